@@ -1,0 +1,1 @@
+"""agl trains the LLM agents that people already have."""

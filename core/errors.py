@@ -1,0 +1,125 @@
+"""Every error that agl raises on purpose: what happened, where, and what to do next."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AglError(Exception):
+    """Base class. `hint` says what to do next; it is part of the message.
+
+    Args:
+        message: what happened.
+        hint: what the reader can do about it.
+        **where: the place, as known: rollout, attempt, agent, span, step, path, ...
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, **where: object) -> None:
+        self.message = message
+        self.hint = hint
+        self.where = {k: v for k, v in where.items() if v is not None}
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        place = ", ".join(f"{k}={v}" for k, v in self.where.items())
+        text = f"{self.message} ({place})" if place else self.message
+        return f"{text}\n  -> {self.hint}" if self.hint else text
+
+    def __reduce__(self):
+        return _rebuild, (type(self), self.message, self.hint, self.where)
+
+
+def _rebuild(cls: type[AglError], message: str, hint: str | None, where: dict[str, object]) -> AglError:
+    return cls(message, hint=hint, **where)
+
+
+class ConfigError(AglError):
+    """An option that does not exist, or a value that it cannot take."""
+
+
+class DatasetError(AglError):
+    """A dataset that is empty or cannot be read."""
+
+
+class ModelLoadError(AglError):
+    """A model directory that does not hold a loadable model, tokenizer and chat template."""
+
+
+class CaptureError(AglError):
+    """What the agent did could not be turned into transitions: no call, no match, or a bypassed gateway."""
+
+
+class NoLLMCallError(CaptureError):
+    """The agent made no LLM call at all."""
+
+
+class NoAgentMatchedError(CaptureError):
+    """The agent filter matched none of the agents that spoke."""
+
+
+class BypassedGatewayError(CaptureError):
+    """A selected agent's call went to a provider instead of the gateway."""
+
+
+class LostCallError(CaptureError):
+    """Calls seen on the wire and transitions built do not agree."""
+
+
+class RewardError(AglError):
+    """A reward that is missing or not a finite number."""
+
+
+class RolloutError(AglError):
+    """A rollout that failed: the agent raised, or its answer could not be scored."""
+
+
+class RolloutTimeoutError(RolloutError):
+    """A rollout that ran past its time limit."""
+
+
+class NoTrainableDataError(AglError):
+    """A training step that would train on nothing."""
+
+
+class StalePolicyError(AglError):
+    """The engine does not serve the policy that was just trained, or a sample is older than allowed."""
+
+
+class GatewayError(AglError):
+    """The gateway could not be started or reached."""
+
+
+class EngineError(AglError):
+    """The engine failed while sampling or was closed."""
+
+
+class ContextLengthError(EngineError):
+    """A prompt that does not fit the model's context."""
+
+
+class StoreError(AglError):
+    """The store refused or could not do what was asked."""
+
+
+class StoreVersionError(StoreError):
+    """The store was written by a newer version of agl."""
+
+
+class CheckpointError(AglError):
+    """A checkpoint that is missing, broken or belongs to another run."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A sentence that names the options nearest to an unknown one (or all of them)."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+
+
+def reject_unknown(given: Iterable[str], known: Iterable[str], what: str) -> None:
+    """Raise `ConfigError` for the first name in `given` that is not in `known`."""
+    names = set(known)
+    for word in given:
+        if word not in names:
+            raise ConfigError(f"{what} has no option {word!r}", hint=nearest(word, names))

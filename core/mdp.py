@@ -1,0 +1,161 @@
+"""The MDP: an LLM call of a selected agent is a transition, a rollout's transitions are a trajectory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+
+FinishReason = Literal["stop", "length", "tool_calls", "cancelled", "error"]
+
+
+def int_array(values: Iterable[int] | npt.NDArray[Any]) -> IntArray:
+    """`values` as a read-only int32 array, shape [n]."""
+    array = np.asarray(values if isinstance(values, np.ndarray) else list(values), dtype=np.int32)
+    array = array.copy() if array.flags.writeable else array
+    array.setflags(write=False)
+    return array
+
+
+def float_array(values: Iterable[float] | npt.NDArray[Any]) -> FloatArray:
+    """`values` as a read-only float32 array, shape [n]."""
+    array = np.asarray(values if isinstance(values, np.ndarray) else list(values), dtype=np.float32)
+    array = array.copy() if array.flags.writeable else array
+    array.setflags(write=False)
+    return array
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A named reward and where it was earned.
+
+    Attributes:
+        name: what is rewarded; "reward" when the user gave none.
+        value: a finite number, float64.
+        source: who gave it: "return" (what the agent or `reward=` returned), "emit" (`agl.emit_reward`), "air".
+        span_id: the span it was emitted in (hex, 16 digits); None for the rollout's own.
+        primary: whether it counts towards returns; a dict of rewards has one primary entry.
+    """
+
+    name: str
+    value: float
+    source: str = "return"
+    span_id: str | None = None
+    primary: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One LLM call as the gateway saw it: token ids in, token ids out, nothing re-tokenised.
+
+    Attributes:
+        id: unique; `<response id>` for a response's first choice, `<response id>:<k>` for the others.
+        rollout_id, attempt, agent: whose call it was.
+        index: position among the attempt's calls, from 0, in order of arrival.
+        policy: the policy that sampled it; None when the agent is not selected, so it is never trained.
+        policy_version: the version of the weights that sampled it.
+        prompt_ids: int32 [P]. response_ids: int32 [R], sampled, the stop token included where one was sampled.
+        logprobs: float32 [R], of the sampled ids under the distribution they were drawn from.
+        temperature: of that distribution (1.0 = the model's own).
+        finish_reason: "length" and "cancelled" mark an answer cut short; "error" one that never came.
+        parent_id: the call whose prompt + response this prompt extends token for token, if any.
+        fork_cause: why the prompt extends no earlier call although the conversation went on; None when it does
+            or when the conversation is new.
+        tool_call_ids: the ids minted for the tool calls in the response.
+        span_id: the client's `chat` span (hex), from `traceparent`.
+        request: the new messages of this call (those after `parent_id`'s response) and what was asked of the sampler.
+        response: the assistant message as the client received it.
+        error: what went wrong, for finish_reason "error".
+        started_at, ended_at: seconds since the epoch.
+    """
+
+    id: str
+    rollout_id: str
+    attempt: int
+    index: int
+    agent: str
+    policy: str | None
+    policy_version: int
+    prompt_ids: IntArray
+    response_ids: IntArray
+    logprobs: FloatArray
+    temperature: float = 1.0
+    finish_reason: FinishReason = "stop"
+    parent_id: str | None = None
+    fork_cause: str | None = None
+    tool_call_ids: tuple[str, ...] = ()
+    span_id: str | None = None
+    request: Mapping[str, Any] = field(default_factory=dict)
+    response: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    started_at: float = 0.0
+    ended_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.response_ids.shape != self.logprobs.shape:
+            raise ValueError(
+                f"call {self.id}: {self.response_ids.size} sampled ids but {self.logprobs.size} log-probs"
+            )
+
+    @property
+    def ids(self) -> IntArray:
+        """int32 [P + R]: prompt and response."""
+        return np.concatenate([self.prompt_ids, self.response_ids])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transition:
+    """One decision of a selected agent: state = `call.prompt_ids`, action = `call.response_ids`.
+
+    Attributes:
+        call: the gateway's record of it.
+        rewards: what this call alone earned, the outcomes of its tool calls included.
+    """
+
+    call: Call
+    rewards: tuple[Reward, ...] = ()
+
+    @property
+    def reward(self) -> float:
+        """Sum of this call's primary rewards."""
+        return float(sum(r.value for r in self.rewards if r.primary))
+
+    @property
+    def trainable(self) -> bool:
+        """Whether anything was sampled and the answer is whole (a cancelled one is masked)."""
+        return self.call.response_ids.size > 0 and self.call.finish_reason not in ("cancelled", "error")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trajectory:
+    """The transitions of one attempt of a rollout for one policy, in order of arrival.
+
+    Attributes:
+        rollout_id, attempt, policy: whose.
+        group: the task's group in this step; rollouts of one group are compared with each other.
+        transitions: in order.
+        rewards: what the rollout as a whole earned.
+    """
+
+    rollout_id: str
+    attempt: int
+    policy: str
+    group: str
+    transitions: tuple[Transition, ...]
+    rewards: tuple[Reward, ...] = ()
+
+    @property
+    def final_reward(self) -> float:
+        """Sum of the rollout's own primary rewards, without those of single calls."""
+        return float(sum(r.value for r in self.rewards if r.primary))
+
+    @property
+    def total_reward(self) -> float:
+        """`final_reward` plus the primary rewards of every call."""
+        return self.final_reward + float(sum(t.reward for t in self.transitions))

@@ -1,0 +1,51 @@
+"""Attribute names: OpenTelemetry GenAI semantic conventions, and `agl.*` where they have no word.
+
+Source: OpenTelemetry semantic conventions for generative AI (status: development), spans `invoke_agent`, `chat`,
+`execute_tool`.
+"""
+
+from typing import Final
+
+OPERATION_NAME: Final = "gen_ai.operation.name"
+AGENT_NAME: Final = "gen_ai.agent.name"
+PROVIDER_NAME: Final = "gen_ai.provider.name"
+REQUEST_MODEL: Final = "gen_ai.request.model"
+RESPONSE_MODEL: Final = "gen_ai.response.model"
+RESPONSE_ID: Final = "gen_ai.response.id"
+FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
+INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+INPUT_MESSAGES: Final = "gen_ai.input.messages"
+OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
+TOOL_NAME: Final = "gen_ai.tool.name"
+TOOL_CALL_ID: Final = "gen_ai.tool.call.id"
+TOOL_CALL_ARGUMENTS: Final = "gen_ai.tool.call.arguments"
+TOOL_CALL_RESULT: Final = "gen_ai.tool.call.result"
+SERVER_ADDRESS: Final = "server.address"
+ERROR_TYPE: Final = "error.type"
+
+INVOKE_AGENT: Final = "invoke_agent"
+CHAT: Final = "chat"
+EXECUTE_TOOL: Final = "execute_tool"
+REWARD: Final = "reward"
+MESSAGE: Final = "message"
+OBJECT: Final = "object"
+EXCEPTION: Final = "exception"
+OPERATION: Final = "operation"
+
+ROLLOUT_ID: Final = "agl.rollout.id"
+ATTEMPT: Final = "agl.attempt"
+ROUTED: Final = "agl.routed"
+"""On `chat` spans: whether the call went to the gateway."""
+WIRE_CALLS: Final = "agl.wire_calls"
+"""On `chat` spans: how many SDK requests were seen inside."""
+CLIENT: Final = "agl.client"
+"""On `chat` spans: the class of the client that made the call."""
+URL: Final = "agl.url"
+"""On `chat` spans: the URL that the client was set up with."""
+REWARD_NAME: Final = "agl.reward.name"
+REWARD_VALUE: Final = "agl.reward.value"
+REWARD_PRIMARY: Final = "agl.reward.primary"
+REWARD_SOURCE: Final = "agl.reward.source"
+VALUE: Final = "agl.value"
+"""On emitted messages and objects: the text, or the JSON."""

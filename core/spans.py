@@ -1,0 +1,86 @@
+"""A finished OpenTelemetry span as plain data: what the tracer hands to the store and what everybody reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from agl import semconv
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A point in a span's life. `time` is seconds since the epoch."""
+
+    name: str
+    time: float
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A finished span.
+
+    Attributes:
+        trace_id, span_id, parent_id: hex (32, 16, 16 digits); `parent_id` None for a root.
+        rollout_id, attempt: whose it is.
+        name: as OTel GenAI names it: `invoke_agent writer`, `chat gpt-x`, `execute_tool calculator`.
+        start, end: seconds since the epoch.
+        status: "unset", "ok" or "error"; status_message says why.
+        attributes: OTel GenAI attributes plus `agl.*`.
+        events: exceptions above all.
+    """
+
+    trace_id: str
+    span_id: str
+    parent_id: str | None
+    rollout_id: str
+    attempt: int
+    name: str
+    start: float
+    end: float
+    status: str = "unset"
+    status_message: str | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    events: Sequence[Event] = ()
+
+    @property
+    def operation(self) -> str:
+        """`gen_ai.operation.name` ("invoke_agent", "chat", "execute_tool"), "reward", or ""."""
+        return str(self.attributes.get(semconv.OPERATION_NAME, ""))
+
+    @property
+    def agent(self) -> str | None:
+        """`gen_ai.agent.name`."""
+        name = self.attributes.get(semconv.AGENT_NAME)
+        return None if name is None else str(name)
+
+
+def from_otel(span: ReadableSpan) -> Span:
+    """The plain form of an SDK span.
+
+    Raises:
+        ValueError: the span has no context or is not finished.
+    """
+    context = span.get_span_context()
+    if context is None or span.start_time is None or span.end_time is None:
+        raise ValueError(f"span {span.name!r} is not finished")
+    attributes = dict(span.attributes or {})
+    return Span(
+        trace_id=f"{context.trace_id:032x}",
+        span_id=f"{context.span_id:016x}",
+        parent_id=f"{span.parent.span_id:016x}" if span.parent else None,
+        rollout_id=str(attributes.get(semconv.ROLLOUT_ID, "")),
+        attempt=int(attributes.get(semconv.ATTEMPT, 0)),  # type: ignore[arg-type]
+        name=span.name,
+        start=span.start_time / 1e9,
+        end=span.end_time / 1e9,
+        status=span.status.status_code.name.lower(),
+        status_message=span.status.description,
+        attributes=attributes,
+        events=tuple(Event(e.name, e.timestamp / 1e9, dict(e.attributes or {})) for e in span.events),
+    )

@@ -1,0 +1,254 @@
+"""The store: rollouts, attempts, calls, spans, resources, policy versions and what was trained, behind one async interface."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from agl.mdp import Call
+from agl.spans import Span
+
+RolloutStatus = Literal["queuing", "preparing", "running", "succeeded", "failed", "cancelled"]
+AttemptStatus = Literal["preparing", "running", "succeeded", "failed", "timeout", "unresponsive"]
+Mode = Literal["train", "val", "dev"]
+
+ATTEMPT_TRANSITIONS: Mapping[str, frozenset[str]] = {
+    "preparing": frozenset({"running", "succeeded", "failed", "timeout", "unresponsive"}),
+    "running": frozenset({"succeeded", "failed", "timeout", "unresponsive"}),
+    "unresponsive": frozenset({"running", "succeeded", "failed", "timeout"}),
+    "succeeded": frozenset(),
+    "failed": frozenset(),
+    "timeout": frozenset(),
+}
+"""From which attempt status which others can follow. Setting the present status again is allowed and does nothing."""
+
+ROLLOUT_TERMINAL: frozenset[str] = frozenset({"succeeded", "failed", "cancelled"})
+ATTEMPT_TERMINAL: frozenset[str] = frozenset({"succeeded", "failed", "timeout"})
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutConfig:
+    """How a rollout is run.
+
+    Attributes:
+        max_attempts: attempts in all, >= 1. retry_on: attempt statuses that are tried again.
+        timeout_seconds: an attempt's limit; None for none.
+        unresponsive_seconds: an attempt without a heartbeat for this long is given up; None for never.
+    """
+
+    max_attempts: int = 2
+    retry_on: tuple[str, ...] = ("failed", "timeout", "unresponsive")
+    timeout_seconds: float | None = None
+    unresponsive_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewRollout:
+    """A rollout to enqueue.
+
+    Attributes:
+        task: any JSON value. mode: train, val or dev. run_id: the training run; step: its step.
+        group: rollouts of one group are compared. index: place within the step, which fixes the seed.
+        seed: of the rollout's sampling. resources_id: version of the resources it uses; None = the latest.
+        rollout_id: chosen by the caller to make enqueueing idempotent; None = a new one.
+    """
+
+    task: Any
+    mode: Mode = "train"
+    run_id: str | None = None
+    step: int | None = None
+    group: str = ""
+    index: int = 0
+    seed: int = 0
+    resources_id: str | None = None
+    priority: int = 0
+    config: RolloutConfig = field(default_factory=RolloutConfig)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    rollout_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try of a rollout. `attempt` counts from 1.
+
+    `error` is the traceback or reason of a failure; times are seconds since the epoch.
+    """
+
+    rollout_id: str
+    attempt: int
+    status: AttemptStatus
+    worker_id: str | None = None
+    error: str | None = None
+    started_at: float = 0.0
+    last_heartbeat_at: float = 0.0
+    ended_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A rollout as stored; fields as in `NewRollout`."""
+
+    rollout_id: str
+    task: Any
+    status: RolloutStatus
+    mode: Mode
+    run_id: str | None
+    step: int | None
+    group: str
+    index: int
+    seed: int
+    resources_id: str | None
+    priority: int
+    config: RolloutConfig
+    metadata: Mapping[str, Any]
+    attempts: int
+    created_at: float
+    ended_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptedRollout:
+    """A rollout with the attempt that is to run it now."""
+
+    rollout: Rollout
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedCall:
+    """What training did with one call.
+
+    Attributes:
+        call_id, rollout_id, step: which call, when. policy_version: the version that the update produced.
+        sequence: number of the merged row within the step. reward, return_, advantage: float64.
+        tokens: how many of its tokens were trained; 0 when it was dropped.
+        dropped: why it was not trained, if so.
+    """
+
+    call_id: str
+    rollout_id: str
+    step: int
+    policy_version: int
+    sequence: int | None
+    reward: float
+    return_: float
+    advantage: float
+    tokens: int
+    dropped: str | None = None
+
+
+class Store(Protocol):
+    """Every method is safe to call from any task of any event loop; what it has returned survives a kill of any process.
+
+    Errors are `agl.errors.StoreError`: an unknown id, a transition that `ATTEMPT_TRANSITIONS` forbids, a full disk.
+    """
+
+    # -- rollouts and attempts ------------------------------------------------------------------------------------
+    async def enqueue_rollouts(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
+        """Add rollouts with status "queuing", all or none. A `rollout_id` that exists already is returned as it is."""
+        ...
+
+    async def dequeue_rollout(
+        self, worker_id: str | None = None, *, run_id: str | None = None
+    ) -> AttemptedRollout | None:
+        """Lease the next queued rollout (highest priority, then oldest) and open its next attempt, or None.
+
+        `run_id` restricts it to one training run. The rollout becomes "preparing", so does the attempt. Two callers
+        never get the same rollout.
+        """
+        ...
+
+    async def update_attempt(
+        self, rollout_id: str, attempt: int, status: AttemptStatus, *, error: str | None = None
+    ) -> Rollout:
+        """Move an attempt on and its rollout with it.
+
+        A terminal attempt ends the rollout ("succeeded" or "failed"), or queues it again when `config.retry_on` names
+        the status and attempts are left. "running" also counts as a heartbeat.
+        """
+        ...
+
+    async def heartbeat(self, rollout_id: str, attempt: int) -> None:
+        """Say that an attempt is alive."""
+        ...
+
+    async def expire_attempts(self, now: float | None = None) -> list[Attempt]:
+        """Give up attempts past `timeout_seconds` ("timeout") or `unresponsive_seconds` ("unresponsive"); requeue or
+        fail their rollouts as in `update_attempt`. Returns those given up. `now` defaults to the clock."""
+        ...
+
+    async def cancel_rollouts(self, rollout_ids: Sequence[str]) -> None:
+        """End rollouts that are not yet terminal with status "cancelled"; their open attempts become "failed"."""
+        ...
+
+    async def get_rollout(self, rollout_id: str) -> Rollout:
+        """One rollout. A unique prefix of the id is enough. StoreError if there is none or several."""
+        ...
+
+    async def query_rollouts(
+        self,
+        *,
+        run_id: str | None = None,
+        step: int | None = None,
+        mode: Mode | None = None,
+        status: Sequence[RolloutStatus] | None = None,
+        limit: int | None = None,
+    ) -> list[Rollout]:
+        """Rollouts that fit every given filter, oldest first."""
+        ...
+
+    async def query_attempts(self, rollout_id: str) -> list[Attempt]:
+        """A rollout's attempts in order."""
+        ...
+
+    async def wait_for_rollouts(
+        self, rollout_ids: Sequence[str], timeout: float | None = None
+    ) -> list[Rollout]:
+        """Those of `rollout_ids` that are terminal, as soon as all are or `timeout` seconds have passed."""
+        ...
+
+    # -- calls and spans ------------------------------------------------------------------------------------------
+    async def add_calls(self, calls: Sequence[Call]) -> None:
+        """Record LLM calls; a call id that is there already is left as it is. Prompts that extend their parent call
+        are stored as the suffix alone."""
+        ...
+
+    async def query_calls(self, rollout_id: str, attempt: int | None = None) -> list[Call]:
+        """A rollout's calls by attempt and index, prompts whole. `attempt` None = all attempts."""
+        ...
+
+    async def add_spans(self, spans: Sequence[Span]) -> None:
+        """Record spans; one that is there already (same trace and span id) is left as it is."""
+        ...
+
+    async def query_spans(self, rollout_id: str, attempt: int | None = None) -> list[Span]:
+        """A rollout's spans by start time."""
+        ...
+
+    # -- resources, policies, training ----------------------------------------------------------------------------
+    async def update_resources(self, resources: Mapping[str, Any]) -> str:
+        """Store a new version of the named resources (JSON values) and return its id."""
+        ...
+
+    async def get_resources(self, resources_id: str | None = None) -> tuple[str, Mapping[str, Any]] | None:
+        """(id, resources) of that version or of the latest; None when there is none."""
+        ...
+
+    async def add_policy_version(
+        self, run_id: str, policy: str, version: int, step: int, checkpoint: str | None = None
+    ) -> None:
+        """Record that a version of a policy exists; repeating it updates `checkpoint`."""
+        ...
+
+    async def add_trained_calls(self, run_id: str, rows: Sequence[TrainedCall]) -> None:
+        """Record what a step did with each call; the same call and step again replaces the row."""
+        ...
+
+    async def query_trained_calls(self, rollout_id: str) -> list[TrainedCall]:
+        """What was done with a rollout's calls."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what was acknowledged and release the database. Idempotent."""
+        ...
