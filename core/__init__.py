@@ -1,1 +1,58 @@
-"""agl trains the LLM agents that people already have."""
+"""agl trains the LLM agents that people already have. This is the public face; names load on first use."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agl import credit, errors, rewards
+    from agl.agents import Agent, LitAgent, Outcome, RolloutInfo, Tracer, rollout
+    from agl.errors import AglError
+    from agl.mdp import Call, Reward, Trajectory, Transition
+    from agl.plugins import wrap
+    from agl.resources import LLM, Dataset, NamedResources, PromptTemplate
+    from agl.rewards import emit_exception, emit_message, emit_object, emit_reward, operation
+    from agl.selection import Selection
+    from agl.sequence import Sequence
+    from agl.spans import Span
+    from agl.trainer.algorithms import GRPO, Baseline
+    from agl.trainer.explain import explain
+    from agl.trainer.local.model import LoraSpec
+    from agl.trainer.trainer import Result, Trainer
+
+_NAMES = {
+    "agl.agents": ("Agent", "LitAgent", "Outcome", "RolloutInfo", "Tracer", "rollout"),
+    "agl.errors": ("AglError",),
+    "agl.mdp": ("Call", "Reward", "Trajectory", "Transition"),
+    "agl.plugins": ("wrap",),
+    "agl.resources": ("LLM", "Dataset", "NamedResources", "PromptTemplate"),
+    "agl.rewards": ("emit_exception", "emit_message", "emit_object", "emit_reward", "operation"),
+    "agl.selection": ("Selection",),
+    "agl.sequence": ("Sequence",),
+    "agl.spans": ("Span",),
+    "agl.trainer.algorithms": ("GRPO", "Baseline"),
+    "agl.trainer.explain": ("explain",),
+    "agl.trainer.local.model": ("LoraSpec",),
+    "agl.trainer.trainer": ("Result", "Trainer"),
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = frozenset({"credit", "errors", "rewards"})
+
+__version__ = "0.1.0"
+__all__ = [*sorted(_HOME), *sorted(_MODULES)]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"agl.{name}")
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'agl' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,77 @@
+"""A LangChain runnable (an agent, a chain, a model) as an agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agl.adapters.base import question
+from agl.agents import Agent, RewardFunction, scored
+
+_FRAMEWORK = ("langchain_core.runnables", "langchain_core.language_models", "langgraph.")
+
+
+def handles(agent: object) -> bool:
+    """Whether `agent` is a LangChain or LangGraph runnable."""
+    return any(cls.__module__.startswith(_FRAMEWORK) for cls in type(agent).__mro__)
+
+
+def wrap(
+    agent: Any,
+    reward: RewardFunction | None = None,
+    *,
+    name: str | None = None,
+    input: Callable[[Any], Any] | None = None,
+    output: Callable[[Any], Any] | None = None,
+    error_reward: float | None = None,
+) -> Agent:
+    """Make a LangChain runnable trainable.
+
+    Args:
+        agent: `create_agent(...)`, a compiled graph, or any other runnable.
+        reward: (task, output) -> float or dict of floats, sync or async.
+        name: the agent's name; `create_agent(name=...)`'s if None, else "agent".
+        input: task -> the runnable's input; the task's question as a user message (a graph) or the task itself if None.
+        output: its result -> what is scored; the structured response, else the last message's text if None.
+        error_reward: the reward of a run in which the agent raised; None = retried, then dropped.
+    """
+    from agl.adapters.langchain.tracer import LangChainTracer
+
+    graph = any(cls.__module__.startswith("langgraph.") for cls in type(agent).__mro__)
+    before = input or (_messages if graph else _plain)
+    after = output or text_of
+
+    async def invoke(task: Any) -> Any:
+        return after(await agent.ainvoke(before(task)))
+
+    tracers = (LangChainTracer(),)
+    return scored(name or _name(agent), invoke, reward, tracers=tracers, error_reward=error_reward)
+
+
+def _name(agent: Any) -> str:
+    name = getattr(agent, "name", None)
+    return name if isinstance(name, str) and name not in ("", "LangGraph") else "agent"
+
+
+def _messages(task: Any) -> Any:
+    if isinstance(task, Mapping) and "messages" in task:
+        return dict(task)
+    return {"messages": [{"role": "user", "content": question(task)}]}
+
+
+def _plain(task: Any) -> Any:
+    return dict(task) if isinstance(task, Mapping) else task
+
+
+def text_of(result: Any) -> Any:
+    """What a run said: its structured response, its last message's text, or the result itself."""
+    if isinstance(result, Mapping):
+        if result.get("structured_response") is not None:
+            return result["structured_response"]
+        if result.get("messages"):
+            return text_of(result["messages"][-1])
+        return result
+    if hasattr(result, "content") and hasattr(result, "type"):
+        text = result.text
+        return str(text() if callable(text) and not isinstance(text, str) else text)
+    return result

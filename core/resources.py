@@ -1,0 +1,107 @@
+"""What a rollout is given: a task whose keys read as attributes, and named resources such as the LLM to call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@runtime_checkable
+class Dataset(Protocol[T_co]):
+    """Anything with a length and an index: a list of tasks, a Hugging Face dataset, a torch dataset."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> T_co: ...
+
+
+class Task(dict[str, Any]):
+    """A dict task; `task["question"]` is also `task.question`."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the task has no field {name!r}; it has {', '.join(map(repr, self))}") from None
+
+    @staticmethod
+    def of(value: Any) -> Any:
+        """`value` with every dict in it readable by attribute."""
+        if isinstance(value, Mapping):
+            return Task({k: Task.of(v) for k, v in value.items()})
+        if isinstance(value, list | tuple):
+            return [Task.of(v) for v in value]
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class LLM:
+    """An OpenAI-compatible endpoint to call.
+
+    Attributes:
+        endpoint: base URL, ending in /v1. model: the name to send. api_key: the key to send.
+        sampling_parameters: what the caller is expected to pass on; training may override it.
+    """
+
+    endpoint: str
+    model: str
+    api_key: str | None = None
+    sampling_parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTemplate:
+    """A named text with fields.
+
+    Attributes:
+        template: the text. engine: "f-string" (`str.format` fields).
+    """
+
+    template: str
+    engine: str = "f-string"
+
+    def format(self, **values: Any) -> str:
+        """The text with its fields filled in. KeyError for a missing one."""
+        return self.template.format(**values)
+
+
+Resource = LLM | PromptTemplate | Any
+NamedResources = dict[str, Resource]
+
+
+def resource_to_json(value: Resource) -> Any:
+    """The JSON form of a resource."""
+    if isinstance(value, LLM):
+        return {
+            "type": "llm",
+            "endpoint": value.endpoint,
+            "model": value.model,
+            "sampling_parameters": dict(value.sampling_parameters),
+        }
+    if isinstance(value, PromptTemplate):
+        return {"type": "prompt_template", "template": value.template, "engine": value.engine}
+    return {"type": "value", "value": value}
+
+
+def resource_from_json(value: Mapping[str, Any]) -> Resource:
+    """The resource that `resource_to_json` wrote; an LLM comes back without its key."""
+    kind = value.get("type")
+    if kind == "llm":
+        return LLM(value["endpoint"], value["model"], None, dict(value.get("sampling_parameters", {})))
+    if kind == "prompt_template":
+        return PromptTemplate(value["template"], value.get("engine", "f-string"))
+    return value.get("value")
+
+
+def as_tasks(dataset: Dataset[Any] | Iterable[Any] | None) -> Sequence[Any]:
+    """A dataset as a sequence of tasks; an iterable without an index is read whole."""
+    if dataset is None:
+        return []
+    if isinstance(dataset, Sequence) and not isinstance(dataset, str | bytes):
+        return dataset
+    if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
+        return [dataset[i] for i in range(len(dataset))]  # type: ignore[arg-type,index]
+    return list(dataset)

@@ -1,0 +1,143 @@
+"""Rewards and other facts that an agent reports while it runs; each belongs to the span it was emitted in."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import json
+import math
+import numbers
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from agl import semconv, tracing
+from agl.errors import RewardError
+from agl.mdp import Reward
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def as_rewards(
+    value: Any, *, primary: str | None = None, source: str = "return", span_id: str | None = None, **where: object
+) -> tuple[Reward, ...]:
+    """A number or a dict of numbers as rewards.
+
+    Args:
+        value: a real number (bool counts as 0 or 1), or {name: number}.
+        primary: which entry of the dict counts towards returns; its only entry, or the one named "reward", if None.
+        source, span_id: as in `Reward`.
+        **where: rollout, agent, ... for the error.
+
+    Raises:
+        RewardError: not a number, not finite, an empty dict, or no way to tell the primary entry.
+    """
+    if isinstance(value, Mapping):
+        if not value:
+            raise RewardError("the reward is an empty dict", hint="give at least one named number", **where)
+        names = [str(k) for k in value]
+        main = primary or (names[0] if len(names) == 1 else "reward" if "reward" in names else None)
+        if main not in names:
+            raise RewardError(
+                f"cannot tell which of {', '.join(names)} is the reward to train on"
+                if primary is None
+                else f"primary={primary!r} is none of {', '.join(names)}",
+                hint='name one entry "reward", or use agl.emit_reward({...}, primary="name")',
+                **where,
+            )
+        return tuple(
+            Reward(str(k), _finite(v, str(k), where), source, span_id, primary=str(k) == main)
+            for k, v in value.items()
+        )
+    return (Reward("reward", _finite(value, "reward", where), source, span_id),)
+
+
+def _finite(value: Any, name: str, where: Mapping[str, object]) -> float:
+    item = getattr(value, "item", None)
+    if callable(item) and not isinstance(value, numbers.Real):
+        with contextlib.suppress(ValueError, RuntimeError):
+            value = item()
+    if not isinstance(value, numbers.Real):
+        raise RewardError(
+            f"the reward {name!r} is {value!r}, a {type(value).__name__}", hint="return a finite number", **where
+        )
+    number = float(value)
+    if not math.isfinite(number):
+        raise RewardError(f"the reward {name!r} is {number}", hint="return a finite number", **where)
+    return number
+
+
+def emit_reward(value: float | Mapping[str, float], primary: str | None = None) -> None:
+    """Report a reward for what is happening now: inside a tool for the call that issued it, otherwise for the agent.
+
+    Does nothing outside a rollout, so an instrumented agent runs unchanged in production.
+
+    Raises:
+        RewardError: as `as_rewards`.
+    """
+    scope = tracing.current()
+    if scope is None:
+        return
+    where = {"rollout": scope.rollout.rollout_id, "attempt": scope.rollout.attempt, "agent": scope.agent}
+    for reward in as_rewards(value, primary=primary, source="emit", **where):
+        _emit(
+            semconv.REWARD,
+            reward.name,
+            {
+                semconv.REWARD_NAME: reward.name,
+                semconv.REWARD_VALUE: reward.value,
+                semconv.REWARD_PRIMARY: reward.primary,
+                semconv.REWARD_SOURCE: reward.source,
+            },
+        )
+
+
+def emit_message(text: str) -> None:
+    """Report a text in the current span."""
+    _emit(semconv.MESSAGE, "", {semconv.VALUE: str(text)})
+
+
+def emit_object(value: Any) -> None:
+    """Report a JSON value in the current span. TypeError if it is none."""
+    _emit(semconv.OBJECT, "", {semconv.VALUE: json.dumps(value)})
+
+
+def emit_exception(error: BaseException) -> None:
+    """Report an exception that the agent handled."""
+    scope = tracing.start(semconv.EXCEPTION, type(error).__name__)
+    if scope is not None:
+        tracing.end(scope, error=error)
+
+
+def _emit(kind: str, name: str, attributes: Mapping[str, Any]) -> None:
+    scope = tracing.start(kind, name, attributes=attributes)
+    if scope is not None:
+        tracing.end(scope)
+
+
+@contextlib.contextmanager
+def _operation(name: str) -> Iterator[None]:
+    with tracing.span(semconv.OPERATION, name):
+        yield
+
+
+def operation(name_or_function: str | F) -> Any:
+    """A span of one's own: `@agl.operation` on a function, or `with agl.operation("name"):`."""
+    if isinstance(name_or_function, str):
+        return _operation(name_or_function)
+    function = name_or_function
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def run_async(*args: Any, **kwargs: Any) -> Any:
+            with _operation(function.__name__):
+                return await function(*args, **kwargs)
+
+        return run_async
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _operation(function.__name__):
+            return function(*args, **kwargs)
+
+    return run

@@ -1,0 +1,320 @@
+"""The rollout that is running here and now, and the spans opened in it; it follows tasks and threads.
+
+A `Scope` is one open span in one rollout. The innermost one is in a context variable. Frameworks often end a call in
+another context than the one that began it, so nothing is ever reset by token: an ended scope is marked, and readers
+step over ended scopes to the parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import thread as _pool
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from agl import semconv
+from agl.selection import Selection
+from agl.spans import Span, from_otel
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Tracer
+
+log = logging.getLogger("agl")
+
+
+@dataclass(eq=False)
+class RolloutContext:
+    """One attempt of a rollout, while it runs.
+
+    Attributes:
+        rollout_id, attempt: which.
+        agent: the name for calls that no adapter names.
+        selection: which agents go to the gateway.
+        gateway_url: base URL of the gateway; None when nothing is routed (collect only).
+        key: the attempt's own key for the gateway.
+        spans: finished spans, in the order in which they ended.
+        closed: set at the end of the attempt; what ends later is dropped.
+    """
+
+    rollout_id: str
+    attempt: int
+    agent: str
+    selection: Selection
+    gateway_url: str | None = None
+    key: str = ""
+    capture_content: bool = True
+    spans: list[Span] = field(default_factory=list)
+    closed: bool = False
+
+
+class Scope:
+    """An open span in a rollout: who is speaking, and whose child the next span will be."""
+
+    __slots__ = ("agent", "ended", "kind", "parent", "previous", "rollout", "routed", "span", "wire_calls")
+
+    def __init__(self, rollout: RolloutContext, kind: str, agent: str, span: Any, parent: Scope | None) -> None:
+        self.rollout = rollout
+        self.kind = kind
+        self.agent = agent
+        self.span = span
+        self.parent = parent
+        self.ended = False
+        self.wire_calls = 0
+        self.routed = False
+
+    @property
+    def traceparent(self) -> str:
+        """W3C trace context of this span."""
+        context = self.span.get_span_context()
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
+
+    @property
+    def span_id(self) -> str:
+        """Hex, 16 digits."""
+        return f"{self.span.get_span_context().span_id:016x}"
+
+
+_current: ContextVar[Scope | None] = ContextVar("agl_scope", default=None)
+
+
+def current() -> Scope | None:
+    """The innermost open scope here; None outside a rollout."""
+    scope = _current.get()
+    while scope is not None and scope.ended:
+        scope = scope.parent
+    if scope is not None and scope.rollout.closed:
+        return None
+    return scope
+
+
+def enclosing(kind: str) -> Scope | None:
+    """The innermost open scope of one kind ("chat", "execute_tool", "invoke_agent")."""
+    scope = current()
+    while scope is not None and (scope.ended or scope.kind != kind):
+        scope = scope.parent
+    return scope
+
+
+@functools.cache
+def provider() -> TracerProvider:
+    """agl's own tracer provider. It samples everything and cuts nothing, whatever the environment says; add span
+    processors to it to see agl's spans elsewhere."""
+    from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+    from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+
+    unlimited = SpanLimits(
+        max_span_attributes=SpanLimits.UNSET,
+        max_events=SpanLimits.UNSET,
+        max_links=SpanLimits.UNSET,
+        max_attribute_length=SpanLimits.UNSET,
+        max_span_attribute_length=SpanLimits.UNSET,
+    )
+    return TracerProvider(sampler=ALWAYS_ON, span_limits=unlimited, shutdown_on_exit=False)
+
+
+@functools.cache
+def _tracer() -> Tracer:
+    return provider().get_tracer("agl")
+
+
+def start(
+    kind: str,
+    name: str,
+    *,
+    agent: str | None = None,
+    parent: Scope | None = None,
+    attributes: Mapping[str, Any] | None = None,
+    rollout: RolloutContext | None = None,
+) -> Scope | None:
+    """Open a span and make it the current scope.
+
+    Args:
+        kind: `gen_ai.operation.name`. name: what follows it in the span's name.
+        agent: who is speaking from here on; the parent's agent if None.
+        parent: the scope it belongs to; the current one if None.
+        attributes: OTel attribute values.
+        rollout: opens a rollout's root span; otherwise it comes from the parent.
+
+    Returns:
+        The scope, or None outside a rollout.
+    """
+    parent = parent if parent is not None else current()
+    if rollout is None:
+        if parent is None or parent.rollout.closed:
+            return None
+        rollout = parent.rollout
+    from opentelemetry import context as otel
+    from opentelemetry.trace import set_span_in_context
+
+    who = agent or (parent.agent if parent else rollout.agent)
+    context = set_span_in_context(parent.span, otel.Context()) if parent else otel.Context()
+    span = _tracer().start_span(
+        f"{kind} {name}".strip(),
+        context=context,
+        attributes={
+            semconv.OPERATION_NAME: kind,
+            semconv.AGENT_NAME: who,
+            semconv.ROLLOUT_ID: rollout.rollout_id,
+            semconv.ATTEMPT: rollout.attempt,
+            **{k: v for k, v in (attributes or {}).items() if v is not None},
+        },
+    )
+    scope = Scope(rollout, kind, who, span, parent)
+    activate(scope)
+    return scope
+
+
+def activate(scope: Scope) -> None:
+    """Make `scope` the current one in this context, for OpenTelemetry too."""
+    from opentelemetry import context as otel
+    from opentelemetry.trace import set_span_in_context
+
+    _current.set(scope)
+    otel.attach(set_span_in_context(scope.span))
+
+
+def end(scope: Scope, *, error: BaseException | str | None = None, attributes: Mapping[str, Any] | None = None) -> None:
+    """Close a scope, from any context. A second call does nothing.
+
+    Args:
+        error: recorded as an exception event and as the span's status.
+        attributes: set before the span ends.
+    """
+    if scope.ended:
+        return
+    scope.ended = True
+    span = scope.span
+    for key, value in (attributes or {}).items():
+        if value is not None:
+            span.set_attribute(key, value)
+    if error is not None:
+        from opentelemetry.trace import Status, StatusCode
+
+        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        span.set_status(Status(StatusCode.ERROR, text))
+        if isinstance(error, BaseException):
+            span.set_attribute(semconv.ERROR_TYPE, type(error).__qualname__)
+            span.record_exception(error)
+    span.end()
+    rollout = scope.rollout
+    if rollout.closed:
+        log.debug("span %s ended after its attempt (rollout %s)", span.name, rollout.rollout_id)
+    else:
+        rollout.spans.append(from_otel(span))
+    if _current.get() is scope:
+        parent = scope.parent
+        while parent is not None and parent.ended:
+            parent = parent.parent
+        if parent is not None:
+            activate(parent)
+        else:
+            from opentelemetry import context as otel
+            from opentelemetry.trace import INVALID_SPAN, set_span_in_context
+
+            _current.set(None)
+            otel.attach(set_span_in_context(INVALID_SPAN))
+
+
+@contextlib.contextmanager
+def span(kind: str, name: str, **kwargs: Any) -> Iterator[Scope | None]:
+    """`start` and `end` around a block; an exception is recorded and goes on unchanged."""
+    scope = start(kind, name, **kwargs)
+    try:
+        yield scope
+    except BaseException as error:
+        if scope is not None:
+            end(scope, error=error)
+        raise
+    if scope is not None:
+        end(scope)
+
+
+@contextlib.contextmanager
+def running(rollout: RolloutContext) -> Iterator[Scope]:
+    """Run a block as this rollout's attempt; its root span is `invoke_agent <agent>`."""
+    with carried_across_threads():
+        scope = start(semconv.INVOKE_AGENT, rollout.agent, agent=rollout.agent, rollout=rollout)
+        assert scope is not None
+        try:
+            yield scope
+        except BaseException as error:
+            end(scope, error=error)
+            raise
+        finally:
+            end(scope)
+            rollout.closed = True
+
+
+# -- threads ----------------------------------------------------------------------------------------------------------
+
+_carry_lock = threading.Lock()
+_carry_count = 0
+_originals: dict[str, Callable[..., Any]] = {}
+
+
+@contextlib.contextmanager
+def carried_across_threads() -> Iterator[None]:
+    """While open, threads and thread pools started inside a rollout run inside it too.
+
+    Python gives a new thread an empty context; only the scope is carried, never the rest of the caller's context.
+    """
+    global _carry_count
+    with _carry_lock:
+        _carry_count += 1
+        if _carry_count == 1:
+            _patch_threads()
+    try:
+        yield
+    finally:
+        with _carry_lock:
+            _carry_count -= 1
+            if _carry_count == 0:
+                threading.Thread.start = _originals.pop("start")  # type: ignore[method-assign]
+                ThreadPoolExecutor.submit = _originals.pop("submit")  # type: ignore[method-assign]
+
+
+def _in_scope(scope: Scope, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        previous = _current.get()
+        activate(scope)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _current.set(previous)
+
+    return run
+
+
+def _patch_threads() -> None:
+    start_thread, submit = threading.Thread.start, ThreadPoolExecutor.submit
+    _originals.update(start=start_thread, submit=submit)
+
+    @functools.wraps(start_thread)
+    def carried_start(self: threading.Thread) -> None:
+        scope = current()
+        # A pool's worker outlives the task that made it start; each of its tasks brings a scope of its own.
+        if scope is not None and getattr(self, "_target", None) is not _pool._worker:  # type: ignore[attr-defined]
+            self.run = _in_scope(scope, self.run)  # type: ignore[method-assign]
+        start_thread(self)
+
+    @functools.wraps(submit)
+    def carried_submit(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        scope = current()
+        return submit(self, fn if scope is None else _in_scope(scope, fn), *args, **kwargs)
+
+    threading.Thread.start = carried_start  # type: ignore[method-assign]
+    ThreadPoolExecutor.submit = carried_submit  # type: ignore[method-assign]
+
+
+def now() -> float:
+    """Seconds since the epoch."""
+    return time.time()

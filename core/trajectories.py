@@ -1,0 +1,166 @@
+"""Calls and spans become trajectories; every call, reward and bypass is accounted for. Joined by ids, never by time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agl import semconv
+from agl.errors import BypassedGatewayError, NoAgentMatchedError, NoLLMCallError
+from agl.mdp import Call, Reward, Trajectory, Transition
+from agl.selection import Selection
+from agl.spans import Span
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Built:
+    """What one attempt of a rollout came to.
+
+    Attributes:
+        trajectories: policy -> trajectory, for each policy that sampled at least one call.
+        rewards: every reward of the rollout, with the call it went to in `credited`.
+        credited: (reward, call id or None for the whole trajectory).
+        agents: every agent seen, in order of appearance, selected or not.
+        failed_calls: selected calls that ended in an error, which cannot be trained.
+        bypassed: `chat` spans of selected agents that no gateway call answers to.
+    """
+
+    trajectories: Mapping[str, Trajectory]
+    credited: tuple[tuple[Reward, str | None], ...]
+    agents: tuple[str, ...]
+    failed_calls: tuple[Call, ...]
+    bypassed: tuple[Span, ...]
+
+    @property
+    def reward(self) -> float | None:
+        """Sum of all primary rewards; None when there was none."""
+        primary = [r.value for r, _ in self.credited if r.primary]
+        return float(sum(primary)) if primary else None
+
+    @property
+    def n_calls(self) -> int:
+        """Transitions in all trajectories."""
+        return sum(len(t.transitions) for t in self.trajectories.values())
+
+
+def build(
+    rollout_id: str,
+    attempt: int,
+    group: str,
+    calls: Sequence[Call],
+    spans: Sequence[Span],
+    selection: Selection,
+) -> Built:
+    """Join calls, spans and rewards of one attempt.
+
+    A reward goes to the call whose `chat` span it was emitted in, or to the call that issued the tool call it was
+    emitted in; emitted in the span of an agent other than the outermost, to the last call made within that span;
+    otherwise to the trajectory of every policy.
+    """
+    by_id = {s.span_id: s for s in spans}
+    by_span = {c.span_id: c for c in calls if c.span_id}
+    by_tool_call = {tool_call: c for c in calls for tool_call in c.tool_call_ids}
+
+    def credited_call(span_id: str | None) -> Call | None:
+        while span_id is not None and (span := by_id.get(span_id)) is not None:
+            if span.operation == semconv.CHAT and span.span_id in by_span:
+                return by_span[span.span_id]
+            if span.operation == semconv.EXECUTE_TOOL:
+                issued = by_tool_call.get(str(span.attributes.get(semconv.TOOL_CALL_ID, "")))
+                if issued is not None:
+                    return issued
+            if span.operation == semconv.INVOKE_AGENT and span.parent_id is not None:
+                inside = [c for c in calls if c.span_id and _within(c.span_id, span.span_id, by_id)]
+                if inside:
+                    return inside[-1]
+            span_id = span.parent_id
+        return None
+
+    credited: list[tuple[Reward, str | None]] = []
+    for span in spans:
+        if span.operation != semconv.REWARD:
+            continue
+        attributes = span.attributes
+        reward = Reward(
+            str(attributes[semconv.REWARD_NAME]),
+            float(attributes[semconv.REWARD_VALUE]),
+            str(attributes.get(semconv.REWARD_SOURCE, "emit")),
+            span.parent_id,
+            bool(attributes.get(semconv.REWARD_PRIMARY, True)),
+        )
+        call = credited_call(span.parent_id)
+        trained = call is not None and call.policy is not None
+        credited.append((reward, call.id if call is not None and trained else None))
+
+    sampled = [c for c in calls if c.policy is not None and c.error is None]
+    whole = tuple(r for r, call_id in credited if call_id is None)
+    trajectories: dict[str, Trajectory] = {}
+    for policy in dict.fromkeys(c.policy for c in sampled if c.policy is not None):
+        transitions = tuple(
+            Transition(c, tuple(r for r, call_id in credited if call_id == c.id))
+            for c in sampled
+            if c.policy == policy
+        )
+        trajectories[policy] = Trajectory(rollout_id, attempt, policy, group, transitions, whole)
+
+    answered = {c.span_id for c in calls}
+    bypassed = tuple(
+        s
+        for s in spans
+        if s.operation == semconv.CHAT
+        and s.agent is not None
+        and selection.policy_for(s.agent) is not None
+        and s.span_id not in answered
+        and not s.attributes.get(semconv.ROUTED)
+    )
+    agents = dict.fromkeys(
+        [c.agent for c in calls] + [s.agent for s in spans if s.operation == semconv.CHAT and s.agent is not None]
+    )
+    failed = tuple(c for c in calls if c.policy is not None and c.error is not None)
+    return Built(trajectories, tuple(credited), tuple(agents), failed, bypassed)
+
+
+def _within(span_id: str, ancestor: str, by_id: Mapping[str, Span]) -> bool:
+    here: str | None = span_id
+    while here is not None:
+        if here == ancestor:
+            return True
+        span = by_id.get(here)
+        here = span.parent_id if span else None
+    return False
+
+
+def check(built: Built, selection: Selection, *, rollout_id: str, attempt: int) -> None:
+    """Refuse a rollout that would train on nothing, and say why.
+
+    Raises:
+        BypassedGatewayError: a selected agent's call did not go through the gateway.
+        NoLLMCallError: no LLM call was made.
+        NoAgentMatchedError: calls were made, but by none of the selected agents.
+    """
+    where = {"rollout": rollout_id, "attempt": attempt}
+    if built.bypassed:
+        span = built.bypassed[0]
+        raise BypassedGatewayError(
+            f"{len(built.bypassed)} LLM call(s) of agent {span.agent!r} bypassed the gateway: "
+            f"client {span.attributes.get(semconv.CLIENT, 'unknown')}, "
+            f"URL {span.attributes.get(semconv.URL, 'unknown')}",
+            hint="call the model through the openai or anthropic SDK, or point that client at the LLM resource "
+            "(`llm: agl.LLM` -> llm.endpoint, llm.api_key)",
+            span=span.span_id,
+            **where,
+        )
+    if built.n_calls or built.failed_calls:
+        return
+    if not built.agents:
+        raise NoLLMCallError(
+            "the agent made no LLM call",
+            hint="check that it runs its model for this task; a client that is neither the openai nor the anthropic "
+            "SDK must be pointed at the LLM resource (`llm: agl.LLM` -> llm.endpoint, llm.api_key)",
+            **where,
+        )
+    raise NoAgentMatchedError(
+        f"agents={selection} matched none of the agents that made calls: {', '.join(map(repr, built.agents))}",
+        hint="use one of those names, a glob such as 'writ*', or leave agents= out to train all",
+        **where,
+    )
