@@ -1,1 +1,1 @@
-"""One package per framework, all of one shape: `<Framework>Tracer` turns its hooks into spans, `wrap` makes its agents trainable."""
+"""One package per framework, all of one shape: a `Tracer` turns its hooks into spans, `wrap` makes agents trainable."""

@@ -76,5 +76,6 @@ def question(task: Any) -> str:
             hint=f"name it one of {', '.join(QUESTION_FIELDS)}, or say how with agl.wrap(..., input=lambda task: ...)",
         )
     raise ConfigError(
-        f"cannot make an input of a {type(task).__name__} task", hint="say how with agl.wrap(..., input=lambda task: ...)"
+        f"cannot make an input of a {type(task).__name__} task",
+        hint="say how with agl.wrap(..., input=lambda task: ...)",
     )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from agl.spans import Span
     from agl.trainer.algorithms import GRPO, Baseline
     from agl.trainer.explain import explain
-    from agl.trainer.local.model import LoraSpec
+    from agl.trainer.local.config import LoraSpec
     from agl.trainer.trainer import Result, Trainer
 
 _NAMES = {
@@ -33,14 +33,48 @@ _NAMES = {
     "agl.spans": ("Span",),
     "agl.trainer.algorithms": ("GRPO", "Baseline"),
     "agl.trainer.explain": ("explain",),
-    "agl.trainer.local.model": ("LoraSpec",),
+    "agl.trainer.local.config": ("LoraSpec",),
     "agl.trainer.trainer": ("Result", "Trainer"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES = frozenset({"credit", "errors", "rewards"})
 
 __version__ = "0.1.0"
-__all__ = [*sorted(_HOME), *sorted(_MODULES)]  # noqa: PLE0604
+__all__ = [
+    "Agent",
+    "AglError",
+    "Baseline",
+    "Call",
+    "Dataset",
+    "GRPO",
+    "LLM",
+    "LitAgent",
+    "LoraSpec",
+    "NamedResources",
+    "Outcome",
+    "PromptTemplate",
+    "Result",
+    "Reward",
+    "RolloutInfo",
+    "Selection",
+    "Sequence",
+    "Span",
+    "Tracer",
+    "Trainer",
+    "Trajectory",
+    "Transition",
+    "credit",
+    "emit_exception",
+    "emit_message",
+    "emit_object",
+    "emit_reward",
+    "errors",
+    "explain",
+    "operation",
+    "rewards",
+    "rollout",
+    "wrap",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -242,9 +242,7 @@ def _from_class(instance: LitAgent) -> Agent:
     if overrides("rollout_async", "training_rollout_async", "validation_rollout_async"):
 
         async def run_async(task: Any, resources: NamedResources, info: RolloutInfo) -> Outcome:
-            method = (
-                instance.validation_rollout_async if info.mode == "val" else instance.training_rollout_async
-            )
+            method = instance.validation_rollout_async if info.mode == "val" else instance.training_rollout_async
             return _outcome(await method(task, resources, info))
 
         return Agent(name, run_async, True)

@@ -37,7 +37,5 @@ def returns(credit: Credit, trajectory: Trajectory) -> list[float]:
         )
     for transition, value in zip(trajectory.transitions, values, strict=True):
         if not math.isfinite(value):
-            raise RewardError(
-                f"credit rule {credit!r} gave the return {value}", agent=transition.call.agent, **where
-            )
+            raise RewardError(f"credit rule {credit!r} gave the return {value}", agent=transition.call.agent, **where)
     return values

@@ -99,9 +99,7 @@ class Call:
 
     def __post_init__(self) -> None:
         if self.response_ids.shape != self.logprobs.shape:
-            raise ValueError(
-                f"call {self.id}: {self.response_ids.size} sampled ids but {self.logprobs.size} log-probs"
-            )
+            raise ValueError(f"call {self.id}: {self.response_ids.size} sampled ids but {self.logprobs.size} log-probs")
 
     @property
     def ids(self) -> IntArray:

@@ -104,4 +104,4 @@ def as_tasks(dataset: Dataset[Any] | Iterable[Any] | None) -> Sequence[Any]:
         return dataset
     if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
         return [dataset[i] for i in range(len(dataset))]  # type: ignore[arg-type,index]
-    return list(dataset)
+    return list(dataset)  # type: ignore[arg-type]

@@ -9,13 +9,11 @@ import json
 import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from agl import semconv, tracing
 from agl.errors import RewardError
 from agl.mdp import Reward
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def as_rewards(
@@ -46,8 +44,7 @@ def as_rewards(
                 **where,
             )
         return tuple(
-            Reward(str(k), _finite(v, str(k), where), source, span_id, primary=str(k) == main)
-            for k, v in value.items()
+            Reward(str(k), _finite(v, str(k), where), source, span_id, primary=str(k) == main) for k, v in value.items()
         )
     return (Reward("reward", _finite(value, "reward", where), source, span_id),)
 
@@ -121,7 +118,7 @@ def _operation(name: str) -> Iterator[None]:
         yield
 
 
-def operation(name_or_function: str | F) -> Any:
+def operation(name_or_function: str | Callable[..., Any]) -> Any:
     """A span of one's own: `@agl.operation` on a function, or `with agl.operation("name"):`."""
     if isinstance(name_or_function, str):
         return _operation(name_or_function)

@@ -174,7 +174,9 @@ class _Request:
             f"{gateway_url}/rollouts/{rollout.rollout_id}/attempts/{rollout.attempt}/agents/{agent}/v1{self.path}"
         )
         given = self.options.headers
-        keep = {k: v for k, v in given.items() if k.lower().startswith("x-stainless")} if hasattr(given, "items") else {}
+        keep = (
+            {k: v for k, v in given.items() if k.lower().startswith("x-stainless")} if hasattr(given, "items") else {}
+        )
         options.headers = {**keep, "Authorization": f"Bearer {rollout.key}", "traceparent": self.scope.traceparent}
         options.params = {}
         if type(options.timeout).__name__ in ("NotGiven", "Omit"):

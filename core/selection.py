@@ -6,7 +6,7 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from agl.errors import ConfigError
 
@@ -53,7 +53,7 @@ def select(agents: AgentFilter = None) -> Selection:
     if isinstance(agents, Mapping):
         rules = tuple((pattern, policy) for pattern, policy in agents.items())
     elif isinstance(agents, str | re.Pattern) or callable(agents):
-        rules = ((agents, DEFAULT_POLICY),)
+        rules = ((cast(AgentPattern, agents), DEFAULT_POLICY),)
     else:
         rules = tuple((pattern, DEFAULT_POLICY) for pattern in agents)
     if not rules:
@@ -65,7 +65,7 @@ def select(agents: AgentFilter = None) -> Selection:
                 hint="use a name, a glob, re.compile(...), or a function of the name",
             )
         if not isinstance(policy, str):
-            raise ConfigError(f"agents= maps {_show(pattern)} to {policy!r}", hint="map it to a policy's name")
+            raise ConfigError(f"agents= maps {pattern!r} to {policy!r}", hint="map it to a policy's name")
     return Selection(rules)
 
 

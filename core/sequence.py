@@ -7,7 +7,8 @@ case, a conversation that only grows, the tree is a chain and the row is the con
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
@@ -168,7 +169,7 @@ def merge(trajectory: Trajectory, advantages: Mapping[str, float]) -> list[Seque
 
 
 def unmerged(trajectory: Trajectory, advantages: Mapping[str, float]) -> list[Sequence]:
-    """One row per call, every prompt repeated: the form that `merge` must agree with, and the one it is measured against."""
+    """One row per call, every prompt repeated: the form that `merge` must agree with and is measured against."""
     rows = []
     for transition in trajectory.transitions:
         row = _Row()

@@ -97,9 +97,7 @@ def build(
     trajectories: dict[str, Trajectory] = {}
     for policy in dict.fromkeys(c.policy for c in sampled if c.policy is not None):
         transitions = tuple(
-            Transition(c, tuple(r for r, call_id in credited if call_id == c.id))
-            for c in sampled
-            if c.policy == policy
+            Transition(c, tuple(r for r, call_id in credited if call_id == c.id)) for c in sampled if c.policy == policy
         )
         trajectories[policy] = Trajectory(rollout_id, attempt, policy, group, transitions, whole)
 

@@ -22,7 +22,7 @@ class Sampling:
         temperature: >= 0; 0 takes the most likely token.
         top_p: nucleus in (0, 1]; 1 keeps every token.
         top_k: keep the k most likely tokens; 0 keeps all.
-        stop: texts that end the answer; the sampled tokens up to and including the one that completes the text are kept.
+        stop: texts that end the answer; the tokens up to and including the one that completes the text are kept.
         stop_token_ids: tokens that end the answer; the token itself is kept.
         seed: of this request's own generator; the same prompt, weights, batch shape and seed give the same answer.
         top_logprobs: how many alternatives to report per token.

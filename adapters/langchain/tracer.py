@@ -36,7 +36,7 @@ class LangChainTracer(InstrumentedTracer):
         from langchain_core.tracers.context import _configure_hooks, register_configure_hook
 
         routing.install()
-        register_configure_hook(ContextVar("agl_langchain", default=_handler()), inheritable=True)
+        register_configure_hook(ContextVar("agl_langchain", default=_handler()), inheritable=True)  # noqa: B039
         self._hook = _configure_hooks[-1]
 
     def _restore(self) -> None:

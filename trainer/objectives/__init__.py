@@ -1,1 +1,9 @@
+"""What is optimised: advantages, losses and their reduction, as pure functions with verl's names and numbers."""
 
+from typing import Literal
+
+LossAgg = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+"""See `agl.trainer.objectives.reduction.token_weights`."""
+
+KLKind = Literal["k1", "k2", "k3"]
+"""See `agl.trainer.objectives.kl.kl_penalty`."""

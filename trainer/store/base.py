@@ -1,4 +1,4 @@
-"""The store: rollouts, attempts, calls, spans, resources, policy versions and what was trained, behind one async interface."""
+"""The store: rollouts, attempts, calls, spans, resources, policy versions, training, behind one async interface."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class TrainedCall:
 
 
 class Store(Protocol):
-    """Every method is safe to call from any task of any event loop; what it has returned survives a kill of any process.
+    """Every method is safe to call from any task of any event loop; what has returned survives a kill of any process.
 
     Errors are `agl.errors.StoreError`: an unknown id, a transition that `ATTEMPT_TRANSITIONS` forbids, a full disk.
     """
@@ -202,9 +202,7 @@ class Store(Protocol):
         """A rollout's attempts in order."""
         ...
 
-    async def wait_for_rollouts(
-        self, rollout_ids: Sequence[str], timeout: float | None = None
-    ) -> list[Rollout]:
+    async def wait_for_rollouts(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
         """Those of `rollout_ids` that are terminal, as soon as all are or `timeout` seconds have passed."""
         ...
 

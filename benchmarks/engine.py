@@ -1,0 +1,251 @@
+"""Tokens per second of the local engine against `model.generate`: concurrent agents, two turns, uneven answers.
+
+    python benchmarks/engine.py                     # a random model of quickstart size, on CPU
+    python benchmarks/engine.py --model DIR --device cuda
+
+Four ways to sample the same conversations: `generate` in a loop, one call at a time (what agents do that share a model
+behind a lock); `generate` on a static batch per turn (which needs all agents in lockstep and runs until its longest
+answer ends); the engine in this process; the engine in its policy process, asked by asyncio tasks. Only tokens that an
+agent asked for are counted. `generate` is not asked for log-probs, the engine gives them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from agl.trainer.engine import Sampling
+from agl.trainer.local.engine import LocalEngine
+from agl.trainer.local.messages import Failed, Finished
+from agl.trainer.local.process import LocalPolicy, PolicySpec
+
+TURNS = 2
+
+
+@dataclass(frozen=True)
+class Agent:
+    """One conversation: the first prompt, then per turn how many tokens to sample and what the tool answers."""
+
+    prompt: np.ndarray
+    lengths: tuple[int, ...]
+    results: tuple[np.ndarray, ...]
+
+
+def conversations(n: int, vocabulary: int, prompt_tokens: int, answer_tokens: int) -> list[Agent]:
+    """`n` agents whose answers have 1/2 to 3/2 of `answer_tokens` tokens."""
+    rng = np.random.default_rng(0)
+
+    def text(size: int) -> np.ndarray:
+        return rng.integers(1, vocabulary, size).astype(np.int32)
+
+    return [
+        Agent(
+            text(int(rng.integers(prompt_tokens // 2, prompt_tokens * 3 // 2))),
+            tuple(int(x) for x in rng.integers(answer_tokens // 2, answer_tokens * 3 // 2 + 1, TURNS)),
+            tuple(text(12) for _ in range(TURNS)),
+        )
+        for _ in range(n)
+    ]
+
+
+def generate(model, prompts: list[np.ndarray], length: int) -> list[np.ndarray]:
+    """One `model.generate` call on prompts padded at the left; exactly `length` tokens each."""
+    width = max(p.size for p in prompts)
+    ids = torch.zeros(len(prompts), width, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for i, p in enumerate(prompts):
+        ids[i, width - p.size :] = torch.from_numpy(p.astype(np.int64))
+        mask[i, width - p.size :] = 1
+    with torch.inference_mode():
+        out = model.generate(
+            input_ids=ids.to(model.device),
+            attention_mask=mask.to(model.device),
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=length,
+            min_new_tokens=length,
+            pad_token_id=0,
+        )
+    return [row.astype(np.int32) for row in out[:, width:].cpu().numpy()]
+
+
+def loop(model, agents: list[Agent]) -> None:
+    """One call at a time."""
+    for agent in agents:
+        prompt = agent.prompt
+        for length, result in zip(agent.lengths, agent.results, strict=True):
+            prompt = np.concatenate([prompt, generate(model, [prompt], length)[0], result])
+
+
+def static(model, agents: list[Agent]) -> None:
+    """All agents in one batch per turn."""
+    prompts = [agent.prompt for agent in agents]
+    for turn in range(TURNS):
+        answers = generate(model, prompts, max(agent.lengths[turn] for agent in agents))
+        prompts = [
+            np.concatenate([p, a[: agent.lengths[turn]], agent.results[turn]])
+            for p, a, agent in zip(prompts, answers, agents, strict=True)
+        ]
+
+
+def in_process(engine: LocalEngine, agents: list[Agent]) -> None:
+    """Every agent sends its next request as soon as its last is answered."""
+    engine.on_weights_changed(engine.policy_version + 1)
+    prompts, turns = [agent.prompt for agent in agents], [0] * len(agents)
+
+    def submit(i: int) -> None:
+        sampling = Sampling(max_tokens=agents[i].lengths[turns[i]], seed=i)
+        engine.submit(i, prompts[i], sampling, session=str(i))
+
+    for i in range(len(agents)):
+        submit(i)
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, Failed):
+                raise event.error
+            if isinstance(event, Finished):
+                i = event.request_id
+                prompts[i] = np.concatenate([prompts[i], event.completion.token_ids, agents[i].results[turns[i]]])
+                turns[i] += 1
+                if turns[i] < TURNS:
+                    submit(i)
+
+
+async def through_process(policy: LocalPolicy, agents: list[Agent], run: int) -> None:
+    """One asyncio task per agent."""
+
+    async def talk(i: int, agent: Agent) -> None:
+        prompt = agent.prompt
+        for length, result in zip(agent.lengths, agent.results, strict=True):
+            sampling = Sampling(max_tokens=length, seed=i)
+            answer = await policy.generate(prompt, sampling, session=f"{run}-{i}")
+            prompt = np.concatenate([prompt, answer.token_ids, result])
+
+    await asyncio.gather(*(talk(i, agent) for i, agent in enumerate(agents)))
+
+
+def random_model(directory: Path, hidden: int, layers: int, vocabulary: int) -> None:
+    """Write a random llama and a byte tokenizer."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({"<|end|>": 0} | {c: i for i, c in enumerate(letters, start=1)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>")
+    fast.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    fast.save_pretrained(directory)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=max(1, hidden // 32),
+        num_key_value_heads=max(1, hidden // 64),
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(directory)
+
+
+def best(work: Callable[[], None], device: torch.device, repeats: int) -> list[float]:
+    """Seconds of each repeat, after one that is not counted."""
+    seconds = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return seconds[1:]
+
+
+def main() -> None:
+    """Run, print a table, write it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a Hugging Face directory; without it a random llama is made")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--hidden", type=int, default=128, help="of the random model")
+    parser.add_argument("--layers", type=int, default=3, help="of the random model")
+    parser.add_argument("--vocabulary", type=int, default=400, help="of the random model")
+    parser.add_argument("--agents", type=int, default=32)
+    parser.add_argument("--prompt-tokens", type=int, default=40)
+    parser.add_argument("--answer-tokens", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=1, help="torch threads on CPU")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+
+    torch.set_num_threads(args.threads)
+    torch.set_flush_denormal(True)
+    device = torch.device(args.device)
+    with tempfile.TemporaryDirectory() as made:
+        directory = args.model or made
+        if not args.model:
+            random_model(Path(made), args.hidden, args.layers, args.vocabulary)
+        attention = "eager" if device.type == "cpu" else "sdpa"
+        model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation=attention, dtype="auto")
+        model = model.to(device).eval()
+        model.generation_config.eos_token_id = None
+        tokenizer = AutoTokenizer.from_pretrained(directory)
+        engine = LocalEngine(model, tokenizer, device=device, max_context=2048, max_batch=args.agents)
+        agents = conversations(args.agents, engine.vocabulary, args.prompt_tokens, args.answer_tokens)
+        wanted = sum(sum(agent.lengths) for agent in agents)
+
+        async def measure_process() -> list[float]:
+            spec = PolicySpec(directory, device=args.device, threads=args.threads, max_batch=args.agents)
+            policy = await LocalPolicy.start(spec)
+            try:
+                seconds = []
+                for run in range(args.repeats + 1):
+                    start = time.perf_counter()
+                    await through_process(policy, agents, run)
+                    seconds.append(time.perf_counter() - start)
+                return seconds[1:]
+            finally:
+                await policy.close()
+
+        seconds = {
+            "generate, one call at a time": best(lambda: loop(model, agents), device, max(1, args.repeats // 3)),
+            "generate, static batch": best(lambda: static(model, agents), device, args.repeats),
+            "engine": best(lambda: in_process(engine, agents), device, args.repeats),
+            "engine, through its process": asyncio.run(measure_process()),
+        }
+    parameters = sum(p.numel() for p in model.parameters())
+    rates = {name: wanted / statistics.median(times) for name, times in seconds.items()}
+    base = rates["generate, one call at a time"]
+    print(f"{args.agents} agents x {TURNS} turns, {wanted} tokens, {parameters / 1e6:.2f}M parameters, {device}")
+    for name, rate in rates.items():
+        print(f"{name:32s}{rate:12,.0f} tokens/s{rate / base:9.1f}x")
+    if args.json:
+        facts = {
+            "agents": args.agents,
+            "turns": TURNS,
+            "tokens": wanted,
+            "parameters": parameters,
+            "device": str(device),
+            "threads": args.threads,
+            "tokens_per_second": rates,
+            "seconds": seconds,
+            "ratio_to_loop": {name: rate / base for name, rate in rates.items()},
+            "ratio_to_static": {name: rate / rates["generate, static batch"] for name, rate in rates.items()},
+        }
+        args.json.write_text(json.dumps(facts, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

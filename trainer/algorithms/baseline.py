@@ -1,0 +1,42 @@
+"""Run an agent on its own model and report its rewards; nothing is routed and nothing is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from agl.trainer.gateway.access import SamplingRules
+from agl.trainer.run import Run, require_some
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """Measures an agent as it is.
+
+    Attributes:
+        repeats: rollouts per task.
+    """
+
+    repeats: int = 1
+
+    async def run(self, run: Run) -> None:
+        await self._measure(run, len(run.train), self.repeats)
+
+    async def dev(self, run: Run, n_tasks: int) -> None:
+        await self._measure(run, n_tasks, 1)
+
+    async def _measure(self, run: Run, n_tasks: int, repeats: int) -> None:
+        run.progress.start(1)
+        await run.start(lambda mode: SamplingRules(), "", routed=False)
+        try:
+            tasks = list(enumerate(run.train))[:n_tasks]
+            results = await run.rollouts(tasks, mode="dev", step=0, group_size=repeats)
+            good = require_some(results, "the run")
+            rewards = [r.built.reward for r in good if r.built is not None and r.built.reward is not None]
+            run.history.append(
+                {"step": 0, "train/reward": float(np.mean(rewards)), "train/failed_rollouts": len(results) - len(good)}
+            )
+        finally:
+            await run.stop()
+            run.progress.stop()

@@ -1,0 +1,90 @@
+"""Checkpoints: everything that a resumed run needs to go on as if it had never stopped, written all or nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agl.errors import CheckpointError
+from agl.trainer.local.process import LocalPolicy
+from agl.trainer.run import Run
+
+KEEP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Where a run goes on: `step` steps are done."""
+
+    step: int
+    path: Path
+
+
+async def save(run: Run, policy: LocalPolicy, step: int, identity: dict[str, Any]) -> Path:
+    """Write the state after `step` completed steps, and drop all but the last few checkpoints.
+
+    The dataset's order and each request's seed are functions of the run's seed and the step, so the step is all.
+    """
+    root = run.directory / "checkpoints"
+    final = root / f"step-{step:06d}"
+    part = root / f".step-{step:06d}.part"
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    await policy.save_state(part / "state.pt")
+    await policy.save_model(part / "policy")
+    facts = {
+        "run_id": run.run_id, "step": step, "seed": run.seed, "policy_version": policy.version,
+        "algorithm": identity, "tasks": len(run.train), "history": run.history,
+    }  # fmt: skip
+    with (part / "run.json").open("w") as f:
+        json.dump(facts, f)
+        f.flush()
+        os.fsync(f.fileno())
+    if final.exists():
+        shutil.rmtree(final)
+    part.rename(final)
+    run.checkpoint = final
+    for old in sorted(root.glob("step-*"))[:-KEEP]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def latest(directory: Path) -> Path | None:
+    """The last whole checkpoint of a run."""
+    found = sorted((directory / "checkpoints").glob("step-*/run.json"))
+    return found[-1].parent if found else None
+
+
+async def restore(run: Run, policy: LocalPolicy, identity: dict[str, Any]) -> Resumed | None:
+    """Load the last checkpoint into the policy and the run; None when there is none yet.
+
+    Raises:
+        CheckpointError: it cannot be read, or it was made with other settings.
+    """
+    path = latest(run.directory)
+    if path is None:
+        return None
+    try:
+        facts = json.loads((path / "run.json").read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint cannot be read: {error}", hint="delete it to go on from the one before", path=path
+        ) from error
+    now = {"seed": run.seed, "tasks": len(run.train), **identity}
+    then = {"seed": facts["seed"], "tasks": facts["tasks"], **facts["algorithm"]}
+    changed = [f"{k}: {then.get(k)!r} -> {now[k]!r}" for k in now if then.get(k) != now[k]]
+    if changed:
+        raise CheckpointError(
+            f"the run was started with other settings ({'; '.join(changed)})",
+            hint="resume with the same settings, or start a new run in another directory",
+            path=path,
+        )
+    await policy.load_state(path / "state.pt")
+    run.history[:] = facts["history"]
+    run.run_id = facts["run_id"]
+    run.checkpoint = path
+    return Resumed(facts["step"], path)

@@ -1,0 +1,167 @@
+"""The commands and their options; what they do is in the modules that they call."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="agl",
+    help="Train the LLM agents you already have, with reinforcement learning and without changing them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[Path | None, typer.Option("--json", help="Write the same facts to this file.", metavar="FILE")]
+Seed = Annotated[int, typer.Option(help="Fixes tasks, model start and every request's sampling.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last completed step in --out.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+
+
+@app.command()
+def quickstart(
+    out: Annotated[Path, typer.Option(help="Where everything goes.")] = Path("agl-quickstart"),
+    seed: Seed = 0,
+    steps: Annotated[int, typer.Option(help="Updates.", min=1)] = 50,
+    workers: Annotated[int, typer.Option(help="Rollouts at once.", min=1)] = 32,
+    resume: Resume = False,
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Watch a LangChain agent with a calculator learn, on this machine's CPU, in minutes."""
+    from agl.trainer.quickstart.run import run
+
+    facts = run(out, seed=seed, steps=steps, n_workers=workers, resume=resume, progress=not quiet)
+    _write(json_file, facts)
+
+
+@app.command()
+def train(
+    tasks: Annotated[Path, typer.Option(help="Training tasks, one JSON value per line.")],
+    agent: Annotated[str, typer.Option(help="The agent: file.py:name or package.module:name.")],
+    model: Annotated[str, typer.Option(help="Hugging Face directory (or hub id) to train.")],
+    reward: Annotated[
+        str | None, typer.Option(help="Reward function (task, output) -> float: file.py:name or package.module:name.")
+    ] = None,
+    val: Annotated[Path | None, typer.Option(help="Validation tasks.")] = None,
+    agents: Annotated[
+        list[str] | None, typer.Option(help="Train only these agents (name or glob; repeatable).")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Updates.", min=1)] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the tasks, instead of --steps.", min=1)] = None,
+    group_size: Annotated[int, typer.Option(help="Rollouts per task.", min=2)] = 8,
+    batch_size: Annotated[int, typer.Option(help="Tasks per step.", min=1)] = 16,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-6,
+    warmup_steps: Annotated[int, typer.Option(help="Steps of warm-up.", min=0)] = 0,
+    schedule: Annotated[str, typer.Option(help="constant or linear.")] = "constant",
+    kl_coef: Annotated[float, typer.Option(help="Penalty for leaving the initial policy.")] = 0.0,
+    temperature: Annotated[float, typer.Option(help="Of training's sampling.")] = 1.0,
+    max_response_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 1024,
+    val_every: Annotated[int, typer.Option(help="Steps between validations.", min=1)] = 10,
+    lora_rank: Annotated[int | None, typer.Option(help="Train a LoRA adapter of this rank.", min=1)] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    workers: Annotated[int, typer.Option(help="Rollouts at once.", min=1)] = 8,
+    timeout: Annotated[float, typer.Option(help="Seconds per rollout.")] = 600.0,
+    out: Annotated[Path | None, typer.Option(help="The run's directory.")] = None,
+    seed: Seed = 0,
+    resume: Resume = False,
+    dev: Annotated[bool, typer.Option("--dev", help="A dry run: three tasks, no update.")] = False,
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train an agent of your own on your tasks with your reward."""
+    from agl.trainer.algorithms import GRPO
+    from agl.trainer.cli.loading import load_agent, read_tasks
+    from agl.trainer.local.config import LoraSpec
+    from agl.trainer.trainer import Trainer
+
+    runnable = load_agent(agent, reward)
+    train_tasks = read_tasks(tasks)
+    val_tasks = read_tasks(val) if val else None
+    algorithm = GRPO(
+        model=model,
+        group_size=group_size,
+        batch_size=batch_size,
+        steps=steps if steps or epochs else 200,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        warmup_steps=warmup_steps,
+        schedule=schedule,  # type: ignore[arg-type]
+        kl_coef=kl_coef,
+        temperature=temperature,
+        max_response_tokens=max_response_tokens,
+        val_every=val_every,
+        lora=LoraSpec(rank=lora_rank, alpha=2.0 * lora_rank) if lora_rank else None,
+        device=device,
+    )
+    trainer = Trainer(
+        algorithm, agents=agents or None, n_workers=workers, timeout=timeout, directory=out, seed=seed,
+        progress=not quiet,
+    )  # fmt: skip
+    fit = trainer.dev if dev else partial(trainer.fit, val_dataset=val_tasks, resume=resume)
+    result = fit(runnable, train_tasks)
+    val_rewards = [h["val/reward"] for h in result.history if "val/reward" in h]
+    facts = {
+        "run_id": result.run_id,
+        "directory": str(result.directory),
+        "store": result.store,
+        "policy": None if result.policy is None else str(result.policy),
+        "checkpoint": None if result.checkpoint is None else str(result.checkpoint),
+        "before": val_rewards[0] if val_rewards else None,
+        "after": val_rewards[-1] if val_rewards else None,
+        "steps": result.history[-1]["step"] if result.history else 0,
+        "history": result.history,
+    }
+    if val_rewards:
+        typer.echo(f"validation reward {val_rewards[0]:.3f} -> {val_rewards[-1]:.3f}")
+    if result.policy is not None:
+        typer.echo(f"policy     {result.policy}")
+        typer.echo(f"look at it agl explain --list --store {result.directory}")
+    _write(json_file, facts)
+
+
+@app.command()
+def explain(
+    rollout: Annotated[str | None, typer.Argument(help="A rollout's id, or its beginning.")] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="A run's directory or store; the newest one here if left out.")
+    ] = None,
+    attempt: Annotated[int | None, typer.Option(help="Which attempt; the last if left out.")] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List the store's rollouts instead.")] = False,
+    json_file: Json = None,
+) -> None:
+    """See what was trained in a rollout: calls, tokens, rewards, advantages, rows, forks."""
+    from agl.errors import ConfigError
+    from agl.trainer.explain import explain as explain_rollout
+    from agl.trainer.explain import list_rollouts
+
+    if listing:
+        _write(json_file, list_rollouts(store))
+        return
+    if rollout is None:
+        raise ConfigError("which rollout?", hint="agl explain ROLLOUT, or agl explain --list to see them")
+    _write(json_file, explain_rollout(rollout, store, attempt=attempt).to_json())
+
+
+@app.command("make-policy")
+def make_policy(
+    directory: Annotated[Path, typer.Argument(help="Where the model goes.")],
+    seed: Seed = 0,
+    json_file: Json = None,
+) -> None:
+    """Make the quickstart's tiny policy: from scratch, warm-started on mixed-quality demonstrations."""
+    from agl.trainer.quickstart.run import make
+
+    _write(json_file, make(directory, seed=seed))
+
+
+def _write(path: Path | None, facts: Any) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(facts, indent=2, default=str) + "\n")

@@ -1,0 +1,108 @@
+"""An attempt's way in: a URL and a key that are good for this attempt alone and die with it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from agl.mdp import Call
+from agl.selection import Selection
+from agl.trainer.gateway.sessions import Sessions
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRules:
+    """What the trainer decides about sampling, whatever the agent asks for.
+
+    Attributes:
+        temperature, top_p, top_k: override the agent's; None leaves its own.
+        max_tokens: an upper bound on the agent's own; None leaves it.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_tokens: int | None = None
+
+
+@dataclass(eq=False)
+class Access:
+    """An open attempt.
+
+    Attributes:
+        rollout_id, attempt: which. selection: which agents are trained, by which policy.
+        seed: of the rollout; with the attempt and the call's index it fixes each request's sampling.
+        rules: the trainer's sampling rules. url: the attempt's base URL, without the agent.
+        sessions: its conversations. calls: how many came in. by_agent: of each agent.
+        recorded: calls on their way to the store.
+    """
+
+    rollout_id: str
+    attempt: int
+    selection: Selection
+    seed: int
+    rules: SamplingRules
+    url: str
+    key_hash: bytes
+    sessions: Sessions = field(default_factory=Sessions)
+    calls: int = 0
+    by_agent: dict[str, int] = field(default_factory=dict)
+    finished: list[Call] = field(default_factory=list)
+    recorded: set[asyncio.Task[None]] = field(default_factory=set)
+    requests: set[asyncio.Task[object]] = field(default_factory=set)
+
+    def request_seed(self, index: int, choice: int) -> int:
+        """The seed of one answer: 63 bits, fixed by the rollout's seed, the attempt, the call and the choice."""
+        text = f"{self.seed}/{self.attempt}/{index}/{choice}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+    def tool_call_id(self, index: int, choice: int, k: int) -> str:
+        """Nine letters and digits, which every template accepts; the same in a run that is resumed."""
+        text = f"{self.seed}/{self.attempt}/{index}/{choice}/{k}/tool".encode()
+        n = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+        alphabet = "0123456789abcdefghijklmnopqrstuvwxyz"
+        letters = []
+        for _ in range(9):
+            n, rest = divmod(n, 36)
+            letters.append(alphabet[rest])
+        return "".join(letters)
+
+
+class AccessTable:
+    """Open attempts by rollout and attempt; keys are kept hashed and compared in constant time."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, int], Access] = {}
+
+    def open(
+        self, rollout_id: str, attempt: int, selection: Selection, seed: int, rules: SamplingRules, base_url: str
+    ) -> tuple[Access, str]:
+        """Let an attempt in; returns its access and its key, which is not kept."""
+        key = f"agl-{secrets.token_urlsafe(24)}"
+        url = f"{base_url}/rollouts/{rollout_id}/attempts/{attempt}"
+        access = Access(rollout_id, attempt, selection, seed, rules, url, _key_hash(key))
+        self._open[rollout_id, attempt] = access
+        return access, key
+
+    def find(self, rollout_id: str, attempt: int, headers: Mapping[str, str]) -> Access | None:
+        """The open attempt, if the request carries its key; None otherwise."""
+        access = self._open.get((rollout_id, attempt))
+        bearer = headers.get("authorization", "")
+        key = bearer[7:] if bearer[:7].lower() == "bearer " else headers.get("x-api-key", "")
+        # Hash before looking at the result, so that an unknown attempt takes as long as a wrong key.
+        given = _key_hash(key)
+        if access is None or not hmac.compare_digest(given, access.key_hash):
+            return None
+        return access
+
+    def close(self, rollout_id: str, attempt: int) -> Access | None:
+        """End an attempt's access."""
+        return self._open.pop((rollout_id, attempt), None)
+
+
+def _key_hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

@@ -1,0 +1,292 @@
+"""OpenAI Chat Completions, as a dialect over the token-level call.
+
+Source: OpenAI API reference, "Create chat completion", and its streaming form.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agl.errors import nearest
+from agl.trainer.engine import Completion, Sampling
+from agl.trainer.gateway.errors import RequestError
+from agl.trainer.gateway.gateway import ChatRequest, Reply
+from agl.trainer.gateway.rendering import Rendering
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+
+
+class ChatBody(BaseModel):
+    """The fields of a request. Those under "no effect" are understood and do not concern sampling."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = ""
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
+    n: int | None = Field(None, ge=1, le=128)
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    response_format: dict[str, Any] | None = None
+    return_token_ids: bool | None = None
+    # Only their neutral values can be honoured exactly.
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    # No effect.
+    user: Any = None
+    store: Any = None
+    metadata: Any = None
+    parallel_tool_calls: Any = None
+    service_tier: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    safety_identifier: Any = None
+
+
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+
+
+def read(data: Any) -> tuple[ChatRequest, ChatBody]:
+    """A request body as a `ChatRequest`.
+
+    Raises:
+        RequestError: 400, naming the field at fault.
+    """
+    if not isinstance(data, dict):
+        raise RequestError(400, "the body is not a JSON object")
+    try:
+        body = ChatBody.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(p) for p in first["loc"])
+        if first["type"] == "extra_forbidden":
+            hint = nearest(field, ChatBody.model_fields)
+            raise RequestError(400, f"unknown field {field!r}; {hint}", code="unknown_parameter", param=field) from None
+        raise RequestError(400, f"{field}: {first['msg']}", code="invalid_value", param=field) from None
+    for name in ("frequency_penalty", "presence_penalty", "logit_bias"):
+        if getattr(body, name):
+            raise RequestError(
+                400,
+                f"{name} would change what is sampled away from the policy being trained, so it is not supported; "
+                "leave it out",
+                code="unsupported_parameter",
+                param=name,
+            )
+    for i, message in enumerate(body.messages):
+        _check_message(message, i)
+    tools, force = _tools(body)
+    asked = {k: v for k, v in data.items() if k not in ("messages", "tools")}
+    sampling = Sampling(
+        max_tokens=body.max_completion_tokens or body.max_tokens or 0,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(body.top_k or 0, 0),
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        seed=body.seed or 0,
+        top_logprobs=(body.top_logprobs or 0) if body.logprobs else 0,
+    )
+    return ChatRequest(body.messages, tools, force, sampling, body.n or 1, asked=asked), body
+
+
+def _check_message(message: Mapping[str, Any], i: int) -> None:
+    where = f"messages.{i}"
+    role = message.get("role")
+    if role not in _ROLES:
+        raise RequestError(400, f"{where}.role is {role!r}", code="invalid_value", param=f"{where}.role")
+    content = message.get("content")
+    if content is not None and not isinstance(content, str | list):
+        raise RequestError(400, f"{where}.content is neither text nor parts", param=f"{where}.content")
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(part, str) and kind not in ("text", "refusal"):
+            raise RequestError(
+                400,
+                f"{where}.content has a part of type {kind!r}; only text can be trained",
+                code="unsupported_value",
+                param=f"{where}.content",
+            )
+    calls = message.get("tool_calls") or ()
+    if not isinstance(calls, list | tuple) or not all(
+        isinstance(c, dict) and isinstance(c.get("function"), dict) and isinstance(c["function"].get("name"), str)
+        for c in calls
+    ):
+        raise RequestError(400, f"{where}.tool_calls is malformed", param=f"{where}.tool_calls")
+    if role == "tool" and not isinstance(message.get("tool_call_id"), str):
+        raise RequestError(400, f"{where}.tool_call_id is missing", param=f"{where}.tool_call_id")
+
+
+def _tools(body: ChatBody) -> tuple[list[dict[str, Any]] | None, str | bool | None]:
+    tools = body.tools or None
+    names = []
+    for i, tool in enumerate(tools or ()):
+        function = tool.get("function")
+        if (
+            tool.get("type") != "function"
+            or not isinstance(function, dict)
+            or not isinstance(function.get("name"), str)
+        ):
+            raise RequestError(400, f"tools.{i} is not a function with a name", param=f"tools.{i}")
+        names.append(function["name"])
+    choice = body.tool_choice
+    if isinstance(choice, dict):
+        name = (choice.get("function") or {}).get("name")
+        if name not in names:
+            raise RequestError(400, f"tool_choice names {name!r}, which is not among the tools", param="tool_choice")
+        return tools, name
+    if choice == "none":
+        return None, None
+    if choice in ("required", "any"):
+        if not names:
+            raise RequestError(400, "tool_choice requires a tool, but there are none", param="tool_choice")
+        return tools, names[0] if len(names) == 1 else True
+    if choice not in (None, "auto"):
+        raise RequestError(400, f"tool_choice {choice!r} is unknown", code="invalid_value", param="tool_choice")
+    return tools, None
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+def new_id() -> str:
+    """An id for a response; the id of the call recorded for its first choice."""
+    return f"chatcmpl-{uuid.uuid4().hex}"
+
+
+def response(response_id: str, model: str, replies: Sequence[Reply], body: ChatBody, rendering: Rendering) -> Any:
+    """The JSON answer to a request that does not stream."""
+    choices = []
+    for i, reply in enumerate(replies):
+        choice: dict[str, Any] = {
+            "index": i,
+            "message": {"refusal": None, **reply.message},
+            "finish_reason": reply.finish_reason,
+            "logprobs": _logprobs(reply.completion, rendering) if body.logprobs else None,
+        }
+        if body.return_token_ids:
+            choice["token_ids"] = reply.completion.token_ids.tolist()
+        choices.append(choice)
+    return {
+        "id": response_id,
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": choices,
+        "usage": usage(replies),
+    }
+
+
+def usage(replies: Sequence[Reply]) -> dict[str, Any]:
+    """Token counts of all answers; cached tokens are those continued exactly from an earlier call."""
+    prompt = replies[0].prompt_tokens
+    sampled = sum(r.completion.token_ids.size for r in replies)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": sampled,
+        "total_tokens": prompt + sampled,
+        "prompt_tokens_details": {"cached_tokens": replies[0].cached_tokens},
+    }
+
+
+def _logprobs(completion: Completion, rendering: Rendering) -> dict[str, Any]:
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text = rendering.decode([token])
+        return {"token": text, "logprob": float(logprob), "bytes": list(text.encode())}
+
+    content = []
+    for k, (token, logprob) in enumerate(zip(completion.token_ids.tolist(), completion.logprobs.tolist(), strict=True)):
+        top = completion.top_logprobs[k] if k < len(completion.top_logprobs) else ()
+        content.append({**entry(token, logprob), "top_logprobs": [entry(t, lp) for t, lp in top]})
+    return {"content": content, "refusal": None}
+
+
+class Streamer:
+    """Turns tokens, as they come, into `chat.completion.chunk` objects.
+
+    Text is passed on as soon as it cannot become part of a tool call any more; tool calls come whole at the end.
+    """
+
+    def __init__(
+        self, response_id: str, model: str, body: ChatBody, request: ChatRequest, rendering: Rendering
+    ) -> None:
+        self._base = {"id": response_id, "object": "chat.completion.chunk", "created": int(time.time()), "model": model}
+        self._body, self._request, self._rendering = body, request, rendering
+        self._ids: list[list[int]] = [[] for _ in range(request.n)]
+        self._sent: list[str] = [""] * request.n
+        self._started = [False] * request.n
+        self._parsed_at = [0] * request.n
+
+    def push(self, choice: int, ids: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """Chunks for newly sampled tokens of one choice."""
+        self._ids[choice].extend(ids)
+        if not self._started[choice]:
+            self._started[choice] = True
+            yield self._chunk(choice, {"role": "assistant", "content": ""})
+        # Reading the whole answer at each token would be quadratic; a long answer is read less often.
+        if len(self._ids[choice]) - self._parsed_at[choice] < 1 + len(self._ids[choice]) // 64:
+            return
+        self._parsed_at[choice] = len(self._ids[choice])
+        parsed = self._rendering.parse(self._ids[choice], self._request.tools)
+        if parsed.tool_calls or parsed.malformed or self._request.force_tool:
+            return
+        hold = max((len(s) for s in self._request.sampling.stop), default=0)
+        hold = max(hold, 24 if self._request.tools else 0)
+        text = parsed.content[: len(parsed.content) - hold] if hold else parsed.content
+        # A character can end in the next token; what decodes to a replacement now may not then.
+        text = text.rstrip("\ufffd")
+        if text.startswith(self._sent[choice]) and len(text) > len(self._sent[choice]):
+            yield self._chunk(choice, {"content": text[len(self._sent[choice]) :]})
+            self._sent[choice] = text
+
+    def finish(self, replies: Sequence[Reply]) -> Iterator[dict[str, Any]]:
+        """The chunks that complete every choice, and the usage if it was asked for."""
+        for i, reply in enumerate(replies):
+            if not self._started[i]:
+                yield self._chunk(i, {"role": "assistant", "content": ""})
+            text = reply.message.get("content") or ""
+            if text.startswith(self._sent[i]) and len(text) > len(self._sent[i]):
+                yield self._chunk(i, {"content": text[len(self._sent[i]) :]})
+            if reply.message.get("reasoning_content"):
+                yield self._chunk(i, {"reasoning_content": reply.message["reasoning_content"]})
+            for k, call in enumerate(reply.message.get("tool_calls") or ()):
+                yield self._chunk(i, {"tool_calls": [{"index": k, **call}]})
+            logprobs = _logprobs(reply.completion, self._rendering) if self._body.logprobs else None
+            last = self._chunk(i, {}, finish=reply.finish_reason, logprobs=logprobs)
+            if self._body.return_token_ids:
+                last["choices"][0]["token_ids"] = reply.completion.token_ids.tolist()
+            yield last
+        if self._body.stream_options is not None and self._body.stream_options.include_usage:
+            yield {**self._base, "choices": [], "usage": usage(replies)}
+
+    def _chunk(
+        self, choice: int, delta: Mapping[str, Any], finish: str | None = None, logprobs: Any = None
+    ) -> dict[str, Any]:
+        return {
+            **self._base,
+            "choices": [{"index": choice, "delta": dict(delta), "finish_reason": finish, "logprobs": logprobs}],
+        }
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
+    """The error as OpenAI shapes it."""
+    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}

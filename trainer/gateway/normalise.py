@@ -1,0 +1,137 @@
+"""Bring wire messages into the one shape that chat templates read; the text of a message is never changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from agl.errors import ConfigError
+
+Message = Mapping[str, Any]
+Tools = Sequence[Mapping[str, Any]] | None
+
+
+def normalise(messages: Sequence[Message], *, parse_arguments: bool, developer: bool) -> list[dict[str, Any]]:
+    """OpenAI-shaped messages as chat templates expect them.
+
+    Text parts are joined, a missing content is "", tool messages carry the name of the tool they answer, and fields
+    that no template knows are dropped.
+
+    Args:
+        messages: of the wire.
+        parse_arguments: turn the JSON text of tool-call arguments into objects; text that is no JSON object stays text.
+        developer: whether the template knows the role "developer"; otherwise it becomes "system".
+
+    Raises:
+        ConfigError: a message has a part that is not text, or no role.
+    """
+    return [_message(m, parse_arguments, developer) for m in with_tool_names(messages)]
+
+
+def with_tool_names(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """`messages` with `name` set on each tool message whose call is among them."""
+    names: dict[str, str] = {}
+    named = []
+    for message in messages:
+        message = dict(message)
+        for call in message.get("tool_calls") or ():
+            names[str(call.get("id"))] = call["function"]["name"]
+        if message.get("role") == "tool" and not message.get("name"):
+            name = names.get(str(message.get("tool_call_id")))
+            if name is not None:
+                message["name"] = name
+        named.append(message)
+    return named
+
+
+def with_native_ids(messages: list[dict[str, Any]], sampled: Sequence[str | None]) -> list[dict[str, Any]]:
+    """`messages` after an answer, its leading tool results under the call ids that the model itself wrote.
+
+    Clients know a call by the id that they were given, the model by the one it sampled. Results are matched to calls by
+    their order; nothing changes when the numbers differ or the model wrote no ids.
+    """
+    first = next((i for i, m in enumerate(messages) if m["role"] != "tool"), len(messages))
+    if first != len(sampled) or None in sampled:
+        return messages
+    results = [{**m, "tool_call_id": i} for m, i in zip(messages[:first], sampled, strict=True)]
+    return [*results, *messages[first:]]
+
+
+def rename_call_ids(messages: list[dict[str, Any]], rename: Callable[[str, str, int], str]) -> list[dict[str, Any]]:
+    """`messages` with other tool-call ids.
+
+    Args:
+        messages: normalised.
+        rename: (id, tool name, number of the call in the conversation) -> id.
+    """
+    renamed: dict[str, str] = {}
+    count = 0
+    out = []
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            new_calls = []
+            for call in calls:
+                new_id = rename(str(call.get("id", "")), call["function"]["name"], count)
+                renamed[str(call.get("id", ""))] = new_id
+                new_calls.append({**call, "id": new_id})
+                count += 1
+            message = {**message, "tool_calls": new_calls}
+        if "tool_call_id" in message:
+            old = str(message["tool_call_id"])
+            message = {**message, "tool_call_id": renamed.get(old) or rename(old, message.get("name", ""), count)}
+        out.append(message)
+    return out
+
+
+def _message(message: Message, parse_arguments: bool, developer: bool) -> dict[str, Any]:
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise ConfigError("a message has no role", hint=f"its fields are: {', '.join(map(str, message))}")
+    out: dict[str, Any] = {
+        "role": "system" if role == "developer" and not developer else role,
+        "content": _text(message.get("content"), role),
+    }
+    for key in ("name", "tool_call_id"):
+        if message.get(key):
+            out[key] = message[key]
+    if reasoning := message.get("reasoning_content") or message.get("reasoning"):
+        out["reasoning_content"] = reasoning
+    if calls := message.get("tool_calls"):
+        out["tool_calls"] = [_call(call, parse_arguments) for call in calls]
+    return out
+
+
+def _text(content: Any, role: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content:
+        fields: Mapping[str, Any] = {"text": part} if isinstance(part, str) else part
+        text = fields.get("text", fields.get("refusal"))
+        if not isinstance(text, str):
+            raise ConfigError(
+                f"a {role} message has a content part of type {fields.get('type')!r}; the policy reads text alone",
+                hint="send text parts, or leave this agent out of training with agents=[...]",
+            )
+        texts.append(text)
+    return "".join(texts)
+
+
+def _call(call: Mapping[str, Any], parse_arguments: bool) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function.get("arguments") or "{}"
+    if parse_arguments and isinstance(arguments, str):
+        try:
+            parsed = json.loads(arguments)
+        except ValueError:
+            parsed = None
+        arguments = parsed if isinstance(parsed, dict) else arguments
+    elif not parse_arguments and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    out: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    if call.get("id"):
+        out["id"] = call["id"]
+    return out

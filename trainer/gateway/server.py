@@ -1,0 +1,80 @@
+"""Runs the gateway's HTTP server on the caller's event loop; loopback unless told otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+
+import uvicorn
+
+from agl.errors import GatewayError
+from agl.trainer.gateway.app import build_app
+from agl.trainer.gateway.gateway import Gateway
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: who owns the process decides what Ctrl-C does."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[override]
+        yield
+
+
+class GatewayServer:
+    """A listening gateway.
+
+    Args:
+        gateway: what to serve.
+        host: address to bind. port: 0 takes a free one.
+    """
+
+    def __init__(self, gateway: Gateway, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.gateway, self.host, self.port = gateway, host, port
+        self._server: _Server | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> str:
+        """Bind, serve, and return the base URL.
+
+        Raises:
+            GatewayError: the port is taken or the address cannot be bound.
+        """
+        sock = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((self.host, self.port))
+        except OSError as error:
+            sock.close()
+            raise GatewayError(
+                f"cannot listen on {self.host}:{self.port}: {error.strerror or error}",
+                hint="another program has the port; choose another one, or 0 for any free one",
+            ) from error
+        sock.listen(2048)
+        self.port = sock.getsockname()[1]
+        config = uvicorn.Config(
+            build_app(self.gateway), log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=75,
+            ws="none",
+        )  # fmt: skip
+        self._server = _Server(config)
+        self._task = asyncio.ensure_future(self._server.serve(sockets=[sock]))
+        while not self._server.started:
+            if self._task.done():
+                await self._task
+                raise GatewayError("the gateway's server ended before it listened")
+            await asyncio.sleep(0.005)
+        self.gateway.base_url = f"http://{self.host}:{self.port}"
+        return self.gateway.base_url
+
+    async def stop(self) -> None:
+        """Stop listening; open requests get two seconds."""
+        if self._server is None or self._task is None:
+            return
+        self._server.should_exit = True
+        try:
+            await asyncio.wait_for(asyncio.shield(self._task), 2.0)
+        except TimeoutError:
+            self._server.force_exit = True
+            await self._task
+        self._server = self._task = None
+        self.gateway.base_url = ""

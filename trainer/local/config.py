@@ -1,0 +1,116 @@
+"""The learner's and the adapter's settings, as plain data: importing them loads no torch.
+
+Invariant: a value that could not be used is refused here, when it is given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from agl.errors import ConfigError, nearest
+from agl.trainer.objectives import KLKind, LossAgg
+from agl.trainer.objectives.reduction import check_scale_factor
+
+Schedule = Literal["constant", "linear"]
+Autocast = Literal["bfloat16", "float32"]
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerConfig:
+    """How to update the policy.
+
+    Attributes:
+        learning_rate: the peak. betas, weight_decay: AdamW's.
+        grad_clip: largest norm of the gradient; None for no limit.
+        warmup_steps: updates in which the learning rate grows linearly to its peak.
+        schedule: after that "constant", or "linear" down to 0 at `total_steps` updates.
+        total_steps: updates in all; for "linear" alone.
+        clip_low, clip_high, dual_clip: see `agl.trainer.objectives.losses.policy_loss` (clip_low, clip_high, clip_c).
+        kl_coef: weight of the KL penalty against the weights that training began with; 0 keeps no reference model.
+        kl_kind: see `agl.trainer.objectives.kl.kl_penalty`.
+        entropy_coef: weight of the entropy bonus.
+        epochs: passes over the data of an update. minibatches: optimiser steps per pass; whole rollouts are dealt out.
+        max_tokens_per_microbatch: tokens of one forward pass, padding included; a longer row goes alone.
+        loss_agg, loss_scale_factor: see `agl.trainer.objectives.reduction.token_weights`.
+        autocast: dtype to compute in; None = "bfloat16" on cuda and "float32" on CPU.
+        seed: of the dealing into mini-batches and of adapter dropout.
+    """
+
+    learning_rate: float = 1e-6
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+    grad_clip: float | None = 1.0
+    warmup_steps: int = 0
+    schedule: Schedule = "constant"
+    total_steps: int | None = None
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = 3.0
+    kl_coef: float = 0.0
+    kl_kind: KLKind = "k3"
+    entropy_coef: float = 0.0
+    epochs: int = 1
+    minibatches: int = 1
+    max_tokens_per_microbatch: int = 16384
+    loss_agg: LossAgg = "token-mean"
+    loss_scale_factor: float | None = None
+    autocast: Autocast | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, kind in (("schedule", Schedule), ("kl_kind", KLKind), ("loss_agg", LossAgg), ("autocast", Autocast)):
+            value = getattr(self, name)
+            if value not in get_args(kind) and not (name == "autocast" and value is None):
+                raise ConfigError(f"{name}={value!r} is not known", hint=nearest(str(value), get_args(kind)))
+        for name in ("epochs", "minibatches", "max_tokens_per_microbatch"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("learning_rate", "weight_decay", "warmup_steps", "clip_low", "clip_high", "kl_coef", "seed"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        _require(all(0 <= beta < 1 for beta in self.betas), "betas", self.betas, "in [0, 1)")
+        _require(self.clip_low <= 1, "clip_low", self.clip_low, "at most 1, because a ratio is never negative")
+        _require(self.grad_clip is None or self.grad_clip > 0, "grad_clip", self.grad_clip, "above 0, or None")
+        _require(self.dual_clip is None or self.dual_clip > 1, "dual_clip", self.dual_clip, "above 1, or None")
+        if (self.schedule == "linear") != (self.total_steps is not None):
+            raise ConfigError(
+                f"total_steps={self.total_steps} with schedule={self.schedule!r}",
+                hint="give total_steps with schedule='linear', and with no other",
+            )
+        if self.total_steps is not None:
+            _require(self.total_steps > self.warmup_steps, "total_steps", self.total_steps, "above warmup_steps")
+        check_scale_factor(self.loss_agg, self.loss_scale_factor)
+
+    def rate(self, update: int) -> float:
+        """The learning rate of an update, counted from 0."""
+        if update < self.warmup_steps:
+            return self.learning_rate * (update + 1) / self.warmup_steps
+        if self.total_steps is None:
+            return self.learning_rate
+        left = max(self.total_steps - update, 0)
+        return self.learning_rate * left / (self.total_steps - self.warmup_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSpec:
+    """A low-rank adapter to train instead of all weights (arXiv 2106.09685).
+
+    Attributes:
+        rank: of the update matrices. alpha: their scale is alpha / rank.
+        dropout: on the adapter's input while training; the engine samples without it.
+        target_modules: names of the linear layers that get one, or "all-linear" (all but the output layer).
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    dropout: float = 0.0
+    target_modules: str | tuple[str, ...] = "all-linear"
+
+    def __post_init__(self) -> None:
+        _require(self.rank >= 1, "rank", self.rank, "at least 1")
+        _require(self.alpha > 0, "alpha", self.alpha, "above 0")
+        _require(0 <= self.dropout < 1, "dropout", self.dropout, "in [0, 1)")
+
+
+def _require(holds: bool, name: str, value: Any, what: str) -> None:
+    if not holds:
+        raise ConfigError(f"{name}={value!r} must be {what}", hint=f"choose another {name}")

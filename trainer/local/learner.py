@@ -1,0 +1,384 @@
+"""The learner: policy-gradient updates of a causal language model on merged rows.
+
+Invariant: an optimiser step is a function of the weights, the data and the step's number alone; how rows are merged or
+cut into micro-batches changes it by rounding only, and a step that is not finite is not taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from agl.errors import AglError, CheckpointError, ConfigError, NoTrainableDataError
+from agl.mdp import FloatArray, IntArray
+from agl.sequence import BoolArray, Sequence
+from agl.trainer.local.config import LearnerConfig
+from agl.trainer.local.packing import chain, collate, pack
+from agl.trainer.local.scoring import Scorer, Scores
+from agl.trainer.objectives.kl import kl_penalty
+from agl.trainer.objectives.losses import policy_loss
+from agl.trainer.objectives.reduction import weighted
+
+__all__ = ["Learner", "LearnerConfig"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Row:
+    """A row with what the loss needs beside it: `reference` is float32 [T], or None without a KL penalty."""
+
+    sequence: Sequence
+    reference: FloatArray | None
+
+
+class Learner:
+    """Trains the weights of `model` that require gradients, in place.
+
+    Args:
+        model: a `PreTrainedModel` or a peft model. It is put in eval mode and left there: no dropout but the adapter's.
+        config: how.
+        device: where the model is.
+
+    Attributes:
+        autocast: dtype that forward passes compute in, if not the weights' own.
+
+    Raises:
+        ConfigError: the model has nothing to train.
+    """
+
+    def __init__(self, model: Any, config: LearnerConfig, device: torch.device) -> None:
+        self.config = config
+        self.autocast = _autocast(config, device)
+        self._model = model.eval()
+        self._device = device
+        self._scorer = Scorer(model, device, self.autocast)
+        self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not self._trained:
+            raise ConfigError("every weight of the model is frozen", hint="load it whole, or with a LoraSpec")
+        self._dropouts = [m for n, m in model.named_modules() if "lora_dropout" in n and isinstance(m, nn.Dropout)]
+        self._optimizer = torch.optim.AdamW(
+            self._trained.values(),
+            lr=config.learning_rate,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        self._updates = 0
+        self._reference = _reference(model, self._scorer, device, self.autocast) if config.kl_coef else None
+
+    # -- training -----------------------------------------------------------------------------------------------
+
+    def update(self, sequences: Seq[Sequence], lr_scale: float = 1.0) -> dict[str, float]:
+        """One update on the rows of a training step: `epochs` x `minibatches` optimiser steps.
+
+        `Sequence.logprobs` are the old log-probs of the importance ratio. `Sequence.weights` are set here, for each
+        optimiser step, by `config.loss_agg`.
+
+        Args:
+            sequences: the rows, as `agl.sequence.merge` makes them.
+            lr_scale: multiplies the learning rate of this update.
+
+        Returns:
+            Means over the optimiser steps: "loss", "grad_norm" (before clipping). Means over the trained tokens:
+            "abs_log_ratio" and "approx_kl" (k1) between the policy in training and the one that sampled,
+            "clip_fraction", "dual_clip_fraction", "entropy" (minus log-prob of the sampled token, nats) and, with a KL
+            penalty, "reference_kl" (by `kl_kind`). Also "max_abs_log_ratio", "learning_rate", "optimizer_steps",
+            "rows", "tokens" (trained) and "forwarded_tokens" (in one pass over the rows, without padding).
+
+        Raises:
+            NoTrainableDataError: no row holds a trained token.
+            AglError: bad rows, or a loss or gradient that is not finite; the message names the rollouts and calls. The
+                optimiser step that it would have gone into is not taken; earlier ones of the same update stand.
+        """
+        rows = [s for s in sequences if s.n_actions]
+        if not rows:
+            raise NoTrainableDataError(
+                f"none of {len(sequences)} rows holds a token to train",
+                hint="see why with `agl explain`: cancelled and failed answers are masked, unselected agents are not trained",
+            )
+        self._check(rows)
+        learning_rate = self.config.rate(self._updates) * lr_scale
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        totals = _Totals()
+        shuffle = np.random.default_rng([self.config.seed, self._updates])
+        ready = [_Row(s, r) for s, r in zip(rows, self._reference_logprobs(rows), strict=True)]
+        with self._adapter_dropout():
+            for _ in range(self.config.epochs):
+                for part in _deal(ready, self.config.minibatches, shuffle):
+                    self._step(part, totals)
+        self._updates += 1
+        return totals.metrics() | {
+            "learning_rate": learning_rate,
+            "rows": float(len(rows)),
+            "tokens": float(sum(s.n_actions for s in rows)),
+            "forwarded_tokens": float(sum(len(s) for s in rows)),
+        }
+
+    def _step(self, rows: Seq[_Row], totals: _Totals) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        sequences = weighted(
+            [row.sequence for row in rows], self.config.loss_agg, loss_scale_factor=self.config.loss_scale_factor
+        )
+        losses: list[tuple[list[Sequence], Tensor]] = []
+        total = torch.zeros((), device=self._device)
+        for picked in pack([len(s) for s in sequences], self.config.max_tokens_per_microbatch):
+            members = [sequences[i] for i in picked]
+            masks = [s.action_mask for s in members]
+            scores = self._scorer.score(
+                collate(members, masks, self._device, self._scorer.mask_dtype),
+                with_entropy=self.config.entropy_coef > 0,
+            )
+            loss = self._loss(scores, members, [rows[i].reference for i in picked], totals)
+            share = (self._gather([s.weights for s in members], masks) * loss).sum()
+            share.backward()
+            total += share.detach()
+            losses.append((members, loss.detach()))
+        norm = nn.utils.clip_grad_norm_(self._trained.values(), self.config.grad_clip or float("inf"))
+        loss_value, norm_value = torch.stack([total, norm]).tolist()
+        if not np.isfinite([loss_value, norm_value]).all():
+            self._optimizer.zero_grad(set_to_none=True)
+            raise _not_finite(losses, loss_value, norm_value)
+        self._optimizer.step()
+        totals.step(loss_value, norm_value)
+
+    def _loss(
+        self, scores: Scores, members: Seq[Sequence], references: Seq[FloatArray | None], totals: _Totals
+    ) -> Tensor:
+        config = self.config
+        masks = [s.action_mask for s in members]
+        policy = policy_loss(
+            scores.logprobs,
+            self._gather([s.logprobs for s in members], masks),
+            self._gather([s.advantages for s in members], masks),
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            clip_c=config.dual_clip,
+        )
+        loss, kl = policy.loss, None
+        if self._reference is not None:
+            kl = kl_penalty(
+                scores.logprobs, self._gather([r for r in references if r is not None], masks), config.kl_kind
+            )
+            loss = loss + config.kl_coef * kl
+        if scores.entropies is not None:
+            loss = loss - config.entropy_coef * scores.entropies
+        totals.tokens(
+            {
+                "abs_log_ratio": policy.log_ratio.abs(),
+                "approx_kl": -policy.log_ratio,
+                "clip_fraction": policy.clipped,
+                "dual_clip_fraction": policy.dual_clipped,
+                "entropy": -scores.logprobs,
+                **({} if kl is None else {"reference_kl": kl}),
+            }
+        )
+        return loss
+
+    def _gather(self, values: Seq[FloatArray], masks: Seq[BoolArray]) -> Tensor:
+        """The values of the trained tokens, in the order of the micro-batch's wanted tokens; float32 [n]."""
+        flat = np.concatenate([v[m] for v, m in zip(values, masks, strict=True)])
+        return torch.from_numpy(flat).to(self._device)
+
+    @contextlib.contextmanager
+    def _adapter_dropout(self) -> Iterator[None]:
+        """Adapter dropout is on inside; its draws depend on the seed and the update's number alone."""
+        if not self._dropouts:
+            yield
+            return
+        with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+            torch.manual_seed(int(np.random.default_rng([self.config.seed, self._updates, 1]).integers(2**63)))
+            for module in self._dropouts:
+                module.train()
+            try:
+                yield
+            finally:
+                for module in self._dropouts:
+                    module.eval()
+
+    # -- log-probs ----------------------------------------------------------------------------------------------
+
+    def logprobs(self, token_ids: IntArray, temperature: float = 1.0) -> FloatArray:
+        """float32 [T - 1]: log-probs of `token_ids[1:]`, each given the tokens before it."""
+        return self.sequence_logprobs([chain(token_ids, temperature)])[0][1:]
+
+    def sequence_logprobs(self, sequences: Seq[Sequence]) -> list[FloatArray]:
+        """float32 [T] per row: each token's log-prob in its own context; 0 for a first token, which has none."""
+        self._check(sequences)
+        return self._forward(self._scorer, sequences, [s.parents >= 0 for s in sequences])
+
+    def _reference_logprobs(self, rows: Seq[Sequence]) -> Seq[FloatArray | None]:
+        if self._reference is None:
+            return [None] * len(rows)
+        with self._reference() as scorer:
+            return self._forward(scorer, rows, [s.action_mask for s in rows])
+
+    def _forward(self, scorer: Scorer, rows: Seq[Sequence], wanted: Seq[BoolArray]) -> list[FloatArray]:
+        """float32 [T] per row: log-probs of the wanted tokens, 0 elsewhere."""
+        out = [np.zeros(len(row), dtype=np.float32) for row in rows]
+        with torch.no_grad():
+            for picked in pack([len(row) for row in rows], self.config.max_tokens_per_microbatch):
+                batch = collate([rows[i] for i in picked], [wanted[i] for i in picked], self._device, scorer.mask_dtype)
+                values = scorer.score(batch).logprobs.cpu().numpy()
+                ends = np.cumsum([len(places) for places in batch.places])
+                for i, places, part in zip(picked, batch.places, np.split(values, ends[:-1]), strict=True):
+                    out[i][places] = part
+        return out
+
+    def _check(self, rows: Seq[Sequence]) -> None:
+        for row in rows:
+            fault = None
+            mask = row.action_mask
+            if not (np.isfinite(row.advantages[mask]).all() and np.isfinite(row.logprobs[mask]).all()):
+                fault = "an advantage or a behaviour log-prob that is not finite"
+            elif (row.parents[mask] < 0).any():
+                fault = "a sampled token with no token before it"
+            elif len(row) and not 0 <= row.token_ids.min() <= row.token_ids.max() < self._vocabulary:
+                fault = f"a token id outside the model's 0 to {self._vocabulary - 1}"
+            if fault:
+                raise AglError(
+                    f"a row to train on holds {fault}",
+                    hint="no weight was changed; look at the rollout with `agl explain`",
+                    rollout=row.rollout_id,
+                    calls=", ".join(row.call_ids),
+                )
+
+    # -- state --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next update depends on, as CPU copies: trained weights, optimiser, update count.
+
+        Shuffling and dropout draw from generators seeded by the update's number, so the count stands for them too.
+        """
+        return {
+            "weights": {name: _cpu(p) for name, p in self._trained.items()},
+            "optimizer": _cpu(self._optimizer.state_dict()),
+            "updates": self._updates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go back to a `state_dict`. The weights change in place, so an engine on the same model sees them.
+
+        Raises:
+            CheckpointError: it belongs to another model.
+        """
+        weights: Mapping[str, Tensor] = state["weights"]
+        if {n: p.shape for n, p in weights.items()} != {n: p.shape for n, p in self._trained.items()}:
+            raise CheckpointError(
+                f"the checkpoint's {len(weights)} trained weights are not those of this model ({len(self._trained)})",
+                hint="resume with the model and LoRA settings that the run began with",
+            )
+        with torch.no_grad():
+            for name, parameter in self._trained.items():
+                parameter.copy_(weights[name])
+        # The optimiser keeps the tensors that it is given.
+        self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self._updates = int(state["updates"])
+
+
+class _Totals:
+    """Sums over the tokens and steps of an update; one transfer from the device at the end."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._count = 0
+        self._largest: list[Tensor] = []
+        self._steps: list[tuple[float, float]] = []
+
+    def tokens(self, values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
+            total = value.detach().sum(dtype=torch.float64)
+            self._sums[name] = self._sums[name] + total if name in self._sums else total
+        self._largest.append(values["abs_log_ratio"].max())
+        self._count += values["abs_log_ratio"].numel()
+
+    def step(self, loss: float, norm: float) -> None:
+        self._steps.append((loss, norm))
+
+    def metrics(self) -> dict[str, float]:
+        means = (torch.stack(list(self._sums.values())) / self._count).tolist()
+        loss, norm = np.mean(self._steps, axis=0)
+        return {
+            "loss": float(loss),
+            "grad_norm": float(norm),
+            **dict(zip(self._sums, means, strict=True)),
+            "max_abs_log_ratio": float(torch.stack(self._largest).max()),
+            "optimizer_steps": float(len(self._steps)),
+        }
+
+
+def _autocast(config: LearnerConfig, device: torch.device) -> torch.dtype | None:
+    name = config.autocast or ("bfloat16" if device.type == "cuda" else "float32")
+    return torch.bfloat16 if name == "bfloat16" else None
+
+
+def _deal(rows: Seq[_Row], parts: int, rng: np.random.Generator) -> Iterator[list[_Row]]:
+    """Mini-batches of whole rollouts, so that merging cannot move a call from one to another."""
+    rollouts = sorted({row.sequence.rollout_id for row in rows})
+    order = rng.permutation(len(rollouts))
+    for chosen in np.array_split(order, min(parts, len(rollouts))):
+        names = {rollouts[i] for i in chosen}
+        yield [row for row in rows if row.sequence.rollout_id in names]
+
+
+def _reference(
+    model: Any, scorer: Scorer, device: torch.device, autocast: torch.dtype | None
+) -> Callable[[], contextlib.AbstractContextManager[Scorer]]:
+    """What gives the frozen reference: the model without its adapter, or a copy of the weights as they are now."""
+    if hasattr(model, "disable_adapter"):
+
+        @contextlib.contextmanager
+        def base() -> Iterator[Scorer]:
+            with model.disable_adapter():
+                yield scorer
+
+        return base
+    frozen = Scorer(copy.deepcopy(model).requires_grad_(False), device, autocast)
+    return lambda: contextlib.nullcontext(frozen)
+
+
+def _cpu(value: Any) -> Any:
+    """A copy of a nested state with every tensor on the CPU."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {k: _cpu(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cpu(v) for v in value)
+    return value
+
+
+def _not_finite(losses: Seq[tuple[list[Sequence], Tensor]], loss: float, norm: float) -> AglError:
+    """Name the calls whose loss is not finite, or all of the step's when only the gradient is not."""
+    guilty: list[tuple[str, str]] = []
+    everyone: list[tuple[str, str]] = []
+    for members, values in losses:
+        finite = torch.isfinite(values).cpu().numpy()
+        at = 0
+        for row in members:
+            owners = row.calls[row.action_mask]
+            bad = owners[~finite[at : at + owners.size]]
+            at += owners.size
+            guilty += [(row.rollout_id, row.call_ids[k]) for k in np.unique(bad)]
+            everyone += [(row.rollout_id, row.call_ids[k]) for k in np.unique(owners)]
+    named = guilty or everyone
+    return AglError(
+        f"the update is not finite: loss {loss}, gradient norm {norm}",
+        hint="the optimiser step was not taken; lower the learning rate, or go back to an earlier checkpoint if the "
+        "weights themselves are broken",
+        rollouts=_some([rollout for rollout, _ in named]),
+        calls=_some([call for _, call in named]),
+    )
+
+
+def _some(names: Seq[str], most: int = 8) -> str:
+    unique = list(dict.fromkeys(names))
+    return ", ".join(unique[:most]) + (f" and {len(unique) - most} more" if len(unique) > most else "")

@@ -1,0 +1,284 @@
+"""Load and save a policy: a Hugging Face causal language model, its tokenizer and chat template, full or with LoRA.
+
+Invariant: what `load_policy` returns can be sampled and trained; a directory that would only seem to load is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from agl.errors import ConfigError, ModelLoadError
+from agl.trainer.local.config import LoraSpec
+
+__all__ = ["LoadedPolicy", "LoraSpec", "load_policy", "save_model"]
+
+Attention = Literal["eager", "sdpa"]
+T = TypeVar("T")
+
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+PROBE = (
+    "What is 47 * 36? It's 1692, isn't it?\n\n"
+    'def f(x):\n\treturn {"a": [1, 2.50, -3], "b": "naïve café"}  # 100%\n'
+    "Größe 你好世界 こんにちは привет 👋🏽 HTTPServer2024 __init__ it'll WE'VE   spaces\r\n"
+)
+"""Text on which pre-tokenizers differ: digits, contractions, runs of spaces, scripts, camel case, line ends."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedPolicy:
+    """A policy in memory.
+
+    Attributes:
+        model: a `PreTrainedModel` in eval mode, or a peft model around one.
+        tokenizer: with a chat template.
+        device: where the model is. dtype: of the base model's weights.
+        max_context: longest prompt + answer in tokens, as the model's configuration gives it.
+        lora: the adapter's specification, if only that is trained.
+    """
+
+    model: Any
+    tokenizer: Any
+    device: torch.device
+    dtype: torch.dtype
+    max_context: int
+    lora: LoraSpec | None
+
+
+def load_policy(
+    path: str | os.PathLike[str],
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    lora: LoraSpec | None = None,
+    seed: int = 0,
+    attention: Attention | None = None,
+) -> LoadedPolicy:
+    """Load a policy to sample and train.
+
+    Args:
+        path: a local Hugging Face model directory or a hub id.
+        device: "cpu", "cuda", "cuda:1", ..., or "auto": cuda where there is one.
+        dtype: of the base model's weights: "float32", "bfloat16" or "auto": bfloat16 under LoRA on cuda, otherwise
+            float32. Weights in training are always float32; computing in bfloat16 is the learner's `autocast`.
+        lora: train an adapter instead of all weights.
+        seed: of the adapter's start.
+        attention: "eager" or "sdpa"; None = eager on CPU, sdpa on cuda.
+
+    Raises:
+        ConfigError: a device, dtype or LoRA target that cannot be had.
+        ModelLoadError: the directory does not hold a loadable model, tokenizer and chat template; the message says
+            what is wrong with which.
+    """
+    name = os.fspath(path)
+    where = _device(device)
+    kind = _dtype(dtype, where, lora)
+    _check_files(name)
+    config = _load_config(name)
+    tokenizer = _load_tokenizer(name)
+    model = _load_model(name, config, kind, attention or ("eager" if where.type == "cpu" else "sdpa"))
+    rows = int(model.get_input_embeddings().weight.shape[0])
+    if (largest := max(tokenizer.get_vocab().values())) >= rows:
+        raise ModelLoadError(
+            f"the tokenizer has ids up to {largest}, the model's embedding only {rows} rows",
+            hint="the two do not belong together: save them from the same run, or resize the model's embedding",
+            path=name,
+        )
+    max_context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if not max_context:
+        raise ModelLoadError(
+            "the configuration gives no max_position_embeddings",
+            hint="add the longest context that the model was made for to config.json",
+            path=name,
+        )
+    model = model.to(where)  # type: ignore[arg-type]
+    if lora is not None:
+        model = _with_adapter(model, lora, seed)
+    return LoadedPolicy(model.eval(), tokenizer, where, kind, int(max_context), lora)
+
+
+def save_model(policy: LoadedPolicy, path: str | os.PathLike[str]) -> None:
+    """Write a Hugging Face model directory that `load_policy` and `AutoModelForCausalLM` load.
+
+    With LoRA the directory holds the merged model, and `adapter/` in it the adapter alone.
+    """
+    target = Path(path)
+    if policy.lora is None:
+        policy.model.save_pretrained(target)
+    else:
+        # Merging in place and back would leave rounding errors in the weights that are being trained on.
+        copy.deepcopy(policy.model).merge_and_unload().save_pretrained(target)
+        policy.model.save_pretrained(target / "adapter")
+    policy.tokenizer.save_pretrained(target)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device={name!r} is not known", hint="choose auto, cpu, cuda or cuda:<n>") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device={name!r} is not supported", hint="choose auto, cpu, cuda or cuda:<n>")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device={name!r}, but torch sees {torch.cuda.device_count()} cuda devices",
+            hint="choose device='auto', or install a torch build for this machine's GPU and driver",
+        )
+    return device
+
+
+def _dtype(name: str, device: torch.device, lora: LoraSpec | None) -> torch.dtype:
+    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if name == "auto":
+        return torch.bfloat16 if lora is not None and device.type == "cuda" else torch.float32
+    if name not in kinds:
+        raise ConfigError(f"dtype={name!r} is not supported", hint=f"choose auto, {' or '.join(kinds)}")
+    if lora is None and kinds[name] != torch.float32:
+        raise ConfigError(
+            f"dtype={name!r} for weights in training: small updates would be rounded away",
+            hint="leave dtype at auto (the learner computes in bfloat16 on cuda by itself), or train with LoRA",
+        )
+    return kinds[name]
+
+
+def _check_files(name: str) -> None:
+    """Say what a local directory lacks; a name that looks like a path must be one."""
+    directory = Path(name).expanduser()
+    if not directory.exists():
+        looks_local = name.startswith((".", "~", os.sep)) or name.count("/") > 1
+        if looks_local or not name:
+            raise ModelLoadError("no such directory", hint="give a model directory or a hub id", path=name)
+        return
+    if not directory.is_dir():
+        raise ModelLoadError("not a directory", hint="give the directory that holds config.json", path=name)
+    found = f"it holds: {', '.join(sorted(p.name for p in directory.iterdir())[:12]) or 'nothing'}"
+    if not (directory / "config.json").is_file():
+        adapter = (directory / "adapter_config.json").is_file()
+        raise ModelLoadError(
+            "only an adapter, no model" if adapter else "no config.json in the directory",
+            hint="merge the adapter into its base model and save that" if adapter else found,
+            path=name,
+        )
+    if not any(any(directory.glob(pattern)) for pattern in WEIGHT_FILES):
+        raise ModelLoadError("no weights in the directory (*.safetensors)", hint=found, path=name)
+    if not any((directory / file).is_file() for file in TOKENIZER_FILES):
+        raise ModelLoadError("no tokenizer in the directory (tokenizer.json)", hint=found, path=name)
+
+
+def _load_config(name: str) -> Any:
+    from transformers import AutoConfig
+
+    return _loading("configuration", name, lambda: AutoConfig.from_pretrained(name))
+
+
+def _load_model(name: str, config: Any, dtype: torch.dtype, attention: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    model, info = _loading(
+        "model",
+        name,
+        lambda: AutoModelForCausalLM.from_pretrained(
+            name, config=config, dtype=dtype, attn_implementation=attention, output_loading_info=True
+        ),
+    )
+    absent = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
+    if absent:
+        raise ModelLoadError(
+            f"the weights lack {len(absent)} of the model's tensors, so these would start at random: "
+            f"{', '.join(absent[:4])}{' ...' if len(absent) > 4 else ''}",
+            hint="config.json and the weights do not belong together, or a shard is missing",
+            path=name,
+        )
+    if getattr(model, "_is_stateful", False):
+        raise ModelLoadError(
+            f"{type(model).__name__} carries a recurrent state, and calls that share a prefix cannot be merged on it",
+            hint="choose a model of attention layers alone",
+            path=name,
+        )
+    return model
+
+
+def _load_tokenizer(name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    tokenizer = _loading("tokenizer", name, lambda: AutoTokenizer.from_pretrained(name))
+    _check_tokens(name, tokenizer)
+    if not tokenizer.chat_template:
+        raise ModelLoadError(
+            "the tokenizer has no chat template",
+            hint="use the instruction-tuned version of the model, or put a chat_template.jinja into the directory",
+            path=name,
+        )
+    return tokenizer
+
+
+def _check_tokens(name: str, tokenizer: Any) -> None:
+    """Refuse a tokenizer class that overrides what tokenizer.json says, as transformers' Qwen2Tokenizer does."""
+    from tokenizers import Tokenizer
+    from transformers.utils import cached_file
+
+    file = cached_file(name, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+    if file is None:
+        return
+    declared = _loading("tokenizer.json", name, lambda: Tokenizer.from_file(file))
+    expected = declared.encode(PROBE, add_special_tokens=False).ids
+    got = tokenizer.encode(PROBE, add_special_tokens=False)
+    if got != expected:
+        at = next(
+            (i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), min(len(got), len(expected))
+        )
+        raise ModelLoadError(
+            f"{type(tokenizer).__name__} does not tokenise as the directory's tokenizer.json says: token {at} of a "
+            f"probe text is {_shown(declared, got, at)} instead of {_shown(declared, expected, at)}",
+            hint="its model_type makes transformers use a pre-tokenizer of its own; for a tokenizer of your own choose "
+            "a model_type that keeps tokenizer.json, such as llama or mistral",
+            path=name,
+        )
+
+
+def _shown(declared: Any, ids: list[int], at: int) -> str:
+    return repr(declared.id_to_token(ids[at])) if at < len(ids) else "missing"
+
+
+def _loading(what: str, name: str, load: Callable[[], T]) -> T:
+    """Run a loader of another library; whatever it raises becomes a `ModelLoadError` with the reason's first line."""
+    try:
+        return load()
+    except Exception as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
+        raise ModelLoadError(
+            f"the {what} does not load: {type(error).__name__}: {reason}",
+            hint="check that the directory is complete, and that this version of transformers knows the model",
+            path=name,
+        ) from error
+
+
+def _with_adapter(model: Any, lora: LoraSpec, seed: int) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    targets = lora.target_modules
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        lora_dropout=lora.dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        try:
+            return get_peft_model(model, config)
+        except ValueError as error:
+            raise ConfigError(
+                f"LoRA target_modules={targets!r}: {str(error).splitlines()[0]}",
+                hint="name linear layers of this model, or use 'all-linear'",
+            ) from error

@@ -1,0 +1,254 @@
+"""The policy process: `python -m agl.trainer.local.worker FD`, one model that is sampled and trained in turn.
+
+Invariant: it lives no longer than its parent. It reads commands from the socket FD, samples while it has requests, and
+ends when the socket closes.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agl.errors import AglError, CheckpointError, EngineError, ModelLoadError
+from agl.mdp import FloatArray, IntArray
+from agl.sequence import Sequence
+from agl.trainer.local.messages import (
+    Abort,
+    Command,
+    Done,
+    Failed,
+    FrameReader,
+    Generate,
+    PolicyInfo,
+    PolicySpec,
+    Shutdown,
+    pack,
+)
+
+if TYPE_CHECKING:
+    from agl.trainer.local.engine import LocalEngine
+    from agl.trainer.local.learner import Learner
+    from agl.trainer.local.model import LoadedPolicy
+
+_RECEIVE = 1 << 20
+_PARENT_CHECK_MS = 2000
+
+
+class Worker:
+    """Serves one policy over a connected socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._reader = FrameReader()
+        self._inbox: list[Any] = []
+        self._version = 0
+        self._commands: dict[str, Callable[..., Any]] = {
+            "train": self.train,
+            "logprobs": self.logprobs,
+            "engine_logprobs": self.engine_logprobs,
+            "save_model": self.save_model,
+            "save_state": self.save_state,
+            "load_state": self.load_state,
+        }
+
+    def run(self) -> None:
+        """Load what the first message asks for, then serve until told to stop or until the parent is gone."""
+        spec = self._first()
+        if spec is None:
+            return
+        try:
+            info = self.load(spec)
+        except Exception as error:
+            self._send([Failed(0, _crossing(error, f"cannot load {spec.model}", ModelLoadError))])
+            return
+        self._send([Done(0, info, self._version)])
+        poller = select.poll()
+        poller.register(self._connection, select.POLLIN)
+        engine = self._engine
+        while True:
+            while self._inbox or poller.poll(0 if engine.has_work else None):
+                if not self._inbox and not self._receive():
+                    return
+                inbox, self._inbox = self._inbox, []
+                for message in inbox:
+                    if isinstance(message, Shutdown):
+                        return
+                    self._handle(message)
+            if events := engine.step():
+                self._send(events)
+
+    def load(self, spec: PolicySpec) -> PolicyInfo:
+        """Load the model and set up engine and learner on the same weights."""
+        import torch
+
+        from agl.trainer.local.engine import LocalEngine
+        from agl.trainer.local.learner import Learner
+        from agl.trainer.local.model import load_policy
+
+        if spec.threads is not None:
+            torch.set_num_threads(spec.threads)
+        torch.set_flush_denormal(True)
+        self._policy: LoadedPolicy = load_policy(
+            spec.model, device=spec.device, dtype=spec.dtype, lora=spec.lora, seed=spec.seed
+        )
+        model, device = self._policy.model, self._policy.device
+        self._learner: Learner = Learner(model, spec.learner, device)
+        self._engine: LocalEngine = LocalEngine(
+            model,
+            self._policy.tokenizer,
+            device=device,
+            max_context=min(spec.max_context or self._policy.max_context, self._policy.max_context),
+            max_batch=spec.max_batch,
+            # On CPU casting the weights at every step costs more than computing in half the width saves.
+            autocast=self._learner.autocast if device.type == "cuda" else None,
+        )
+        parameters = list(model.parameters())
+        return PolicyInfo(
+            parameters=sum(p.numel() for p in parameters),
+            trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
+            device=str(device),
+            dtype=str(self._policy.dtype).removeprefix("torch."),
+            max_context=self._engine.max_context,
+            vocab_size=self._engine.vocabulary,
+            stop_token_ids=_stop_token_ids(model, self._policy.tokenizer),
+        )
+
+    # -- commands -----------------------------------------------------------------------------------------------
+
+    def train(self, sequences: list[Sequence], lr_scale: float) -> dict[str, float]:
+        """One update; the engine serves the new weights from its next step on."""
+        metrics = self._learner.update(sequences, lr_scale=lr_scale)
+        self._serve(self._version + 1)
+        return metrics
+
+    def logprobs(self, token_ids: IntArray, temperature: float) -> FloatArray:
+        """Log-probs by the learner's forward pass."""
+        return self._learner.logprobs(token_ids, temperature)
+
+    def engine_logprobs(self, token_ids: IntArray, temperature: float) -> FloatArray:
+        """Log-probs by the engine's cached decoding."""
+        return self._engine.score(token_ids, temperature)
+
+    def save_model(self, path: str) -> None:
+        """Write a Hugging Face directory."""
+        from agl.trainer.local.model import save_model
+
+        save_model(self._policy, path)
+
+    def save_state(self, path: str) -> None:
+        """Write the exact state of training; the file appears whole or not at all."""
+        import torch
+
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(target.name + ".partial")
+        torch.save({"version": self._version, "learner": self._learner.state_dict()}, partial)
+        os.replace(partial, target)
+
+    def load_state(self, path: str) -> None:
+        """Go back to what `save_state` wrote."""
+        import torch
+
+        if not Path(path).is_file():
+            raise CheckpointError(
+                "no such checkpoint", hint="give the file that save_state wrote, or start a new run", path=path
+            )
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            version = int(state["version"])
+            learner = state["learner"]
+        except Exception as error:
+            raise CheckpointError(
+                f"the checkpoint cannot be read: {error}", hint="take an earlier checkpoint", path=path
+            ) from error
+        self._learner.load_state_dict(learner)
+        self._serve(version)
+
+    def _serve(self, version: int) -> None:
+        self._version = version
+        self._engine.on_weights_changed(version)
+
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    def _handle(self, message: Any) -> None:
+        match message:
+            case Generate():
+                try:
+                    self._engine.submit(
+                        message.request_id, message.prompt_ids, message.sampling, message.session, message.stream
+                    )
+                except Exception as error:
+                    self._send([Failed(message.request_id, _crossing(error, "cannot sample", EngineError))])
+            case Abort():
+                self._engine.abort(message.request_id)
+            case Command():
+                try:
+                    result = self._commands[message.name](**message.arguments)
+                except Exception as error:
+                    self._send([Failed(message.request_id, _crossing(error, f"{message.name} failed", EngineError))])
+                else:
+                    self._send([Done(message.request_id, result, self._version)])
+
+    def _first(self) -> PolicySpec | None:
+        while not self._inbox:
+            if not self._receive():
+                return None
+        return self._inbox.pop(0)
+
+    def _receive(self) -> bool:
+        """Wait for bytes; False when the parent is gone."""
+        data = self._connection.recv(_RECEIVE)
+        self._inbox += self._reader.feed(data)
+        return bool(data)
+
+    def _send(self, messages: list[Any]) -> None:
+        self._connection.sendall(pack(messages))
+
+
+def _crossing(error: Exception, what: str, kind: type[AglError]) -> AglError:
+    """The error as the parent is to see it: our own as they are, others named, their traceback in the process's log."""
+    if isinstance(error, AglError):
+        return error
+    traceback.print_exception(error)
+    return kind(f"{what}: {type(error).__name__}: {error}")
+
+
+def _stop_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    declared = getattr(model.generation_config, "eos_token_id", None)
+    ids = [declared] if isinstance(declared, int) else list(declared or ())
+    if tokenizer.eos_token_id is not None:
+        ids.append(tokenizer.eos_token_id)
+    return tuple(sorted(set(ids)))
+
+
+def _end_with_parent(connection: socket.socket, parent: int) -> None:
+    """End this process, whatever it is computing, when the other end of the socket closes or the parent dies."""
+    poller = select.poll()
+    poller.register(connection, 0)
+    while not poller.poll(_PARENT_CHECK_MS) and os.getppid() == parent:
+        pass
+    os._exit(0)
+
+
+def main() -> None:
+    """Entry point."""
+    # Ctrl-C reaches the whole process group; the parent decides when this process ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    threading.Thread(target=_end_with_parent, args=(connection, os.getppid()), daemon=True).start()
+    try:
+        Worker(connection).run()
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+
+
+if __name__ == "__main__":
+    main()

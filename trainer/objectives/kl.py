@@ -1,0 +1,37 @@
+"""Estimates of the KL divergence from a reference policy, one per sampled token."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+import torch
+from torch import Tensor
+
+from agl.trainer.objectives import KLKind
+
+MAX_LOG_RATIO = 20.0
+MAX_K3 = 10.0
+"""Bounds on k3, as in verl: its exponential would let one token outweigh a batch."""
+
+
+def kl_penalty(logprob: Tensor, ref_logprob: Tensor, kind: KLKind = "k3") -> Tensor:
+    """KL(policy || reference), estimated at the sampled token; float32 [n], with the gradient of the formula itself.
+
+    Args:
+        logprob, ref_logprob: float32 [n], of the sampled tokens.
+        kind: with r = ref_logprob - logprob: "k1" is -r (unbiased, can be negative), "k2" is r^2 / 2 (its gradient is
+            that of the KL), "k3" is exp(r) - r - 1 (unbiased, never negative, low variance; verl's `low_var_kl`).
+
+    Source: J. Schulman, "Approximating KL divergence" (2020), joschu.net/blog/kl-approx.html; verl's `kl_penalty`.
+    """
+    r = ref_logprob - logprob
+    match kind:
+        case "k1":
+            return -r
+        case "k2":
+            return 0.5 * r.square()
+        case "k3":
+            r = r.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+            return torch.clamp(r.exp() - r - 1, -MAX_K3, MAX_K3)
+        case _:
+            assert_never(kind)

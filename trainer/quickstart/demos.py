@@ -1,0 +1,104 @@
+"""Demonstrations of a calculator agent, good and bad, as the text that the policy reads and the text that it writes.
+
+A demonstration is rendered exactly as the chat template renders the same conversation.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agl.trainer.quickstart.tasks import calculate, make_task, random_problem
+
+SYSTEM_PROMPT = "Use the calculator."
+TOOL_NAME = "calculator"
+
+SYSTEM_PROMPTS = (
+    SYSTEM_PROMPT,
+    SYSTEM_PROMPT,
+    "You are a helpful assistant.",
+    "You are a careful agent. Use the calculator tool, then answer with the number.",
+    "Answer with the result and nothing else.",
+    "",
+)
+"""What agents may be told; the policy is not to depend on one wording."""
+
+Quality = Mapping[str, float]
+
+CAPABLE: Quality = {"good": 1.0}
+"""From these the policy learns to write a call and to copy numbers."""
+
+MIXED: Quality = {
+    "good": 0.28,
+    "guess": 0.54,
+    "broken_json": 0.06,
+    "wrong_operand": 0.05,
+    "bad_expression": 0.03,
+    "ignored_result": 0.04,
+}
+"""Mostly bad, in every way an agent fails: without the tool, with a call that does not parse, with the wrong numbers,
+with an expression that the tool refuses, and with an answer that is not the tool's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """`prompt` is read (what the template adds since the last turn), `answer` is written, `<|im_end|>` included."""
+
+    prompt: str
+    answer: str
+
+
+Demo = tuple[Turn, ...]
+
+
+def tool_call(expression: str) -> str:
+    """The text with which the policy calls the calculator."""
+    arguments = json.dumps({"expression": expression})
+    return f'<tool_call>\n{{"name": "{TOOL_NAME}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def opening(question: str, system: str) -> str:
+    """The first prompt: system prompt, tool name, question, and the start of the answer."""
+    head = f"{system}\nTools: {TOOL_NAME}" if system else f"Tools: {TOOL_NAME}"
+    return f"<|im_start|>system\n{head}<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def tool_result(text: str) -> str:
+    """What the template adds when the tool has answered."""
+    return f"\n<|im_start|>user\n<tool_response>\n{text}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+
+
+def demonstrate(rng: random.Random, quality: Quality) -> Demo:
+    """One demonstration on a random training problem, its behaviour drawn with the weights in `quality`."""
+    a, op, b = random_problem(rng, "train")
+    task = make_task(a, op, b)
+    start = opening(task["question"], rng.choice(SYSTEM_PROMPTS))
+    expression = f"{a} {op} {b}"
+    match rng.choices(list(quality), weights=list(quality.values()))[0]:
+        case "guess":
+            return (Turn(start, f"I think it is {_some_number(rng)}<|im_end|>"),)
+        case "broken_json":
+            return (Turn(start, tool_call(expression).replace('"}}', '"}') + "<|im_end|>"),)
+        case "wrong_operand":
+            wrong = f"{_some_number(rng)} {op} {b}" if rng.random() < 0.5 else f"{a} {op} {_some_number(rng)}"
+            return _call(start, wrong, calculate(wrong))
+        case "bad_expression":
+            return _call(start, f"{a} {b}", "I do not know")
+        case "ignored_result":
+            return _call(start, expression, _some_number(rng))
+        case _:
+            return _call(start, expression, task["answer"])
+
+
+def _call(start: str, expression: str, answer: str) -> Demo:
+    answer = "I do not know" if answer.startswith("error") else answer
+    return (
+        Turn(start, f"{tool_call(expression)}<|im_end|>"),
+        Turn(tool_result(calculate(expression)), f"{answer}<|im_end|>"),
+    )
+
+
+def _some_number(rng: random.Random) -> str:
+    return str(rng.randrange(10 ** rng.randint(1, 4)))

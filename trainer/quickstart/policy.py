@@ -1,0 +1,322 @@
+"""Make the tiny policy of the quickstart: a model and tokenizer from scratch, warm-started on demonstrations.
+
+The same seed gives the same files, to the bit, on one machine with one number of threads.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import resources
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from agl.errors import ConfigError
+from agl.trainer.quickstart.demos import CAPABLE, MIXED, Demo, Quality, demonstrate
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+"""Single tokens that stay in decoded text, as in Qwen's tokenizers."""
+
+_WORDS = r" [-+*/] |[-+*/]|[0-9]| ?[A-Za-z]+|[^A-Za-z0-9*/+-]+"
+"""A digit is always a token of its own, so that numbers are copied digit by digit."""
+
+MAX_CONTEXT = 2048
+
+Progress = Callable[[str, int, int, float], None]
+"""Called as `progress(stage, step, steps, loss)`; stage is "capability" or "mixed quality"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How the policy is warm-started.
+
+    Attributes:
+        capability_steps: optimiser steps on nearly good demonstrations, which teach the format and copying.
+        mixed_steps: optimiser steps on demonstrations of mixed quality, which leave room for RL.
+        rows: packed rows per step. row_tokens: tokens per row; a row holds as many demonstrations as fit.
+        learning_rate: the peak, after `warmup_steps`; decays linearly to a tenth.
+    """
+
+    capability_steps: int = 300
+    mixed_steps: int = 100
+    rows: int = 16
+    row_tokens: int = 144
+    learning_rate: float = 2.5e-3
+    warmup_steps: int = 30
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyReport:
+    """What was made.
+
+    Attributes:
+        directory: a Hugging Face model directory.
+        parameters: how many the model has. vocabulary: how many tokens the tokenizer knows.
+        steps: optimiser steps. tokens: demonstration tokens seen. loss: of the last step, nats per written token.
+        seconds: wall time.
+    """
+
+    directory: Path
+    parameters: int
+    vocabulary: int
+    steps: int
+    tokens: int
+    loss: float
+    seconds: float
+
+
+def make_policy(
+    directory: str | Path,
+    *,
+    seed: int = 0,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    recipe: Recipe | None = None,
+) -> PolicyReport:
+    """Make the tiny policy and save it as a Hugging Face model directory.
+
+    Args:
+        directory: where; made if it does not exist.
+        seed: of the weights and of the demonstrations.
+        threads: torch threads while training; None leaves torch's own setting.
+        progress: called after every step.
+        recipe: how it is warm-started; None for the one that the quickstart uses.
+
+    Raises:
+        ConfigError: `directory` exists and is not a folder.
+    """
+    started = time.perf_counter()
+    recipe = recipe or Recipe()
+    target = Path(directory)
+    if target.exists() and not target.is_dir():
+        raise ConfigError("the policy needs a folder to be saved in", hint="name another place", path=target)
+    with _torch_settings(seed, threads):
+        tokenizer = build_tokenizer()
+        model = _build_model(tokenizer)
+        tokens, loss = _warm_start(model, tokenizer, recipe, random.Random(seed), progress)
+    _save(model, tokenizer, target)
+    return PolicyReport(
+        directory=target,
+        parameters=sum(p.numel() for p in model.parameters()),
+        vocabulary=len(tokenizer),
+        steps=recipe.capability_steps + recipe.mixed_steps,
+        tokens=tokens,
+        loss=loss,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, target: Path) -> None:
+    from transformers.utils import logging
+
+    target.mkdir(parents=True, exist_ok=True)
+    bar = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model.save_pretrained(target)
+    finally:
+        if bar:
+            logging.enable_progress_bar()
+    tokenizer.save_pretrained(target)
+    # The one class name that every transformers release, and so every server, takes tokenizer.json as it is.
+    file = target / "tokenizer_config.json"
+    settings = json.loads(file.read_text(encoding="utf-8")) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer trained on demonstrations, with the chat template beside this module."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    rng = random.Random(0)
+    single = re.compile("|".join(re.escape(text) for text in SPECIAL_TOKENS + MARKERS))
+    texts = (turn.prompt + turn.answer for _ in range(400) for turn in demonstrate(rng, MIXED))
+    corpus = [piece for text in texts for piece in single.split(text)]
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
+        [
+            pre_tokenizers.Split(Regex(_WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend.train_from_iterator(
+        corpus, trainers.BpeTrainer(vocab_size=512, initial_alphabet=alphabet, show_progress=False)
+    )
+    backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in SPECIAL_TOKENS])
+    backend.add_tokens([AddedToken(text, normalized=False, special=False) for text in MARKERS])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        extra_special_tokens=["<|im_start|>"],
+        model_max_length=MAX_CONTEXT,
+    )
+    tokenizer.chat_template = resources.files(__package__).joinpath("template.jinja").read_text(encoding="utf-8")
+    return tokenizer
+
+
+def _build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    # Llama, not Qwen: transformers loads Qwen's own tokenizer for a Qwen config, whatever the directory holds.
+    config = LlamaConfig(
+        vocab_size=-(-len(tokenizer) // 8) * 8,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=MAX_CONTEXT,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        # At the usual 0.02 a model this narrow starts with nearly flat attention, and copying takes far longer to form.
+        initializer_range=0.06,
+        attn_implementation="eager",
+    )
+    return LlamaForCausalLM(config)
+
+
+@contextmanager
+def _torch_settings(seed: int, threads: int | None) -> Iterator[None]:
+    """Seeded and with so many threads inside; outside, torch is as it was."""
+    before = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            if threads is not None:
+                torch.set_num_threads(threads)
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Batch:
+    """Demonstrations packed into B rows of T tokens.
+
+    Attributes:
+        ids: int64 [B, T]. positions: int64 [B, T], from 0 in each demonstration.
+        mask: float32 [B, 1, T, T], added to attention scores: a token sees its own demonstration up to itself.
+        predictors: int64 [S], flat indices of the outputs that predict a written token. targets: int64 [S], those tokens.
+        tokens: how many of the B * T are not padding.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    mask: torch.Tensor
+    predictors: torch.Tensor
+    targets: torch.Tensor
+    tokens: int
+
+
+def _warm_start(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    recipe: Recipe,
+    rng: random.Random,
+    progress: Progress | None,
+) -> tuple[int, float]:
+    """Train in place; returns (tokens seen, last loss)."""
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    stages = (("capability", CAPABLE, recipe.capability_steps), ("mixed quality", MIXED, recipe.mixed_steps))
+    total, done, tokens, loss = recipe.capability_steps + recipe.mixed_steps, 0, 0, float("nan")
+    for stage, quality, steps in stages:
+        batches = _batches(tokenizer, recipe, rng, quality)
+        for step in range(1, steps + 1):
+            rate = min((done + 1) / recipe.warmup_steps, 1 - 0.9 * done / total)
+            optimizer.param_groups[0]["lr"] = recipe.learning_rate * rate
+            batch = next(batches)
+            loss = _step(model, optimizer, batch)
+            done, tokens = done + 1, tokens + batch.tokens
+            if progress is not None:
+                progress(stage, step, steps, loss)
+    return tokens, loss
+
+
+def _step(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, batch: _Batch) -> float:
+    with torch.autocast("cpu", torch.bfloat16, enabled=_fast_bfloat16()):
+        hidden = model.model(
+            input_ids=batch.ids, attention_mask=batch.mask, position_ids=batch.positions, use_cache=False
+        ).last_hidden_state
+        logits = model.lm_head(hidden.flatten(0, 1)[batch.predictors])
+    loss = functional.cross_entropy(logits.float(), batch.targets)
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.item()
+
+
+def _fast_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 natively; where it does not, autocast is slower than float32."""
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def _batches(
+    tokenizer: PreTrainedTokenizerFast, recipe: Recipe, rng: random.Random, quality: Quality
+) -> Iterator[_Batch]:
+    """Batches without end; each demonstration goes to the first row with room, and opens the next batch if none has."""
+    rows: list[list[_Encoded]] = [[] for _ in range(recipe.rows)]
+    room = [recipe.row_tokens] * recipe.rows
+    while True:
+        demo = _encode(tokenizer, demonstrate(rng, quality))
+        home = next((k for k, free in enumerate(room) if free >= len(demo[0])), None)
+        if home is None:
+            yield _pack(rows, recipe.row_tokens)
+            rows, room, home = [[] for _ in range(recipe.rows)], [recipe.row_tokens] * recipe.rows, 0
+        rows[home].append(demo)
+        room[home] -= len(demo[0])
+
+
+_Encoded = tuple[list[int], list[bool]]
+"""Token ids, and for each whether the policy writes it."""
+
+
+def _encode(tokenizer: PreTrainedTokenizerFast, demo: Demo) -> _Encoded:
+    encode = tokenizer.backend_tokenizer.encode
+    ids: list[int] = []
+    written: list[bool] = []
+    for turn in demo:
+        for text, mine in ((turn.prompt, False), (turn.answer, True)):
+            piece = encode(text, add_special_tokens=False).ids
+            ids += piece
+            written += [mine] * len(piece)
+    return ids, written
+
+
+def _pack(rows: Sequence[Sequence[_Encoded]], length: int) -> _Batch:
+    ids = torch.zeros(len(rows), length, dtype=torch.long)
+    positions = torch.zeros_like(ids)
+    owner = torch.full_like(ids, -1)
+    written = torch.zeros_like(ids, dtype=torch.bool)
+    tokens = 0
+    for r, row in enumerate(rows):
+        used = sum(len(demo[0]) for demo in row)
+        tokens += used
+        ids[r, :used] = torch.tensor(list(chain.from_iterable(demo[0] for demo in row)))
+        written[r, :used] = torch.tensor(list(chain.from_iterable(demo[1] for demo in row)))
+        positions[r, :used] = torch.tensor(list(chain.from_iterable(range(len(demo[0])) for demo in row)))
+        owner[r, :used] = torch.tensor([k for k, demo in enumerate(row) for _ in demo[0]])
+    sees = (owner[:, :, None] == owner[:, None, :]).tril()
+    mask = torch.zeros(sees.shape).masked_fill(~sees, torch.finfo(torch.float32).min)[:, None]
+    chosen = written.flatten().nonzero().squeeze(1)
+    return _Batch(ids, positions, mask, chosen - 1, ids.flatten()[chosen], tokens)

@@ -1,0 +1,175 @@
+"""`agl quickstart`: make a tiny policy, train a real LangChain agent with it, and show the proof on held-out tasks."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from agl.errors import ConfigError
+from agl.trainer.curve import draw_curve
+
+GROUP_SIZE = 8
+BATCH_SIZE = 16
+HELDOUT_TASKS = 128
+TRAIN_TASKS = 2048
+SEED_FILE = "seed.txt"
+
+
+def make(directory: Path, *, seed: int = 0, show: bool = True) -> dict[str, Any]:
+    """Make the tiny policy with a progress bar; returns what was made as JSON values."""
+    from agl.trainer.quickstart.policy import make_policy
+
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("loss {task.fields[loss]:.3f}"))
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not show) as bar:
+        tasks: dict[str, Any] = {}
+
+        def progress(stage: str, step: int, steps: int, loss: float) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(f"warm start: {stage} demonstrations", total=steps, loss=loss)
+            bar.update(tasks[stage], completed=step, loss=loss)
+
+        report = make_policy(directory, seed=seed, progress=progress)
+    (Path(directory) / SEED_FILE).write_text(f"{seed}\n")
+    facts = {
+        "directory": str(report.directory),
+        "parameters": report.parameters,
+        "vocabulary": report.vocabulary,
+        "steps": report.steps,
+        "tokens": report.tokens,
+        "loss": report.loss,
+        "seconds": report.seconds,
+    }
+    if show:
+        console.print(
+            f"made a policy from scratch: {report.parameters:,} parameters, {report.tokens:,} tokens of demonstrations, "
+            f"{report.seconds:.0f} s -> {report.directory}"
+        )
+    return facts
+
+
+def run(
+    out: Path, *, seed: int = 0, steps: int = 50, n_workers: int = 32, resume: bool = False, progress: bool = True
+) -> dict[str, Any]:
+    """Run the quickstart in the directory `out` and print its result.
+
+    Returns:
+        before, after (held-out success, 0 to 1), seconds, steps, parameters, checkpoint, curve, policy, store, rollout.
+    """
+    try:
+        from agl.trainer.quickstart.agent import build_agent
+    except ImportError as error:
+        raise ConfigError(
+            f"the quickstart trains a LangChain agent, and {error.name} is not installed",
+            hint='pip install "agl[local,langchain]"',
+        ) from error
+    from agl.adapters.langchain import wrap
+    from agl.trainer.algorithms import GRPO
+    from agl.trainer.explain import explain
+    from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
+    from agl.trainer.trainer import Trainer
+
+    console = Console(highlight=False)
+    started = time.monotonic()
+    start = out / "start-policy"
+    made = start / SEED_FILE
+    if not made.exists() or made.read_text().strip() != str(seed):
+        make(start, seed=seed, show=progress)
+    elif progress:
+        console.print(f"the policy to start from is {start} (made by: agl make-policy --seed {seed})")
+    agent = wrap(build_agent(), reward=exact_answer)
+    trainer = Trainer(
+        GRPO(
+            model=str(start),
+            group_size=GROUP_SIZE,
+            batch_size=BATCH_SIZE,
+            steps=steps,
+            learning_rate=5e-4,
+            warmup_steps=5,
+            schedule="linear",
+            betas=(0.9, 0.95),
+            max_response_tokens=48,
+            max_context=256,
+            val_every=max(1, steps // 5),
+            max_batch=128,
+        ),
+        n_workers=n_workers,
+        directory=out,
+        seed=seed,
+        progress=progress,
+    )
+    train = arithmetic_tasks(TRAIN_TASKS, seed=seed, split="train")
+    heldout = arithmetic_tasks(HELDOUT_TASKS, seed=seed, split="heldout")
+    result = trainer.fit(agent, train, heldout, resume=resume)
+    seconds = time.monotonic() - started
+    curve = draw_curve(result.history, out / "curve.png", title="agl quickstart: a LangChain agent with a calculator")
+    validations = [h["val/reward"] for h in result.history if "val/reward" in h]
+    rollout = _one_rollout(result.store)
+    console.print()
+    explain(rollout, result.store)
+    facts = {
+        "before": validations[0],
+        "after": validations[-1],
+        "seconds": seconds,
+        "steps": steps,
+        "parameters": _parameters(start),
+        "checkpoint": str(result.checkpoint),
+        "curve": str(curve),
+        "policy": str(result.policy),
+        "store": result.store,
+        "rollout": rollout,
+    }
+    console.print(
+        f"\n[bold]held-out success {validations[0]:.1%} -> {validations[-1]:.1%}[/bold]  "
+        f"({HELDOUT_TASKS} problems never seen in training, sampled at temperature 1; {steps} steps, {seconds:.0f} s)"
+    )
+    console.print(f"curve       {curve}")
+    console.print(f"policy      {result.policy}")
+    console.print(f"checkpoint  {result.checkpoint}")
+    console.print("\nnext: see any rollout the way the trainer saw it:")
+    console.print(f"  agl explain --list --store {out}")
+    console.print("and train an agent of your own:")
+    console.print("  agl train --help")
+    return facts
+
+
+def _parameters(directory: Path) -> int:
+    from safetensors import safe_open
+
+    total = 0
+    for file in directory.glob("*.safetensors"):
+        with safe_open(str(file), "numpy") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                n = 1
+                for size in tensors.get_slice(name).get_shape():
+                    n *= size
+                total += n
+    return total
+
+
+def _one_rollout(store: str) -> str:
+    """A rollout of the last training step that has something to show: one that succeeded, if any."""
+    from agl.trainer.store import open_store
+    from agl.trainer.trainer import run_in_thread
+
+    async def find() -> str:
+        opened = await open_store(store)
+        try:
+            rollouts = await opened.query_rollouts(mode="train", status=["succeeded"])
+            last = max(r.step or 0 for r in rollouts)
+            best = None
+            for rollout in (r for r in rollouts if r.step == last):
+                best = best or rollout.rollout_id
+                trained = await opened.query_trained_calls(rollout.rollout_id)
+                if len(trained) > 1 and any(t.advantage > 0 for t in trained):
+                    return rollout.rollout_id
+            assert best is not None
+            return best
+        finally:
+            await opened.close()
+
+    return run_in_thread(find())

@@ -1,0 +1,221 @@
+"""A training run: what an algorithm is given to work with, and the one place where rollouts are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agl.agents import Agent
+from agl.credit import Credit
+from agl.errors import AglError, ConfigError, DatasetError, StoreError
+from agl.selection import Selection
+from agl.trainer.gateway.access import SamplingRules
+from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.gateway.server import GatewayServer
+from agl.trainer.progress import Progress
+from agl.trainer.runners.local import LocalRunner, RolloutResult
+from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store
+
+
+def seed_of(*parts: object) -> int:
+    """A 62-bit seed from any parts, the same in every process."""
+    text = "/".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 2
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """The order in which tasks are trained: a new permutation each epoch, fixed by the seed; position is the step.
+
+    Attributes:
+        tasks: the dataset. batch_size: tasks per step. seed: of the permutations.
+    """
+
+    tasks: Sequence[Any]
+    batch_size: int
+    seed: int
+
+    def indices(self, step: int) -> list[int]:
+        """Indices of the tasks of one step (from 0); a small dataset is gone through several times."""
+        n = len(self.tasks)
+        found = []
+        for position in range(step * self.batch_size, (step + 1) * self.batch_size):
+            epoch, place = divmod(position, n)
+            found.append(int(np.random.default_rng([self.seed, epoch]).permutation(n)[place]))
+        return found
+
+    def steps_per_epoch(self) -> int:
+        """Steps in which every task is seen once, rounded up."""
+        return -(-len(self.tasks) // self.batch_size)
+
+
+@dataclass(eq=False)
+class Run:
+    """Everything an algorithm needs. Lives on one event loop.
+
+    Attributes:
+        run_id, seed, directory: of this run. resume: whether to go on from its last checkpoint.
+        agent, selection, credit: what is run, who is trained, how rewards become returns.
+        train, val: the tasks. store, gateway, progress: where facts go.
+        n_workers, max_attempts, timeout: how rollouts run.
+        initial_resources: what rollouts are given beside the LLM.
+    """
+
+    run_id: str
+    seed: int
+    directory: Path
+    agent: Agent
+    selection: Selection
+    credit: Credit
+    train: Sequence[Any]
+    val: Sequence[Any]
+    store: Store
+    progress: Progress
+    n_workers: int = 8
+    max_attempts: int = 2
+    timeout: float | None = None
+    resume: bool = False
+    capture_content: bool = True
+    host: str = "127.0.0.1"
+    port: int = 0
+    initial_resources: Mapping[str, Any] = field(default_factory=dict)
+    gateway: Gateway | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)
+    checkpoint: Path | None = None
+    policy_path: Path | None = None
+    _server: GatewayServer | None = None
+    _runner: LocalRunner | None = None
+    _waiting: dict[str, asyncio.Future[RolloutResult]] = field(default_factory=dict)
+
+    async def start(self, rules: Callable[[str], SamplingRules], model: str, *, routed: bool = True) -> None:
+        """Start the gateway and the workers.
+
+        Args:
+            rules: mode -> the trainer's sampling rules. model: the policy's name for agents.
+            routed: whether selected agents are sent to the gateway.
+        """
+        if routed:
+            self.gateway = self.gateway or Gateway(self.store, capture_content=self.capture_content)
+            self._server = GatewayServer(self.gateway, host=self.host, port=self.port)
+            await self._server.start()
+        self._runner = LocalRunner(
+            self.agent,
+            store=self.store,
+            gateway=self.gateway if routed else None,
+            selection=self.selection,
+            run_id=self.run_id,
+            n_workers=self.n_workers,
+            rules=rules,
+            resources=self.initial_resources,
+            model=model,
+            done=self._done,
+            capture_content=self.capture_content,
+        )
+        await self._runner.start()
+
+    async def stop(self) -> None:
+        """End the workers and the gateway; open rollouts are cancelled in the store."""
+        if self._runner is not None:
+            await self._runner.stop()
+        open_rollouts = [r for r, f in self._waiting.items() if not f.done()]
+        if open_rollouts:
+            try:
+                await self.store.cancel_rollouts(open_rollouts)
+            except StoreError as error:
+                self.progress.note(f"could not cancel open rollouts: {error}")
+        if self._server is not None:
+            await self._server.stop()
+        self._runner = self._server = None
+
+    async def rollouts(
+        self,
+        tasks: Sequence[tuple[int, Any]],
+        *,
+        mode: Mode,
+        step: int,
+        group_size: int = 1,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> list[RolloutResult]:
+        """Run every task `group_size` times and wait for all of them.
+
+        Args:
+            tasks: (index in the dataset, task). Seeds depend on the run's seed, the mode, the step (training alone),
+                the place and the repetition, so a validation draws the same each time.
+
+        Returns:
+            One result per rollout, tasks in order, repetitions next to each other.
+        """
+        assert self._runner is not None
+        config = RolloutConfig(max_attempts=self.max_attempts, timeout_seconds=self.timeout)
+        when = step if mode == "train" else 0
+        new = [
+            NewRollout(
+                task=task,
+                mode=mode,
+                run_id=self.run_id,
+                step=step,
+                group=f"{mode}-{step}-{place}",
+                index=place * group_size + k,
+                seed=seed_of(self.seed, mode, when, place, index, k),
+                config=config,
+                metadata={"task_index": index, **(metadata or {})},
+                rollout_id=f"ro-{uuid.uuid4().hex[:12]}",
+            )
+            for place, (index, task) in enumerate(tasks)
+            for k in range(group_size)
+        ]
+        loop = asyncio.get_running_loop()
+        futures = [self._waiting.setdefault(str(r.rollout_id), loop.create_future()) for r in new]
+        self.progress.began(mode, step, len(new))
+        try:
+            await self.store.enqueue_rollouts(new)
+            self._runner.wake()
+            return list(await asyncio.gather(*futures))
+        finally:
+            for r in new:
+                if (future := self._waiting.get(str(r.rollout_id))) is not None and future.done():
+                    self._waiting.pop(str(r.rollout_id))
+
+    def _done(self, result: RolloutResult) -> None:
+        self.progress.rolled_out(result)
+        future = self._waiting.get(result.rollout.rollout_id)
+        if future is not None and not future.done():
+            future.set_result(result)
+
+
+def require_some(results: Sequence[RolloutResult], what: str) -> list[RolloutResult]:
+    """Those that succeeded.
+
+    Raises:
+        AglError: none did; the error is that of the first one, since they rarely differ.
+    """
+    good = [r for r in results if r.error is None]
+    if good or not results:
+        return good
+    first = results[0].error
+    assert first is not None
+    if isinstance(first, AglError):
+        raise type(first)(
+            f"all {len(results)} rollouts of {what} failed; the first: {first.message}", hint=first.hint, **first.where
+        ) from first
+    raise first
+
+
+def require_tasks(tasks: Sequence[Any], name: str) -> None:
+    """Raise `DatasetError` for an empty dataset."""
+    if len(tasks) == 0:
+        raise DatasetError(f"{name} is empty", hint="give at least one task: any JSON value, usually a dict")
+
+
+def require_positive(**values: float | None) -> None:
+    """Raise `ConfigError` for the first value that is given and not above 0."""
+    for name, value in values.items():
+        if value is not None and not value > 0:
+            raise ConfigError(f"{name} is {value}", hint="give a number above 0")

@@ -1,0 +1,146 @@
+"""The tables. What is here is what the migrations build; a test compares the two.
+
+Portable types only: the same tables serve SQLite and PostgreSQL. JSON is text and token arrays are bytes (`codec`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, MetaData, Table, Text
+
+VERSION: Final = "0001"
+"""The newest migration's revision: four digits that only grow, so two versions can be compared."""
+
+metadata = MetaData()
+
+_Serial = BigInteger().with_variant(Integer, "sqlite")
+"""A key that counts up by itself: SQLite does this for the type INTEGER alone."""
+
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("seq", _Serial, primary_key=True),
+    Column("rollout_id", Text, nullable=False, unique=True),
+    Column("run_id", Text),
+    Column("step", Integer),
+    Column("mode", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("group_key", Text, nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("seed", BigInteger, nullable=False),
+    Column("resources_id", Text),
+    Column("priority", Integer, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("task", Text, nullable=False),
+    Column("config", Text, nullable=False),
+    Column("metadata", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("ended_at", Double),
+)
+Index("rollouts_queue", rollouts.c.status, rollouts.c.priority.desc(), rollouts.c.seq)
+Index("rollouts_run", rollouts.c.run_id, rollouts.c.step)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("rollout_id", Text, primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+    Column("status", Text, nullable=False),
+    Column("worker_id", Text),
+    Column("error", Text),
+    Column("timeout_seconds", Double),
+    Column("unresponsive_seconds", Double),
+    Column("started_at", Double, nullable=False),
+    Column("last_heartbeat_at", Double, nullable=False),
+    Column("ended_at", Double),
+)
+Index("attempts_status", attempts.c.status)
+
+calls = Table(
+    "calls",
+    metadata,
+    Column("seq", _Serial, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("rollout_id", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("agent", Text, nullable=False),
+    Column("policy", Text),
+    Column("policy_version", Integer, nullable=False),
+    Column("shared", Integer, nullable=False),
+    Column("prompt", LargeBinary, nullable=False),
+    Column("response", LargeBinary, nullable=False),
+    Column("logprobs", LargeBinary, nullable=False),
+    Column("length", Integer, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    Column("temperature", Double, nullable=False),
+    Column("finish_reason", Text, nullable=False),
+    Column("parent_id", Text),
+    Column("fork_cause", Text),
+    Column("tool_call_ids", Text, nullable=False),
+    Column("span_id", Text),
+    Column("request", Text, nullable=False),
+    Column("answer", Text, nullable=False),
+    Column("error", Text),
+    Column("started_at", Double, nullable=False),
+    Column("ended_at", Double, nullable=False),
+)
+Index("calls_rollout", calls.c.rollout_id, calls.c.attempt)
+# prompt: the prompt's token ids after its first `shared`, which are the whole of the parent's prompt + response.
+# length, digest: of prompt + response, so that a child is checked against its parent without reading the parent.
+
+spans = Table(
+    "spans",
+    metadata,
+    Column("trace_id", Text, primary_key=True),
+    Column("span_id", Text, primary_key=True),
+    Column("parent_id", Text),
+    Column("rollout_id", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("started_at", Double, nullable=False),
+    Column("ended_at", Double, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("status_message", Text),
+    Column("attributes", Text, nullable=False),
+    Column("events", Text, nullable=False),
+)
+Index("spans_rollout", spans.c.rollout_id, spans.c.attempt)
+
+resources = Table(
+    "resources",
+    metadata,
+    Column("seq", _Serial, primary_key=True),
+    Column("resources_id", Text, nullable=False, unique=True),
+    Column("resources", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+policy_versions = Table(
+    "policy_versions",
+    metadata,
+    Column("run_id", Text, primary_key=True),
+    Column("policy", Text, primary_key=True),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("step", Integer, nullable=False),
+    Column("checkpoint", Text),
+    Column("created_at", Double, nullable=False),
+)
+
+trained_calls = Table(
+    "trained_calls",
+    metadata,
+    Column("run_id", Text, primary_key=True),
+    Column("call_id", Text, primary_key=True),
+    Column("step", Integer, primary_key=True, autoincrement=False),
+    Column("rollout_id", Text, nullable=False),
+    Column("policy_version", Integer, nullable=False),
+    Column("sequence", Integer),
+    Column("reward", Double, nullable=False),
+    Column("return_value", Double, nullable=False),
+    Column("advantage", Double, nullable=False),
+    Column("tokens", Integer, nullable=False),
+    Column("dropped", Text),
+)
+Index("trained_calls_rollout", trained_calls.c.rollout_id)

@@ -1,0 +1,252 @@
+"""The trainer: one object that takes an agent, tasks and an algorithm, and gives back a better policy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import uuid
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agl import tracing
+from agl.agents import Agent, Tracer, as_agent
+from agl.credit import Credit, Uniform
+from agl.errors import ConfigError
+from agl.plugins import adapters
+from agl.resources import Dataset, as_tasks
+from agl.selection import AgentFilter, select
+from agl.trainer.algorithms import Algorithm
+from agl.trainer.algorithms.checkpoints import latest
+from agl.trainer.progress import Progress
+from agl.trainer.run import Run, require_positive, require_tasks
+from agl.trainer.store import open_store
+
+T = TypeVar("T")
+
+STOP_SECONDS = 15.0
+"""How long Ctrl-C waits for a clean end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What training came to.
+
+    Attributes:
+        run_id, directory: of the run. store: the URL of its store.
+        history: one dict per step: "step", "train/reward", "val/reward" where there was a validation, ...
+        policy: the trained policy, a Hugging Face directory; None if nothing was trained.
+        checkpoint: the last checkpoint, for `resume=True`; None if none was written.
+    """
+
+    run_id: str
+    directory: Path
+    store: str
+    history: list[dict[str, Any]]
+    policy: Path | None
+    checkpoint: Path | None
+
+
+class Trainer:
+    """Trains an agent.
+
+    Args:
+        algorithm: `agl.GRPO(...)` or `agl.Baseline()`.
+        tracer: an adapter's tracer, or several; a wrapped agent brings its own.
+        agents: which agents are trained: name, glob, re.Pattern, callable, several of them, or {pattern: policy};
+            None = every agent.
+        credit: how rewards become returns; `agl.credit.Uniform()` if None.
+        n_workers: rollouts that run at once.
+        store: "sqlite:///run.db" or a path; None keeps it in the run's directory.
+        directory: where checkpoints and the store go; `agl-runs/<run id>` if None.
+        seed: fixes the order of tasks, every request's sampling and the learner's randomness.
+        max_attempts: tries per rollout. timeout: seconds per attempt.
+        host, port: where the gateway listens.
+        capture_content: whether texts are recorded beside the tokens.
+        initial_resources: what rollouts are given beside `llm`.
+        progress: show progress.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        *,
+        tracer: Tracer | Iterable[Tracer] | None = None,
+        agents: AgentFilter = None,
+        credit: Credit | None = None,
+        n_workers: int = 8,
+        store: str | None = None,
+        directory: str | Path | None = None,
+        seed: int = 0,
+        max_attempts: int = 2,
+        timeout: float | None = 600.0,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        capture_content: bool = True,
+        initial_resources: Mapping[str, Any] | None = None,
+        progress: bool = True,
+    ) -> None:
+        if not isinstance(algorithm, Algorithm):
+            raise ConfigError(f"algorithm= is {algorithm!r}", hint="for example agl.GRPO(model=..., steps=200)")
+        require_positive(n_workers=n_workers, max_attempts=max_attempts, timeout=timeout)
+        if host not in ("127.0.0.1", "::1", "localhost"):
+            raise ConfigError(
+                f"host={host!r} is not a loopback address", hint="agents on other machines are not served yet"
+            )
+        self.algorithm = algorithm
+        self.tracers: tuple[Tracer, ...] = (
+            () if tracer is None else tuple(tracer) if isinstance(tracer, Iterable) else (tracer,)
+        )
+        self.selection = select(agents)
+        self.credit = credit or Uniform()
+        self.n_workers = n_workers
+        self.store = store
+        self.directory = None if directory is None else Path(directory)
+        self.seed = seed
+        self.max_attempts = max_attempts
+        self.timeout = timeout
+        self.host, self.port = host, port
+        self.capture_content = capture_content
+        self.initial_resources = dict(initial_resources or {})
+        self.progress = progress
+
+    def fit(
+        self,
+        agent: Any,
+        train_dataset: Dataset[Any] | Iterable[Any],
+        val_dataset: Dataset[Any] | Iterable[Any] | None = None,
+        *,
+        resume: bool = False,
+    ) -> Result:
+        """Train, and return when done.
+
+        Args:
+            agent: what `agl.wrap` or `@agl.rollout` made, a `LitAgent`, or a function.
+            train_dataset, val_dataset: tasks; any JSON values, usually dicts.
+            resume: go on from the last completed step in `directory`.
+
+        Raises:
+            AglError: what went wrong, where, and what to do.
+            KeyboardInterrupt: Ctrl-C, after everything was ended and the last completed step saved.
+        """
+        train, val = as_tasks(train_dataset), as_tasks(val_dataset)
+        require_tasks(train, "the training dataset")
+        return self._drive(agent, train, val, resume=resume, dev_tasks=None)
+
+    def dev(self, agent: Any, dataset: Dataset[Any] | Iterable[Any], n_tasks: int = 3) -> Result:
+        """A dry run: a few tasks, no update; prints what the trainer would have seen. Arguments as `fit`."""
+        tasks = as_tasks(dataset)
+        require_tasks(tasks, "the dataset")
+        return self._drive(agent, tasks, [], resume=False, dev_tasks=n_tasks)
+
+    def _drive(self, agent: Any, train: Any, val: Any, *, resume: bool, dev_tasks: int | None) -> Result:
+        runnable = as_agent(agent)
+        run_id = f"run-{uuid.uuid4().hex[:8]}"
+        directory = self.directory or Path("agl-runs") / run_id
+        if resume and latest(directory) is None and self.directory is None:
+            raise ConfigError("resume=True needs directory=", hint="name the directory of the run to go on with")
+        directory.mkdir(parents=True, exist_ok=True)
+        url = self.store or f"sqlite:///{directory / 'run.db'}"
+        progress = Progress(self.progress)
+
+        async def main() -> Result:
+            store = await open_store(url)
+            try:
+                run = Run(
+                    run_id=run_id,
+                    seed=self.seed,
+                    directory=directory,
+                    agent=runnable,
+                    selection=self.selection,
+                    credit=self.credit,
+                    train=train,
+                    val=val,
+                    store=store,
+                    progress=progress,
+                    n_workers=self.n_workers,
+                    max_attempts=self.max_attempts,
+                    timeout=self.timeout,
+                    resume=resume,
+                    capture_content=self.capture_content,
+                    host=self.host,
+                    port=self.port,
+                    initial_resources=self.initial_resources,
+                )
+                if dev_tasks is None:
+                    await self.algorithm.run(run)
+                else:
+                    await self.algorithm.dev(run, dev_tasks)
+                return Result(run.run_id, directory, url, run.history, run.policy_path, run.checkpoint)
+            finally:
+                await store.close()
+
+        with self._instrumented(runnable):
+            try:
+                return run_in_thread(main())
+            except KeyboardInterrupt:
+                progress.stop()
+                saved = latest(directory)
+                if saved is not None and dev_tasks is None:
+                    progress.note(f"stopped; {saved.name} is saved in {directory}. Go on with resume=True / --resume")
+                raise
+
+    @contextlib.contextmanager
+    def _instrumented(self, agent: Agent) -> Any:
+        """The agent's tracers, the given ones and the bare clients' are on while it runs; those on before stay on."""
+        bare = [cls() for name, cls in adapters().items() if name in ("openai", "anthropic") and _importable(name)]
+        switched = []
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(tracing.carried_across_threads())
+            for tracer in (*self.tracers, *agent.tracers, *bare):
+                if not getattr(tracer, "instrumented", False):
+                    tracer.instrument()
+                    switched.append(tracer)
+            try:
+                yield
+            finally:
+                for tracer in reversed(switched):
+                    tracer.uninstrument()
+
+
+def _importable(name: str) -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec(name) is not None
+
+
+def run_in_thread(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on a loop and thread of its own, so that it works under a running loop too (notebooks), and
+    so that Ctrl-C reaches the caller at once and ends the coroutine cleanly."""
+    box: dict[str, Any] = {}
+    ready = threading.Event()
+
+    async def body() -> None:
+        box["loop"], box["task"] = asyncio.get_running_loop(), asyncio.current_task()
+        ready.set()
+        box["result"] = await main
+
+    def thread() -> None:
+        try:
+            asyncio.run(body())
+        except BaseException as error:
+            box["error"] = error
+        finally:
+            ready.set()
+
+    worker = threading.Thread(target=thread, name="agl-control", daemon=True)
+    worker.start()
+    try:
+        while worker.is_alive():
+            worker.join(0.2)
+    except KeyboardInterrupt:
+        ready.wait(STOP_SECONDS)
+        if "task" in box and worker.is_alive():
+            box["loop"].call_soon_threadsafe(box["task"].cancel)
+        # A second Ctrl-C gives up waiting.
+        worker.join(STOP_SECONDS)
+        raise
+    if "error" in box:
+        raise box["error"]
+    return box["result"]
