@@ -85,15 +85,16 @@ class _Row:
         self.paths: list[npt.NDArray[np.int64]] = []
 
     def longest_shared(self, prompt: IntArray) -> tuple[int, int, bool]:
-        """(tokens shared, index of the member that shares them, whether that member is extended whole)."""
+        """(tokens shared, index of the member that shares them, whether any member is extended whole)."""
         best, who, whole = 0, -1, False
         for k, member in enumerate(self.members):
             ids = member.call.ids
             n = min(ids.size, prompt.size)
             differ = np.flatnonzero(ids[:n] != prompt[:n])
             shared = int(differ[0]) if differ.size else n
+            whole = whole or shared == ids.size
             if shared > best:
-                best, who, whole = shared, k, shared == ids.size
+                best, who = shared, k
         return best, who, whole
 
     def add(self, transition: Transition, advantage: float, shared: int, who: int) -> None:

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -24,6 +26,7 @@ from transformers import (
 
 from agl.errors import ConfigError, ContextLengthError, EngineError
 from agl.trainer.engine import Completion, Sampling
+from agl.trainer.local.attention import agrees
 from agl.trainer.local.engine import LocalEngine
 from agl.trainer.local.kv import Prefix, PrefixStore
 from agl.trainer.local.messages import Failed, Finished, Tokens
@@ -48,6 +51,7 @@ SIZES = {
     "initializer_range": 0.3,
 }
 ARCHITECTURES = {
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
@@ -147,6 +151,17 @@ def test_logprobs_are_those_of_a_full_forward_pass(architecture):
         assert answers[i].logprobs.dtype == np.float32
         assert answers[i].token_ids.size == sampling.max_tokens
         np.testing.assert_allclose(answers[i].logprobs, reference(model, prompt, answers[i], sampling), atol=1e-4)
+
+
+def test_attention_is_replaced_only_where_the_logits_stay():
+    for architecture in ("llama", "qwen2", "qwen3", "mistral"):
+        assert agrees(tiny_model(architecture), CPU)
+    assert not agrees(tiny_model("gemma2"), CPU)
+
+
+def test_sampling_leaves_the_models_own_attention_in_place(model):
+    sample(engine_for(model), [1, 2, 3], Sampling(max_tokens=2))
+    assert model.config._attn_implementation == "eager"
 
 
 def test_greedy_is_what_transformers_generates(model):

@@ -20,6 +20,7 @@ from agl.mdp import Call, Reward, Trajectory, Transition
 from agl.sequence import merge
 from agl.trainer.engine import Engine, Sampling
 from agl.trainer.local.config import LearnerConfig
+from agl.trainer.local.messages import FrameReader, pack
 from agl.trainer.local.process import LocalPolicy, PolicySpec
 
 PROMPT = np.arange(40, 60, dtype=np.int32)
@@ -102,6 +103,15 @@ def test_the_parent_never_imports_torch():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def test_frames_survive_any_cut():
+    messages = [PolicySpec("x"), [1, 2], "y" * 300]
+    reader, seen = FrameReader(), []
+    for byte in b"".join(map(pack, messages)):
+        seen += reader.feed(bytes([byte]))
+    assert seen == messages
+    assert FrameReader().feed(b"".join(map(pack, messages))) == messages
+
+
 def test_it_says_what_it_loaded(policy):
     assert isinstance(policy, Engine)
     assert (
@@ -146,8 +156,12 @@ def test_engine_and_learner_agree_on_a_fixed_sequence(policy, runner):
 
 def test_cancelling_the_task_frees_the_engine(policy, runner):
     async def cancel():
-        tasks = [asyncio.create_task(policy.generate(PROMPT, LONG)) for _ in range(policy.spec.max_batch + 1)]
-        await asyncio.sleep(0)
+        running = asyncio.Event()
+        tasks = [
+            asyncio.create_task(policy.generate(PROMPT, LONG, on_tokens=lambda *_: running.set()))
+            for _ in range(policy.spec.max_batch + 1)
+        ]
+        await running.wait()
         for task in tasks:
             task.cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
@@ -172,7 +186,7 @@ def test_errors_cross_as_themselves(policy, runner):
         runner.run(policy.generate(np.zeros(4096, np.int32), Sampling(max_tokens=1)))
     with pytest.raises(ConfigError, match="top_p=2"):
         runner.run(policy.generate(PROMPT, Sampling(max_tokens=1, top_p=2.0)))
-    with pytest.raises(EngineError, match="'other'.*\n.*'policy'"):
+    with pytest.raises(EngineError, match=r"'other'.*\n.*'policy'"):
         runner.run(policy.generate(PROMPT, Sampling(max_tokens=1), policy="other"))
     with pytest.raises(CheckpointError, match="no such checkpoint"):
         runner.run(policy.load_state("/nowhere/state.pt"))
@@ -273,14 +287,13 @@ def test_a_killed_parent_leaves_no_process(directory):
     code = f"""
 import asyncio, numpy as np
 from agl.trainer.engine import Sampling
+from agl.trainer.local.messages import FrameReader, pack
 from agl.trainer.local.process import LocalPolicy, PolicySpec
 
 async def main():
     policy = await LocalPolicy.start(PolicySpec({str(directory)!r}, device="cpu", threads=1))
-    seen = asyncio.Event()
     print(policy._process.pid, flush=True)
-    await policy.generate(np.arange(9), Sampling(max_tokens=4000), on_tokens=lambda *_: seen.is_set() or (print("busy", flush=True), seen.set()))
-    await asyncio.sleep(600)
+    await policy.generate(np.arange(9), Sampling(max_tokens=4000), on_tokens=lambda *_: print("busy", flush=True))
 
 asyncio.run(main())
 """

@@ -180,15 +180,14 @@ def test_kimi_reads_a_tools_name_from_the_id_that_the_model_wrote(name: str):
     assert "## Return of functions.f:0\n" in whole
     prompt = model.prompt([user], tools).ids
     response = package_tokenizer().encode(
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:7<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        ("</think>" if name == "kimi-k2.5" else "")
+        + "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:7<|tool_call_argument_begin|>{}<|tool_call_end|>"
         "<|tool_calls_section_end|><|im_end|>",
         add_special_tokens=False,
     )
     extended = model.extend(prompt, response, [result], tools)
-    if extended is None:
-        assert "cut short" in str(model.why_not(prompt, response, [result], tools))
-    else:
-        assert "## Return of functions.f:7\n" in model.decode(extended)
+    assert extended is not None
+    assert "## Return of functions.f:7\n" in model.decode(extended)
 
 
 def test_a_forced_tool_begins_as_the_renderer_would():

@@ -39,7 +39,7 @@ TEMPLATE_TOKENS = {
 _CORPUS = ["the user and the assistant call a tool with arguments and the tool answers: 12 + 34 = 46 \n\n" * 4]
 
 
-def tiny_tokenizer(specials: Sequence[str], eos: str, template: str | None = None) -> PreTrainedTokenizerFast:
+def tiny_tokenizer(specials: Sequence[str], eos: str, template: str | None = None) -> Any:
     """A byte-level BPE tokenizer with `specials` as single tokens, `TAGS` among them as plain ones."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

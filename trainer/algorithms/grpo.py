@@ -5,6 +5,7 @@ Source of the algorithm: DeepSeekMath (arXiv 2402.03300), section 4; clipping an
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Sequence as Seq
@@ -30,6 +31,8 @@ from agl.trainer.runners.local import RolloutResult
 from agl.trainer.store.base import TrainedCall
 
 PROBE_TOKENS = 64
+PROBE_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}
+"""Largest difference of log-probs, in nats, that rounding explains, by the dtype that is computed in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,9 +168,6 @@ class GRPO:
             await policy.close()
 
     async def _load(self, run: Run, steps: int) -> tuple[LocalPolicy, Rendering]:
-        from agl.trainer.local.tokenizer import load_tokenizer
-
-        rendering = Rendering(load_tokenizer(self.model), renderer=self.renderer)
         spec = PolicySpec(
             model=self.model,
             name=DEFAULT_POLICY,
@@ -195,7 +195,17 @@ class GRPO:
                 max_tokens_per_microbatch=self.max_tokens_per_microbatch,
             ),
         )
-        return await LocalPolicy.start(spec), rendering
+        policy = await LocalPolicy.start(spec)
+        try:
+            return policy, await asyncio.to_thread(self._rendering)
+        except BaseException:
+            await policy.close()
+            raise
+
+    def _rendering(self) -> Rendering:
+        from agl.trainer.local.model import load_tokenizer
+
+        return Rendering(load_tokenizer(self.model), renderer=self.renderer)
 
     def _gateway(self, run: Run, policy: LocalPolicy, rendering: Rendering) -> Gateway:
         run.gateway = Gateway(run.store, capture_content=run.capture_content)
@@ -264,7 +274,7 @@ class GRPO:
         trained = await policy.logprobs(ids)
         served = await policy.engine_logprobs(ids)
         worst = float(np.max(np.abs(trained - served))) if ids.size > 1 else 0.0
-        if not worst <= policy.info.probe_tolerance:
+        if not worst <= PROBE_TOLERANCE[policy.info.dtype]:
             raise StalePolicyError(
                 f"after the update of step {step + 1} the engine's log-probs differ from the learner's by {worst:.3g}",
                 hint="the engine does not serve the policy just trained; please report this with your model's config",

@@ -6,9 +6,11 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from jinja2.exceptions import TemplateError
 
 from agl.errors import ConfigError, ModelLoadError
+from agl.mdp import IntArray
 from agl.trainer.gateway.bridge import Kind, TemplateBridge
 from agl.trainer.gateway.normalise import Message, Tools, normalise, rename_call_ids, with_native_ids
 from agl.trainer.gateway.toolchoice import NAME, rendered_call
@@ -95,9 +97,9 @@ class ChatTemplate:
             ) from error
 
     def extend(
-        self, prompt: Sequence[int], response: Sequence[int], new: Sequence[Message], tools: Tools, system: bool
+        self, prompt: IntArray, response: IntArray, new: Sequence[Message], tools: Tools, system: bool
     ) -> list[int] | str:
-        """The continued ids, or why there are none."""
+        """The ids to put after `prompt` and `response`, or why there are none."""
         messages = self._normalise(new)
         if self._short_ids and messages[0]["role"] == "tool":
             messages = with_native_ids(messages, [call.id for call in self.parse(response, tools, prompt).tool_calls])
@@ -109,16 +111,15 @@ class ChatTemplate:
                 return "the answer was cut short inside its reasoning"
             reasoning = closed or self._mentions_reasoning(prompt)
         kind = Kind(tuple(m["role"] for m in messages), bool(tools), system, reasoning)
-        tail = self._bridge.extend(kind, int(response[-1]) if len(response) else None, messages, tools)
-        return tail if isinstance(tail, str) else [*prompt, *response, *tail]
+        return self._bridge.extend(kind, int(response[-1]) if response.size else None, messages, tools)
 
     def why_not(self, roles: tuple[str, ...], tools: bool, system: bool, reasoning: bool) -> str | None:
         """Why continuations with these new messages fork."""
         return self._bridge.why_not(Kind(roles, tools, system, reasoning and self._reasons))
 
-    def parse(self, ids: Sequence[int], tools: Tools, prompt: Sequence[int]) -> ParsedMessage:
+    def parse(self, ids: IntArray, tools: Tools, prompt: IntArray) -> ParsedMessage:
         """The message that `ids`, an answer with what was forced in front of it, says."""
-        ids = ids[:-1] if len(ids) and ids[-1] in self.stop_token_ids else ids
+        ids = ids[:-1] if ids.size and int(ids[-1]) in self.stop_token_ids else ids
         text = self.decode(ids)
         reasoning = None
         if self._reasons and (self._opens_reasoning(prompt) or text.lstrip().startswith("<think>")):
@@ -127,13 +128,10 @@ class ChatTemplate:
         pieces = self._format(text, tools) if tools and self._format else iter([text])
         return assemble(pieces, reasoning or None, self._clean)
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int] | IntArray) -> str:
         """The text of `ids`, control tokens included."""
-        if not len(ids):
-            return ""
-        return self._tokenizer.decode(
-            [int(i) for i in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        ids = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+        return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _normalise(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         normal = normalise(messages, parse_arguments=True, developer=False)
@@ -149,12 +147,12 @@ class ChatTemplate:
         ids = self.encode(text)
         return ids[0] if len(ids) == 1 else None
 
-    def _opens_reasoning(self, prompt: Sequence[int]) -> bool:
+    def _opens_reasoning(self, prompt: IntArray) -> bool:
         return self.decode(prompt[-8:]).rstrip().endswith("<think>")
 
-    def _mentions_reasoning(self, prompt: Sequence[int]) -> bool:
+    def _mentions_reasoning(self, prompt: IntArray) -> bool:
         if len(self._marks) == 2:
-            return not self._marks.isdisjoint(int(i) for i in prompt)
+            return bool(np.isin(prompt, list(self._marks)).any())
         return "think>" in self.decode(prompt)
 
     def _wants_short_ids(self) -> bool:

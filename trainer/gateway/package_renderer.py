@@ -6,10 +6,12 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from renderers.base import RENDERER_REGISTRY, ParsedToolCall, ToolCallParseStatus, create_renderer
 from renderers.configs import DefaultRendererConfig, config_from_name
 
 from agl.errors import ConfigError, nearest
+from agl.mdp import IntArray
 from agl.trainer.gateway.bridge import Kind, example
 from agl.trainer.gateway.normalise import Message, Tools, normalise, rename_call_ids, with_native_ids
 from agl.trainer.gateway.toolparsers import Malformed, ParsedMessage, Piece, ToolCall, assemble
@@ -58,13 +60,10 @@ class PackageRenderer:
         """`text` as ids; control tokens in it are recognised, none is added."""
         return list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int] | IntArray) -> str:
         """The text of `ids`, control tokens included."""
-        if not len(ids):
-            return ""
-        return self._tokenizer.decode(
-            [int(i) for i in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        ids = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+        return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def render(self, messages: list[dict[str, Any]], tools: Tools, generation: bool) -> str:
         """The text of a conversation, up to the next assistant turn if `generation`."""
@@ -87,13 +86,13 @@ class PackageRenderer:
             ) from error
 
     def extend(
-        self, prompt: Sequence[int], response: Sequence[int], new: Sequence[Message], tools: Tools, system: bool
+        self, prompt: IntArray, response: IntArray, new: Sequence[Message], tools: Tools, system: bool
     ) -> list[int] | str:
-        """The continued ids, or why there are none."""
-        old, sampled = [int(i) for i in prompt], [int(i) for i in response]
+        """The ids to put after `prompt` and `response`, or why there are none."""
+        old, sampled = prompt.tolist(), response.tolist()
         messages = self._normalise(new)
         if self._kimi and messages[0]["role"] == "tool":
-            messages = with_native_ids(messages, [call.id for call in self.parse(sampled, tools, old).tool_calls])
+            messages = with_native_ids(messages, [call.id for call in self.parse(response, tools, prompt).tool_calls])
         stopped = bool(sampled) and sampled[-1] in self._stops
         why = self._unproven(tuple(m["role"] for m in messages), bool(tools), system, stopped)
         return why if why is not None else self._bridge(old, sampled, messages, tools)
@@ -102,12 +101,10 @@ class PackageRenderer:
         """Why continuations with these new messages fork."""
         return self._try(Kind(roles, tools, system, reasoning), stopped=True)
 
-    def parse(self, ids: Sequence[int], tools: Tools, prompt: Sequence[int]) -> ParsedMessage:
+    def parse(self, ids: IntArray, tools: Tools, prompt: IntArray) -> ParsedMessage:
         """The message that `ids`, an answer with what was forced in front of it, says."""
-        answer = [int(i) for i in ids]
-        parsed = self._renderer.parse_response(
-            answer, tools=list(tools) if tools else None, prompt_ids=[int(i) for i in prompt]
-        )
+        answer = ids.tolist()
+        parsed = self._renderer.parse_response(answer, tools=list(tools) if tools else None, prompt_ids=prompt.tolist())
         pieces = self._pieces(parsed.content, parsed.tool_calls, answer, bool(tools))
         return assemble(pieces, parsed.reasoning_content or None, lambda text: text)
 
@@ -124,7 +121,7 @@ class PackageRenderer:
         ids = list(bridged.token_ids)
         if ids[: len(old) + len(sampled)] != old + sampled:
             return f"the renderer {self._name!r} changes the ids of an answer that goes on after its end token"
-        return ids
+        return ids[len(old) + len(sampled) :]
 
     def _unproven(self, roles: tuple[str, ...], tools: bool, system: bool, stopped: bool) -> str | None:
         """Why no conversation of this kind, with reasoning or without, is continued as the renderer would render it."""
@@ -148,7 +145,7 @@ class PackageRenderer:
         ids = self._bridge(prompt, answer, tried.new, tried.tools)
         if isinstance(ids, str):
             return ids
-        if self.decode(ids) != tried.whole:
+        if self.decode([*prompt, *answer, *ids]) != tried.whole:
             return (
                 f"the renderer {self._name!r} goes on after {'a whole' if stopped else 'a cut-short'} answer "
                 f"with other text than it renders when a {kind.roles[0]} message follows"

@@ -96,7 +96,7 @@ class Rendering:
             ConfigError: no such tool, or the chat template gives no beginning of a call.
         """
         forced = [] if force_tool is None else self._model.encode(opener(self._model.render, tools, force_tool))
-        return Prompt(int_array([*ids, *forced]), int_array(forced))
+        return Prompt(int_array(np.concatenate([_array(ids), _array(forced)])), int_array(forced))
 
     def extend(
         self,
@@ -120,7 +120,9 @@ class Rendering:
             int32 [P]; None when the continuation cannot be proven exact (`why_not` tells why): render anew and fork.
         """
         ids = self._extend(previous_prompt_ids, previous_response_ids, new_messages, tools, history_has_system)
-        return None if isinstance(ids, str) else int_array(ids)
+        if isinstance(ids, str):
+            return None
+        return int_array(np.concatenate([_array(previous_prompt_ids), _array(previous_response_ids), _array(ids)]))
 
     def why_not(
         self,
@@ -165,12 +167,13 @@ class Rendering:
             forced_ids: of the prompt.
             prompt_ids: of the prompt, `forced_ids` included: it may have opened a reasoning block.
         """
-        before = prompt_ids[: len(prompt_ids) - len(forced_ids)]
-        return self._model.parse([*forced_ids, *response_ids], tools or None, before)
+        answer = np.concatenate([_array(forced_ids), _array(response_ids)])
+        before = _array(prompt_ids[: len(prompt_ids) - len(forced_ids)])
+        return self._model.parse(answer, tools or None, before)
 
     def decode(self, ids: Ids) -> str:
         """The text of `ids`, control tokens included."""
-        return self._model.decode([int(i) for i in ids])
+        return self._model.decode(_array(ids))
 
     def detokenizer(self) -> Detokenizer:
         """Incremental decoding of one answer, without its stop token."""
@@ -179,11 +182,16 @@ class Rendering:
     def _extend(
         self, prompt: Ids, response: Ids, new: Sequence[Message], tools: Tools, system: bool
     ) -> list[int] | str:
+        """The ids after the old ones, or why there are none."""
         if not new:
             return "there is no new message"
         if any(m.get("role") == "assistant" for m in new):
             return _ASSISTANT
-        return self._model.extend([*prompt], [*response], new, tools or None, system)
+        return self._model.extend(_array(prompt), _array(response), new, tools or None, system)
+
+
+def _array(ids: Ids) -> IntArray:
+    return np.asarray(ids, dtype=np.int32)
 
 
 _ASSISTANT = "an assistant message that this model did not sample follows"

@@ -93,7 +93,7 @@ class LocalEngine:
         # peft's wrapper adds a layer of calls; the adapters are modules inside the base model.
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._tokenizer = tokenizer
-        self._slots = SlotModel(base, device, autocast)
+        self._slots = SlotModel(base, device, autocast, max_batch)
         self.max_context = _exact_context(base.config, max_context)
         self.vocabulary = int(base.get_input_embeddings().weight.shape[0])
         budget = int(MEMORY_SHARE * _memory(device)) // self._slots.shape.bytes_per_token
@@ -169,6 +169,10 @@ class LocalEngine:
     def on_weights_changed(self, version: int) -> None:
         """Serve a new version: what was computed with the old weights is dropped, running rows are computed anew."""
         self.policy_version = version
+        self.drop_caches()
+
+    def drop_caches(self) -> None:
+        """Give up the memory for keys and values; running rows go on from their tokens, computed anew."""
         self._prefixes.clear()
         self._waiting.extendleft(reversed(self._running))
         self._running = []
@@ -209,7 +213,7 @@ class LocalEngine:
         """
         ids = np.asarray(token_ids, dtype=np.int64)
         split = max(1, ids.size - 1 - SCORED_STEPS)
-        slots = SlotModel(self._slots.model, self.device, self._slots.autocast, self._slots.shape)
+        slots = SlotModel(self._slots.model, self.device, self._slots.autocast, 1, like=self._slots)
         with slots.computing():
             slots.cache.reserve(1, ids.size, 0)
             logits = [

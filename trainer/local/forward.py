@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agl.trainer.local.attention import GROUPED, agrees, attention
 from agl.trainer.local.kv import KVShape, SlotCache, probe_shape
 
 WINDOW_BLOCK = 16
@@ -26,25 +27,32 @@ class SlotModel:
         model: a `PreTrainedModel`, or what a peft model wraps.
         device: where it is.
         autocast: dtype to compute in, if not the weights' own.
-        shape: of its keys and values, when known.
+        max_slots: how many rows there can be.
+        like: slots of the same model, to copy what was found out about it.
     """
 
     def __init__(
-        self, model: Any, device: torch.device, autocast: torch.dtype | None, shape: KVShape | None = None
+        self,
+        model: Any,
+        device: torch.device,
+        autocast: torch.dtype | None,
+        max_slots: int,
+        like: SlotModel | None = None,
     ) -> None:
         self.model = model
         self.device = device
         self.autocast = autocast
-        self.shape = shape or self._probe()
-        self.cache = SlotCache(self.shape)
+        self._attention = like._attention if like else self._choose_attention()
+        self.shape = like.shape if like else self._probe()
+        self.cache = SlotCache(self.shape, max_slots)
         self._hidden = torch.finfo(self.shape.dtype).min
         self._columns = 0
         self._window = 0
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
-        """No gradients, and the dtype to compute in. Every other method must be called inside."""
-        with torch.inference_mode():
+        """No gradients, the dtype and the attention to compute with. Every other method must be called inside."""
+        with torch.inference_mode(), attention(self.model.config, self._attention):
             if self.autocast is None:
                 yield
             else:
@@ -101,8 +109,12 @@ class SlotModel:
         self.cache.aim(0, tokens.shape[0], self._window, self._places)
         return self._run(tokens[:, None], self._positions, self._decode_mask, 1)[:, -1]
 
+    def _choose_attention(self) -> str:
+        own = self.model.config._attn_implementation
+        return GROUPED if self.device.type == "cpu" and own == "eager" and agrees(self.model, self.device) else own
+
     def _probe(self) -> KVShape:
-        with self.computing():
+        with torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None):
             return probe_shape(self.model, self.device)
 
     def _rounded(self, columns: int) -> int:

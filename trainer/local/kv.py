@@ -72,9 +72,10 @@ class SlotCache(Cache):
     scratch: padding is written there.
     """
 
-    def __init__(self, shape: KVShape) -> None:
+    def __init__(self, shape: KVShape, max_slots: int) -> None:
         super().__init__(layers=[])
         self.shape = shape
+        self.max_slots = max_slots
         self.slots = 0
         self.length = 0
         self._views: tuple[Tensor, ...] = ()
@@ -95,7 +96,7 @@ class SlotCache(Cache):
             return
         old, old_slots, old_length = self._buffer, self.slots, self.length
         if slots > old_slots:
-            self.slots = max(slots, 2 * old_slots)
+            self.slots = max(slots, min(2 * old_slots, self.max_slots))
         if length > old_length:
             self.length = -(-max(length, 3 * old_length // 2) // LENGTH_BLOCK) * LENGTH_BLOCK
         shape = self.shape

@@ -102,7 +102,7 @@ class Learner:
         if not rows:
             raise NoTrainableDataError(
                 f"none of {len(sequences)} rows holds a token to train",
-                hint="see why with `agl explain`: cancelled and failed answers are masked, unselected agents are not trained",
+                hint="see why with `agl explain`: cancelled and failed answers are masked",
             )
         self._check(rows)
         learning_rate = self.config.rate(self._updates) * lr_scale

@@ -82,7 +82,7 @@ def load_policy(
     kind = _dtype(dtype, where, lora)
     _check_files(name)
     config = _load_config(name)
-    tokenizer = _load_tokenizer(name)
+    tokenizer = load_tokenizer(name)
     model = _load_model(name, config, kind, attention or ("eager" if where.type == "cpu" else "sdpa"))
     rows = int(model.get_input_embeddings().weight.shape[0])
     if (largest := max(tokenizer.get_vocab().values())) >= rows:
@@ -183,13 +183,14 @@ def _load_config(name: str) -> Any:
 def _load_model(name: str, config: Any, dtype: torch.dtype, attention: str) -> Any:
     from transformers import AutoModelForCausalLM
 
-    model, info = _loading(
+    loaded: Any = _loading(
         "model",
         name,
         lambda: AutoModelForCausalLM.from_pretrained(
             name, config=config, dtype=dtype, attn_implementation=attention, output_loading_info=True
         ),
     )
+    model, info = loaded
     absent = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if absent:
         raise ModelLoadError(
@@ -207,7 +208,7 @@ def _load_model(name: str, config: Any, dtype: torch.dtype, attention: str) -> A
     return model
 
 
-def _load_tokenizer(name: str) -> Any:
+def load_tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     tokenizer = _loading("tokenizer", name, lambda: AutoTokenizer.from_pretrained(name))
@@ -224,7 +225,7 @@ def _load_tokenizer(name: str) -> Any:
 def _check_tokens(name: str, tokenizer: Any) -> None:
     """Refuse a tokenizer class that overrides what tokenizer.json says, as transformers' Qwen2Tokenizer does."""
     from tokenizers import Tokenizer
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     file = cached_file(name, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
     if file is None:

@@ -129,6 +129,7 @@ class LocalPolicy:
                     model=spec.model,
                 ) from None
             raise
+        policy._forget(0)
         return policy
 
     @property

@@ -125,6 +125,7 @@ class Worker:
 
     def train(self, sequences: list[Sequence], lr_scale: float) -> dict[str, float]:
         """One update; the engine serves the new weights from its next step on."""
+        self._engine.drop_caches()
         metrics = self._learner.update(sequences, lr_scale=lr_scale)
         self._serve(self._version + 1)
         return metrics
@@ -248,6 +249,9 @@ def main() -> None:
         Worker(connection).run()
     except (BrokenPipeError, ConnectionResetError):
         pass
+    sys.stderr.flush()
+    # Everything that was asked for is on disk; taking the libraries down in order would take about a second.
+    os._exit(0)
 
 
 if __name__ == "__main__":

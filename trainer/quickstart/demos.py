@@ -31,12 +31,12 @@ CAPABLE: Quality = {"good": 1.0}
 """From these the policy learns to write a call and to copy numbers."""
 
 MIXED: Quality = {
-    "good": 0.28,
-    "guess": 0.54,
-    "broken_json": 0.06,
-    "wrong_operand": 0.05,
-    "bad_expression": 0.03,
-    "ignored_result": 0.04,
+    "good": 0.26,
+    "guess": 0.60,
+    "broken_json": 0.05,
+    "wrong_operand": 0.04,
+    "bad_expression": 0.02,
+    "ignored_result": 0.03,
 }
 """Mostly bad, in every way an agent fails: without the tool, with a call that does not parse, with the wrong numbers,
 with an expression that the tool refuses, and with an answer that is not the tool's."""

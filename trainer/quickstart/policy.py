@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import resources
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -167,7 +166,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         extra_special_tokens=["<|im_start|>"],
         model_max_length=MAX_CONTEXT,
     )
-    tokenizer.chat_template = resources.files(__package__).joinpath("template.jinja").read_text(encoding="utf-8")
+    tokenizer.chat_template = Path(__file__).with_name("template.jinja").read_text(encoding="utf-8")
     return tokenizer
 
 
@@ -185,13 +184,14 @@ def _build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         max_position_embeddings=MAX_CONTEXT,
         tie_word_embeddings=False,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.backend_tokenizer.token_to_id("<|im_end|>"),
+        pad_token_id=tokenizer.backend_tokenizer.token_to_id("<|endoftext|>"),
         # At the usual 0.02 a model this narrow starts with nearly flat attention, and copying takes far longer to form.
         initializer_range=0.06,
-        attn_implementation="eager",
     )
-    return LlamaForCausalLM(config)
+    model = LlamaForCausalLM(config)
+    model.set_attn_implementation("eager")
+    return model
 
 
 @contextmanager
@@ -215,7 +215,8 @@ class _Batch:
     Attributes:
         ids: int64 [B, T]. positions: int64 [B, T], from 0 in each demonstration.
         mask: float32 [B, 1, T, T], added to attention scores: a token sees its own demonstration up to itself.
-        predictors: int64 [S], flat indices of the outputs that predict a written token. targets: int64 [S], those tokens.
+        predictors: int64 [S], flat indices of the outputs that predict a written token.
+        targets: int64 [S], those tokens.
         tokens: how many of the B * T are not padding.
     """
 

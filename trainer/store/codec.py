@@ -20,7 +20,7 @@ from agl.mdp import Call, FloatArray, IntArray
 from agl.spans import Event, Span
 from agl.trainer.store.base import Attempt, NewRollout, Rollout, RolloutConfig, TrainedCall
 
-Row = Mapping[str, Any]
+Row = Mapping[Any, Any]
 
 _IDS = np.dtype("<i4")
 _LOGPROBS = np.dtype("<f4")

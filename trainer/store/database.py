@@ -1,4 +1,4 @@
-"""One thread that owns the database connection: what is waiting is committed together, and acknowledged after the commit.
+"""One thread that owns the database connection: what waits is committed together, and acknowledged after that.
 
 An operation is a function of a connection. Each runs under a savepoint of its own, so one that fails fails alone.
 """

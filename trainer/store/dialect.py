@@ -1,4 +1,4 @@
-"""What is particular to SQLite, all of it: opening a file, starting a write, inserting what may exist, naming errors."""
+"""What is particular to SQLite, all of it: opening a file, locking it, inserting what may exist, naming errors."""
 
 from __future__ import annotations
 

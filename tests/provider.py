@@ -1,0 +1,222 @@
+"""A small real HTTP server that stands for a provider (or for the gateway): it answers by script and keeps what it got.
+
+Chat Completions (streaming and not, tools, n), Responses, Anthropic Messages and embeddings, whatever path is in front.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A request as it came: header names in lower case, body parsed."""
+
+    path: str
+    headers: dict[str, str]
+    body: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        """Everything that was sent but the body, to search for what must not be there."""
+        return self.path + json.dumps(self.headers)
+
+    @property
+    def traceparent_span(self) -> str:
+        """The span id (hex) in the traceparent header."""
+        return self.headers["traceparent"].split("-")[2]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What to answer: text, tool calls as (name, arguments), or an HTTP error status."""
+
+    content: str | None = None
+    tools: tuple[tuple[str, dict[str, Any]], ...] = ()
+    status: int = 200
+
+
+Script = Callable[[dict[str, Any]], Reply]
+
+
+def says(text: str) -> Script:
+    """Always this text."""
+    return lambda body: Reply(text)
+
+
+@dataclass
+class Provider:
+    """The running server.
+
+    Attributes:
+        url: base URL ending in /v1; `root` is without it (for Anthropic and as a gateway's base URL).
+        script: body -> reply; may be replaced at any time.
+        seen: every POST so far.
+    """
+
+    root: str
+    script: Script
+    seen: list[Seen] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    @property
+    def url(self) -> str:
+        return f"{self.root}/v1"
+
+    @property
+    def last(self) -> Seen:
+        return self.seen[-1]
+
+    def next_id(self, prefix: str) -> str:
+        with self.lock:
+            return f"{prefix}{next(self.ids)}"
+
+
+@contextmanager
+def serve(script: Script | None = None) -> Iterator[Provider]:
+    """A provider on a free loopback port, stopped at the end of the block."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or b"{}")
+            with provider.lock:
+                provider.seen.append(Seen(self.path, {k.lower(): v for k, v in self.headers.items()}, body))
+            _answer(self, provider, body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    provider = Provider(f"http://127.0.0.1:{server.server_port}", script or says("hi"))
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield provider
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _answer(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str, Any]) -> None:
+    path = handler.path.partition("?")[0]
+    if path.endswith("/embeddings"):
+        vector = {"object": "embedding", "index": 0, "embedding": [0.5, 0.5]}
+        _send(handler, {"object": "list", "data": [vector], "model": "e", "usage": {"prompt_tokens": 1}})
+        return
+    reply = provider.script(body)
+    if reply.status != 200:
+        _send(handler, {"error": {"message": f"scripted {reply.status}", "type": "scripted"}}, reply.status)
+    elif path.endswith("/chat/completions"):
+        _chat(handler, provider, body, reply)
+    elif path.endswith("/responses"):
+        _send(handler, _response(provider, body, reply))
+    elif path.endswith("/messages"):
+        _messages(handler, provider, body, reply)
+    else:
+        _send(handler, {"id": provider.next_id("other-"), "object": "other"})
+
+
+def _send(handler: BaseHTTPRequestHandler, payload: dict[str, Any], status: int = 200) -> None:
+    data = json.dumps(payload).encode()
+    handler.send_response(status)
+    handler.send_header("content-type", "application/json")
+    handler.send_header("content-length", str(len(data)))
+    handler.end_headers()
+    handler.wfile.write(data)
+
+
+def _stream(handler: BaseHTTPRequestHandler, events: Iterator[tuple[str | None, dict[str, Any] | str]]) -> None:
+    handler.send_response(200)
+    handler.send_header("content-type", "text/event-stream")
+    handler.send_header("transfer-encoding", "chunked")
+    handler.end_headers()
+
+    def write(text: str) -> None:
+        data = text.encode()
+        handler.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        handler.wfile.flush()
+
+    try:
+        for name, data in events:
+            payload = data if isinstance(data, str) else json.dumps(data)
+            write((f"event: {name}\n" if name else "") + f"data: {payload}\n\n")
+        handler.wfile.write(b"0\r\n\r\n")
+    except (BrokenPipeError, ConnectionResetError):
+        handler.close_connection = True
+
+
+def _chat(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str, Any], reply: Reply) -> None:
+    head = {"id": provider.next_id("chatcmpl-"), "created": 1, "model": body.get("model", "m")}
+    calls = [
+        {"id": provider.next_id("call_"), "type": "function", "function": {"name": n, "arguments": json.dumps(a)}}
+        for n, a in reply.tools
+    ]
+    reason = "tool_calls" if calls else "stop"
+    usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+    if not body.get("stream"):
+        message: dict[str, Any] = {"role": "assistant", "content": reply.content}
+        if calls:
+            message["tool_calls"] = calls
+        choices = [{"index": i, "message": message, "finish_reason": reason} for i in range(body.get("n") or 1)]
+        _send(handler, {**head, "object": "chat.completion", "choices": choices, "usage": usage})
+        return
+
+    def chunk(delta: dict[str, Any], finish: str | None = None) -> tuple[None, dict[str, Any]]:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        return None, {**head, "object": "chat.completion.chunk", "choices": [choice]}
+
+    def events() -> Iterator[tuple[str | None, dict[str, Any] | str]]:
+        yield chunk({"role": "assistant", "content": ""})
+        for word in (reply.content or "").split(" ") if reply.content else ():
+            yield chunk({"content": word + " "})
+        for i, call in enumerate(calls):
+            yield chunk({"tool_calls": [{"index": i, **call}]})
+        yield chunk({}, reason)
+        if (body.get("stream_options") or {}).get("include_usage"):
+            yield None, {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage}
+        yield None, "[DONE]"
+
+    _stream(handler, events())
+
+
+def _response(provider: Provider, body: dict[str, Any], reply: Reply) -> dict[str, Any]:
+    part = {"type": "output_text", "text": reply.content or "", "annotations": []}
+    message = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [part]}
+    return {
+        "id": provider.next_id("resp_"), "object": "response", "created_at": 1, "model": body.get("model", "m"),
+        "status": "completed", "output": [message], "parallel_tool_calls": True, "tool_choice": "auto", "tools": [],
+        "usage": {"input_tokens": 7, "output_tokens": 3, "total_tokens": 10,
+                  "input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}},
+    }  # fmt: skip
+
+
+def _messages(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str, Any], reply: Reply) -> None:
+    message = {
+        "id": provider.next_id("msg_"), "type": "message", "role": "assistant", "model": body.get("model", "m"),
+        "stop_reason": "end_turn", "stop_sequence": None, "usage": {"input_tokens": 7, "output_tokens": 3},
+    }  # fmt: skip
+    text = {"type": "text", "text": reply.content or ""}
+    if not body.get("stream"):
+        _send(handler, {**message, "content": [text]})
+        return
+    names: list[dict[str, Any]] = [
+        {"type": "message_start", "message": {**message, "content": [], "stop_reason": None}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": reply.content or ""}},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 3}},
+        {"type": "message_stop"},
+    ]
+    _stream(handler, iter([(e["type"], e) for e in names]))

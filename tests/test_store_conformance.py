@@ -1,0 +1,582 @@
+"""What every store must do. A new kind of store takes part by adding its factory to `FACTORIES`."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agl.errors import StoreError
+from agl.mdp import Call, float_array, int_array
+from agl.spans import Event, Span
+from agl.trainer.store import open_store
+from agl.trainer.store.base import (
+    ATTEMPT_TERMINAL,
+    ATTEMPT_TRANSITIONS,
+    ROLLOUT_TERMINAL,
+    AttemptedRollout,
+    NewRollout,
+    RolloutConfig,
+    Store,
+    TrainedCall,
+)
+
+FACTORIES: dict[str, Callable[[Path], Coroutine[Any, Any, Store]]] = {
+    "sqlite": lambda folder: open_store(f"sqlite:///{folder / 'store.db'}"),
+    "memory": lambda folder: open_store("memory"),
+}
+
+ONE_STORE_FOR_ALL_EXAMPLES = settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+fresh = map("unique-{}".format, itertools.count())
+
+
+@pytest.fixture(params=list(FACTORIES))
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    opened = asyncio.run(FACTORIES[request.param](tmp_path))
+    yield opened
+    asyncio.run(opened.close())
+
+
+async def lease(store: Store, **options: Any) -> AttemptedRollout:
+    """A rollout of its own, leased."""
+    run_id = next(fresh)
+    await store.enqueue_rollouts([NewRollout(task="t", run_id=run_id, config=RolloutConfig(**options))])
+    return await again(store, run_id)
+
+
+async def again(store: Store, run_id: str | None) -> AttemptedRollout:
+    leased = await store.dequeue_rollout("worker", run_id=run_id)
+    assert leased is not None
+    return leased
+
+
+def call(
+    rollout_id: str, index: int, prompt: list[int], response: list[int], parent: str | None = None, **fields: Any
+) -> Call:
+    return Call(
+        id=f"{rollout_id}/{index}",
+        rollout_id=rollout_id,
+        attempt=fields.pop("attempt", 1),
+        index=index,
+        agent="writer",
+        policy="policy",
+        policy_version=3,
+        prompt_ids=int_array(prompt),
+        response_ids=int_array(response),
+        logprobs=float_array([-0.1 * (k + 1) for k in range(len(response))]),
+        parent_id=parent,
+        **fields,
+    )
+
+
+def span(rollout_id: str, number: int, **fields: Any) -> Span:
+    return Span(f"{1:032x}", f"{number:016x}", None, rollout_id, fields.pop("attempt", 1), "chat m", **fields)
+
+
+def assert_same_calls(found: list[Call], expected: list[Call]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        for field in dataclasses.fields(Call):
+            a, b = getattr(one, field.name), getattr(other, field.name)
+            if isinstance(b, np.ndarray):
+                assert a.dtype == b.dtype
+                np.testing.assert_array_equal(a, b)
+            else:
+                assert a == b, field.name
+
+
+# -- the queue ----------------------------------------------------------------------------------------------------
+def test_a_rollout_is_stored_as_given(store: Store) -> None:
+    new = NewRollout(
+        task={"question": "2+2", "choices": [3, 4.5, None, True, "ü\u2028"]},
+        mode="val",
+        run_id="run",
+        step=7,
+        group="g",
+        index=2,
+        seed=2**62,
+        resources_id="r",
+        priority=-1,
+        config=RolloutConfig(3, ("failed",), 1.5, 2.5),
+        metadata={"k": [1]},
+        rollout_id="mine",
+    )
+
+    async def scenario() -> None:
+        (rollout,) = await store.enqueue_rollouts([new])
+        assert await store.get_rollout("mine") == rollout
+        assert rollout.status == "queuing"
+        assert (rollout.attempts, rollout.ended_at) == (0, None)
+        for field in dataclasses.fields(NewRollout):
+            assert getattr(rollout, field.name) == getattr(new, field.name), field.name
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("task", [None, "", 0, [], "\ud800", 2**70, -1.5])
+def test_any_json_value_can_be_a_task(store: Store, task: Any) -> None:
+    (rollout,) = asyncio.run(store.enqueue_rollouts([NewRollout(task)]))
+    assert rollout.task == task
+
+
+def test_enqueueing_the_same_id_again_returns_what_is_there(store: Store) -> None:
+    async def scenario() -> None:
+        await store.enqueue_rollouts([NewRollout("first", rollout_id="a")])
+        await store.dequeue_rollout()
+        repeated = await store.enqueue_rollouts(
+            [NewRollout("second", rollout_id="a"), NewRollout("b", rollout_id="b"), NewRollout("c", rollout_id="b")]
+        )
+        assert [(r.task, r.status) for r in repeated] == [("first", "preparing"), ("b", "queuing"), ("b", "queuing")]
+        assert len(await store.query_rollouts()) == 2
+
+    asyncio.run(scenario())
+
+
+def test_enqueueing_is_all_or_nothing(store: Store) -> None:
+    async def scenario() -> None:
+        with pytest.raises(StoreError, match="the task is not a JSON value.*\n  -> use only dicts, lists"):
+            await store.enqueue_rollouts([NewRollout("good"), NewRollout({"bad": object()})])
+        assert await store.query_rollouts() == []
+
+    asyncio.run(scenario())
+
+
+def test_the_queue_is_ordered_by_priority_then_age(store: Store) -> None:
+    async def scenario() -> None:
+        await store.enqueue_rollouts([NewRollout(t, priority=p) for t, p in [("a", 0), ("b", 5), ("c", 0), ("d", 5)]])
+        assert [(await again(store, None)).rollout.task for _ in range(4)] == ["b", "d", "a", "c"]
+        assert await store.dequeue_rollout() is None
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_can_keep_to_one_run(store: Store) -> None:
+    async def scenario() -> None:
+        await store.enqueue_rollouts([NewRollout("a", run_id="x"), NewRollout("b", run_id="y")])
+        assert (await again(store, "y")).rollout.task == "b"
+        assert await store.dequeue_rollout(run_id="y") is None
+
+    asyncio.run(scenario())
+
+
+def test_concurrent_workers_never_get_the_same_rollout(store: Store) -> None:
+    leased: list[str] = []
+
+    async def worker() -> None:
+        while (got := await store.dequeue_rollout()) is not None:
+            leased.append(got.rollout.rollout_id)
+
+    async def workers() -> None:
+        await asyncio.gather(*(worker() for _ in range(5)))
+
+    rollouts = asyncio.run(store.enqueue_rollouts([NewRollout(i) for i in range(60)]))
+    threads = [threading.Thread(target=lambda: asyncio.run(workers())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(leased) == sorted(r.rollout_id for r in rollouts)
+
+
+def test_a_cancelled_dequeue_holds_nothing_back(store: Store) -> None:
+    async def scenario() -> None:
+        await store.enqueue_rollouts([NewRollout("t")])
+        waiting = asyncio.ensure_future(store.dequeue_rollout())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert (await again(store, None)).attempt.attempt == 1
+
+    asyncio.run(scenario())
+
+
+# -- transitions --------------------------------------------------------------------------------------------------
+def test_a_successful_life(store: Store) -> None:
+    async def scenario() -> None:
+        leased = await lease(store)
+        rollout_id = leased.rollout.rollout_id
+        assert (leased.rollout.status, leased.rollout.attempts) == ("preparing", 1)
+        assert (leased.attempt.status, leased.attempt.attempt, leased.attempt.worker_id) == ("preparing", 1, "worker")
+        assert (await store.update_attempt(rollout_id, 1, "running")).status == "running"
+        ended = await store.update_attempt(rollout_id, 1, "succeeded")
+        assert ended.status == "succeeded"
+        assert ended.ended_at is not None
+        assert ended == await store.get_rollout(rollout_id)
+        (attempt,) = await store.query_attempts(rollout_id)
+        assert attempt.status == "succeeded"
+        assert attempt.started_at <= attempt.last_heartbeat_at <= (attempt.ended_at or 0)
+
+    asyncio.run(scenario())
+
+
+@ONE_STORE_FOR_ALL_EXAMPLES
+@given(path=st.lists(st.sampled_from(sorted(ATTEMPT_TRANSITIONS)), min_size=1, max_size=6))
+def test_only_the_table_decides_what_may_follow(store: Store, path: list[Any]) -> None:
+    async def scenario() -> None:
+        rollout_id = (await lease(store, max_attempts=1)).rollout.rollout_id
+        status, ended = "preparing", None
+        for to in path:
+            if to != status and to not in ATTEMPT_TRANSITIONS[status]:
+                with pytest.raises(StoreError, match=f"attempt 1 of rollout {rollout_id}.*from '{status}' to '{to}'"):
+                    await store.update_attempt(rollout_id, 1, to)
+                continue
+            status = to
+            rollout = await store.update_attempt(rollout_id, 1, to)
+            assert ended is None or rollout.status == ended
+            if rollout.status in ROLLOUT_TERMINAL:
+                ended = rollout.status
+        (attempt,) = await store.query_attempts(rollout_id)
+        assert attempt.status == status
+        assert (attempt.ended_at is not None) == (status in ATTEMPT_TERMINAL)
+
+    asyncio.run(scenario())
+
+
+def test_a_failure_is_tried_again_until_attempts_run_out(store: Store) -> None:
+    async def scenario() -> None:
+        leased = await lease(store, max_attempts=2)
+        rollout_id, run_id = leased.rollout.rollout_id, leased.rollout.run_id
+        assert (await store.update_attempt(rollout_id, 1, "failed", error="boom")).status == "queuing"
+        assert (await again(store, run_id)).attempt.attempt == 2
+        assert (await store.update_attempt(rollout_id, 2, "timeout")).status == "failed"
+        assert await store.dequeue_rollout(run_id=run_id) is None
+        first, second = await store.query_attempts(rollout_id)
+        assert (first.status, first.error, second.status) == ("failed", "boom", "timeout")
+
+    asyncio.run(scenario())
+
+
+def test_only_the_statuses_in_retry_on_are_tried_again(store: Store) -> None:
+    async def scenario() -> None:
+        rollout_id = (await lease(store, max_attempts=9, retry_on=("timeout",))).rollout.rollout_id
+        assert (await store.update_attempt(rollout_id, 1, "failed")).status == "failed"
+
+    asyncio.run(scenario())
+
+
+def test_a_replaced_attempt_no_longer_moves_its_rollout(store: Store) -> None:
+    async def scenario() -> None:
+        leased = await lease(store)
+        rollout_id = leased.rollout.rollout_id
+        await store.update_attempt(rollout_id, 1, "unresponsive")
+        await again(store, leased.rollout.run_id)
+        assert (await store.update_attempt(rollout_id, 1, "succeeded")).status == "preparing"
+        assert (await store.update_attempt(rollout_id, 2, "succeeded")).status == "succeeded"
+
+    asyncio.run(scenario())
+
+
+def test_a_silent_attempt_that_comes_back_in_time_takes_its_rollout_out_of_the_queue(store: Store) -> None:
+    async def scenario() -> None:
+        leased = await lease(store)
+        rollout_id = leased.rollout.rollout_id
+        assert (await store.update_attempt(rollout_id, 1, "unresponsive")).status == "queuing"
+        assert (await store.update_attempt(rollout_id, 1, "running")).status == "running"
+        assert await store.dequeue_rollout(run_id=leased.rollout.run_id) is None
+
+    asyncio.run(scenario())
+
+
+def test_attempts_past_their_limits_are_given_up(store: Store) -> None:
+    async def scenario() -> None:
+        slow = await lease(store, timeout_seconds=100, max_attempts=1)
+        silent = await lease(store, unresponsive_seconds=10, max_attempts=2)
+        await lease(store)
+        start = silent.attempt.started_at
+        assert await store.expire_attempts(min(start, slow.attempt.started_at) + 9) == []
+        (given_up,) = await store.expire_attempts(start + 11)
+        assert given_up.rollout_id == silent.rollout.rollout_id
+        assert given_up.status == "unresponsive"
+        assert "no heartbeat for 11.0 s (limit 10 s)" in (given_up.error or "")
+        assert (await store.get_rollout(given_up.rollout_id)).status == "queuing"
+        (given_up,) = await store.expire_attempts(start + 101)
+        assert (given_up.rollout_id, given_up.status) == (slow.rollout.rollout_id, "timeout")
+        assert [given_up] == await store.query_attempts(given_up.rollout_id)
+        assert (await store.get_rollout(given_up.rollout_id)).status == "failed"
+        assert await store.expire_attempts(start + 1000) == []
+
+    asyncio.run(scenario())
+
+
+def test_a_heartbeat_and_running_keep_an_attempt_alive(store: Store) -> None:
+    async def scenario() -> None:
+        leased = await lease(store, unresponsive_seconds=10)
+        rollout_id = leased.rollout.rollout_id
+        await store.update_attempt(rollout_id, 1, "running")
+        (running,) = await store.query_attempts(rollout_id)
+        assert running.last_heartbeat_at >= leased.attempt.started_at
+        await store.heartbeat(rollout_id, 1)
+        (beaten,) = await store.query_attempts(rollout_id)
+        assert beaten.last_heartbeat_at >= running.last_heartbeat_at
+
+    asyncio.run(scenario())
+
+
+def test_cancelling_ends_what_is_open_and_leaves_the_rest(store: Store) -> None:
+    async def scenario() -> None:
+        done = (await lease(store)).rollout.rollout_id
+        await store.update_attempt(done, 1, "succeeded")
+        running = (await lease(store)).rollout.rollout_id
+        (queued,) = await store.enqueue_rollouts([NewRollout("q")])
+        await store.cancel_rollouts([done, running, queued.rollout_id])
+        assert (await store.get_rollout(done)).status == "succeeded"
+        for rollout_id in (running, queued.rollout_id):
+            cancelled = await store.get_rollout(rollout_id)
+            assert cancelled.status == "cancelled"
+            assert cancelled.ended_at is not None
+        assert (await store.query_attempts(running))[0].status == "failed"
+        with pytest.raises(StoreError, match=r"'failed' is final; the rollout was cancelled"):
+            await store.update_attempt(running, 1, "succeeded")
+        assert await store.dequeue_rollout() is None
+
+    asyncio.run(scenario())
+
+
+# -- finding and waiting ------------------------------------------------------------------------------------------
+def test_a_unique_prefix_finds_a_rollout(store: Store) -> None:
+    async def scenario() -> None:
+        await store.enqueue_rollouts([NewRollout(i, rollout_id=i) for i in ("abc", "abd", "ab", "x%y")])
+        assert (await store.get_rollout("abc")).task == "abc"
+        assert (await store.get_rollout("ab")).task == "ab"
+        assert (await store.get_rollout("x")).task == "x%y"
+        with pytest.raises(StoreError, match="several rollouts begin with 'a'"):
+            await store.get_rollout("a")
+        for unknown in ("", "%", "A", "abcd"):
+            with pytest.raises(StoreError, match=f"there is no rollout '{unknown}'"):
+                await store.get_rollout(unknown)
+
+    asyncio.run(scenario())
+
+
+def test_unknown_ids_are_errors(store: Store) -> None:
+    async def scenario() -> None:
+        known = (await lease(store)).rollout.rollout_id
+        for unknown in (
+            store.query_attempts("nobody"),
+            store.cancel_rollouts([known, "nobody"]),
+            store.wait_for_rollouts([known, "nobody"], timeout=0),
+        ):
+            with pytest.raises(StoreError, match="there is no rollout 'nobody'"):
+                await unknown
+        for unknown in (store.heartbeat(known, 2), store.update_attempt(known, 2, "running")):
+            with pytest.raises(StoreError, match=f"no such attempt .rollout={known}, attempt=2."):
+                await unknown
+        assert (await store.get_rollout(known)).status == "preparing"
+
+    asyncio.run(scenario())
+
+
+def test_rollouts_are_found_by_every_filter(store: Store) -> None:
+    async def scenario() -> None:
+        await store.enqueue_rollouts(
+            [
+                NewRollout(0, run_id="x", step=1),
+                NewRollout(1, run_id="x", step=2, mode="val"),
+                NewRollout(2, run_id="x", step=2),
+                NewRollout(3, run_id="y", step=2),
+            ]
+        )
+        await store.dequeue_rollout(run_id="y")
+
+        async def tasks(**filters: Any) -> list[int]:
+            return [rollout.task for rollout in await store.query_rollouts(**filters)]
+
+        assert await tasks() == [0, 1, 2, 3]
+        assert await tasks(limit=2) == [0, 1]
+        assert await tasks(run_id="x", step=2) == [1, 2]
+        assert await tasks(mode="val") == [1]
+        assert await tasks(status=["preparing"]) == [3]
+        assert await tasks(status=["preparing", "queuing"], step=2) == [1, 2, 3]
+        assert await tasks(status=[]) == []
+
+    asyncio.run(scenario())
+
+
+def test_waiting_ends_when_all_have_ended(store: Store) -> None:
+    async def scenario() -> None:
+        ids = [(await lease(store, max_attempts=1)).rollout.rollout_id for _ in range(3)]
+        waiting = asyncio.ensure_future(store.wait_for_rollouts(ids))
+        await store.update_attempt(ids[2], 1, "succeeded")
+        await store.cancel_rollouts([ids[0]])
+        assert not waiting.done()
+        await store.update_attempt(ids[1], 1, "failed")
+        ended = await asyncio.wait_for(waiting, 30)
+        assert [(r.rollout_id, r.status) for r in ended] == list(
+            zip(ids, ["cancelled", "failed", "succeeded"], strict=True)
+        )
+
+    asyncio.run(scenario())
+
+
+def test_waiting_returns_those_that_ended_in_time(store: Store) -> None:
+    async def scenario() -> None:
+        done, still = [(await lease(store)).rollout.rollout_id for _ in range(2)]
+        await store.update_attempt(done, 1, "succeeded")
+        for timeout in (0, 0.01):
+            ended = await store.wait_for_rollouts([still, done], timeout=timeout)
+            assert [r.rollout_id for r in ended] == [done]
+        assert await store.wait_for_rollouts([]) == []
+
+    asyncio.run(scenario())
+
+
+def test_a_waiter_in_another_thread_is_woken(store: Store) -> None:
+    rollout_id = asyncio.run(lease(store, timeout_seconds=1, max_attempts=1)).rollout.rollout_id
+    ended = []
+    thread = threading.Thread(target=lambda: ended.extend(asyncio.run(store.wait_for_rollouts([rollout_id], 30))))
+    thread.start()
+    asyncio.run(store.expire_attempts(2e10))
+    thread.join()
+    assert [r.status for r in ended] == ["failed"]
+
+
+# -- calls and spans ----------------------------------------------------------------------------------------------
+def test_calls_come_back_exactly(store: Store) -> None:
+    first = call("r", 0, [1, 2**31 - 1], [5, 6], temperature=0.7, tool_call_ids=("call_1", "call_2"))
+    second = dataclasses.replace(
+        call("r", 1, [1, 2**31 - 1, 5, 6, 7], [], parent="r/0"),
+        finish_reason="error",
+        policy=None,
+        fork_cause="history rewritten",
+        span_id="0" * 16,
+        request={"messages": [{"role": "user", "content": "ü"}], "max_tokens": 3},
+        response={"role": "assistant"},
+        error="gone",
+        started_at=1.25,
+        ended_at=2.5,
+    )
+    other = call("r", 0, [9], [9], attempt=2)
+    other = dataclasses.replace(other, id="other")
+
+    async def scenario() -> None:
+        await store.add_calls([first, second])
+        await store.add_calls([other])
+        await store.add_calls([])
+        assert_same_calls(await store.query_calls("r"), [first, second, other])
+        assert_same_calls(await store.query_calls("r", 2), [other])
+        assert await store.query_calls("nobody") == []
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_is_there_already_stays_as_it_is(store: Store) -> None:
+    async def scenario() -> None:
+        await store.add_calls([call("r", 0, [1], [2])])
+        await store.add_calls([call("r", 0, [8], [9]), call("r", 1, [8, 9, 3], [4], parent="r/0")])
+        assert_same_calls(
+            await store.query_calls("r"), [call("r", 0, [1], [2]), call("r", 1, [8, 9, 3], [4], parent="r/0")]
+        )
+
+    asyncio.run(scenario())
+
+
+token_lists = st.lists(st.integers(0, 3), max_size=4)
+
+
+@ONE_STORE_FOR_ALL_EXAMPLES
+@given(data=st.data())
+def test_prompts_come_back_whole_whatever_their_parents(store: Store, data: st.DataObject) -> None:
+    rollout_id = next(fresh)
+    calls: list[Call] = []
+    for index in range(data.draw(st.integers(1, 6))):
+        parent = data.draw(st.sampled_from([None, "unknown", *calls]))
+        prompt = data.draw(token_lists)
+        if isinstance(parent, Call) and data.draw(st.booleans()):
+            prompt = [*parent.ids.tolist(), *prompt]
+        parent_id = parent.id if isinstance(parent, Call) else parent
+        attempt = data.draw(st.integers(1, 2))
+        calls.append(call(rollout_id, index, prompt, data.draw(token_lists), parent_id, attempt=attempt))
+    cut = data.draw(st.integers(0, len(calls)))
+    order = data.draw(st.permutations(calls))
+
+    async def scenario() -> None:
+        await store.add_calls(order[:cut])
+        await store.add_calls(order[cut:])
+        expected = sorted(calls, key=lambda c: (c.attempt, c.index))
+        assert_same_calls(await store.query_calls(rollout_id), expected)
+        assert_same_calls(await store.query_calls(rollout_id, 2), [c for c in expected if c.attempt == 2])
+
+    asyncio.run(scenario())
+
+
+def test_spans_come_back_by_start_time(store: Store) -> None:
+    late = span("r", 1, start=2.0, end=3.0, attributes={"a": 1, "b": [1.5, 2.5], "c": "x", "d": True})
+    failed = Event("exception", 1.5, {"exception.type": "ValueError"})
+    early = span("r", 2, start=1.0, end=4.0, status="error", status_message="boom", events=(failed,))
+    other = span("r", 3, start=0.0, end=1.0, attempt=2)
+
+    async def scenario() -> None:
+        await store.add_spans([late, early])
+        await store.add_spans([dataclasses.replace(late, name="changed"), other])
+        await store.add_spans([])
+        assert await store.query_spans("r", 1) == [early, late]
+        assert await store.query_spans("r") == [other, early, late]
+        assert await store.query_spans("nobody") == []
+
+    asyncio.run(scenario())
+
+
+def test_one_bad_write_among_concurrent_ones_fails_alone(store: Store) -> None:
+    async def scenario() -> None:
+        good = [store.add_spans([span("r", n, start=float(n), end=9.0)]) for n in range(4)]
+        bad = store.add_spans(
+            [span("r", 8, start=8.0, end=9.0), span("r", 9, start=9.0, end=9.0, attributes={"x": object()})]
+        )
+        outcomes = await asyncio.gather(*good[:2], bad, *good[2:], return_exceptions=True)
+        assert [type(o) for o in outcomes] == [type(None), type(None), StoreError, type(None), type(None)]
+        assert len(await store.query_spans("r")) == 4
+
+    asyncio.run(scenario())
+
+
+# -- resources, policies, training --------------------------------------------------------------------------------
+def test_resources_are_versioned(store: Store) -> None:
+    async def scenario() -> None:
+        assert await store.get_resources() is None
+        first = await store.update_resources({"prompt": {"template": "{q}"}})
+        second = await store.update_resources({"prompt": 2})
+        assert first != second
+        assert await store.get_resources() == (second, {"prompt": 2})
+        assert await store.get_resources(first) == (first, {"prompt": {"template": "{q}"}})
+        assert await store.get_resources("nobody") is None
+
+    asyncio.run(scenario())
+
+
+def test_what_was_trained_replaces_what_the_same_step_said_before(store: Store) -> None:
+    row = TrainedCall("c", "r", 1, 2, 0, reward=1.0, return_=1 / 3, advantage=-0.1, tokens=5)
+    dropped = dataclasses.replace(row, call_id="d", sequence=None, tokens=0, dropped="group without spread")
+
+    async def scenario() -> None:
+        await store.add_trained_calls("run", [dataclasses.replace(row, advantage=9.0)])
+        await store.add_trained_calls("run", [row, dropped])
+        await store.add_trained_calls("run", [dataclasses.replace(row, step=2)])
+        await store.add_policy_version("run", "policy", 2, 1)
+        await store.add_policy_version("run", "policy", 2, 1, "folder")
+        found = await store.query_trained_calls("r")
+        assert sorted(found, key=lambda t: (t.step, t.call_id)) == [row, dropped, dataclasses.replace(row, step=2)]
+        assert await store.query_trained_calls("nobody") == []
+
+    asyncio.run(scenario())
+
+
+def test_a_closed_store_says_so(store: Store) -> None:
+    async def scenario() -> None:
+        await store.close()
+        await store.close()
+        with pytest.raises(StoreError, match="the store is closed"):
+            await store.query_rollouts()
+
+    asyncio.run(scenario())

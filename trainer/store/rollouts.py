@@ -1,0 +1,283 @@
+"""The life of rollouts and attempts, as functions of a connection; every transition is decided by `_moved`."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, and_, bindparam, delete, func, or_, select, update
+
+from agl.errors import StoreError
+from agl.trainer.store import codec
+from agl.trainer.store.base import (
+    ATTEMPT_TERMINAL,
+    ATTEMPT_TRANSITIONS,
+    ROLLOUT_TERMINAL,
+    Attempt,
+    AttemptedRollout,
+    AttemptStatus,
+    NewRollout,
+    Rollout,
+    RolloutStatus,
+)
+from agl.trainer.store.dialect import insert
+from agl.trainer.store.schema import attempts as A
+from agl.trainer.store.schema import rollouts as R
+
+CHUNK = 1000
+"""How many ids go into one statement; databases limit its parameters."""
+
+_ONE_ROLLOUT = select(R).where(R.c.rollout_id == bindparam("id"))
+_ONE_ATTEMPT = select(A).where(A.c.rollout_id == bindparam("id"), A.c.attempt == bindparam("n"))
+_INSERT_ROLLOUT = insert(R).on_conflict_do_nothing()
+_INSERT_ATTEMPT = insert(A)
+_SET_ROLLOUT = (
+    update(R).where(R.c.rollout_id == bindparam("id")).values(status=bindparam("to"), ended_at=bindparam("at"))
+)
+_SET_ATTEMPT = (
+    update(A)
+    .where(A.c.rollout_id == bindparam("id"), A.c.attempt == bindparam("n"))
+    .values(
+        status=bindparam("to"),
+        error=func.coalesce(bindparam("why"), A.c.error),
+        last_heartbeat_at=bindparam("beat"),
+        ended_at=bindparam("at"),
+    )
+)
+_BEAT = (
+    update(A)
+    .where(A.c.rollout_id == bindparam("id"), A.c.attempt == bindparam("n"))
+    .values(last_heartbeat_at=bindparam("beat"))
+)
+
+
+def _lease(one_run: bool) -> Any:
+    queued = select(R.c.seq).where(R.c.status == "queuing")
+    if one_run:
+        queued = queued.where(R.c.run_id == bindparam("run"))
+    first = queued.order_by(R.c.priority.desc(), R.c.seq).limit(1).scalar_subquery()
+    return update(R).where(R.c.seq == first).values(status="preparing", attempts=R.c.attempts + 1).returning(R)
+
+
+_LEASE, _LEASE_OF_RUN = _lease(False), _lease(True)
+
+
+# -- the queue ----------------------------------------------------------------------------------------------------
+def enqueue(connection: Connection, new: Sequence[NewRollout], now: float) -> list[Rollout]:
+    """Add rollouts, return them as stored, in the given order."""
+    rows = [codec.rollout_row(n, n.rollout_id or uuid.uuid4().hex, now) for n in new]
+    if rows:
+        connection.execute(_INSERT_ROLLOUT, rows)
+    return load(connection, [row["rollout_id"] for row in rows])
+
+
+def dequeue(connection: Connection, worker_id: str | None, run_id: str | None, now: float) -> AttemptedRollout | None:
+    """Lease the next queued rollout and open its attempt."""
+    statement, values = (_LEASE, {}) if run_id is None else (_LEASE_OF_RUN, {"run": run_id})
+    row = connection.execute(statement, values).mappings().first()
+    if row is None:
+        return None
+    rollout = codec.to_rollout(row)
+    attempt = Attempt(rollout.rollout_id, rollout.attempts, "preparing", worker_id, None, now, now)
+    limits = {
+        "timeout_seconds": rollout.config.timeout_seconds,
+        "unresponsive_seconds": rollout.config.unresponsive_seconds,
+    }
+    connection.execute(_INSERT_ATTEMPT, {**dataclasses.asdict(attempt), **limits})
+    return AttemptedRollout(rollout, attempt)
+
+
+def give_back(connection: Connection, leased: AttemptedRollout) -> None:
+    """Undo a lease that reached nobody, as if it had never been taken."""
+    rollout_id, n = leased.rollout.rollout_id, leased.attempt.attempt
+    undone = connection.execute(
+        update(R)
+        .where(R.c.rollout_id == rollout_id, R.c.status == "preparing", R.c.attempts == n)
+        .values(status="queuing", attempts=n - 1)
+    )
+    if undone.rowcount:
+        connection.execute(delete(A).where(A.c.rollout_id == rollout_id, A.c.attempt == n))
+
+
+# -- transitions --------------------------------------------------------------------------------------------------
+def _moved(rollout: Rollout, attempt: int, status: AttemptStatus) -> RolloutStatus:
+    """The rollout's status once its attempt has moved to `status`.
+
+    A rollout that has ended stays as it is, and an attempt that a later one has replaced moves nothing. A silent
+    attempt that comes back before its rollout is leased again takes it out of the queue.
+    """
+    if rollout.status in ROLLOUT_TERMINAL or attempt != rollout.attempts or status == "preparing":
+        return rollout.status
+    if status in ("running", "succeeded"):
+        return status
+    if rollout.status == "queuing":
+        return "queuing"
+    again = status in rollout.config.retry_on and rollout.attempts < rollout.config.max_attempts
+    return "queuing" if again else "failed"
+
+
+def move(
+    connection: Connection, rollout_id: str, attempt: int, status: AttemptStatus, error: str | None, now: float
+) -> Rollout:
+    """Move an attempt, and its rollout with it."""
+    row = connection.execute(_ONE_ATTEMPT, {"id": rollout_id, "n": attempt}).mappings().first()
+    if row is None:
+        raise _no_attempt(rollout_id, attempt)
+    rollout = codec.to_rollout(connection.execute(_ONE_ROLLOUT, {"id": rollout_id}).mappings().one())
+    was = row["status"]
+    if status == was:
+        if status == "running":
+            connection.execute(_BEAT, {"id": rollout_id, "n": attempt, "beat": now})
+        return rollout
+    if status not in ATTEMPT_TRANSITIONS[was]:
+        raise StoreError(
+            f"attempt {attempt} of rollout {rollout_id} cannot go from {was!r} to {status!r}",
+            hint=f"from {was!r} it can go to: {', '.join(sorted(ATTEMPT_TRANSITIONS[was]))}"
+            if ATTEMPT_TRANSITIONS[was]
+            else f"{was!r} is final; the rollout was cancelled, given up or reported twice",
+        )
+    connection.execute(
+        _SET_ATTEMPT,
+        {
+            "id": rollout_id,
+            "n": attempt,
+            "to": status,
+            "why": error,
+            "beat": now if status == "running" else row["last_heartbeat_at"],
+            "at": now if status in ATTEMPT_TERMINAL else None,
+        },
+    )
+    return _follow(connection, rollout, attempt, status, now)
+
+
+def _follow(connection: Connection, rollout: Rollout, attempt: int, status: AttemptStatus, now: float) -> Rollout:
+    to = _moved(rollout, attempt, status)
+    if to == rollout.status:
+        return rollout
+    ended_at = now if to in ROLLOUT_TERMINAL else None
+    connection.execute(_SET_ROLLOUT, {"id": rollout.rollout_id, "to": to, "at": ended_at})
+    return dataclasses.replace(rollout, status=to, ended_at=ended_at)
+
+
+def beat(connection: Connection, rollout_id: str, attempt: int, now: float) -> None:
+    """Note that an attempt is alive."""
+    if not connection.execute(_BEAT, {"id": rollout_id, "n": attempt, "beat": now}).rowcount:
+        raise _no_attempt(rollout_id, attempt)
+
+
+def expire(connection: Connection, now: float) -> tuple[list[Attempt], list[str]]:
+    """Give up attempts past their limits; they, and the ids of the rollouts that this ended."""
+    late = and_(A.c.timeout_seconds.is_not(None), A.c.started_at + A.c.timeout_seconds <= now)
+    silent = and_(A.c.unresponsive_seconds.is_not(None), A.c.last_heartbeat_at + A.c.unresponsive_seconds <= now)
+    over = select(A).where(A.c.status.in_(["preparing", "running"]), or_(late, silent))
+    given_up, ended = [], []
+    for row in connection.execute(over.order_by(A.c.started_at)).mappings().all():
+        status: AttemptStatus
+        if row["timeout_seconds"] is not None and row["started_at"] + row["timeout_seconds"] <= now:
+            status, why = "timeout", f"still running {row['timeout_seconds']:g} s after it was leased, its limit"
+        else:
+            status = "unresponsive"
+            why = f"no heartbeat for {now - row['last_heartbeat_at']:.1f} s (limit {row['unresponsive_seconds']:g} s)"
+        rollout = move(connection, row["rollout_id"], row["attempt"], status, why, now)
+        ended_at = now if status in ATTEMPT_TERMINAL else None
+        given_up.append(dataclasses.replace(codec.to_attempt(row), status=status, error=why, ended_at=ended_at))
+        if rollout.status in ROLLOUT_TERMINAL:
+            ended.append(rollout.rollout_id)
+    return given_up, ended
+
+
+def cancel(connection: Connection, rollout_ids: Sequence[str], now: float) -> None:
+    """End those of the rollouts that are not terminal, and their open attempts."""
+    statuses(connection, rollout_ids)
+    for ids in chunks(rollout_ids):
+        open_rollouts = R.c.rollout_id.in_(ids) & R.c.status.not_in(sorted(ROLLOUT_TERMINAL))
+        cancelled = connection.execute(
+            update(R).where(open_rollouts).values(status="cancelled", ended_at=now).returning(R.c.rollout_id)
+        )
+        connection.execute(
+            update(A)
+            .where(A.c.rollout_id.in_(cancelled.scalars().all()), A.c.status.not_in(sorted(ATTEMPT_TERMINAL)))
+            .values(status="failed", error="the rollout was cancelled", ended_at=now)
+        )
+
+
+# -- queries ------------------------------------------------------------------------------------------------------
+def load(connection: Connection, rollout_ids: Sequence[str]) -> list[Rollout]:
+    """These rollouts, in the given order."""
+    found: dict[str, Rollout] = {}
+    for ids in chunks(rollout_ids):
+        rows = connection.execute(select(R).where(R.c.rollout_id.in_(ids))).mappings()
+        found.update((row["rollout_id"], codec.to_rollout(row)) for row in rows)
+    return [found[i] for i in rollout_ids]
+
+
+def statuses(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, RolloutStatus]:
+    """The status of each; StoreError if one does not exist."""
+    found: dict[str, RolloutStatus] = {}
+    for ids in chunks(rollout_ids):
+        rows = connection.execute(select(R.c.rollout_id, R.c.status).where(R.c.rollout_id.in_(ids)))
+        found.update((rollout_id, status) for rollout_id, status in rows)
+    for rollout_id in rollout_ids:
+        if rollout_id not in found:
+            raise _no_rollout(rollout_id)
+    return found
+
+
+def get(connection: Connection, rollout_id: str) -> Rollout:
+    """The rollout of that id, or the one whose id begins with it."""
+    row = connection.execute(_ONE_ROLLOUT, {"id": rollout_id}).mappings().first()
+    if row is not None:
+        return codec.to_rollout(row)
+    begins = func.substr(R.c.rollout_id, 1, len(rollout_id)) == rollout_id
+    rows = connection.execute(select(R).where(begins).limit(2)).mappings().all() if rollout_id else []
+    if not rows:
+        raise _no_rollout(rollout_id)
+    if len(rows) > 1:
+        names = " and ".join(row["rollout_id"] for row in rows)
+        raise StoreError(f"several rollouts begin with {rollout_id!r}: {names}", hint="give more digits of the id")
+    return codec.to_rollout(rows[0])
+
+
+def query(
+    connection: Connection,
+    run_id: str | None,
+    step: int | None,
+    mode: str | None,
+    status: Sequence[str] | None,
+    limit: int | None,
+) -> list[Rollout]:
+    """Rollouts that fit every filter given, oldest first."""
+    statement = select(R).order_by(R.c.seq)
+    for column, value in ((R.c.run_id, run_id), (R.c.step, step), (R.c.mode, mode)):
+        if value is not None:
+            statement = statement.where(column == value)
+    if status is not None:
+        statement = statement.where(R.c.status.in_(list(status)))
+    if limit is not None:
+        statement = statement.limit(limit)
+    return [codec.to_rollout(row) for row in connection.execute(statement).mappings()]
+
+
+def query_attempts(connection: Connection, rollout_id: str) -> list[Attempt]:
+    """A rollout's attempts in order."""
+    statuses(connection, [rollout_id])
+    rows = connection.execute(select(A).where(A.c.rollout_id == rollout_id).order_by(A.c.attempt)).mappings()
+    return [codec.to_attempt(row) for row in rows]
+
+
+def chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """`ids` in pieces that fit one statement."""
+    for start in range(0, len(ids), CHUNK):
+        yield list(ids[start : start + CHUNK])
+
+
+def _no_rollout(rollout_id: str) -> StoreError:
+    return StoreError(f"there is no rollout {rollout_id!r}", hint="check the id, and that this is the right store")
+
+
+def _no_attempt(rollout_id: str, attempt: int) -> StoreError:
+    return StoreError(
+        "there is no such attempt", hint="attempts are opened by dequeue_rollout", rollout=rollout_id, attempt=attempt
+    )
