@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T", bound=type)
 
 
 class AglError(Exception):
@@ -123,3 +128,17 @@ def reject_unknown(given: Iterable[str], known: Iterable[str], what: str) -> Non
     for word in given:
         if word not in names:
             raise ConfigError(f"{what} has no option {word!r}", hint=nearest(word, names))
+
+
+def checked_options(cls: T) -> T:
+    """Class decorator: an unknown keyword argument is a `ConfigError` with the nearest name, not a `TypeError`."""
+    original: Callable[..., None] = cls.__init__
+    known = [name for name in inspect.signature(original).parameters if name != "self"]
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        reject_unknown(kwargs, known, cls.__name__)
+        original(self, *args, **kwargs)
+
+    cls.__init__ = __init__  # type: ignore[misc]
+    return cls

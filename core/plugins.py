@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from agl.agents import Agent, RewardFunction
-from agl.errors import ConfigError
+from agl.errors import ConfigError, reject_unknown
 
 GROUP = "agl.adapters"
 
@@ -50,6 +51,8 @@ def wrap(agent: Any, reward: RewardFunction | None = None, **options: Any) -> Ag
     """
     for adapter in adapters().values():
         if adapter.handles(agent):
+            known = set(inspect.signature(adapter.wrap).parameters) - {"agent", "reward"}
+            reject_unknown(options, known, f"agl.wrap of a {type(agent).__name__}")
             return adapter.wrap(agent, reward, **options)
     raise ConfigError(
         f"no adapter knows {type(agent).__module__}.{type(agent).__qualname__}",

@@ -14,20 +14,41 @@ import asyncio
 import functools
 import importlib
 import importlib.util
-import inspect
 import threading
 import urllib.parse
-import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agl import semconv, tracing
 from agl.tracing import Scope
 
-GENERATION_PATHS = ("/chat/completions", "/completions", "/responses", "/messages", "/messages/count_tokens")
+GENERATION_PATHS = {
+    # The longest one first: `/completions` also ends `/chat/completions`.
+    "openai": ("/chat/completions", "/completions", "/responses"),
+    "anthropic": ("/messages/count_tokens", "/messages"),
+}
 """A POST to one of these asks a model for something; other requests (files, embeddings) are none of our business."""
 
 _SDKS = {"openai": ("OpenAI", "AsyncOpenAI"), "anthropic": ("Anthropic", "AsyncAnthropic")}
+
+_SENT = frozenset(
+    {
+        "host", "accept", "accept-encoding", "connection", "content-type", "content-length", "transfer-encoding",
+        "user-agent", "authorization", "traceparent", "anthropic-version",
+    }
+)  # fmt: skip
+"""What may travel to the gateway, beside the SDK's own `x-stainless-*`. The SDKs also read headers, organisations and
+keys from the environment and from files; a list of what may pass cannot miss one of them."""
+
+
+@dataclass(frozen=True)
+class _Patch:
+    """A class whose `request` is hooked, what its own namespace held before (None: it was inherited), and our hook."""
+
+    cls: Any
+    original: Any
+    hook: Callable[..., Any]
 
 
 class Observer(Protocol):
@@ -42,10 +63,10 @@ class Observer(Protocol):
 
 _lock = threading.Lock()
 _installs = 0
-_originals: list[tuple[type, Callable[..., Any]]] = []
+_patched: list[_Patch] = []
 _observers: dict[str, Observer] = {}
 _sync_clients: dict[str, Any] = {}
-_async_clients: dict[str, weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any]] = {}
+_async_clients: dict[tuple[str, asyncio.AbstractEventLoop], Any] = {}
 
 
 def install() -> None:
@@ -60,7 +81,9 @@ def install() -> None:
                 continue
             module = importlib.import_module(sdk)
             for name in classes:
-                _patch(sdk, getattr(module, name))
+                cls = getattr(module, name)
+                if not any(p.cls is cls for p in _patched):
+                    _patched.append(_patch(sdk, cls, is_async=name.startswith("Async")))
 
 
 def uninstall() -> None:
@@ -72,12 +95,15 @@ def uninstall() -> None:
         _installs -= 1
         if _installs:
             return
-        for cls, original in _originals:
-            if original is None:
-                del cls.request  # type: ignore[attr-defined]
+        for patch in list(_patched):
+            if patch.cls.__dict__.get("request") is not patch.hook:
+                # Another library hooked the class after us. Restoring would throw out its hook; ours stays, idle.
+                continue
+            if patch.original is None:
+                del patch.cls.request
             else:
-                cls.request = original  # type: ignore[attr-defined]
-        _originals.clear()
+                patch.cls.request = patch.original
+            _patched.remove(patch)
         for client in _sync_clients.values():
             client.close()
         _sync_clients.clear()
@@ -92,79 +118,96 @@ def observe(sdk: str, observer: Observer | None) -> None:
         _observers[sdk] = observer
 
 
-def _patch(sdk: str, cls: type) -> None:
-    inherited = cls.request  # type: ignore[attr-defined]
-    _originals.append((cls, cls.__dict__.get("request")))  # type: ignore[arg-type]
-    if inspect.iscoroutinefunction(inherited):
+def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
+    original = cls.__dict__.get("request")
+    inherited = cls.request
+    if is_async:
 
         @functools.wraps(inherited)
         async def request_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-            scope = tracing._current.get()
-            if scope is None or (scope := tracing.current()) is None:
+            call = None if _here() is None else _request(sdk, self, args, kwargs)
+            if call is None:
                 return await inherited(self, *args, **kwargs)
-            call = _Request(sdk, self, args, kwargs, scope)
-            if call.path is None:
-                return await inherited(self, *args, **kwargs)
-            call.start()
             try:
-                client = call.gateway_client(is_async=True)
-                return call.end(await inherited(client, *call.args, **call.kwargs))
+                client = call.client_to_use(is_async=True)
+                with tracing.unseen():
+                    result = await inherited(client, *call.args, **call.kwargs)
+                return call.end(result)
             except BaseException as error:
                 call.fail(error)
                 raise
 
-        cls.request = request_async  # type: ignore[attr-defined]
-        return
+        cls.request = request_async
+        return _Patch(cls, original, request_async)
 
     @functools.wraps(inherited)
     def request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        scope = tracing._current.get()
-        if scope is None or (scope := tracing.current()) is None:
+        call = None if _here() is None else _request(sdk, self, args, kwargs)
+        if call is None:
             return inherited(self, *args, **kwargs)
-        call = _Request(sdk, self, args, kwargs, scope)
-        if call.path is None:
-            return inherited(self, *args, **kwargs)
-        call.start()
         try:
-            client = call.gateway_client(is_async=False)
-            return call.end(inherited(client, *call.args, **call.kwargs))
+            client = call.client_to_use(is_async=False)
+            with tracing.unseen():
+                result = inherited(client, *call.args, **call.kwargs)
+            return call.end(result)
         except BaseException as error:
             call.fail(error)
             raise
 
-    cls.request = request  # type: ignore[attr-defined]
+    cls.request = request
+    return _Patch(cls, original, request)
+
+
+_here = tracing._current.get
+"""The whole cost of the hook outside a rollout: one context variable read."""
+
+
+def _request(sdk: str, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Request | None:
+    """The request as one to look after; None when nothing runs here or no model is asked."""
+    scope = tracing.current()
+    if scope is None or not _installs:
+        return None
+    options = kwargs["options"] if "options" in kwargs else args[1]
+    path = _generation_path(sdk, options)
+    return None if path is None else _Request(sdk, client, args, kwargs, options, path, scope)
 
 
 class _Request:
     """One SDK request inside a rollout: where it goes, and the span that it belongs to."""
 
-    def __init__(self, sdk: str, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any], scope: Scope) -> None:
-        self.sdk, self.client, self.args, self.kwargs, self.scope = sdk, client, args, kwargs, scope
-        self.options = kwargs["options"] if "options" in kwargs else args[1]
-        self.path = _generation_path(self.options)
+    def __init__(
+        self,
+        sdk: str,
+        client: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Any,
+        path: str,
+        scope: Scope,
+    ) -> None:
+        self.sdk, self.client, self.args, self.kwargs = sdk, client, args, kwargs
+        self.options, self.path, self.scope = options, path, scope
         self.own: Scope | None = None
         self.observer = _observers.get(sdk)
-
-    def start(self) -> None:
-        """Open a span unless a framework's `chat` span is open already, and note the wire call on it."""
+        # A span is opened unless a framework's `chat` span is open already; the wire call is noted on either.
         chat = tracing.enclosing(semconv.CHAT)
-        if chat is None and self.observer is not None and self.path is not None:
-            chat = self.own = self.observer.started(self.client, self.path, self.options)
+        if chat is None and self.observer is not None:
+            chat = self.own = self.observer.started(client, path, options)
         if chat is not None:
             self.scope = chat
             chat.wire_calls += 1
             chat.span.set_attribute(semconv.WIRE_CALLS, chat.wire_calls)
-            chat.span.set_attribute(semconv.CLIENT, type(self.client).__qualname__)
-            chat.span.set_attribute(semconv.URL, str(getattr(self.client, "base_url", "")))
+            chat.span.set_attribute(semconv.CLIENT, type(client).__qualname__)
+            chat.span.set_attribute(semconv.URL, str(getattr(client, "base_url", "")))
 
-    def gateway_client(self, *, is_async: bool) -> Any:
+    def client_to_use(self, *, is_async: bool) -> Any:
         """The client to send with: ours, with rewritten options, for a selected agent; otherwise the user's own."""
         rollout = self.scope.rollout
         if rollout.gateway_url is None or rollout.selection.policy_for(self.scope.agent) is None:
             return self.client
         self.scope.span.set_attribute(semconv.ROUTED, True)
         self._rewrite(rollout.gateway_url)
-        return _client(self.sdk, is_async=is_async)
+        return _gateway_client(self.sdk, is_async=is_async)
 
     def _rewrite(self, gateway_url: str) -> None:
         rollout = self.scope.rollout
@@ -179,8 +222,9 @@ class _Request:
         )
         options.headers = {**keep, "Authorization": f"Bearer {rollout.key}", "traceparent": self.scope.traceparent}
         options.params = {}
-        if type(options.timeout).__name__ in ("NotGiven", "Omit"):
-            options.timeout = self.client.timeout
+        for limit in ("timeout", "max_retries"):
+            if type(getattr(options, limit)).__name__ in ("NotGiven", "Omit"):
+                setattr(options, limit, getattr(self.client, limit))
         if "options" in self.kwargs:
             self.kwargs = {**self.kwargs, "options": options}
         else:
@@ -197,35 +241,47 @@ class _Request:
             self.observer.failed(self.own, error)
 
 
-def _generation_path(options: Any) -> str | None:
+def _generation_path(sdk: str, options: Any) -> str | None:
     """`/chat/completions` and the like, whatever base the request's URL has; None for other requests."""
     if str(options.method).upper() != "POST":
         return None
     path = str(options.url).partition("?")[0].rstrip("/")
-    # The longest one first: `/completions` also ends `/chat/completions`.
-    for known in sorted(GENERATION_PATHS, key=len, reverse=True):
-        if path.endswith(known):
-            return known
-    return None
+    return next((known for known in GENERATION_PATHS[sdk] if path.endswith(known)), None)
 
 
-def _client(sdk: str, *, is_async: bool) -> Any:
-    """Our own client for the gateway. It reads no proxy settings and no credentials from the environment."""
-    if not is_async:
-        with _lock:
+def _gateway_client(sdk: str, *, is_async: bool) -> Any:
+    """Our own client for the gateway: one per SDK, and per event loop where it is async."""
+    with _lock:
+        if not is_async:
             if sdk not in _sync_clients:
                 _sync_clients[sdk] = _new_client(sdk, is_async=False)
             return _sync_clients[sdk]
-    loop = asyncio.get_running_loop()
-    with _lock:
-        clients = _async_clients.setdefault(sdk, weakref.WeakKeyDictionary())
-        if loop not in clients:
-            clients[loop] = _new_client(sdk, is_async=True)
-        return clients[loop]
+        key = sdk, asyncio.get_running_loop()
+        if key not in _async_clients:
+            for other in [k for k in _async_clients if k[1].is_closed()]:
+                del _async_clients[other]
+            _async_clients[key] = _new_client(sdk, is_async=True)
+        return _async_clients[key]
 
 
 def _new_client(sdk: str, *, is_async: bool) -> Any:
     module = importlib.import_module(sdk)
-    cls = getattr(module, _SDKS[sdk][1 if is_async else 0])
+    cls = getattr(module, _SDKS[sdk][is_async])
     http = getattr(module, "DefaultAsyncHttpxClient" if is_async else "DefaultHttpxClient")
-    return cls(api_key="agl", base_url="http://agl.invalid/v1", timeout=None, http_client=http(trust_env=False))
+    hooks = {"request": [_strip_async if is_async else _strip]}
+    return cls(
+        api_key="agl",
+        base_url="http://agl.invalid/v1",
+        timeout=None,
+        http_client=http(trust_env=False, event_hooks=hooks),
+    )
+
+
+def _strip(request: Any) -> None:
+    for name in list(request.headers):
+        if name.lower() not in _SENT and not name.lower().startswith("x-stainless-"):
+            del request.headers[name]
+
+
+async def _strip_async(request: Any) -> None:
+    _strip(request)

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import thread as _pool
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("agl")
 
+_NAME = "agl"
+
 
 @dataclass(eq=False)
 class RolloutContext:
@@ -41,7 +42,8 @@ class RolloutContext:
         gateway_url: base URL of the gateway; None when nothing is routed (collect only).
         key: the attempt's own key for the gateway.
         spans: finished spans, in the order in which they ended.
-        closed: set at the end of the attempt; what ends later is dropped.
+        open: scopes that have not ended.
+        closed: set at the end of the attempt (`close`); what ends later is dropped.
     """
 
     rollout_id: str
@@ -52,23 +54,27 @@ class RolloutContext:
     key: str = ""
     capture_content: bool = True
     spans: list[Span] = field(default_factory=list)
+    open: dict[Scope, bool] = field(default_factory=dict)
     closed: bool = False
 
 
 class Scope:
     """An open span in a rollout: who is speaking, and whose child the next span will be."""
 
-    __slots__ = ("agent", "ended", "kind", "parent", "previous", "rollout", "routed", "span", "wire_calls")
+    __slots__ = ("__weakref__", "agent", "ended", "kind", "outer", "parent", "rollout", "span", "wire_calls")
 
-    def __init__(self, rollout: RolloutContext, kind: str, agent: str, span: Any, parent: Scope | None) -> None:
+    def __init__(
+        self, rollout: RolloutContext, kind: str, agent: str, span: Any, parent: Scope | None, outer: Any
+    ) -> None:
         self.rollout = rollout
         self.kind = kind
         self.agent = agent
         self.span = span
         self.parent = parent
+        self.outer = outer
+        """OpenTelemetry's current span when this one was opened, perhaps one of the user's own."""
         self.ended = False
         self.wire_calls = 0
-        self.routed = False
 
     @property
     def traceparent(self) -> str:
@@ -117,12 +123,15 @@ def provider() -> TracerProvider:
         max_attribute_length=SpanLimits.UNSET,
         max_span_attribute_length=SpanLimits.UNSET,
     )
-    return TracerProvider(sampler=ALWAYS_ON, span_limits=unlimited, shutdown_on_exit=False)
+    own = TracerProvider(sampler=ALWAYS_ON, span_limits=unlimited, shutdown_on_exit=False)
+    # OTEL_SDK_DISABLED is meant for the user's telemetry; rewards and tool calls travel in these spans.
+    own._disabled = False
+    return own
 
 
 @functools.cache
 def _tracer() -> Tracer:
-    return provider().get_tracer("agl")
+    return provider().get_tracer(_NAME)
 
 
 def start(
@@ -152,7 +161,7 @@ def start(
             return None
         rollout = parent.rollout
     from opentelemetry import context as otel
-    from opentelemetry.trace import set_span_in_context
+    from opentelemetry.trace import get_current_span, set_span_in_context
 
     who = agent or (parent.agent if parent else rollout.agent)
     context = set_span_in_context(parent.span, otel.Context()) if parent else otel.Context()
@@ -167,7 +176,8 @@ def start(
             **{k: v for k, v in (attributes or {}).items() if v is not None},
         },
     )
-    scope = Scope(rollout, kind, who, span, parent)
+    scope = Scope(rollout, kind, who, span, parent, get_current_span())
+    rollout.open[scope] = True
     activate(scope)
     return scope
 
@@ -188,7 +198,8 @@ def end(scope: Scope, *, error: BaseException | str | None = None, attributes: M
         error: recorded as an exception event and as the span's status.
         attributes: set before the span ends.
     """
-    if scope.ended:
+    rollout = scope.rollout
+    if not rollout.open.pop(scope, False):  # one operation, so that of two threads only one ends the span
         return
     scope.ended = True
     span = scope.span
@@ -204,23 +215,55 @@ def end(scope: Scope, *, error: BaseException | str | None = None, attributes: M
             span.set_attribute(semconv.ERROR_TYPE, type(error).__qualname__)
             span.record_exception(error)
     span.end()
-    rollout = scope.rollout
     if rollout.closed:
         log.debug("span %s ended after its attempt (rollout %s)", span.name, rollout.rollout_id)
     else:
         rollout.spans.append(from_otel(span))
     if _current.get() is scope:
-        parent = scope.parent
-        while parent is not None and parent.ended:
-            parent = parent.parent
-        if parent is not None:
-            activate(parent)
-        else:
-            from opentelemetry import context as otel
-            from opentelemetry.trace import INVALID_SPAN, set_span_in_context
+        _leave(scope)
 
-            _current.set(None)
-            otel.attach(set_span_in_context(INVALID_SPAN))
+
+def _leave(scope: Scope) -> None:
+    """Make the innermost open ancestor the current scope, and give OpenTelemetry back the span it had before."""
+    from opentelemetry import context as otel
+    from opentelemetry.trace import get_current_span, set_span_in_context
+
+    parent = scope.parent
+    while parent is not None and parent.ended:
+        parent = parent.parent
+    _current.set(parent)
+    if get_current_span() is scope.span:
+        ended_ours = parent is not None and not scope.outer.is_recording()
+        otel.attach(set_span_in_context(parent.span if parent is not None and ended_ours else scope.outer))
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Within the block OpenTelemetry's current span is the user's own, as if we were not there: no propagator sends our
+    ids to a third party."""
+    from opentelemetry import context as otel
+    from opentelemetry.trace import INVALID_SPAN, get_current_span, set_span_in_context
+
+    span, scope = get_current_span(), _current.get()
+    while _is_ours(span) and scope is not None:
+        span, scope = scope.outer, scope.parent
+    attached = otel.attach(set_span_in_context(INVALID_SPAN if _is_ours(span) else span))
+    try:
+        yield
+    finally:
+        otel.detach(attached)
+
+
+def _is_ours(span: Any) -> bool:
+    scope = getattr(span, "instrumentation_scope", None)
+    return scope is not None and scope.name == _NAME
+
+
+def close(rollout: RolloutContext) -> None:
+    """End an attempt: what is still open (a stream nobody read to its end) ends now, what comes later is dropped."""
+    while (scope := next(reversed(rollout.open), None)) is not None:
+        end(scope)
+    rollout.closed = True
 
 
 @contextlib.contextmanager
@@ -249,15 +292,15 @@ def running(rollout: RolloutContext) -> Iterator[Scope]:
             end(scope, error=error)
             raise
         finally:
-            end(scope)
-            rollout.closed = True
+            close(rollout)
 
 
 # -- threads ----------------------------------------------------------------------------------------------------------
 
 _carry_lock = threading.Lock()
 _carry_count = 0
-_originals: dict[str, Callable[..., Any]] = {}
+_patches: list[tuple[type, str, Any, Any]] = []
+"""(class, attribute, what was there, ours)."""
 
 
 @contextlib.contextmanager
@@ -269,34 +312,39 @@ def carried_across_threads() -> Iterator[None]:
     global _carry_count
     with _carry_lock:
         _carry_count += 1
-        if _carry_count == 1:
+        if not _patches:
             _patch_threads()
     try:
         yield
     finally:
         with _carry_lock:
             _carry_count -= 1
-            if _carry_count == 0:
-                threading.Thread.start = _originals.pop("start")  # type: ignore[method-assign]
-                ThreadPoolExecutor.submit = _originals.pop("submit")  # type: ignore[method-assign]
+            # Where another library has patched over ours, ours stays inside and does nothing outside a rollout.
+            if _carry_count == 0 and all(cls.__dict__[name] is ours for cls, name, _, ours in _patches):
+                for cls, name, original, _ in _patches:
+                    setattr(cls, name, original)
+                _patches.clear()
 
 
 def _in_scope(scope: Scope, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        previous = _current.get()
-        activate(scope)
+        from opentelemetry import context as otel
+        from opentelemetry.trace import set_span_in_context
+
+        previous = _current.set(scope)
+        attached = otel.attach(set_span_in_context(scope.span))
         try:
             return function(*args, **kwargs)
         finally:
-            _current.set(previous)
+            _current.reset(previous)
+            otel.detach(attached)
 
     return run
 
 
 def _patch_threads() -> None:
     start_thread, submit = threading.Thread.start, ThreadPoolExecutor.submit
-    _originals.update(start=start_thread, submit=submit)
 
     @functools.wraps(start_thread)
     def carried_start(self: threading.Thread) -> None:
@@ -311,10 +359,9 @@ def _patch_threads() -> None:
         scope = current()
         return submit(self, fn if scope is None else _in_scope(scope, fn), *args, **kwargs)
 
-    threading.Thread.start = carried_start  # type: ignore[method-assign]
-    ThreadPoolExecutor.submit = carried_submit  # type: ignore[method-assign]
-
-
-def now() -> float:
-    """Seconds since the epoch."""
-    return time.time()
+    for cls, name, original, ours in (
+        (threading.Thread, "start", start_thread, carried_start),
+        (ThreadPoolExecutor, "submit", submit, carried_submit),
+    ):
+        setattr(cls, name, ours)
+        _patches.append((cls, name, original, ours))

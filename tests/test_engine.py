@@ -153,6 +153,15 @@ def test_logprobs_are_those_of_a_full_forward_pass(architecture):
         np.testing.assert_allclose(answers[i].logprobs, reference(model, prompt, answers[i], sampling), atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["autocast", "weights"])
+def test_half_precision_stays_near_the_full_forward_pass(kind):
+    model, prompt, sampling = tiny_model(), prompts(1)[0], Sampling(max_tokens=12)
+    expected = tiny_model()
+    engine = engine_for(model.bfloat16()) if kind == "weights" else engine_for(model, autocast=torch.bfloat16)
+    answer = sample(engine, prompt, sampling)
+    np.testing.assert_allclose(answer.logprobs, reference(expected, prompt, answer, sampling), atol=0.2)
+
+
 def test_attention_is_replaced_only_where_the_logits_stay():
     for architecture in ("llama", "qwen2", "qwen3", "mistral"):
         assert agrees(tiny_model(architecture), CPU)

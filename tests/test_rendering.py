@@ -244,6 +244,21 @@ def test_ids_that_a_template_refuses_are_made_to_fit():
     assert f'"call_id": "{short}"' in text
 
 
+def test_results_are_shown_under_the_ids_that_the_model_wrote():
+    model = rendering("mistral_v3")
+    prompt = model.prompt([{"role": "user", "content": "1+1? 2+2?"}], TOOLS).ids
+    response = sample("mistral_v3", _mistral([("calculator", {"expression": e}) for e in ("1+1", "2+2")]), "tool")
+    results = [
+        {"role": "tool", "tool_call_id": f"minted-{i}", "name": "calculator", "content": str(i)} for i in range(2)
+    ]
+    extended = model.extend(prompt, response, results, TOOLS)
+    assert extended is not None
+    shown = model.decode(extended[prompt.size + len(response) :])
+    assert shown == "".join(
+        f'[TOOL_RESULTS] {{"content": "{i}", "call_id": "sampled{i:02d}"}}[/TOOL_RESULTS]' for i in range(2)
+    )
+
+
 def test_reasoning_is_continued_within_a_tool_cycle_and_forks_where_the_template_drops_it():
     model = rendering("qwen3")
     messages: list[dict[str, Any]] = [{"role": "user", "content": "1+1?"}]
@@ -361,6 +376,9 @@ def test_what_cannot_be_rendered_is_a_clear_error():
         Rendering(tiny_tokenizer(CHATML, "<|im_end|>"))
     with pytest.raises(ConfigError, match="roles must alternate"):
         rendering("mistral_v3").prompt([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}])
+    fails = "{{ messages[0].content + 1 }}"
+    with pytest.raises(ConfigError, match="TypeError"):
+        Rendering(tiny_tokenizer(CHATML, "<|im_end|>", fails)).prompt([{"role": "user", "content": "a"}])
     without_tools = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     with pytest.raises(ConfigError, match="cannot be used with tools"):
         Rendering(tiny_tokenizer(CHATML, "<|im_end|>", without_tools)).prompt([{"role": "user", "content": "a"}], TOOLS)

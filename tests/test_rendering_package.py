@@ -152,6 +152,15 @@ def test_calls_that_a_renderer_writes_are_read(name: str):
     assert "placeholder value" in untold.content
 
 
+def test_an_answer_that_went_on_after_its_end_token_is_not_trimmed():
+    model = model_of("qwen3-vl")
+    user = {"role": "user", "content": "x"}
+    prompt = model.prompt([user]).ids
+    response = package_tokenizer().encode("one<|im_end|>two", add_special_tokens=False)
+    assert model.extend(prompt, response, [user]) is None
+    assert "goes on after its end token" in str(model.why_not(prompt, response, [user]))
+
+
 def test_broken_calls_stay_in_the_text():
     model = model_of("qwen3")
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]

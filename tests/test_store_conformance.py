@@ -145,7 +145,7 @@ def test_enqueueing_the_same_id_again_returns_what_is_there(store: Store) -> Non
 
 def test_enqueueing_is_all_or_nothing(store: Store) -> None:
     async def scenario() -> None:
-        with pytest.raises(StoreError, match="the task is not a JSON value.*\n  -> use only dicts, lists"):
+        with pytest.raises(StoreError, match=r"the task is not a JSON value(.|\n)*-> use only dicts, lists"):
             await store.enqueue_rollouts([NewRollout("good"), NewRollout({"bad": object()})])
         assert await store.query_rollouts() == []
 

@@ -107,6 +107,12 @@ def test_a_policy_is_not_saved_over_a_file(tmp_path):
         make_policy(tmp_path / "taken", recipe=QUICK)
 
 
+def test_rows_too_short_for_a_demonstration_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="does not fit into a row of 32"):
+        make_policy(tmp_path / "p", recipe=Recipe(row_tokens=32))
+    assert not (tmp_path / "p").exists()
+
+
 def test_the_template_is_append_only(tokenizer):
     messages = [*_conversation(), {"role": "user", "content": "And 5 - 8?"}, *_conversation("-3")[2:]]
     for n in range(1, len(messages)):

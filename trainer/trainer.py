@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from agl import tracing
 from agl.agents import Agent, Tracer, as_agent
 from agl.credit import Credit, Uniform
-from agl.errors import ConfigError
+from agl.errors import ConfigError, checked_options
 from agl.plugins import adapters
 from agl.resources import Dataset, as_tasks
 from agl.selection import AgentFilter, select
@@ -49,6 +49,7 @@ class Result:
     checkpoint: Path | None
 
 
+@checked_options
 class Trainer:
     """Trains an agent.
 

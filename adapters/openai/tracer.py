@@ -5,9 +5,12 @@ Hook: `OpenAI.request` and `AsyncOpenAI.request` through `agl.routing` (openai >
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+import weakref
+from collections.abc import Callable
+from typing import Any, Self
 
 from agl import routing, semconv, tracing
 from agl.adapters.base import InstrumentedTracer
@@ -40,38 +43,107 @@ class _Observer:
 
     def finished(self, scope: Scope, result: Any) -> Any:
         if hasattr(result, "_iterator"):
-            stream = result._iterator
-            result._iterator = _read_async(scope, stream) if hasattr(stream, "__anext__") else _read(scope, stream)
+            reader = _AsyncReader if hasattr(result._iterator, "__anext__") else _Reader
+            result._iterator = reader(scope, result._iterator, result.response)
             return result
-        tracing.end(scope, attributes=_facts(result, scope.rollout.capture_content))
+        raw = getattr(result, "http_response", None)
+        if raw is None:
+            tracing.end(scope, attributes=_facts(result, scope.rollout.capture_content))
+        elif raw.is_closed:
+            tracing.end(scope, attributes=_facts(_parsed(result), scope.rollout.capture_content))
+        else:
+            _when_closed(raw, functools.partial(tracing.end, scope))
+            weakref.finalize(raw, tracing.end, scope).atexit = False
         return result
 
     def failed(self, scope: Scope, error: BaseException) -> None:
         tracing.end(scope, error=error)
 
 
-def _read(scope: Scope, stream: Iterator[Any]) -> Iterator[Any]:
-    facts: dict[str, Any] = {}
-    try:
-        for chunk in stream:
-            _collect(facts, chunk)
-            yield chunk
-    except BaseException as error:
-        tracing.end(scope, error=None if isinstance(error, GeneratorExit) else error, attributes=facts)
-        raise
-    tracing.end(scope, attributes=facts)
+class _Reader:
+    """A stream's chunks, unchanged; the span ends when they do, when the stream is closed, or when nobody holds it."""
+
+    def __init__(self, scope: Scope, chunks: Any, response: Any) -> None:
+        self.scope, self.chunks = scope, chunks
+        self.facts: dict[str, Any] = {}
+        self.reading = False
+        _when_closed(response, self.closed)
+        weakref.finalize(self, tracing.end, scope, attributes=self.facts).atexit = False
+
+    def closed(self) -> None:
+        # The SDK closes the response before it raises; then the reader below ends the span, with the error.
+        if not self.reading:
+            self.end()
+
+    def end(self, error: BaseException | None = None) -> None:
+        tracing.end(self.scope, error=error, attributes=self.facts)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        self.reading = True
+        try:
+            chunk = next(self.chunks)
+        except StopIteration:
+            self.end()
+            raise
+        except BaseException as error:
+            self.end(error)
+            raise
+        finally:
+            self.reading = False
+        _collect(self.facts, chunk)
+        return chunk
 
 
-async def _read_async(scope: Scope, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    facts: dict[str, Any] = {}
+class _AsyncReader(_Reader):
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        self.reading = True
+        try:
+            chunk = await anext(self.chunks)
+        except StopAsyncIteration:
+            self.end()
+            raise
+        except BaseException as error:
+            self.end(error)
+            raise
+        finally:
+            self.reading = False
+        _collect(self.facts, chunk)
+        return chunk
+
+
+def _when_closed(response: Any, then: Callable[[], None]) -> None:
+    """Call `then` once the HTTP response is closed: read to its end, broken off, or failed."""
+    close, aclose = response.close, response.aclose
+
+    def closing() -> None:
+        try:
+            close()
+        finally:
+            then()
+
+    async def aclosing() -> None:
+        try:
+            await aclose()
+        finally:
+            then()
+
+    response.close, response.aclose = closing, aclosing
+
+
+def _parsed(raw: Any) -> Any:
+    """What a raw response that was read holds; the SDK keeps it for the caller's own `parse()`."""
+    if inspect.iscoroutinefunction(raw.parse):
+        return None
     try:
-        async for chunk in stream:
-            _collect(facts, chunk)
-            yield chunk
-    except BaseException as error:
-        tracing.end(scope, error=None if isinstance(error, GeneratorExit) else error, attributes=facts)
-        raise
-    tracing.end(scope, attributes=facts)
+        return raw.parse()
+    except Exception:
+        return None
 
 
 def _collect(facts: dict[str, Any], chunk: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from agl.errors import ConfigError, NoTrainableDataError, StalePolicyError
+from agl.errors import ConfigError, NoTrainableDataError, StalePolicyError, checked_options
 from agl.mdp import Trajectory
 from agl.selection import DEFAULT_POLICY
 from agl.sequence import Sequence, merge, merge_report
@@ -35,6 +35,7 @@ PROBE_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}
 """Largest difference of log-probs, in nats, that rounding explains, by the dtype that is computed in."""
 
 
+@checked_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GRPO:
     """Group relative policy optimisation with the embedded engine and learner.
@@ -149,7 +150,9 @@ class GRPO:
                 run.progress.stop()
 
     async def dev(self, run: Run, n_tasks: int) -> None:
-        from agl.trainer.explain import describe, render
+        from rich.console import Console
+
+        from agl.trainer.explain import describe, renderable
 
         require_tasks(run.train, "the dataset")
         policy, rendering = await self._load(run, 1)
@@ -159,7 +162,8 @@ class GRPO:
             tasks = list(enumerate(run.train))[:n_tasks]
             results = await run.rollouts(tasks, mode="dev", step=0, metadata=self._metadata(run))
             for result in results:
-                run.progress.note(render(await describe(run.store, result.rollout.rollout_id, credit=run.credit)))
+                report = await describe(run.store, result.rollout.rollout_id, credit=run.credit)
+                Console(highlight=False).print(renderable(report))
             good = require_some(results, "the dry run")
             rewards = [r.built.reward for r in good if r.built is not None and r.built.reward is not None]
             run.history.append({"step": 0, "train/reward": float(np.mean(rewards)), "train/rollouts": len(results)})

@@ -8,10 +8,14 @@ import hmac
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from agl.mdp import Call
 from agl.selection import Selection
 from agl.trainer.gateway.sessions import Sessions
+
+if TYPE_CHECKING:
+    from agl.trainer.gateway.calls import WireCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +41,8 @@ class Access:
         rollout_id, attempt: which. selection: which agents are trained, by which policy.
         seed: of the rollout; with the attempt and the call's index it fixes each request's sampling.
         rules: the trainer's sampling rules. url: the attempt's base URL, without the agent.
-        sessions: its conversations. calls: how many came in. by_agent: of each agent.
-        recorded: calls on their way to the store.
+        sessions: its conversations. arrived: how many requests came in. unsettled: those not recorded yet.
+        finished: recorded calls. writes: of these to the store. closed: whether the attempt has ended.
     """
 
     rollout_id: str
@@ -49,15 +53,16 @@ class Access:
     url: str
     key_hash: bytes
     sessions: Sessions = field(default_factory=Sessions)
-    calls: int = 0
-    by_agent: dict[str, int] = field(default_factory=dict)
+    arrived: int = 0
+    unsettled: set[WireCall] = field(default_factory=set)
     finished: list[Call] = field(default_factory=list)
-    recorded: set[asyncio.Task[None]] = field(default_factory=set)
-    requests: set[asyncio.Task[object]] = field(default_factory=set)
+    writes: list[asyncio.Task[None]] = field(default_factory=list)
+    closed: bool = False
 
-    def request_seed(self, index: int, choice: int) -> int:
-        """The seed of one answer: 63 bits, fixed by the rollout's seed, the attempt, the call and the choice."""
-        text = f"{self.seed}/{self.attempt}/{index}/{choice}".encode()
+    def request_seed(self, index: int, choice: int, asked: int = 0) -> int:
+        """The seed of one answer: 63 bits, fixed by the rollout's seed, the attempt, the call, the choice, and the seed
+        that the agent asked for."""
+        text = f"{self.seed}/{self.attempt}/{index}/{choice}/{asked}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
     def tool_call_id(self, index: int, choice: int, k: int) -> str:
@@ -101,7 +106,10 @@ class AccessTable:
 
     def close(self, rollout_id: str, attempt: int) -> Access | None:
         """End an attempt's access."""
-        return self._open.pop((rollout_id, attempt), None)
+        access = self._open.pop((rollout_id, attempt), None)
+        if access is not None:
+            access.closed = True
+        return access
 
 
 def _key_hash(key: str) -> bytes:

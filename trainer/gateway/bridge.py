@@ -60,7 +60,7 @@ class Joint:
 
     Attributes:
         rest: text of the assistant's turn after the placeholder's last marker, sampled in a real answer.
-        close: the control token that ends the turn, sampled in a whole answer; "" when the turn ends with `tail`.
+        close: the control token that ends the turn, sampled in a whole answer; "" when the template writes none.
         tail: what comes then, up to and including the next generation prompt, for the synthetic messages.
     """
 
@@ -124,18 +124,11 @@ class TemplateBridge:
         except (_NotAppendOnly, TemplateError) as error:
             return str(error)
         stopped = last_id in self.stop_ids
-        if joint.close:
-            if not stopped:
-                return self._encode(joint.close + tail)
-            if self._control.get(joint.close) != last_id:
-                return f"the answer ended with token {last_id}, the chat template ends it with {joint.close!r}"
-            return self._encode(tail)
-        ids = self._encode(tail)
         if not stopped:
-            return ids
-        if ids[:1] != [last_id]:
-            return f"the answer ended with token {last_id}, the chat template goes on with {tail[:20]!r}"
-        return ids[1:]
+            return self._encode(joint.close + tail)
+        if self._control.get(joint.close) != last_id:
+            return f"the answer ended with token {last_id}, the chat template ends it with {joint.close!r}"
+        return self._encode(tail)
 
     def _joint(self, kind: Kind) -> Joint | str:
         found = self._joints.get(kind)

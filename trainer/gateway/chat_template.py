@@ -68,13 +68,18 @@ class ChatTemplate:
         return list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []
 
     def render(self, messages: list[dict[str, Any]], tools: Tools, generation: bool) -> str:
-        """The text of a conversation, up to the next assistant turn if `generation`."""
-        return self._tokenizer.apply_chat_template(
-            messages,
-            tools=list(tools) if tools else None,
-            add_generation_prompt=generation,
-            tokenize=False,
-        )
+        """The text of a conversation, up to the next assistant turn if `generation`.
+
+        Raises:
+            TemplateError: the template refuses the messages, or fails on them.
+        """
+        tool_list = list(tools) if tools else None
+        try:
+            return self._tokenizer.apply_chat_template(
+                messages, tools=tool_list, add_generation_prompt=generation, tokenize=False
+            )
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            raise TemplateError(f"{type(error).__name__}: {error}") from error
 
     def ids(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         """The ids of a conversation up to the next assistant turn.
@@ -164,7 +169,7 @@ class ChatTemplate:
             call = {"role": "assistant", "content": "", "tool_calls": calls}
             result = {"role": "tool", "content": "probe", "tool_call_id": call_id, "name": "probe_tool"}
             try:
-                self._tokenizer.apply_chat_template([user, call, result], tools=tools, tokenize=False)
+                self.render([user, call, result], tools, False)
             except TemplateError:
                 continue
             return short

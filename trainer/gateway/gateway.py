@@ -1,4 +1,8 @@
-"""The token-level call that every dialect comes down to: messages in, exact tokens recorded, a reply out."""
+"""The token-level call that every dialect comes down to: messages in, exact tokens recorded, a reply out.
+
+Invariant: every request that reaches an open attempt is recorded as at least one call, whatever becomes of it, and
+`close_attempt` returns when all of them are in the store.
+"""
 
 from __future__ import annotations
 
@@ -6,75 +10,38 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from agl.errors import ContextLengthError, EngineError, GatewayError
-from agl.mdp import Call, IntArray, int_array
+from agl.errors import AglError, ContextLengthError, EngineError, GatewayError
+from agl.mdp import Call, IntArray, float_array, int_array
 from agl.selection import DEFAULT_POLICY, Selection
-from agl.trainer.engine import Completion, Engine, Sampling
+from agl.trainer.engine import Engine, Sampling
 from agl.trainer.gateway.access import Access, AccessTable, SamplingRules
+from agl.trainer.gateway.calls import (
+    ChatRequest,
+    Choice,
+    OnTokens,
+    Reply,
+    Served,
+    WireCall,
+    assistant_message,
+    cut_at_stop,
+)
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.normalise import with_tool_names
-from agl.trainer.gateway.rendering import ParsedMessage, Rendering
+from agl.trainer.gateway.rendering import Rendering
 from agl.trainer.gateway.sessions import ForkCause, Place, text_of
 from agl.trainer.store.base import Store
 
 log = logging.getLogger("agl.gateway")
 
+CANCEL_SECONDS = 10.0
+"""How long cancelled requests may take to end."""
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A policy that the gateway serves: its engine and how its messages become tokens."""
-
-    name: str
-    engine: Engine
-    rendering: Rendering
-
-
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """What an agent asks for, in no dialect.
-
-    Attributes:
-        messages, tools: as OpenAI chat messages and tools. force_tool: a name, or True for any.
-        sampling: as the agent asked (its `seed` is mixed with the request's own).
-        n: how many answers. span_id: the client's span. asked: the sampling fields as sent, for the record.
-    """
-
-    messages: Sequence[Mapping[str, Any]]
-    tools: Sequence[Mapping[str, Any]] | None
-    force_tool: str | bool | None
-    sampling: Sampling
-    n: int = 1
-    span_id: str | None = None
-    asked: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reply:
-    """One answer.
-
-    Attributes:
-        call_id: of the recorded call. message: the assistant message in OpenAI's form.
-        parsed: what the message was made from. completion: the sampled tokens.
-        finish_reason: "stop", "length" or "tool_calls". prompt_tokens: P. cached_tokens: of these, continued exactly.
-    """
-
-    call_id: str
-    message: Mapping[str, Any]
-    parsed: ParsedMessage
-    completion: Completion
-    finish_reason: str
-    prompt_tokens: int
-    cached_tokens: int
-
-
-OnTokens = Callable[[int, Sequence[int], Sequence[float]], None]
-"""(choice, token ids, log-probs) as they come."""
+OFF_LOOP_SIZE = 4096
+"""Texts of at least so many characters are tokenised in a worker thread; a shorter one is done before a thread begins."""
 
 
 class Gateway:
@@ -93,9 +60,9 @@ class Gateway:
         self.base_url = ""
         self._served: dict[str, Served] = {}
         self._accesses = AccessTable()
-        self._open_for_requests = asyncio.Event()
-        self._open_for_requests.set()
-        self._running: set[asyncio.Task[Any]] = set()
+        self._gate = asyncio.Event()
+        self._gate.set()
+        self._running: set[WireCall] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -150,11 +117,7 @@ class Gateway:
         """
         access = self._accesses.find(rollout_id, attempt, headers)
         if access is None:
-            raise RequestError(
-                401,
-                f"the key is not valid for rollout {rollout_id}, attempt {attempt}; keys end with their attempt",
-                code="invalid_api_key",
-            )
+            raise _not_yours(rollout_id, attempt)
         return access
 
     async def close_attempt(self, rollout_id: str, attempt: int) -> list[Call]:
@@ -162,135 +125,141 @@ class Gateway:
 
         Returns:
             Every call it made, by index.
+
+        Raises:
+            StoreError: a call could not be stored.
         """
         access = self._accesses.close(rollout_id, attempt)
         if access is None:
             return []
-        for task in list(access.requests):
-            task.cancel()
-        if access.requests:
-            await asyncio.gather(*access.requests, return_exceptions=True)
-        if access.recorded:
-            await asyncio.gather(*access.recorded)
+        ended = RequestError(499, "the attempt has ended, and its requests with it", code="attempt_closed")
+        running = []
+        for wire in list(access.unsettled):
+            wire.cancel(ended)
+            if wire.task is None:
+                self._settle(wire, ended, None)
+            else:
+                running.append(wire.task)
+        if running:
+            await asyncio.wait(running)
+        await asyncio.gather(*access.writes)
         return sorted(access.finished, key=lambda c: (c.index, c.id))
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
-    async def complete(
-        self,
-        access: Access,
-        agent: str,
-        request: ChatRequest,
-        on_tokens: OnTokens | None = None,
-        *,
-        response_id: str,
-    ) -> list[Reply]:
-        """Answer a request with `request.n` replies and record each as a call under `response_id`.
+    def arrive(self, access: Access, agent: str, response_id: str, span_id: str | None = None) -> WireCall:
+        """Note that a request came in. `complete` or `refuse` must follow.
+
+        Args:
+            access: its attempt. agent: who asks. response_id: of the answer. span_id: the client's span (hex).
+        """
+        policy = access.selection.policy_for(agent)
+        wire = WireCall(access, agent, policy, access.arrived, response_id, span_id, time.time())
+        access.arrived += 1
+        access.unsettled.add(wire)
+        return wire
+
+    def refuse(self, wire: WireCall, error: BaseException) -> None:
+        """Record a request that could not be read."""
+        self._settle(wire, error, None)
+
+    async def complete(self, wire: WireCall, request: ChatRequest, on_tokens: OnTokens | None = None) -> list[Reply]:
+        """Answer a request with `request.n` replies and record each as a call.
 
         Raises:
             RequestError: the request cannot be served; recorded as a failed call.
+            CancelledError: the awaiting task was cancelled; recorded as a cancelled call.
         """
-        index = access.calls
-        access.calls += 1
-        access.by_agent[agent] = access.by_agent.get(agent, 0) + 1
-        policy = access.selection.policy_for(agent)
-        started = time.time()
-        task = asyncio.current_task()
-        assert task is not None
-        access.requests.add(task)
+        if wire.settled:
+            raise _not_yours(wire.access.rollout_id, wire.access.attempt)
+        wire.task = asyncio.current_task()
+        choices: list[Choice] = []
         try:
-            served = self.served(policy)
-            await self._open_for_requests.wait()
-            with self._in_flight(task):
-                place = access.sessions.place(served.name, request.messages, request.tools)
-                size = _size(request.messages[place.new :])
-                prompt, forced, place = await _off_loop(size, _prompt, served.rendering, request, place)
-                sampling = self._sampling(served, access.rules, request.sampling, prompt.size)
-                session = place.parent.session if place.parent else response_id
-                tasks = [
-                    asyncio.ensure_future(
-                        self._answer(
-                            served, access, request, place, prompt, forced, sampling, session, index, choice,
-                            response_id, agent, policy, started, on_tokens,
-                        )
-                    )
-                    for choice in range(request.n)
-                ]  # fmt: skip
-                try:
-                    return list(await asyncio.gather(*tasks))
-                except BaseException:
-                    for t in tasks:
-                        t.cancel()
-                    await asyncio.gather(*tasks, return_exceptions=True)
-                    raise
-        except BaseException as error:
-            cancelled = isinstance(error, asyncio.CancelledError)
+            served = self.served(wire.policy)
+            # An update can begin between the gate's opening and this task's turn.
+            while not self._gate.is_set():
+                await self._gate.wait()
+            with self._in_flight(wire):
+                return await self._answers(wire, served, request, choices, on_tokens)
+        except asyncio.CancelledError as error:
+            self._settle(wire, wire.why or error, request, choices)
+            if wire.why is None:
+                raise
+            raise wire.why from None
+        except Exception as error:
             refused = _refusal(error)
-            if not any(c.index == index for c in access.finished):
-                empty = np.empty(0, np.int32)
-                self._record(
-                    access,
-                    Call(
-                        response_id, access.rollout_id, access.attempt, index, agent, policy, 0, empty, empty,
-                        np.empty(0, np.float32), finish_reason="cancelled" if cancelled else "error",
-                        span_id=request.span_id, request=self._content(request, None),
-                        error="cancelled by the client" if cancelled else str(refused or error),
-                        started_at=started, ended_at=time.time(),
-                    ),
-                )  # fmt: skip
-            if refused is not None:
-                raise refused from error
-            raise
+            self._settle(wire, refused, request, choices)
+            raise refused from error
         finally:
-            access.requests.discard(task)
+            wire.task = None
+
+    async def _answers(
+        self, wire: WireCall, served: Served, request: ChatRequest, choices: list[Choice], on_tokens: OnTokens | None
+    ) -> list[Reply]:
+        place = wire.access.sessions.place(served.name, request.messages, request.tools)
+        size = sum(len(text_of(m.get("content"))) for m in request.messages[place.new :])
+        prompt, forced, place = await _off_loop(size, _prompt, served.rendering, request, place)
+        choices.extend(Choice(k, prompt, forced, [], []) for k in range(request.n))
+        sampling = self._sampling(served, wire.access.rules, request.sampling, prompt.size)
+        answers = [self._answer(wire, served, request, place, choice, sampling, on_tokens) for choice in choices]
+        if len(answers) == 1:
+            replies = [await answers[0]]
+        else:
+            tasks = [asyncio.ensure_future(answer) for answer in answers]
+            try:
+                replies = list(await asyncio.gather(*tasks))
+            except BaseException:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                raise
+        wire.settled = True
+        wire.access.unsettled.discard(wire)
+        return replies
 
     async def _answer(
         self,
+        wire: WireCall,
         served: Served,
-        access: Access,
         request: ChatRequest,
         place: Place,
-        prompt: IntArray,
-        forced: IntArray,
+        choice: Choice,
         sampling: Sampling,
-        session: str,
-        index: int,
-        choice: int,
-        response_id: str,
-        agent: str,
-        policy: str | None,
-        started: float,
         on_tokens: OnTokens | None,
     ) -> Reply:
-        seed = access.request_seed(index, choice) ^ (request.sampling.seed & 0x7FFFFFFFFFFFFFFF)
-        own = replace(sampling, seed=seed)
+        access, k = wire.access, choice.number
+        own = replace(sampling, seed=access.request_seed(wire.index, k, request.sampling.seed))
+        session = place.parent.session if place.parent else wire.response_id
+        session = f"{session}/{k}" if k else session
+
+        def sampled(ids: Sequence[int], logprobs: Sequence[float]) -> None:
+            choice.ids.extend(ids)
+            choice.logprobs.extend(logprobs)
+            assert on_tokens is not None
+            on_tokens(choice, ids)
+
         completion = await served.engine.generate(
-            prompt,
-            own,
-            policy=served.name,
-            session=f"{session}/{choice}" if choice else session,
-            on_tokens=None if on_tokens is None else (lambda ids, lps: on_tokens(choice, ids, lps)),
+            choice.prompt, own, policy=served.name, session=session, on_tokens=sampled if on_tokens else None
         )
         parsed = await _off_loop(
             completion.token_ids.size, served.rendering.parse, completion.token_ids, request.tools,
-            forced_ids=forced, prompt_ids=prompt,
+            forced_ids=choice.forced, prompt_ids=choice.prompt,
         )  # fmt: skip
-        parsed = _cut_at_stop(parsed, request.sampling.stop)
-        message, tool_call_ids = _message(parsed, lambda k: access.tool_call_id(index, choice, k))
+        parsed = cut_at_stop(parsed, own.stop)
+        message, tool_call_ids = assistant_message(parsed, lambda i: access.tool_call_id(wire.index, k, i))
         finish = completion.finish_reason
         reason = "tool_calls" if tool_call_ids and finish == "stop" else finish
-        call_id = response_id if choice == 0 else f"{response_id}:{choice}"
         self._record(
             access,
             Call(
-                id=call_id,
+                id=wire.call_id(k),
                 rollout_id=access.rollout_id,
                 attempt=access.attempt,
-                index=index,
-                agent=agent,
-                policy=policy,
+                index=wire.index,
+                agent=wire.agent,
+                policy=wire.policy,
                 policy_version=completion.policy_version,
-                prompt_ids=prompt,
+                prompt_ids=choice.prompt,
                 response_ids=completion.token_ids,
                 logprobs=completion.logprobs,
                 temperature=own.temperature,
@@ -298,21 +267,58 @@ class Gateway:
                 parent_id=place.parent.call_id if place.parent else None,
                 fork_cause=place.cause.value if place.cause else None,
                 tool_call_ids=tool_call_ids,
-                span_id=request.span_id,
+                span_id=wire.span_id,
                 request=self._content(request, place, own),
                 response=message if self.capture_content else {},
-                started_at=started,
+                started_at=wire.started,
                 ended_at=time.time(),
             ),
         )
-        access.sessions.remember(place, call_id, session, prompt, completion.token_ids, message)
+        choice.recorded = True
+        access.sessions.remember(place, wire.call_id(k), session, choice.prompt, completion.token_ids, message)
         cached = place.parent.prompt_ids.size + place.parent.response_ids.size if place.parent else 0
-        return Reply(call_id, message, parsed, completion, reason, prompt.size, cached)
+        # The wire has no word for an answer that the engine gave up: to the client it is one cut short.
+        told = "length" if reason == "cancelled" else reason
+        return Reply(wire.call_id(k), message, parsed, completion, told, choice.prompt.size, cached)
+
+    def _settle(
+        self, wire: WireCall, error: BaseException, request: ChatRequest | None, choices: Sequence[Choice] = ()
+    ) -> None:
+        """Record what was not answered, with the tokens that the client may have seen."""
+        if wire.settled:
+            return
+        wire.settled = True
+        wire.access.unsettled.discard(wire)
+        cancelled = wire.why is not None or not isinstance(error, RequestError)
+        empty = int_array([])
+        for choice in choices or [Choice(0, empty, empty, [], [])]:
+            if choice.recorded:
+                continue
+            self._record(
+                wire.access,
+                Call(
+                    id=wire.call_id(choice.number),
+                    rollout_id=wire.access.rollout_id,
+                    attempt=wire.access.attempt,
+                    index=wire.index,
+                    agent=wire.agent,
+                    policy=wire.policy,
+                    policy_version=0,
+                    prompt_ids=choice.prompt,
+                    response_ids=int_array(choice.ids),
+                    logprobs=float_array(choice.logprobs),
+                    finish_reason="cancelled" if cancelled else "error",
+                    span_id=wire.span_id,
+                    request=self._content(request, None) if request else {},
+                    error=str(error) or "cancelled by the client",
+                    started_at=wire.started,
+                    ended_at=time.time(),
+                ),
+            )
 
     def _record(self, access: Access, call: Call) -> None:
         access.finished.append(call)
-        task = asyncio.ensure_future(self.store.add_calls([call]))
-        access.recorded.add(task)
+        access.writes.append(asyncio.ensure_future(self.store.add_calls([call])))
 
     def _content(self, request: ChatRequest, place: Place | None, used: Sampling | None = None) -> dict[str, Any]:
         facts: dict[str, Any] = {"asked": dict(request.asked or {})}
@@ -351,31 +357,44 @@ class Gateway:
     # -- updates ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _in_flight(self, task: asyncio.Task[Any]) -> Any:
-        self._running.add(task)
+    def _in_flight(self, wire: WireCall) -> Iterator[None]:
+        self._running.add(wire)
         self._idle.clear()
         try:
             yield
         finally:
-            self._running.discard(task)
+            self._running.discard(wire)
             if not self._running:
                 self._idle.set()
 
     @contextlib.asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
-        """Hold new requests while the block runs, after those in flight have ended or `hold_timeout` cancelled them."""
-        self._open_for_requests.clear()
+        """Hold new requests while the block runs, after those in flight have ended or `hold_timeout` cancelled them.
+
+        A client whose request is cancelled is told to try again, and is then held like the others.
+
+        Raises:
+            GatewayError: requests did not let themselves be cancelled.
+        """
+        self._gate.clear()
         try:
-            try:
-                await asyncio.wait_for(self._idle.wait(), self.hold_timeout)
-            except TimeoutError:
+            if not await self._idle_within(self.hold_timeout):
                 log.warning("cancelling %d request(s) that outlasted the wait for an update", len(self._running))
-                for task in list(self._running):
-                    task.cancel()
-                await self._idle.wait()
+                for wire in list(self._running):
+                    wire.cancel(RequestError(503, "the policy is being updated; try again", code="policy_update"))
+                if not await self._idle_within(CANCEL_SECONDS):
+                    raise GatewayError(
+                        f"{len(self._running)} request(s) neither ended nor let themselves be cancelled",
+                        hint="the engine hangs, or ignores cancellation",
+                    )
             yield
         finally:
-            self._open_for_requests.set()
+            self._gate.set()
+
+    async def _idle_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        return self._idle.is_set()
 
 
 def _prompt(rendering: Rendering, request: ChatRequest, place: Place) -> tuple[IntArray, IntArray, Place]:
@@ -390,58 +409,38 @@ def _prompt(rendering: Rendering, request: ChatRequest, place: Place) -> tuple[I
             forced = rendering.force(extended, request.tools, request.force_tool) if request.force_tool else None
             return (extended, int_array([]), place) if forced is None else (forced.ids, forced.forced_ids, place)
         why = rendering.why_not(*arguments, history_has_system=system)
-        place = Place(None, 0, ForkCause.TEMPLATE, why, place.digests, place.tools)
+        place = replace(place, parent=None, new=0, cause=ForkCause.TEMPLATE, detail=why)
     whole = rendering.prompt(request.messages, request.tools, force_tool=request.force_tool)
     return whole.ids, whole.forced_ids, place
 
 
 async def _off_loop(size: int, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-    """Run in a worker thread what would hold up the event loop: `size` is in characters or tokens. A short text is done
-    before a thread would have begun."""
-    if size < 4096:
+    """Run in a worker thread what would hold up the event loop: `size` is in characters or tokens."""
+    if size < OFF_LOOP_SIZE:
         return function(*arguments, **keywords)
     return await asyncio.to_thread(function, *arguments, **keywords)
 
 
-def _size(messages: Sequence[Mapping[str, Any]]) -> int:
-    return sum(len(text_of(m.get("content"))) for m in messages)
+def _not_yours(rollout_id: str, attempt: int) -> RequestError:
+    return RequestError(
+        401,
+        f"the key is not valid for rollout {rollout_id}, attempt {attempt}; keys end with their attempt",
+        code="invalid_api_key",
+    )
 
 
-def _cut_at_stop(parsed: ParsedMessage, stop: Sequence[str]) -> ParsedMessage:
-    """The stop text itself is not part of the answer's text, though its tokens are part of what was sampled."""
-    ends = [at for s in stop if s and (at := parsed.content.find(s)) >= 0]
-    return replace(parsed, content=parsed.content[: min(ends)]) if ends else parsed
-
-
-def _message(parsed: ParsedMessage, tool_call_id: Callable[[int], str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The assistant message in OpenAI's form, and the ids minted for its tool calls."""
-    ids = tuple(tool_call_id(k) for k in range(len(parsed.tool_calls)))
-    message: dict[str, Any] = {"role": "assistant", "content": parsed.content or None}
-    if parsed.reasoning:
-        message["reasoning_content"] = parsed.reasoning
-    if ids:
-        message["tool_calls"] = [
-            {"id": i, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
-            for i, c in zip(ids, parsed.tool_calls, strict=True)
-        ]
-    elif message["content"] is None:
-        message["content"] = ""
-    return message, ids
-
-
-def _refusal(error: BaseException) -> RequestError | None:
-    """How an error is told to the client; None for one that is not the request's."""
-    if isinstance(error, RequestError):
-        return error
-    if isinstance(error, ContextLengthError):
-        return RequestError(400, error.message, code="context_length_exceeded", param="messages")
-    if isinstance(error, EngineError):
-        return RequestError(503, error.message, code="engine_error")
-    if isinstance(error, asyncio.CancelledError):
-        return None
-    if isinstance(error, Exception):
-        from agl.errors import AglError
-
-        if isinstance(error, AglError):
-            return RequestError(400, error.message, code="invalid_request")
-    return None
+def _refusal(error: Exception) -> RequestError:
+    """How an error is told to the client."""
+    match error:
+        case RequestError():
+            return error
+        case ContextLengthError():
+            return RequestError(400, error.message, code="context_length_exceeded", param="messages")
+        case EngineError():
+            return RequestError(503, error.message, code="engine_error")
+        case AglError():
+            return RequestError(400, str(error), code="invalid_request")
+        case RecursionError():
+            return RequestError(400, "the request is nested too deep", code="invalid_request")
+    log.exception("a request failed", exc_info=error)
+    return RequestError(500, f"{type(error).__name__}: {error}", code="internal_error")

@@ -18,6 +18,9 @@ from agl.mdp import IntArray
 
 Message = Mapping[str, Any]
 
+TELLING = 16
+"""An answer of at least this many characters that is met again was taken from here; a shorter one can be chance."""
+
 
 class ForkCause(StrEnum):
     """Why a conversation that went on could not be continued token for token."""
@@ -34,15 +37,12 @@ class Turn:
 
     Attributes:
         call_id: of the call. prompt_ids, response_ids: int32, exactly as sampled.
-        digests: of its messages, the assistant's reply last. tools: digest of its tools and policy.
         session: id of the conversation, shared by all turns that continue one another.
     """
 
     call_id: str
     prompt_ids: IntArray
     response_ids: IntArray
-    digests: tuple[bytes, ...]
-    tools: bytes
     session: str
 
 
@@ -54,7 +54,7 @@ class Place:
         parent: the turn it continues; None if it continues none.
         new: index of the first message that the parent does not hold.
         cause: why not, if the conversation went on without a parent; detail says where.
-        digests, tools: of the request, for `Sessions.remember`.
+        digests: of its messages. chain: entry n stands for the first n of them. tools: digest of its tools and policy.
     """
 
     parent: Turn | None
@@ -62,6 +62,7 @@ class Place:
     cause: ForkCause | None
     detail: str | None
     digests: tuple[bytes, ...]
+    chain: tuple[bytes, ...]
     tools: bytes
 
 
@@ -69,46 +70,87 @@ class Place:
 class Sessions:
     """The turns of one attempt."""
 
-    turns: dict[bytes, Turn] = field(default_factory=dict)
+    _turns: dict[bytes, dict[bytes, Turn]] = field(default_factory=dict)
+    """Chain entry of a conversation that ends with a sampled answer -> tools -> turn."""
+    _prompts: set[bytes] = field(default_factory=set)
+    """Chain entries of whole requests."""
+    _prefixes: set[bytes] = field(default_factory=set)
+    """Chain entries of every beginning of every conversation."""
+    _replies: dict[bytes, set[bytes]] = field(default_factory=dict)
+    """Digest of a sampled answer -> digests of the messages that it followed."""
+    _tool_calls: set[str] = field(default_factory=set)
+    """Ids of the tool calls in sampled answers."""
 
     def place(self, policy: str, messages: Sequence[Message], tools: Sequence[Any] | None) -> Place:
         """Find the longest earlier conversation that this request extends."""
         digests = tuple(map(digest, messages))
-        seed = _hash(orjson.dumps([policy, list(tools or ())], option=orjson.OPT_SORT_KEYS))
-        chain = _chain(seed, digests)
+        chain = _chain(digests)
+        kit = _hash(orjson.dumps([policy, list(tools or ())], option=orjson.OPT_SORT_KEYS))
+        parent, new, cause, detail = None, 0, None, None
         for n in range(len(digests) - 1, 0, -1):
-            turn = self.turns.get(chain[n])
-            if turn is not None:
-                if any(m.get("role") == "assistant" for m in messages[n:]):
-                    detail = f"message {n} or later is an assistant message that was not sampled here"
-                    return Place(None, 0, ForkCause.ASSISTANT_REWRITTEN, detail, digests, seed)
-                return Place(turn, n, None, None, digests, seed)
-        cause, detail = self._cause(messages, digests, seed)
-        return Place(None, 0, cause, detail, digests, seed)
+            ended_here = self._turns.get(chain[n])
+            if ended_here is None:
+                continue
+            if any(m.get("role") == "assistant" for m in messages[n:]):
+                cause, detail = self._rewritten(messages, chain)
+            elif kit in ended_here:
+                parent, new = ended_here[kit], n
+            else:
+                cause, detail = ForkCause.TOOLS_CHANGED, "the tools are not those of the turn before"
+            break
+        else:
+            if self._went_on(messages, digests, chain):
+                cause, detail = self._rewritten(messages, chain)
+        return Place(parent, new, cause, detail, digests, chain, kit)
 
     def remember(
         self, place: Place, call_id: str, session: str, prompt_ids: IntArray, response_ids: IntArray, reply: Message
     ) -> None:
         """Make a finished call continuable."""
-        digests = (*place.digests, digest(reply))
-        key = _chain(place.tools, digests)[-1]
-        self.turns[key] = Turn(call_id, prompt_ids, response_ids, digests, place.tools, session)
+        said = digest(reply)
+        end = _hash(place.chain[-1] + said)
+        self._turns.setdefault(end, {})[place.tools] = Turn(call_id, prompt_ids, response_ids, session)
+        self._prompts.add(place.chain[-1])
+        self._prefixes.update(place.chain[1:], (end,))
+        self._replies.setdefault(said, set()).add(place.digests[-1])
+        self._tool_calls.update(_tool_call_ids(reply))
 
-    def _cause(
-        self, messages: Sequence[Message], digests: tuple[bytes, ...], seed: bytes
-    ) -> tuple[ForkCause | None, str | None]:
-        """Tell a fork from a new conversation: without an assistant message there was nothing to continue."""
-        if not self.turns or not any(m.get("role") == "assistant" for m in messages):
-            return None, None
-        for turn in self.turns.values():
-            if turn.tools != seed and digests[: len(turn.digests)] == turn.digests:
-                return ForkCause.TOOLS_CHANGED, "the tools are not those of the turn before"
-        common = max(_common(digests, turn.digests) for turn in self.turns.values())
-        if common < len(messages):
-            role = messages[common].get("role", "?")
-            cause = ForkCause.ASSISTANT_REWRITTEN if role == "assistant" else ForkCause.HISTORY_REWRITTEN
-            return cause, f"message {common} ({role}) is not the one seen before"
-        return ForkCause.HISTORY_REWRITTEN, "messages were dropped"
+    def _known(self, chain: Sequence[bytes]) -> int:
+        """How many messages begin some conversation seen before."""
+        n = 0
+        while n + 1 < len(chain) and chain[n + 1] in self._prefixes:
+            n += 1
+        return n
+
+    def _went_on(self, messages: Sequence[Message], digests: Sequence[bytes], chain: Sequence[bytes]) -> bool:
+        """Tell a conversation that went on from a new one, which can hold assistant messages of its own (few-shot)."""
+        known = self._known(chain)
+        for i in range(known, len(messages)):
+            message = messages[i]
+            if not self._tool_calls.isdisjoint(_tool_call_ids(message)):
+                return True
+            if message.get("role") != "assistant":
+                continue
+            if i == known and chain[i] in self._prompts:
+                return True
+            followed = self._replies.get(digests[i])
+            if followed is not None and (
+                known > 0
+                or (i > 0 and digests[i - 1] in followed)
+                or len(text_of(message.get("content"))) >= TELLING
+            ):
+                return True
+        return False
+
+    def _rewritten(self, messages: Sequence[Message], chain: Sequence[bytes]) -> tuple[ForkCause, str]:
+        known = self._known(chain)
+        if known == len(messages):
+            return ForkCause.HISTORY_REWRITTEN, "an earlier state of the conversation was taken up again"
+        if messages[known].get("role") != "assistant":
+            return ForkCause.HISTORY_REWRITTEN, f"message {known} ({messages[known].get('role')}) is not the one seen before"
+        if chain[known] in self._prompts:
+            return ForkCause.ASSISTANT_REWRITTEN, f"message {known} (assistant) is not the answer that was sampled"
+        return ForkCause.ASSISTANT_REWRITTEN, f"message {known} (assistant) was not sampled here"
 
 
 def digest(message: Message) -> bytes:
@@ -118,18 +160,16 @@ def digest(message: Message) -> bytes:
     add fields of their own; none of that changes what was said.
     """
     role = message.get("role")
-    calls = []
-    for call in message.get("tool_calls") or ():
-        function = call.get("function") or {}
-        arguments = function.get("arguments")
-        if isinstance(arguments, str):
-            try:
-                arguments = orjson.loads(arguments)
-            except orjson.JSONDecodeError:
-                pass
-        calls.append([call.get("id"), function.get("name"), arguments])
-    said = [role, text_of(message.get("content")), calls, message.get("tool_call_id") if role == "tool" else None]
-    return _hash(orjson.dumps(said, option=orjson.OPT_SORT_KEYS))
+    answers = message.get("tool_call_id") if role == "tool" else None
+    calls = [(call.get("id"), call.get("function") or {}) for call in message.get("tool_calls") or ()]
+    said = [role, text_of(message.get("content")), answers]
+    try:
+        read = [[call_id, f.get("name"), _arguments(f.get("arguments"))] for call_id, f in calls]
+        return _hash(orjson.dumps([*said, read], option=orjson.OPT_SORT_KEYS))
+    except orjson.JSONEncodeError:
+        # Arguments too deep to be written again are compared as they stand.
+        as_sent = [[call_id, f.get("name"), f.get("arguments")] for call_id, f in calls]
+        return _hash(orjson.dumps([*said, as_sent], option=orjson.OPT_SORT_KEYS))
 
 
 def text_of(content: Any) -> str:
@@ -138,25 +178,31 @@ def text_of(content: Any) -> str:
         return ""
     if isinstance(content, str):
         return content
-    return "".join(p if isinstance(p, str) else str(p.get("text", "")) for p in content)
+    return "".join(p if isinstance(p, str) else str(p.get("text", p.get("refusal", ""))) for p in content)
+
+
+def _arguments(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return value
+
+
+def _tool_call_ids(message: Message) -> list[str]:
+    """The calls that a message makes or answers."""
+    ids = [message.get("tool_call_id"), *(call.get("id") for call in message.get("tool_calls") or ())]
+    return [i for i in ids if isinstance(i, str)]
 
 
 def _hash(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-def _chain(seed: bytes, digests: Sequence[bytes]) -> list[bytes]:
+def _chain(digests: Sequence[bytes]) -> tuple[bytes, ...]:
     """Running hash: entry n stands for the first n messages."""
-    chain = [seed]
+    chain = [b""]
     for d in digests:
         chain.append(_hash(chain[-1] + d))
-    return chain
-
-
-def _common(a: Sequence[bytes], b: Sequence[bytes]) -> int:
-    n = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        n += 1
-    return n
+    return tuple(chain)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from agl.trainer.local.attention import GROUPED, agrees, attention
-from agl.trainer.local.kv import KVShape, SlotCache, probe_shape
+from agl.trainer.local.kv import SlotCache, probe_shape
 
 WINDOW_BLOCK = 16
 """The number of columns that attention reads grows in these steps, so that most steps reuse the last one's views."""
@@ -43,7 +43,7 @@ class SlotModel:
         self.device = device
         self.autocast = autocast
         self._attention = like._attention if like else self._choose_attention()
-        self.shape = like.shape if like else self._probe()
+        self.shape = like.shape if like else probe_shape(model, device, autocast)
         self.cache = SlotCache(self.shape, max_slots)
         self._hidden = torch.finfo(self.shape.dtype).min
         self._columns = 0
@@ -112,10 +112,6 @@ class SlotModel:
     def _choose_attention(self) -> str:
         own = self.model.config._attn_implementation
         return GROUPED if self.device.type == "cpu" and own == "eager" and agrees(self.model, self.device) else own
-
-    def _probe(self) -> KVShape:
-        with torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None):
-            return probe_shape(self.model, self.device)
 
     def _rounded(self, columns: int) -> int:
         return min(-(-columns // WINDOW_BLOCK) * WINDOW_BLOCK, self.cache.length)

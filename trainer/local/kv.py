@@ -40,8 +40,8 @@ class KVShape:
 
 
 @torch.inference_mode()
-def probe_shape(model: Any, device: torch.device) -> KVShape:
-    """The shape of a model's keys and values, found by running it on one token.
+def probe_shape(model: Any, device: torch.device, dtype: torch.dtype | None = None) -> KVShape:
+    """The shape of a model's keys and values, found by running it on one token; `dtype` is what to keep them in.
 
     Raises:
         EngineError: the model keeps something else than the same keys and values in every layer.
@@ -62,7 +62,7 @@ def probe_shape(model: Any, device: torch.device) -> KVShape:
             hint="the local engine serves decoder models with ordinary attention (Llama, Qwen, Mistral, ...); "
             "serve this one with vLLM",
         )
-    return KVShape(len(cache.layers), shape[1], shape[3], value.dtype, device)
+    return KVShape(len(cache.layers), shape[1], shape[3], dtype or value.dtype, device)
 
 
 class SlotCache(Cache):
@@ -126,10 +126,9 @@ class SlotCache(Cache):
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any):
         """Write this pass's keys and values [n, heads, q, head_dim] and return all that its rows attend to."""
         shape, at = self.shape, 2 * layer_idx
-        key = key_states.reshape(-1, shape.head_dim)
-        if key.dtype != shape.dtype:
-            key = key.to(shape.dtype)
-        self._flat[at].index_copy_(0, self._places, key)
+        if key_states.dtype != shape.dtype or value_states.dtype != shape.dtype:
+            key_states, value_states = key_states.to(shape.dtype), value_states.to(shape.dtype)
+        self._flat[at].index_copy_(0, self._places, key_states.reshape(-1, shape.head_dim))
         self._flat[at + 1].index_copy_(0, self._places, value_states.reshape(-1, shape.head_dim))
         return self._views[at], self._views[at + 1]
 

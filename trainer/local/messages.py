@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from agl.errors import AglError
@@ -40,7 +40,7 @@ class PolicySpec:
     seed: int = 0
     max_context: int | None = None
     threads: int | None = None
-    learner: LearnerConfig = LearnerConfig()
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
     max_batch: int = 64
 
 

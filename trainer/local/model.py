@@ -187,14 +187,20 @@ def _load_model(name: str, config: Any, dtype: torch.dtype, attention: str) -> A
         "model",
         name,
         lambda: AutoModelForCausalLM.from_pretrained(
-            name, config=config, dtype=dtype, attn_implementation=attention, output_loading_info=True
+            name,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention,
+            output_loading_info=True,
+            # Only so that the tensors of another shape are reported here too; they are refused below.
+            ignore_mismatched_sizes=True,
         ),
     )
     model, info = loaded
-    absent = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
+    absent = sorted([*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])])
     if absent:
         raise ModelLoadError(
-            f"the weights lack {len(absent)} of the model's tensors, so these would start at random: "
+            f"{len(absent)} of the model's tensors are not in the weights in that shape and would start at random: "
             f"{', '.join(absent[:4])}{' ...' if len(absent) > 4 else ''}",
             hint="config.json and the weights do not belong together, or a shard is missing",
             path=name,
@@ -256,9 +262,12 @@ def _loading(what: str, name: str, load: Callable[[], T]) -> T:
         return load()
     except Exception as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
+        local = Path(name).expanduser().exists()
         raise ModelLoadError(
             f"the {what} does not load: {type(error).__name__}: {reason}",
-            hint="check that the directory is complete, and that this version of transformers knows the model",
+            hint="check that the directory is complete, and that this version of transformers knows the model"
+            if local
+            else "there is no such directory here: check the hub id, and that the hub can be reached",
             path=name,
         ) from error
 

@@ -43,7 +43,7 @@ class Recipe:
     """How the policy is warm-started.
 
     Attributes:
-        capability_steps: optimiser steps on nearly good demonstrations, which teach the format and copying.
+        capability_steps: optimiser steps on good demonstrations, which teach the format and copying.
         mixed_steps: optimiser steps on demonstrations of mixed quality, which leave room for RL.
         rows: packed rows per step. row_tokens: tokens per row; a row holds as many demonstrations as fit.
         learning_rate: the peak, after `warmup_steps`; decays linearly to a tenth.
@@ -95,7 +95,7 @@ def make_policy(
         recipe: how it is warm-started; None for the one that the quickstart uses.
 
     Raises:
-        ConfigError: `directory` exists and is not a folder.
+        ConfigError: `directory` exists and is not a folder, or the recipe's rows are too short for a demonstration.
     """
     started = time.perf_counter()
     recipe = recipe or Recipe()
@@ -269,7 +269,7 @@ def _step(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, batch: _Bat
 
 def _fast_bfloat16() -> bool:
     """Whether this CPU multiplies bfloat16 natively; where it does not, autocast is slower than float32."""
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.cpu._is_avx512_bf16_supported()
 
 
 def _batches(
@@ -280,6 +280,11 @@ def _batches(
     room = [recipe.row_tokens] * recipe.rows
     while True:
         demo = _encode(tokenizer, demonstrate(rng, quality))
+        if len(demo[0]) > recipe.row_tokens:
+            raise ConfigError(
+                f"a demonstration of {len(demo[0])} tokens does not fit into a row of {recipe.row_tokens}",
+                hint="raise Recipe.row_tokens to at least 100",
+            )
         home = next((k for k, free in enumerate(room) if free >= len(demo[0])), None)
         if home is None:
             yield _pack(rows, recipe.row_tokens)

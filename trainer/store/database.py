@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection
+from sqlalchemy.engine.interfaces import DBAPICursor
 
 from agl.errors import StoreError
 from agl.trainer.store import dialect, migrations
@@ -144,34 +145,45 @@ class Database:
 def _run(connection: Connection, batch: Sequence[_Operation], path: str) -> None:
     """Run a batch in one transaction and note each outcome; if it cannot be committed, all of it has failed."""
     writes = any(operation.writes for operation in batch)
+    # The driver's own cursor: these statements come with every operation and need nothing from SQLAlchemy.
+    cursor = connection.connection.cursor()
     try:
-        connection.exec_driver_sql(dialect.BEGIN_WRITE if writes else dialect.BEGIN_READ)
+        cursor.execute(dialect.BEGIN_WRITE if writes else dialect.BEGIN_READ)
         for operation in batch:
-            _run_one(connection, operation, path)
-        connection.exec_driver_sql("COMMIT")
+            if operation.writes:
+                _run_write(connection, cursor, operation, path)
+            else:
+                _run_read(connection, operation, path)
+        cursor.execute("COMMIT")
     except BaseException as error:
         refused = dialect.store_error(error, path)
         for operation in batch:
             operation.error = refused
-        # A full disk ends the transaction by itself.
+        # Does nothing where the failure ended the transaction already, as a full disk may.
         connection.connection.rollback()
+    finally:
+        cursor.close()
 
 
-def _run_one(connection: Connection, operation: _Operation, path: str) -> None:
-    if operation.writes:
-        connection.exec_driver_sql("SAVEPOINT operation")
+def _run_read(connection: Connection, operation: _Operation, path: str) -> None:
     try:
         operation.result = operation.run(connection)
     except Exception as error:
         operation.error = dialect.store_error(error, path)
-        if not operation.writes:
-            return
+
+
+def _run_write(connection: Connection, cursor: DBAPICursor, operation: _Operation, path: str) -> None:
+    cursor.execute("SAVEPOINT operation")
+    try:
+        operation.result = operation.run(connection)
+    except Exception as error:
+        operation.error = dialect.store_error(error, path)
         try:
-            connection.exec_driver_sql("ROLLBACK TO operation")
+            cursor.execute("ROLLBACK TO operation")
         except Exception:
+            # The transaction is gone, and `error` says why.
             raise error from None
-    if operation.writes:
-        connection.exec_driver_sql("RELEASE operation")
+    cursor.execute("RELEASE operation")
 
 
 def _deliver(batch: Sequence[_Operation]) -> None:

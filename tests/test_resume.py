@@ -1,0 +1,89 @@
+"""A run that was stopped goes on as if it had never stopped: same weights, optimiser, order, sampling; to the bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import agl
+from agl.errors import CheckpointError
+from agl.trainer.quickstart.agent import build_agent
+from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
+
+pytestmark = pytest.mark.slow
+
+
+def _fit(policy: Path, directory: Path, *, resume: bool = False, learning_rate: float = 5e-4) -> agl.Result:
+    trainer = agl.Trainer(
+        agl.GRPO(
+            model=str(policy), group_size=4, batch_size=2, steps=4, learning_rate=learning_rate, schedule="linear",
+            max_response_tokens=48, max_context=256, val_every=4,
+        ),
+        n_workers=1,
+        directory=directory,
+        seed=3,
+        progress=False,
+    )  # fmt: skip
+    train = arithmetic_tasks(64, seed=0, split="train")
+    val = arithmetic_tasks(8, seed=0, split="heldout")
+    return trainer.fit(agl.wrap(build_agent(), reward=exact_answer), train, val, resume=resume)
+
+
+def _interrupt_when(path: Path) -> None:
+    def wait() -> None:
+        while not path.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+_SAME_EVERY_TIME = ("step", "train/reward", "val/reward", "train/tokens", "learner/loss", "learner/grad_norm")
+
+
+def _facts(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: h[k] for k in _SAME_EVERY_TIME if k in h} for h in history]
+
+
+def test_a_resumed_run_equals_one_never_stopped(tiny_policy: Path, tmp_path: Path, no_process_left: None) -> None:
+    whole = _fit(tiny_policy, tmp_path / "whole")
+    _interrupt_when(tmp_path / "stopped" / "checkpoints" / "step-000002")
+    with pytest.raises(KeyboardInterrupt):
+        _fit(tiny_policy, tmp_path / "stopped")
+    stopped = json.loads((tmp_path / "stopped" / "checkpoints" / "step-000002" / "run.json").read_text())
+    assert stopped["step"] == 2
+    resumed = _fit(tiny_policy, tmp_path / "stopped", resume=True)
+
+    assert _facts(resumed.history) == _facts(whole.history)
+    assert resumed.run_id == stopped["run_id"]
+    assert whole.policy is not None
+    assert resumed.policy is not None
+    expected, got = load_file(whole.policy / "model.safetensors"), load_file(resumed.policy / "model.safetensors")
+    assert expected.keys() == got.keys()
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+    assert whole.checkpoint is not None
+    assert resumed.checkpoint is not None
+    states = [torch.load(r.checkpoint / "state.pt", weights_only=False) for r in (whole, resumed) if r.checkpoint]
+    assert _equal(*states)
+
+    with pytest.raises(CheckpointError, match=r"other settings \(learning_rate: 0\.0005 -> 0\.001\)"):
+        _fit(tiny_policy, tmp_path / "stopped", resume=True, learning_rate=1e-3)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_equal(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return a == b

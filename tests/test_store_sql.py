@@ -1,0 +1,363 @@
+"""SQLite files: opening them, sharing them between processes, surviving a kill, staying small."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from agl.errors import ConfigError, StoreError, StoreVersionError
+from agl.mdp import Call, float_array, int_array
+from agl.trainer.store import dialect, open_store, schema
+from agl.trainer.store.base import NewRollout
+from agl.trainer.store.database import Database
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+def started(code: str, *arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def sql(path: Path, statement: str, *values: object) -> list[tuple[Any, ...]]:
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        return connection.execute(statement, values).fetchall()
+
+
+def refused(coroutine: Coroutine[Any, Any, Any]) -> str:
+    """The message of the StoreError that the coroutine ends with."""
+    with pytest.raises(StoreError) as raised:
+        asyncio.run(coroutine)
+    return str(raised.value)
+
+
+async def create(path: Path) -> None:
+    await (await open_store(str(path))).close()
+
+
+# -- opening ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("url", ["sqlite:///{}", "{}"])
+def test_a_file_keeps_what_was_written(path: Path, url: str) -> None:
+    async def write() -> None:
+        store = await open_store(url.format(path))
+        await store.enqueue_rollouts([NewRollout("kept", rollout_id="a")])
+        await store.close()
+
+    async def read() -> Any:
+        store = await open_store(url.format(path))
+        try:
+            return (await store.get_rollout("a")).task
+        finally:
+            await store.close()
+
+    asyncio.run(write())
+    assert asyncio.run(read()) == "kept"
+    assert [p.name for p in path.parent.iterdir()] == ["store.db"], "closing leaves no journal behind"
+
+
+def test_a_private_store_is_private_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def scenario() -> None:
+        one, other = await open_store(None), await open_store("memory")
+        await one.enqueue_rollouts([NewRollout("t")])
+        assert await other.query_rollouts() == []
+        await one.close()
+        await other.close()
+
+    asyncio.run(scenario())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("url", ["postgresql+psycopg://host/db", "http://host:4747", "mysql://host/db"])
+def test_kinds_of_stores_that_there_are_not_are_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r'use a file: store="sqlite:///run.db"'):
+        asyncio.run(open_store(url))
+
+
+def test_the_migrations_build_the_tables_of_the_schema(path: Path) -> None:
+    asyncio.run(create(path))
+    engine = dialect.open_engine(str(path))
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), schema.metadata) == []
+        indexes = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL ORDER BY name"
+        migrated = [tuple(row) for row in connection.exec_driver_sql(indexes)]
+    engine.dispose()
+    other = dialect.open_engine(dialect.MEMORY)
+    with other.connect() as connection:
+        schema.metadata.create_all(connection)
+        assert migrated == [tuple(row) for row in connection.exec_driver_sql(indexes)]
+    other.dispose()
+    assert sql(path, "SELECT version_num FROM alembic_version") == [(schema.VERSION,)]
+
+
+def test_an_up_to_date_file_is_opened_without_alembic(path: Path) -> None:
+    asyncio.run(create(path))
+    code = """
+import asyncio, sys
+from agl.trainer.store import open_store
+async def main():
+    await (await open_store(sys.argv[1])).close()
+asyncio.run(main())
+print("alembic" in sys.modules)
+"""
+    assert started(code, path).communicate()[0].strip() == "False"
+
+
+def test_a_file_of_a_newer_version_is_refused(path: Path) -> None:
+    asyncio.run(create(path))
+    sql(path, "UPDATE alembic_version SET version_num = '0999'")
+    with pytest.raises(StoreVersionError) as raised:
+        asyncio.run(open_store(str(path)))
+    message = str(raised.value)
+    assert f"version 0999, this agl knows versions up to {schema.VERSION} (store={path})" in message
+    assert "upgrade agl" in message
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_alone(path: Path) -> None:
+    path.write_text("dear diary, " * 200)
+    assert "the file is not a database" in refused(open_store(str(path)))
+    assert path.read_text() == "dear diary, " * 200
+
+
+@pytest.mark.parametrize("version", [None, "ae1027a6acf", "0001"])
+def test_somebody_elses_database_is_refused_and_left_alone(path: Path, version: str | None) -> None:
+    sql(path, "CREATE TABLE customers (name TEXT)")
+    if version is not None:
+        sql(path, "CREATE TABLE alembic_version (version_num TEXT)")
+        sql(path, "INSERT INTO alembic_version VALUES (?)", version)
+    before = sql(path, "SELECT name FROM sqlite_master")
+    assert "this database is not an agl store" in refused(open_store(str(path)))
+    assert sql(path, "SELECT name FROM sqlite_master") == before
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    message = refused(open_store(str(tmp_path / "missing" / "store.db")))
+    assert "cannot be opened" in message
+    assert "missing" in message
+    assert "check that its folder exists" in message
+
+
+# -- failures -----------------------------------------------------------------------------------------------------
+def test_a_file_locked_by_another_process_is_an_error_not_a_hang(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialect, "BUSY_SECONDS", 0.05)
+
+    async def scenario() -> None:
+        store = await open_store(str(path))
+        holder = sqlite3.connect(path, isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        try:
+            with pytest.raises(StoreError, match="locked by another process"):
+                await store.enqueue_rollouts([NewRollout("t")])
+            assert await store.query_rollouts() == []
+        finally:
+            holder.close()
+        await store.enqueue_rollouts([NewRollout("t")])
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_full_disk_fails_the_write_and_loses_nothing(path: Path) -> None:
+    async def scenario() -> None:
+        database = Database(str(path))
+        await database.open()
+        await database.write(lambda c: c.exec_driver_sql("CREATE TABLE t (x)").close())
+        pages = await database.read(lambda c: c.exec_driver_sql("PRAGMA page_count").scalar_one())
+        await database.write(lambda c: c.exec_driver_sql("INSERT INTO t VALUES (1)").close())
+        await database.read(lambda c: c.exec_driver_sql(f"PRAGMA max_page_count={pages + 2}").close())
+        with pytest.raises(StoreError, match=r"the disk is full.*nothing of this operation was stored"):
+            await database.write(lambda c: c.exec_driver_sql("INSERT INTO t VALUES (zeroblob(100000))").close())
+        await database.write(lambda c: c.exec_driver_sql("INSERT INTO t VALUES (2)").close())
+        assert await database.read(lambda c: c.exec_driver_sql("SELECT x FROM t").scalars().all()) == [1, 2]
+        await database.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_write_cancelled_before_its_turn_is_skipped(path: Path) -> None:
+    async def scenario() -> None:
+        database = Database(str(path))
+        await database.open()
+        started, go_on = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def hold(connection: Any) -> None:
+            loop.call_soon_threadsafe(started.set)
+            asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+
+        ran: list[str] = []
+        holding = database.read(hold)
+        await started.wait()
+        skipped = database.write(lambda c: ran.append("skipped"))
+        kept = database.write(lambda c: ran.append("kept"))
+        skipped.cancel()
+        go_on.set()
+        await asyncio.gather(holding, kept)
+        assert ran == ["kept"]
+        await database.close()
+
+    asyncio.run(scenario())
+
+
+# -- several processes --------------------------------------------------------------------------------------------
+WORKER = """
+import asyncio, sys
+from agl.trainer.store import open_store
+print("ready", flush=True)
+sys.stdin.readline()
+async def work(store):
+    while (leased := await store.dequeue_rollout()) is not None:
+        await store.update_attempt(leased.rollout.rollout_id, 1, "succeeded")
+        print(leased.rollout.rollout_id)
+async def main():
+    store = await open_store(sys.argv[1])
+    await asyncio.gather(*(work(store) for _ in range(4)))
+    await store.close()
+asyncio.run(main())
+"""
+
+
+def test_processes_share_a_queue_and_wake_each_other(path: Path) -> None:
+    async def scenario() -> tuple[list[str], list[str]]:
+        store = await open_store(str(path))
+        rollouts = await store.enqueue_rollouts([NewRollout(i) for i in range(60)])
+        ids = [rollout.rollout_id for rollout in rollouts]
+        workers = [started(WORKER, path) for _ in range(2)]
+        for worker in workers:
+            assert worker.stdout is not None
+            assert worker.stdin is not None
+            worker.stdout.readline()
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+        ended = await store.wait_for_rollouts(ids, timeout=60)
+        assert [rollout.status for rollout in ended] == ["succeeded"] * len(ids)
+        await store.close()
+        return ids, [line for worker in workers for line in worker.communicate()[0].split()]
+
+    ids, leased = asyncio.run(scenario())
+    assert sorted(leased) == sorted(ids)
+
+
+OPENER = """
+import asyncio, sys
+from agl.trainer.store import open_store
+import alembic.command
+print("ready", flush=True)
+sys.stdin.readline()
+async def main():
+    await (await open_store(sys.argv[1])).close()
+asyncio.run(main())
+print("done")
+"""
+
+
+def test_processes_can_create_the_same_file_at_once(path: Path) -> None:
+    openers = [started(OPENER, path) for _ in range(3)]
+    for opener in openers:
+        assert opener.stdout is not None
+        opener.stdout.readline()
+    for opener in openers:
+        assert opener.stdin is not None
+        opener.stdin.write("go\n")
+        opener.stdin.flush()
+    assert [opener.communicate()[0].strip() for opener in openers] == ["done"] * 3
+    assert sql(path, "SELECT version_num FROM alembic_version") == [(schema.VERSION,)]
+
+
+WRITER = """
+import asyncio, itertools, sys
+from agl.spans import Span
+from agl.trainer.store import open_store
+from agl.trainer.store.base import NewRollout
+async def write(store, lane):
+    for n in itertools.count():
+        name = f"{lane}-{n}"
+        await store.enqueue_rollouts([NewRollout(n, rollout_id=name)])
+        await store.add_spans([Span("0" * 32, name, None, name, 1, "chat", 0.0, 1.0)])
+        print(name, flush=True)
+async def main():
+    store = await open_store(sys.argv[1])
+    await asyncio.gather(*(write(store, lane) for lane in range(8)))
+asyncio.run(main())
+"""
+
+
+def test_what_was_acknowledged_survives_kill_9(path: Path) -> None:
+    writer = started(WRITER, path)
+    assert writer.stdout is not None
+    acknowledged = [writer.stdout.readline() for _ in range(200)]
+    writer.kill()
+    # The last line may be torn by the kill.
+    acknowledged += writer.communicate()[0].splitlines(keepends=True)
+    assert writer.returncode == -signal.SIGKILL
+    names = [line.strip() for line in acknowledged if line.endswith("\n")]
+
+    async def scenario() -> None:
+        store = await open_store(str(path))
+        there = {rollout.rollout_id for rollout in await store.query_rollouts()}
+        assert there.issuperset(names)
+        for name in names[:20] + names[-20:]:
+            assert len(await store.query_spans(name)) == 1
+        await store.enqueue_rollouts([NewRollout("still writable")])
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+# -- size ---------------------------------------------------------------------------------------------------------
+def conversation(rollout_id: str, turns: int, new_tokens: int = 50, sampled: int = 20) -> list[Call]:
+    calls: list[Call] = []
+    prompt = list(range(new_tokens))
+    for index in range(turns):
+        response = list(range(1000 * index, 1000 * index + sampled))
+        calls.append(
+            Call(
+                f"{rollout_id}/{index}",
+                rollout_id,
+                1,
+                index,
+                "a",
+                "policy",
+                0,
+                int_array(prompt),
+                int_array(response),
+                float_array([-1.0] * sampled),
+                parent_id=calls[-1].id if calls else None,
+            )
+        )
+        prompt = [*prompt, *response, *range(new_tokens)]
+    return calls
+
+
+def test_a_rollout_of_t_turns_takes_bytes_in_proportion_to_t(path: Path) -> None:
+    async def stored(turns: int, batched: bool) -> int:
+        store = await open_store(str(path))
+        name = f"{turns}-{batched}"
+        calls = conversation(name, turns)
+        for batch in [calls] if batched else [[call] for call in calls]:
+            await store.add_calls(batch)
+        rebuilt = await store.query_calls(name)
+        assert [c.prompt_ids.tolist() for c in rebuilt] == [c.prompt_ids.tolist() for c in calls]
+        await store.close()
+        bytes_of = "SELECT sum(length(prompt) + length(response) + length(logprobs)) FROM calls WHERE rollout_id = ?"
+        return sql(path, bytes_of, name)[0][0]
+
+    for batched in (True, False):
+        for turns in (1, 4, 32):
+            assert asyncio.run(stored(turns, batched)) == turns * 4 * (50 + 20 + 20)
