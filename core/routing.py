@@ -41,6 +41,9 @@ _SENT = frozenset(
 """What may travel to the gateway, beside the SDK's own `x-stainless-*`. The SDKs also read headers, organisations and
 keys from the environment and from files; a list of what may pass cannot miss one of them."""
 
+_TRACEPARENT = "x-agl-traceparent"
+"""Where our `traceparent` travels inside the SDK: anthropic 2 replaces the real one where the user traces."""
+
 
 @dataclass(frozen=True)
 class _Patch:
@@ -220,7 +223,7 @@ class _Request:
         keep = (
             {k: v for k, v in given.items() if k.lower().startswith("x-stainless")} if hasattr(given, "items") else {}
         )
-        options.headers = {**keep, "Authorization": f"Bearer {rollout.key}", "traceparent": self.scope.traceparent}
+        options.headers = {**keep, "Authorization": f"Bearer {rollout.key}", _TRACEPARENT: self.scope.traceparent}
         options.params = {}
         for limit in ("timeout", "max_retries"):
             if type(getattr(options, limit)).__name__ in ("NotGiven", "Omit"):
@@ -278,6 +281,7 @@ def _new_client(sdk: str, *, is_async: bool) -> Any:
 
 
 def _strip(request: Any) -> None:
+    request.headers["traceparent"] = request.headers.pop(_TRACEPARENT)
     for name in list(request.headers):
         if name.lower() not in _SENT and not name.lower().startswith("x-stainless-"):
             del request.headers[name]

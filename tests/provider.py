@@ -36,7 +36,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Reply:
-    """What to answer: text, tool calls as (name, arguments), or an HTTP error status."""
+    """What to answer: text, tool calls as (name, arguments), an HTTP error status, or (status 0) nothing at all."""
 
     content: str | None = None
     tools: tuple[tuple[str, dict[str, Any]], ...] = ()
@@ -116,7 +116,9 @@ def _answer(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str,
         _send(handler, {"object": "list", "data": [vector], "model": "e", "usage": {"prompt_tokens": 1}})
         return
     reply = provider.script(body)
-    if reply.status != 200:
+    if reply.status == 0:
+        handler.close_connection = True
+    elif reply.status != 200:
         _send(handler, {"error": {"message": f"scripted {reply.status}", "type": "scripted"}}, reply.status)
     elif path.endswith("/chat/completions"):
         _chat(handler, provider, body, reply)

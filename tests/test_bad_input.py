@@ -233,8 +233,7 @@ def test_a_failed_rollout_is_tried_again_then_dropped_and_never_scored(untrained
     def flaky(task: Any, llm: agl.LLM, rollout: agl.RolloutInfo) -> float:
         seen[rollout.rollout_id] = rollout.attempt
         text = _ask(llm, str(task))
-        first = sorted(seen)[0]
-        if rollout.rollout_id == first or rollout.attempt == 1:
+        if rollout.rollout_id == next(iter(seen)) or rollout.attempt == 1:
             raise ValueError("the agent stumbled")
         return float(len(text))
 

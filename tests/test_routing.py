@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -53,7 +56,8 @@ def rollout(gateway: Provider | None, agents: Any = "writer", agent: str = "writ
 def openai_client(provider: Provider, cls: Callable[..., Any] = openai.OpenAI, **options: Any) -> Any:
     return cls(
         base_url=provider.url, api_key="sk-provider", organization="org-secret", project="proj-secret",
-        default_headers={"X-Team": "team-secret", "Cookie": "cookie=1"}, default_query={"team": "team-secret"}, **options,
+        default_headers={"X-Team": "team-secret", "Cookie": "cookie=1"}, default_query={"team": "team-secret"},
+        **options,
     )  # fmt: skip
 
 
@@ -157,7 +161,7 @@ OPENAI = (
     chat_key_function, chat_own_http_client, chat_request_headers, responses, azure, azure_async,
 )  # fmt: skip
 ANTHROPIC = (messages, messages_async, messages_stream)
-every_way = pytest.mark.parametrize("ask", (*OPENAI, *ANTHROPIC), ids=lambda f: f.__name__)
+every_way = pytest.mark.parametrize("ask", [*OPENAI, *ANTHROPIC], ids=lambda f: f.__name__)
 
 
 def comparable(headers: dict[str, str]) -> dict[str, str]:
@@ -254,7 +258,7 @@ def test_what_is_asked_arrives_unchanged(provider: Provider, gateway: Provider) 
 
 
 def test_a_time_limit_and_retries_are_the_callers(provider: Provider, gateway: Provider) -> None:
-    gateway.script = lambda body: (_ for _ in ()).throw(AssertionError)  # the connection breaks off
+    gateway.script = lambda body: Reply(status=0)
     with rollout(gateway), pytest.raises(openai.APIConnectionError):
         openai_client(provider, max_retries=0, timeout=7.5).chat.completions.create(**ASK)
     assert [s.headers["x-stainless-read-timeout"] for s in gateway.seen] == ["7.5"]
@@ -368,3 +372,30 @@ def test_the_request_is_counted_on_the_frameworks_span(provider: Provider, gatew
     assert attributes[semconv.CLIENT] == "OpenAI"
     assert attributes[semconv.URL] == f"{provider.url}/"
     assert "sk-provider" not in json.dumps(dict(attributes))
+
+
+WITH_USERS_TRACING = """
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+import test_routing as t
+
+trace.set_tracer_provider(TracerProvider())
+with t.serve() as provider, t.serve() as gateway:
+    t.routing.install()
+    with trace.get_tracer("user").start_as_current_span("theirs") as span:
+        for agents in ("writer", "somebody else"):
+            with t.rollout(gateway, agents=agents):
+                ours = t.tracing.current()
+                t.messages(provider), t.messages_async(provider), t.chat(provider)
+            if agents == "writer":
+                assert {s.traceparent_span for s in gateway.seen} == {ours.span_id}, "the gateway gets our span"
+    theirs = f"{span.get_span_context().trace_id:032x}"
+    assert {s.headers.get("traceparent", theirs).find(theirs) >= 0 for s in provider.seen} == {True}
+    assert len(provider.seen) == len(gateway.seen) == 3
+"""
+
+
+def test_a_users_own_tracing_gets_no_ids_of_ours_and_we_none_of_theirs() -> None:
+    """In a process of its own: a global tracer provider can be set once only."""
+    done = subprocess.run([sys.executable, "-c", WITH_USERS_TRACING], cwd=Path(__file__).parent, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()

@@ -219,7 +219,7 @@ class GRPO:
                     f"agents= names the policy {name!r}, but GRPO trains one policy, {DEFAULT_POLICY!r}",
                     hint="give agents= as names or patterns",
                 )
-        run.gateway.serve(DEFAULT_POLICY, policy, rendering)
+        run.gateway.serve(DEFAULT_POLICY, policy, rendering, policy.info.stop_token_ids)
         return run.gateway
 
     def _rules(self, mode: str) -> SamplingRules:

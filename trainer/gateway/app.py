@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import orjson
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from agl.trainer.gateway import chat
 from agl.trainer.gateway.access import Access
+from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, WireCall
 from agl.trainer.gateway.errors import RequestError
-from agl.trainer.gateway.gateway import ChatRequest, Gateway, Reply
+from agl.trainer.gateway.gateway import Gateway
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
-PREFIX = "/rollouts/{rollout}/attempts/{attempt:int}/agents/{agent}/v1"
+PREFIX = "/rollouts/{rollout}/attempts/{attempt:int}/agents/{agent:path}/v1"
 _TRACEPARENT = re.compile(r"^[0-9a-f]{2}-[0-9a-f]{32}-([0-9a-f]{16})-[0-9a-f]{2}$")
 
 
@@ -41,15 +42,17 @@ def build_app(gateway: Gateway) -> Starlette:
 
     async def chat_completions(request: Request) -> Response:
         access = _attempt(gateway, request)
-        asked, body = chat.read(await _body(request))
-        asked = replace(asked, span_id=_span_id(request))
-        agent = request.path_params["agent"]
+        wire = gateway.arrive(access, request.path_params["agent"], chat.new_id(), _span_id(request))
+        try:
+            asked, body = chat.read(await _body(request))
+        except (RequestError, ClientDisconnect) as error:
+            gateway.refuse(wire, error)
+            raise
         if body.stream:
-            return await _stream(gateway, access, agent, asked, body)
-        response_id = chat.new_id()
-        replies = await _unless_gone(request, gateway.complete(access, agent, asked, response_id=response_id))
-        served = gateway.served(access.selection.policy_for(agent))
-        return _json(chat.response(response_id, served.name, replies, body, served.rendering))
+            return await _stream(gateway, request, wire, asked, body)
+        replies = await _unless_gone(request, gateway.complete(wire, asked))
+        served = gateway.served(wire.policy)
+        return _json(chat.response(wire.response_id, served.name, replies, body, served.rendering))
 
     async def health(_: Request) -> Response:
         return _json({"status": "ok", "models": gateway.models})
@@ -68,7 +71,8 @@ def build_app(gateway: Gateway) -> Starlette:
         Route(f"{PREFIX}/chat/completions", chat_completions, methods=["POST"]),
         Route("/{path:path}", not_here, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
     ]
-    return Starlette(routes=routes, exception_handlers={RequestError: _refused, Exception: _failed})  # type: ignore[dict-item]
+    handlers = {RequestError: _refused, ClientDisconnect: _hung_up, Exception: _failed}
+    return Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
 
 
 def _attempt(gateway: Gateway, request: Request) -> Access:
@@ -85,9 +89,15 @@ async def _body(request: Request) -> Any:
         if len(received) > MAX_BODY_BYTES:
             raise RequestError(413, f"the body has more than {MAX_BODY_BYTES} bytes")
     try:
-        return orjson.loads(received)
+        data = orjson.loads(received)
     except orjson.JSONDecodeError as error:
         raise RequestError(400, f"the body is not JSON: {error}") from None
+    try:
+        # What is nested too deep to be written again, within the record of the call, cannot be recorded.
+        orjson.dumps([[[[data]]]])
+    except orjson.JSONEncodeError as error:
+        raise RequestError(400, f"the body is nested too deep: {error}") from None
+    return data
 
 
 def _span_id(request: Request) -> str | None:
@@ -98,53 +108,64 @@ def _span_id(request: Request) -> str | None:
 async def _unless_gone(request: Request, work: Awaitable[Any]) -> Any:
     """Await `work`, but cancel it when the client hangs up."""
     task = asyncio.ensure_future(work)
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    watch = asyncio.ensure_future(gone())
+    gone = asyncio.ensure_future(_gone(request))
     try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            task.cancel()
-        return await task
-    except asyncio.CancelledError:
-        raise RequestError(499, "the request was cancelled", code="cancelled") from None
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        task.cancel()
+        await asyncio.wait((task,))
+        raise ClientDisconnect
     finally:
-        watch.cancel()
-        if not task.done():
-            task.cancel()
+        gone.cancel()
+        task.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class _Events(StreamingResponse):
+    """Server-sent events that cancel what makes them when they are no longer read."""
+
+    def __init__(self, events: AsyncIterator[bytes], work: asyncio.Task[Any]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._work.cancel()
 
 
 async def _stream(
-    gateway: Gateway, access: Access, agent: str, asked: ChatRequest, body: chat.ChatBody
-) -> StreamingResponse:
-    served = gateway.served(access.selection.policy_for(agent))
-    queue: asyncio.Queue[tuple[int, list[int]] | None] = asyncio.Queue()
-    response_id = chat.new_id()
+    gateway: Gateway, request: Request, wire: WireCall, asked: ChatRequest, body: chat.ChatBody
+) -> Response:
+    queue: asyncio.Queue[Choice | None] = asyncio.Queue()
 
-    def on_tokens(choice: int, ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        queue.put_nowait((choice, list(ids)))
+    def on_tokens(choice: Choice, _: Sequence[int]) -> None:
+        queue.put_nowait(choice)
 
-    work: asyncio.Task[list[Reply]] = asyncio.ensure_future(
-        gateway.complete(access, agent, asked, on_tokens, response_id=response_id)
-    )
+    work: asyncio.Task[list[Reply]] = asyncio.ensure_future(gateway.complete(wire, asked, on_tokens))
     work.add_done_callback(lambda _: queue.put_nowait(None))
-    # The first tokens decide between a stream and an error with a status of its own.
-    first = await queue.get()
-    if first is None and work.done():
-        try:
+    try:
+        # The first tokens decide between a stream and an error with a status of its own.
+        first = await _unless_gone(request, queue.get())
+        if first is None:
             await work
-        except asyncio.CancelledError:
-            raise RequestError(499, "the request was cancelled", code="cancelled") from None
+    except BaseException:
+        work.cancel()
+        raise
+    served = gateway.served(wire.policy)
+    streamer = chat.Streamer(wire.response_id, served.name, body, asked, served.rendering)
 
     async def events() -> AsyncIterator[bytes]:
-        streamer = chat.Streamer(response_id, served.name, body, asked, served.rendering)
+        item = first
         try:
-            item = first
             while item is not None:
-                for chunk in streamer.push(*item):
+                for chunk in streamer.push(item):
                     yield _event(chunk)
                 item = await queue.get()
             for chunk in streamer.finish(await work):
@@ -152,13 +173,8 @@ async def _stream(
             yield b"data: [DONE]\n\n"
         except RequestError as error:
             yield _event(chat.error_body(error))
-        except asyncio.CancelledError:
-            yield _event(chat.error_body(RequestError(499, "the request was cancelled", code="cancelled")))
-            raise
-        finally:
-            work.cancel()
 
-    return StreamingResponse(events(), media_type="text/event-stream")
+    return _Events(events(), work)
 
 
 def _event(data: Any) -> bytes:
@@ -172,6 +188,10 @@ def _json(data: Any, status: int = 200) -> Response:
 async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     return _json(chat.error_body(error), error.status)
+
+
+async def _hung_up(_: Request, error: Exception) -> Response:
+    return Response(status_code=499)
 
 
 async def _failed(_: Request, error: Exception) -> Response:

@@ -17,11 +17,12 @@ from agl.trainer.gateway.rendering import ParsedMessage, Rendering
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A policy that the gateway serves: its engine and how its messages become tokens."""
+    """A policy that the gateway serves: its engine, how its messages become tokens, and which tokens end an answer."""
 
     name: str
     engine: Engine
     rendering: Rendering
+    stop_token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

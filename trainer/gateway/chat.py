@@ -14,9 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agl.errors import nearest
 from agl.trainer.engine import Completion, Sampling
+from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, cut_at_stop
 from agl.trainer.gateway.errors import RequestError
-from agl.trainer.gateway.gateway import ChatRequest, Reply
 from agl.trainer.gateway.rendering import Rendering
+
+TOOL_MARKER = 24
+"""No text that opens a tool call is longer, in characters."""
 
 
 class StreamOptions(BaseModel):
@@ -45,13 +48,13 @@ class ChatBody(BaseModel):
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    response_format: dict[str, Any] | None = None
     return_token_ids: bool | None = None
     # Only their neutral values can be honoured exactly.
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    # No effect.
+    # No effect. Sampling is never constrained to a format: the policy has to learn it.
+    response_format: dict[str, Any] | None = None
     user: Any = None
     store: Any = None
     metadata: Any = None
@@ -63,6 +66,11 @@ class ChatBody(BaseModel):
     prompt_cache_retention: Any = None
     safety_identifier: Any = None
 
+
+_RECORDED = frozenset(ChatBody.model_fields) - {
+    "messages", "tools", "user", "store", "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"
+}  # fmt: skip
+"""Fields that are kept with the call as they were sent: those that concern sampling."""
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
@@ -96,13 +104,18 @@ def read(data: Any) -> tuple[ChatRequest, ChatBody]:
     for i, message in enumerate(body.messages):
         _check_message(message, i)
     tools, force = _tools(body)
-    asked = {k: v for k, v in data.items() if k not in ("messages", "tools")}
+    asked = {k: v for k, v in data.items() if k in _RECORDED}
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    if "" in stop:
+        raise RequestError(400, "stop: an empty text ends every answer", code="invalid_value", param="stop")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise RequestError(400, "top_logprobs needs logprobs=true", code="invalid_value", param="top_logprobs")
     sampling = Sampling(
         max_tokens=body.max_completion_tokens or body.max_tokens or 0,
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=max(body.top_k or 0, 0),
-        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        stop=stop,
         seed=body.seed or 0,
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else 0,
     )
@@ -211,7 +224,8 @@ def usage(replies: Sequence[Reply]) -> dict[str, Any]:
 def _logprobs(completion: Completion, rendering: Rendering) -> dict[str, Any]:
     def entry(token: int, logprob: float) -> dict[str, Any]:
         text = rendering.decode([token])
-        return {"token": text, "logprob": float(logprob), "bytes": list(text.encode())}
+        # The bytes of a token that is part of a character cannot be told from its text.
+        return {"token": text, "logprob": float(logprob), "bytes": None if "\ufffd" in text else list(text.encode())}
 
     content = []
     for k, (token, logprob) in enumerate(zip(completion.token_ids.tolist(), completion.logprobs.tolist(), strict=True)):
@@ -223,7 +237,8 @@ def _logprobs(completion: Completion, rendering: Rendering) -> dict[str, Any]:
 class Streamer:
     """Turns tokens, as they come, into `chat.completion.chunk` objects.
 
-    Text is passed on as soon as it cannot become part of a tool call any more; tool calls come whole at the end.
+    Invariant: the deltas of a choice add up to its message. Text is passed on as soon as it cannot become part of a
+    tool call or a stop text any more; tool calls come whole at the end.
     """
 
     def __init__(
@@ -231,43 +246,54 @@ class Streamer:
     ) -> None:
         self._base = {"id": response_id, "object": "chat.completion.chunk", "created": int(time.time()), "model": model}
         self._body, self._request, self._rendering = body, request, rendering
-        self._ids: list[list[int]] = [[] for _ in range(request.n)]
-        self._sent: list[str] = [""] * request.n
+        self._hold = max((len(s) for s in request.sampling.stop), default=0)
+        if request.tools:
+            self._hold = max(self._hold, TOOL_MARKER)
+        self._sent = [""] * request.n
         self._started = [False] * request.n
-        self._parsed_at = [0] * request.n
+        self._reasoned = [False] * request.n
+        self._read = [0] * request.n
 
-    def push(self, choice: int, ids: Sequence[int]) -> Iterator[dict[str, Any]]:
-        """Chunks for newly sampled tokens of one choice."""
-        self._ids[choice].extend(ids)
-        if not self._started[choice]:
-            self._started[choice] = True
-            yield self._chunk(choice, {"role": "assistant", "content": ""})
+    def push(self, choice: Choice) -> Iterator[dict[str, Any]]:
+        """Chunks for what was sampled of a choice since the last call."""
+        k, n = choice.number, len(choice.ids)
+        if not self._started[k]:
+            self._started[k] = True
+            yield self._chunk(k, {"role": "assistant", "content": ""})
         # Reading the whole answer at each token would be quadratic; a long answer is read less often.
-        if len(self._ids[choice]) - self._parsed_at[choice] < 1 + len(self._ids[choice]) // 64:
+        if n - self._read[k] < 1 + n // 64 or self._request.force_tool:
             return
-        self._parsed_at[choice] = len(self._ids[choice])
-        parsed = self._rendering.parse(self._ids[choice], self._request.tools)
-        if parsed.tool_calls or parsed.malformed or self._request.force_tool:
+        self._read[k] = n
+        parsed = self._rendering.parse(
+            choice.ids, self._request.tools, forced_ids=choice.forced, prompt_ids=choice.prompt
+        )
+        if parsed.tool_calls or parsed.malformed:
             return
-        hold = max((len(s) for s in self._request.sampling.stop), default=0)
-        hold = max(hold, 24 if self._request.tools else 0)
-        text = parsed.content[: len(parsed.content) - hold] if hold else parsed.content
+        text = cut_at_stop(parsed, self._request.sampling.stop).content
+        text = text[: len(text) - self._hold] if self._hold else text
+        if self._request.tools:
+            # White space around the text is dropped when tool calls follow.
+            text = "" if text[:1].isspace() else text.rstrip()
         # A character can end in the next token; what decodes to a replacement now may not then.
         text = text.rstrip("\ufffd")
-        if text.startswith(self._sent[choice]) and len(text) > len(self._sent[choice]):
-            yield self._chunk(choice, {"content": text[len(self._sent[choice]) :]})
-            self._sent[choice] = text
+        if text:
+            yield from self._text(k, text, parsed.reasoning)
+
+    def _text(self, k: int, text: str, reasoning: str | None) -> Iterator[dict[str, Any]]:
+        """What is new in a choice's reasoning and text."""
+        if reasoning and not self._reasoned[k]:
+            self._reasoned[k] = True
+            yield self._chunk(k, {"reasoning_content": reasoning})
+        if text.startswith(self._sent[k]) and len(text) > len(self._sent[k]):
+            yield self._chunk(k, {"content": text[len(self._sent[k]) :]})
+            self._sent[k] = text
 
     def finish(self, replies: Sequence[Reply]) -> Iterator[dict[str, Any]]:
         """The chunks that complete every choice, and the usage if it was asked for."""
         for i, reply in enumerate(replies):
             if not self._started[i]:
                 yield self._chunk(i, {"role": "assistant", "content": ""})
-            text = reply.message.get("content") or ""
-            if text.startswith(self._sent[i]) and len(text) > len(self._sent[i]):
-                yield self._chunk(i, {"content": text[len(self._sent[i]) :]})
-            if reply.message.get("reasoning_content"):
-                yield self._chunk(i, {"reasoning_content": reply.message["reasoning_content"]})
+            yield from self._text(i, reply.message.get("content") or "", reply.message.get("reasoning_content"))
             for k, call in enumerate(reply.message.get("tool_calls") or ()):
                 yield self._chunk(i, {"tool_calls": [{"index": k, **call}]})
             logprobs = _logprobs(reply.completion, self._rendering) if self._body.logprobs else None

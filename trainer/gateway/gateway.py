@@ -7,10 +7,10 @@ Invariant: every request that reaches an open attempt is recorded as at least on
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from agl.trainer.gateway.calls import (
     cut_at_stop,
 )
 from agl.trainer.gateway.errors import RequestError
+from agl.trainer.gateway.gate import Gate
 from agl.trainer.gateway.normalise import with_tool_names
 from agl.trainer.gateway.rendering import Rendering
 from agl.trainer.gateway.sessions import ForkCause, Place, text_of
@@ -37,11 +38,8 @@ from agl.trainer.store.base import Store
 
 log = logging.getLogger("agl.gateway")
 
-CANCEL_SECONDS = 10.0
-"""How long cancelled requests may take to end."""
-
 OFF_LOOP_SIZE = 4096
-"""Texts of at least so many characters are tokenised in a worker thread; a shorter one is done before a thread begins."""
+"""Longer texts, in characters, are tokenised in a worker thread; a shorter one is done before a thread has begun."""
 
 
 class Gateway:
@@ -60,17 +58,14 @@ class Gateway:
         self.base_url = ""
         self._served: dict[str, Served] = {}
         self._accesses = AccessTable()
-        self._gate = asyncio.Event()
-        self._gate.set()
-        self._running: set[WireCall] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._gate = Gate()
 
     # -- what is served -----------------------------------------------------------------------------------------------
 
-    def serve(self, name: str, engine: Engine, rendering: Rendering) -> None:
-        """Serve a policy under a name, in place of any before it."""
-        self._served[name] = Served(name, engine, rendering)
+    def serve(self, name: str, engine: Engine, rendering: Rendering, stop_token_ids: Sequence[int] = ()) -> None:
+        """Serve a policy under a name, in place of any before it; `stop_token_ids` beside the rendering's own."""
+        stops = tuple(dict.fromkeys((*rendering.stop_token_ids, *stop_token_ids)))
+        self._served[name] = Served(name, engine, rendering, stops)
 
     def served(self, policy: str | None) -> Served:
         """The policy that answers; agents that are not selected get the first one.
@@ -88,6 +83,16 @@ class Gateway:
     def models(self) -> tuple[str, ...]:
         """Names of the served policies."""
         return tuple(self._served)
+
+    def hold(self) -> AbstractAsyncContextManager[None]:
+        """Hold new requests while the block runs, after those in flight have ended or `hold_timeout` cancelled them.
+
+        A client whose request is cancelled is told to try again, and is then held like the others.
+
+        Raises:
+            GatewayError: requests did not let themselves be cancelled.
+        """
+        return self._gate.hold(self.hold_timeout)
 
     # -- attempts -----------------------------------------------------------------------------------------------------
 
@@ -176,10 +181,7 @@ class Gateway:
         choices: list[Choice] = []
         try:
             served = self.served(wire.policy)
-            # An update can begin between the gate's opening and this task's turn.
-            while not self._gate.is_set():
-                await self._gate.wait()
-            with self._in_flight(wire):
+            async with self._gate.passing(wire):
                 return await self._answers(wire, served, request, choices, on_tokens)
         except asyncio.CancelledError as error:
             self._settle(wire, wire.why or error, request, choices)
@@ -350,51 +352,9 @@ class Gateway:
             top_p=asked.top_p if rules.top_p is None else rules.top_p,
             top_k=asked.top_k if rules.top_k is None else rules.top_k,
             stop=asked.stop,
-            stop_token_ids=served.rendering.stop_token_ids,
+            stop_token_ids=served.stop_token_ids,
             top_logprobs=asked.top_logprobs,
         )
-
-    # -- updates ------------------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _in_flight(self, wire: WireCall) -> Iterator[None]:
-        self._running.add(wire)
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._running.discard(wire)
-            if not self._running:
-                self._idle.set()
-
-    @contextlib.asynccontextmanager
-    async def hold(self) -> AsyncIterator[None]:
-        """Hold new requests while the block runs, after those in flight have ended or `hold_timeout` cancelled them.
-
-        A client whose request is cancelled is told to try again, and is then held like the others.
-
-        Raises:
-            GatewayError: requests did not let themselves be cancelled.
-        """
-        self._gate.clear()
-        try:
-            if not await self._idle_within(self.hold_timeout):
-                log.warning("cancelling %d request(s) that outlasted the wait for an update", len(self._running))
-                for wire in list(self._running):
-                    wire.cancel(RequestError(503, "the policy is being updated; try again", code="policy_update"))
-                if not await self._idle_within(CANCEL_SECONDS):
-                    raise GatewayError(
-                        f"{len(self._running)} request(s) neither ended nor let themselves be cancelled",
-                        hint="the engine hangs, or ignores cancellation",
-                    )
-            yield
-        finally:
-            self._gate.set()
-
-    async def _idle_within(self, seconds: float) -> bool:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), seconds)
-        return self._idle.is_set()
 
 
 def _prompt(rendering: Rendering, request: ChatRequest, place: Place) -> tuple[IntArray, IntArray, Place]:

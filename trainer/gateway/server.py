@@ -53,8 +53,8 @@ class GatewayServer:
         sock.listen(2048)
         self.port = sock.getsockname()[1]
         config = uvicorn.Config(
-            build_app(self.gateway), log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=75,
-            ws="none",
+            build_app(self.gateway), log_config=None, log_level="warning", access_log=False, lifespan="off",
+            timeout_keep_alive=75, ws="none", server_header=False, date_header=False,
         )  # fmt: skip
         self._server = _Server(config)
         self._task = asyncio.ensure_future(self._server.serve(sockets=[sock]))
@@ -63,7 +63,8 @@ class GatewayServer:
                 await self._task
                 raise GatewayError("the gateway's server ended before it listened")
             await asyncio.sleep(0.005)
-        self.gateway.base_url = f"http://{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        self.gateway.base_url = f"http://{host}:{self.port}"
         return self.gateway.base_url
 
     async def stop(self) -> None:

@@ -135,9 +135,7 @@ class Sessions:
                 return True
             followed = self._replies.get(digests[i])
             if followed is not None and (
-                known > 0
-                or (i > 0 and digests[i - 1] in followed)
-                or len(text_of(message.get("content"))) >= TELLING
+                known > 0 or (i > 0 and digests[i - 1] in followed) or len(text_of(message.get("content"))) >= TELLING
             ):
                 return True
         return False
@@ -147,7 +145,10 @@ class Sessions:
         if known == len(messages):
             return ForkCause.HISTORY_REWRITTEN, "an earlier state of the conversation was taken up again"
         if messages[known].get("role") != "assistant":
-            return ForkCause.HISTORY_REWRITTEN, f"message {known} ({messages[known].get('role')}) is not the one seen before"
+            return (
+                ForkCause.HISTORY_REWRITTEN,
+                f"message {known} ({messages[known].get('role')}) is not the one seen before",
+            )
         if chain[known] in self._prompts:
             return ForkCause.ASSISTANT_REWRITTEN, f"message {known} (assistant) is not the answer that was sampled"
         return ForkCause.ASSISTANT_REWRITTEN, f"message {known} (assistant) was not sampled here"

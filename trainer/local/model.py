@@ -77,7 +77,7 @@ def load_policy(
         ModelLoadError: the directory does not hold a loadable model, tokenizer and chat template; the message says
             what is wrong with which.
     """
-    name = os.fspath(path)
+    name = os.path.expanduser(os.fspath(path))
     where = _device(device)
     kind = _dtype(dtype, where, lora)
     _check_files(name)

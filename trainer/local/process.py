@@ -82,6 +82,7 @@ class LocalPolicy:
         self._transport: asyncio.Transport | None = None
         self._reaper: asyncio.Task[None] | None = None
         self._failure: str | None = None
+        self._tail = ""
         self._closing = False
 
     @classmethod
@@ -311,8 +312,6 @@ class LocalPolicy:
     def _error(self) -> EngineError:
         hint = f"its last output was:\n{self._tail}" if self._tail else "start a new one"
         return EngineError(self._failure or "the policy process was closed", hint=hint, model=self.spec.model)
-
-    _tail: str = ""
 
 
 def _environment(spec: PolicySpec) -> dict[str, str]:

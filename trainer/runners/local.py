@@ -288,7 +288,9 @@ class _AgentLoop:
             for task in tasks:
                 task.cancel()
             if tasks:
-                await asyncio.wait(tasks, timeout=1.0)
+                _, deaf = await asyncio.wait(tasks, timeout=1.0)
+                for task in deaf:
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
             await loop.shutdown_asyncgens()
 
         with contextlib.suppress(Exception):

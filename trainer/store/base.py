@@ -164,8 +164,10 @@ class Store(Protocol):
     ) -> Rollout:
         """Move an attempt on and its rollout with it.
 
-        A terminal attempt ends the rollout ("succeeded" or "failed"), or queues it again when `config.retry_on` names
-        the status and attempts are left. "running" also counts as a heartbeat.
+        A terminal or unresponsive attempt ends the rollout ("succeeded" or "failed"), or queues it again when
+        `config.retry_on` names the status and attempts are left. "running" also counts as a heartbeat. A rollout that
+        has ended stays as it is, and an attempt that a later one has replaced moves its rollout no more; an
+        unresponsive attempt that comes back before its rollout is leased again takes it out of the queue.
         """
         ...
 

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Table, select
+from sqlalchemy import Connection, Table, bindparam, select
 
 from agl.mdp import Call
 from agl.spans import Span
@@ -27,6 +27,8 @@ _TOKEN_BYTES = 4
 _HEADS = select(C.c.id, C.c.rollout_id, C.c.attempt, C.c.length, C.c.digest)
 _INSERT_CALL = insert(C).on_conflict_do_nothing()
 _INSERT_SPAN = insert(S).on_conflict_do_nothing()
+_SPANS = select(S).where(S.c.rollout_id == bindparam("id")).order_by(S.c.started_at, S.c.span_id)
+_SPANS_OF_ATTEMPT = _SPANS.where(S.c.attempt == bindparam("n"))
 _INSERT_RESOURCES = insert(V)
 
 
@@ -99,10 +101,9 @@ def add_spans(connection: Connection, spans: Sequence[Span]) -> None:
 
 def query_spans(connection: Connection, rollout_id: str, attempt: int | None) -> list[Span]:
     """A rollout's spans by start time."""
-    statement = select(S).where(S.c.rollout_id == rollout_id).order_by(S.c.started_at, S.c.span_id)
-    if attempt is not None:
-        statement = statement.where(S.c.attempt == attempt)
-    return [codec.to_span(row) for row in connection.execute(statement).mappings()]
+    statement = _SPANS if attempt is None else _SPANS_OF_ATTEMPT
+    rows = connection.execute(statement, {"id": rollout_id, "n": attempt}).mappings()
+    return [codec.to_span(row) for row in rows]
 
 
 # -- resources, policies, training --------------------------------------------------------------------------------

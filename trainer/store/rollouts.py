@@ -30,7 +30,10 @@ CHUNK = 1000
 """How many ids go into one statement; databases limit its parameters."""
 
 _ONE_ROLLOUT = select(R).where(R.c.rollout_id == bindparam("id"))
-_ONE_ATTEMPT = select(A).where(A.c.rollout_id == bindparam("id"), A.c.attempt == bindparam("n"))
+_THESE_ROLLOUTS = select(R).where(R.c.rollout_id.in_(bindparam("ids", expanding=True)))
+_ROLLOUT_AND_ATTEMPT = select(R, A.c.status.label("was"), A.c.last_heartbeat_at).where(
+    R.c.rollout_id == bindparam("id"), A.c.rollout_id == R.c.rollout_id, A.c.attempt == bindparam("n")
+)
 _INSERT_ROLLOUT = insert(R).on_conflict_do_nothing()
 _INSERT_ATTEMPT = insert(A)
 _SET_ROLLOUT = (
@@ -122,11 +125,10 @@ def move(
     connection: Connection, rollout_id: str, attempt: int, status: AttemptStatus, error: str | None, now: float
 ) -> Rollout:
     """Move an attempt, and its rollout with it."""
-    row = connection.execute(_ONE_ATTEMPT, {"id": rollout_id, "n": attempt}).mappings().first()
+    row = connection.execute(_ROLLOUT_AND_ATTEMPT, {"id": rollout_id, "n": attempt}).mappings().first()
     if row is None:
         raise _no_attempt(rollout_id, attempt)
-    rollout = codec.to_rollout(connection.execute(_ONE_ROLLOUT, {"id": rollout_id}).mappings().one())
-    was = row["status"]
+    rollout, was = codec.to_rollout(row), row["was"]
     if status == was:
         if status == "running":
             connection.execute(_BEAT, {"id": rollout_id, "n": attempt, "beat": now})
@@ -208,7 +210,7 @@ def load(connection: Connection, rollout_ids: Sequence[str]) -> list[Rollout]:
     """These rollouts, in the given order."""
     found: dict[str, Rollout] = {}
     for ids in chunks(rollout_ids):
-        rows = connection.execute(select(R).where(R.c.rollout_id.in_(ids))).mappings()
+        rows = connection.execute(_THESE_ROLLOUTS, {"ids": ids}).mappings()
         found.update((row["rollout_id"], codec.to_rollout(row)) for row in rows)
     return [found[i] for i in rollout_ids]
 

@@ -1,0 +1,270 @@
+"""What every adapter must do, one suite over all of them (`subjects.SUBJECTS`)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from provider import Provider, Reply, serve
+from subjects import KEY, SUBJECTS, Subject, ToolFailed, uses_add
+
+import agl
+from agl import plugins, semconv, tracing
+from agl.agents import Outcome, RolloutInfo
+from agl.selection import select
+from agl.spans import Span
+from agl.tracing import RolloutContext
+
+ASK = "what is 2+3?"
+pytestmark = pytest.mark.parametrize("subject", SUBJECTS, ids=lambda s: s.name)
+every_way = pytest.mark.parametrize(
+    "way", ["invoke", "stream", "batch", "ainvoke", "astream", "astream_events", "abatch"]
+)
+
+
+@pytest.fixture
+def provider() -> Iterator[Provider]:
+    with serve(uses_add()) as server:
+        yield server
+
+
+@pytest.fixture
+def gateway() -> Iterator[Provider]:
+    with serve(uses_add()) as server:
+        yield server
+
+
+def context(subject: Subject, gateway: Provider | None = None, *, agents: Any = None, id: str = "ro") -> RolloutContext:
+    outer = "outer" if subject.names_agents else "solver"
+    return RolloutContext(id, 1, outer, select(agents), gateway.root if gateway else None, "agl-key")
+
+
+def do(subject: Subject, way: str, agent: Any, question: str = ASK) -> str:
+    if way in subject.ways:
+        return getattr(agent, way)(question)
+    if way in subject.async_ways:
+        return asyncio.run(getattr(agent, way)(question))
+    pytest.skip(f"{subject.name} has no {way}")
+
+
+def of(rollout: RolloutContext, operation: str) -> list[Span]:
+    return [s for s in rollout.spans if s.operation == operation]
+
+
+@every_way
+def test_every_call_has_a_chat_span_joined_to_the_wire_by_id(
+    subject: Subject, way: str, provider: Provider, gateway: Provider
+) -> None:
+    agent = subject.agent(provider.url, "solver")
+    with subject.tracer(), tracing.running(rollout := context(subject, gateway)):
+        assert do(subject, way, agent) == "sum 5"
+    assert provider.seen == []
+    chats = of(rollout, semconv.CHAT)
+    assert [s.span_id for s in chats] == [seen.traceparent_span for seen in gateway.seen]
+    assert [s.agent for s in chats] == ["solver", "solver"]
+    assert all("/agents/solver/" in seen.path for seen in gateway.seen)
+    first, second = (s.attributes for s in chats)
+    for attributes in (first, second):
+        assert attributes[semconv.REQUEST_MODEL] == "m"
+        assert attributes[semconv.PROVIDER_NAME] == "openai"
+        assert str(attributes[semconv.RESPONSE_ID]).startswith("chatcmpl-")
+        assert attributes[semconv.WIRE_CALLS] == 1
+    assert list(first[semconv.FINISH_REASONS]) == ["tool_calls"]
+    assert list(second[semconv.FINISH_REASONS]) == ["stop"]
+    assert {s.status for s in rollout.spans} == {"unset"}
+
+
+@every_way
+def test_a_tool_span_tells_all_and_nests_in_its_agent(subject: Subject, way: str, provider: Provider) -> None:
+    if not subject.traces_tools:
+        pytest.skip("tools are the program's own")
+    agent = subject.agent(provider.url, "solver")
+    with subject.tracer(), tracing.running(rollout := context(subject)):
+        do(subject, way, agent)
+    [tool] = of(rollout, semconv.EXECUTE_TOOL)
+    inner, outer = of(rollout, semconv.INVOKE_AGENT)
+    assert tool.name == "execute_tool add"
+    assert tool.attributes[semconv.TOOL_NAME] == "add"
+    assert json.loads(tool.attributes[semconv.TOOL_CALL_ARGUMENTS]) == {"a": 2, "b": 3}
+    assert tool.attributes[semconv.TOOL_CALL_RESULT] == "5"
+    assert tool.attributes[semconv.TOOL_CALL_ID] == provider.last.body["messages"][-1]["tool_call_id"]
+    assert (inner.agent, outer.agent, tool.agent) == ("solver", "outer", "solver")
+    assert (inner.parent_id, tool.parent_id) == (outer.span_id, inner.span_id)
+    assert {s.parent_id for s in of(rollout, semconv.CHAT)} == {inner.span_id}
+
+
+@every_way
+def test_a_tools_exception_is_recorded_and_goes_on_unchanged(subject: Subject, way: str, provider: Provider) -> None:
+    provider.script = uses_add(a=-1)
+    agent = subject.agent(provider.url, "solver")
+    rollout = context(subject)
+    with pytest.raises(ToolFailed, match="a is negative") as caught, subject.tracer(), tracing.running(rollout):
+        do(subject, way, agent)
+    assert type(caught.value) is ToolFailed
+    failed = [s for s in rollout.spans if s.operation != semconv.CHAT]
+    assert {s.attributes[semconv.ERROR_TYPE] for s in failed} == {"ToolFailed"}
+    assert {s.status for s in of(rollout, semconv.CHAT)} == {"unset"}
+
+
+@every_way
+def test_a_failed_call_is_recorded_and_raised_unchanged(subject: Subject, way: str, gateway: Provider) -> None:
+    gateway.script = lambda body: Reply(status=400)
+    agent = subject.agent(gateway.url, "solver")
+    rollout = context(subject, gateway)
+    with pytest.raises(openai.BadRequestError, match="scripted 400"), subject.tracer(), tracing.running(rollout):
+        do(subject, way, agent)
+    [chat] = of(rollout, semconv.CHAT)
+    assert (chat.status, chat.attributes[semconv.ERROR_TYPE]) == ("error", "BadRequestError")
+    assert [e.name for e in chat.events] == ["exception"]
+
+
+def test_an_unselected_agent_keeps_its_provider_and_is_traced(
+    subject: Subject, provider: Provider, gateway: Provider
+) -> None:
+    agent = subject.agent(provider.url, "solver")
+    with subject.tracer(), tracing.running(rollout := context(subject, gateway, agents="nobody")):
+        assert agent.invoke(ASK) == "sum 5"
+    assert gateway.seen == []
+    assert {s.headers["authorization"] for s in provider.seen} == {f"Bearer {KEY}"}
+    assert not [s for s in provider.seen if "agl" in s.text or "traceparent" in s.headers]
+    chat = of(rollout, semconv.CHAT)[-1]
+    assert semconv.ROUTED not in chat.attributes
+    assert "sum 5" in str(chat.attributes[semconv.OUTPUT_MESSAGES])
+    assert (chat.attributes[semconv.INPUT_TOKENS], chat.attributes[semconv.OUTPUT_TOKENS]) == (7, 3)
+    assert str(chat.attributes[semconv.URL]).startswith(provider.url)
+
+
+def check_alone(subject: Subject, rollout: RolloutContext, gateway: Provider) -> None:
+    """That a rollout has its own spans, whole, and nothing of anybody else's."""
+    mine = [s for s in gateway.seen if f"/rollouts/{rollout.rollout_id}/" in s.path]
+    assert [rollout.rollout_id in json.dumps(s.body["messages"][0]) for s in mine] == [True, True]
+    assert {s.traceparent_span for s in mine} == {s.span_id for s in of(rollout, semconv.CHAT)}
+    assert {s.rollout_id for s in rollout.spans} == {rollout.rollout_id}
+    assert len({s.trace_id for s in rollout.spans}) == 1
+    assert len(rollout.spans) == (5 if subject.traces_tools else 3)
+    known = {s.span_id for s in rollout.spans}
+    assert [s.parent_id for s in rollout.spans if s.parent_id not in known] == [None]
+
+
+def test_twenty_rollouts_in_threads_never_mix(subject: Subject, provider: Provider, gateway: Provider) -> None:
+    agent = subject.agent(provider.url, "solver")
+    rollouts = [context(subject, gateway, id=f"ro-{i:02}") for i in range(20)]
+    barrier = threading.Barrier(len(rollouts))
+
+    def run(rollout: RolloutContext) -> None:
+        barrier.wait(10)
+        with tracing.running(rollout):
+            agent.invoke(rollout.rollout_id)
+
+    with subject.tracer():
+        threads = [threading.Thread(target=run, args=(r,)) for r in rollouts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for rollout in rollouts:
+        check_alone(subject, rollout, gateway)
+
+
+def test_twenty_rollouts_in_tasks_never_mix(subject: Subject, provider: Provider, gateway: Provider) -> None:
+    agent = subject.agent(provider.url, "solver")
+    rollouts = [context(subject, gateway, id=f"ro-{i:02}") for i in range(20)]
+
+    async def run(rollout: RolloutContext) -> None:
+        with tracing.running(rollout):
+            await agent.ainvoke(rollout.rollout_id)
+
+    async def main() -> None:
+        await asyncio.gather(*(run(r) for r in rollouts))
+
+    with subject.tracer():
+        asyncio.run(main())
+    for rollout in rollouts:
+        check_alone(subject, rollout, gateway)
+
+
+def test_not_instrumented_is_without_effect(subject: Subject, provider: Provider, gateway: Provider) -> None:
+    before = subject.changed()
+    agent = subject.agent(provider.url, "solver")
+    with tracing.running(rollout := context(subject, gateway)):
+        assert agent.invoke(ASK) == "sum 5"
+    assert gateway.seen == []
+    assert [s.operation for s in rollout.spans] == [semconv.INVOKE_AGENT]
+    assert subject.changed() == before
+
+
+def test_outside_a_rollout_an_instrumented_agent_runs_as_ever(
+    subject: Subject, provider: Provider, gateway: Provider
+) -> None:
+    agent = subject.agent(provider.url, "solver")
+    with subject.tracer():
+        assert agent.invoke(ASK) == "sum 5"
+        assert asyncio.run(agent.ainvoke(ASK)) == "sum 5"
+    assert len(provider.seen) == 4
+    assert not [s for s in provider.seen if "agl" in s.text or "traceparent" in s.headers]
+
+
+def test_twice_is_once_and_uninstrument_restores(subject: Subject, provider: Provider) -> None:
+    before = subject.changed()
+    first, second = subject.tracer(), subject.tracer()
+    first.instrument()
+    second.instrument()
+    agent = subject.agent(provider.url, "solver")
+    with tracing.running(rollout := context(subject)):
+        agent.invoke(ASK)
+    assert len(of(rollout, semconv.CHAT)) == 2
+    assert first.instrumented
+    second.uninstrument()
+    assert subject.changed() == before
+    assert not first.instrumented
+    first.uninstrument()
+    assert subject.changed() == before
+
+
+def test_all_adapters_together_do_not_double_spans(subject: Subject, provider: Provider) -> None:
+    agent = subject.agent(provider.url, "solver")
+    tracers = [s.tracer().instrument() for s in SUBJECTS]
+    try:
+        with tracing.running(rollout := context(subject)):
+            agent.invoke(ASK)
+    finally:
+        for tracer in tracers:
+            tracer.uninstrument()
+    assert len(of(rollout, semconv.CHAT)) == len(provider.seen) == 2
+
+
+def test_importing_the_adapter_imports_no_framework(subject: Subject) -> None:
+    module = subject.tracer.__module__.rpartition(".")[0]
+    code = f"import sys, {module}; print([m for m in {subject.frameworks} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_wrap_finds_the_framework_by_type(subject: Subject, provider: Provider) -> None:
+    agent = agl.wrap(subject.wrappable(provider.url, "solver"), reward=lambda task, output: len(output))
+    assert agent.name == "solver"
+    assert subject.tracer in [type(t) for t in agent.tracers]
+    assert plugins.adapters()[subject.name] is subject.tracer
+
+    async def run() -> Outcome:
+        done: Any = agent.run({"question": ASK}, {}, RolloutInfo("ro", 1))
+        return await done if agent.is_async else done
+
+    assert asyncio.run(run()) == Outcome(5, "sum 5")
+
+
+def test_captured_text_can_be_switched_off(subject: Subject, provider: Provider) -> None:
+    agent = subject.agent(provider.url, "solver")
+    rollout = context(subject)
+    rollout.capture_content = False
+    with subject.tracer(), tracing.running(rollout):
+        agent.invoke(ASK)
+    assert "sum 5" not in json.dumps([dict(s.attributes) for s in rollout.spans], default=str)
+    assert of(rollout, semconv.CHAT)[0].attributes[semconv.RESPONSE_ID]
