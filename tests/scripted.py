@@ -1,17 +1,30 @@
-"""An engine that answers from a script: exact token ids of a real tokenizer, with made-up log-probs."""
+"""An engine that answers from a script, with exact token ids and made-up log-probs, behind a gateway that listens."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+import contextlib
+import functools
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
+from openai.types.chat import ChatCompletion
 
 from agl.errors import ContextLengthError
-from agl.mdp import IntArray
+from agl.mdp import Call, IntArray
+from agl.selection import select
 from agl.trainer.engine import Completion, OnTokens, Sampling
+from agl.trainer.gateway.access import Access, SamplingRules
+from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.gateway.rendering import Rendering
+from agl.trainer.gateway.server import GatewayServer
+from agl.trainer.quickstart.policy import build_tokenizer
+from agl.trainer.store import open_store
+from agl.trainer.store.base import NewRollout, Store
 
 
 @dataclass(frozen=True)
@@ -81,6 +94,7 @@ class ScriptedEngine:
         version = self.version
         try:
             if on_tokens is None:
+                await asyncio.sleep(0)
                 await self.resume.wait()
             if isinstance(line, Exception):
                 raise line
@@ -116,3 +130,128 @@ def _in_order(script: Iterable[Line]) -> Callable[[Asked], Line]:
         return last[0]
 
     return answer
+
+
+# -- a gateway around it ----------------------------------------------------------------------------------------------
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an async test on an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 60))
+
+    return run
+
+
+@functools.cache
+def quick_tokenizer() -> Any:
+    """The tokenizer of the quickstart's policy."""
+    return build_tokenizer()
+
+
+@functools.cache
+def rendering_of(tokenizer: Any) -> Rendering:
+    return Rendering(tokenizer)
+
+
+class Attempt:
+    """An open attempt and clients for it."""
+
+    def __init__(self, rig: Rig, access: Access, key: str) -> None:
+        self.rig, self.access, self.key = rig, access, key
+
+    def url(self, agent: str = "agent") -> str:
+        return f"{self.access.url}/agents/{agent}/v1"
+
+    def client(self, agent: str = "agent", key: str | None = None, **options: Any) -> AsyncOpenAI:
+        """The official client, as an agent would make it."""
+        http = self.rig.http
+        return AsyncOpenAI(
+            base_url=self.url(agent), api_key=key or self.key, http_client=http, **{"max_retries": 0} | options
+        )
+
+    def sync_client(self, **options: Any) -> OpenAI:
+        return OpenAI(
+            base_url=self.url(), api_key=self.key, http_client=DefaultHttpxClient(trust_env=False),
+            **{"max_retries": 0} | options,
+        )  # fmt: skip
+
+    async def chat(self, messages: list[Any] | str = "hello", **fields: Any) -> ChatCompletion:
+        """One request of the agent called "agent"."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        return await self.client().chat.completions.create(model="m", messages=messages, **fields)
+
+    async def close(self) -> list[Call]:
+        """End the attempt; its calls as the store holds them."""
+        returned = await self.rig.gateway.close_attempt(self.access.rollout_id, self.access.attempt)
+        stored = await self.rig.store.query_calls(self.access.rollout_id, self.access.attempt)
+        assert sorted(c.id for c in returned) == sorted(c.id for c in stored)
+        return stored
+
+
+@dataclass
+class Rig:
+    """A listening gateway over a real store."""
+
+    gateway: Gateway
+    server: GatewayServer
+    store: Store
+    engine: Any
+    http: Any
+
+    async def attempt(self, *, seed: int = 0, rules: SamplingRules | None = None, agents: Any = None) -> Attempt:
+        """Open the first attempt of a new rollout."""
+        (rollout,) = await self.store.enqueue_rollouts([NewRollout(task="t", seed=seed)])
+        await self.store.dequeue_rollout("worker")
+        access, key = self.gateway.open_attempt(
+            rollout.rollout_id, 1, selection=select(agents), seed=seed, rules=rules
+        )
+        return Attempt(self, access, key)
+
+
+@contextlib.asynccontextmanager
+async def serving(engine: Any, tokenizer: Any = None, **options: Any) -> AsyncIterator[Rig]:
+    """A gateway that serves `engine`, or one that is scripted with these lines, over HTTP on loopback."""
+    tokenizer = tokenizer or quick_tokenizer()
+    if not hasattr(engine, "generate"):
+        engine = ScriptedEngine(tokenizer, engine)
+    store = await open_store("memory")
+    gateway = Gateway(store, **options)
+    gateway.serve("policy", engine, rendering_of(tokenizer))
+    server = GatewayServer(gateway)
+    await server.start()
+    http = DefaultAsyncHttpxClient(trust_env=False)
+    try:
+        yield Rig(gateway, server, store, engine, http)
+    finally:
+        await http.aclose()
+        await server.stop()
+        await store.close()
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "calculator",
+            "description": "Work out a sum.",
+            "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+        },
+    }
+]
+
+
+def tool_call(expression: str, name: str = "calculator") -> str:
+    """A tool call as the quickstart's policy writes it."""
+    arguments = json.dumps({"expression": expression})
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+async def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+    """Wait until something holds."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)

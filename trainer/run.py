@@ -116,6 +116,7 @@ class Run:
             resources=self.initial_resources,
             model=model,
             done=self._done,
+            broken=self._broken,
             capture_content=self.capture_content,
         )
         await self._runner.start()
@@ -188,6 +189,11 @@ class Run:
         future = self._waiting.get(result.rollout.rollout_id)
         if future is not None and not future.done():
             future.set_result(result)
+
+    def _broken(self, error: BaseException) -> None:
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(error)
 
 
 def require_some(results: Sequence[RolloutResult], what: str) -> list[RolloutResult]:

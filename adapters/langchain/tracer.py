@@ -195,7 +195,7 @@ def _facts(response: Any, content: bool) -> dict[str, Any]:
     usage = getattr(messages[0], "usage_metadata", None) or {}
     reasons = [r for m in messages if (r := m.response_metadata.get("finish_reason"))]
     facts = {
-        semconv.RESPONSE_ID: metadata.get("id") or messages[0].id,
+        semconv.RESPONSE_ID: metadata.get("id") or _provider_id(messages[0].id),
         semconv.RESPONSE_MODEL: metadata.get("model_name"),
         semconv.FINISH_REASONS: reasons or None,
         semconv.INPUT_TOKENS: usage.get("input_tokens"),
@@ -205,3 +205,8 @@ def _facts(response: Any, content: bool) -> dict[str, Any]:
         said = [{"role": "assistant", "content": m.content, "tool_calls": m.tool_calls} for m in messages]
         facts[semconv.OUTPUT_MESSAGES] = json.dumps(said, default=str)
     return facts
+
+
+def _provider_id(message_id: str | None) -> str | None:
+    """The message's id unless LangChain made it up, as it does for some streams."""
+    return None if message_id is None or message_id.startswith(("lc_", "run-")) else message_id

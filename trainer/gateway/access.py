@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -82,6 +82,9 @@ class AccessTable:
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, int], Access] = {}
+
+    def __iter__(self) -> Iterator[Access]:
+        return iter(list(self._open.values()))
 
     def open(
         self, rollout_id: str, attempt: int, selection: Selection, seed: int, rules: SamplingRules, base_url: str

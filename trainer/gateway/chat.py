@@ -131,14 +131,18 @@ def _check_message(message: Mapping[str, Any], i: int) -> None:
     if content is not None and not isinstance(content, str | list):
         raise RequestError(400, f"{where}.content is neither text nor parts", param=f"{where}.content")
     for part in content if isinstance(content, list) else ():
+        if isinstance(part, str):
+            continue
         kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(part, str) and kind not in ("text", "refusal"):
+        if kind not in ("text", "refusal"):
             raise RequestError(
                 400,
                 f"{where}.content has a part of type {kind!r}; only text can be trained",
                 code="unsupported_value",
                 param=f"{where}.content",
             )
+        if not isinstance(part.get(kind), str):
+            raise RequestError(400, f"{where}.content has a {kind} part without a text", param=f"{where}.content")
     calls = message.get("tool_calls") or ()
     if not isinstance(calls, list | tuple) or not all(
         isinstance(c, dict) and isinstance(c.get("function"), dict) and isinstance(c["function"].get("name"), str)

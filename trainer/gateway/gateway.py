@@ -150,6 +150,12 @@ class Gateway:
         await asyncio.gather(*access.writes)
         return sorted(access.finished, key=lambda c: (c.index, c.id))
 
+    def cancel_requests(self, why: RequestError) -> None:
+        """Cancel every running request and tell its client why."""
+        for access in self._accesses:
+            for wire in list(access.unsettled):
+                wire.cancel(why)
+
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def arrive(self, access: Access, agent: str, response_id: str, span_id: str | None = None) -> WireCall:

@@ -10,7 +10,12 @@ import uvicorn
 
 from agl.errors import GatewayError
 from agl.trainer.gateway.app import build_app
+from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
+
+
+STOP_SECONDS = 2.0
+"""How long open requests get to end by themselves, and again to be cancelled."""
 
 
 class _Server(uvicorn.Server):
@@ -68,14 +73,19 @@ class GatewayServer:
         return self.gateway.base_url
 
     async def stop(self) -> None:
-        """Stop listening; open requests get two seconds."""
+        """Stop listening; open requests get two seconds and are then cancelled. Idempotent."""
         if self._server is None or self._task is None:
             return
-        self._server.should_exit = True
-        try:
-            await asyncio.wait_for(asyncio.shield(self._task), 2.0)
-        except TimeoutError:
-            self._server.force_exit = True
-            await self._task
-        self._server = self._task = None
+        server, task, self._server, self._task = self._server, self._task, None, None
         self.gateway.base_url = ""
+        server.should_exit = True
+        if not await _ended(task, STOP_SECONDS):
+            self.gateway.cancel_requests(RequestError(503, "the gateway is stopping", code="gateway_stopping"))
+            if not await _ended(task, STOP_SECONDS):
+                server.force_exit = True
+        await task
+
+
+async def _ended(task: asyncio.Task[None], seconds: float) -> bool:
+    done, _ = await asyncio.wait((task,), timeout=seconds)
+    return bool(done)

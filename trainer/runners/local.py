@@ -64,6 +64,7 @@ class LocalRunner:
         resources: what rollouts are given beside the LLM.
         model: the name that agents see for the policy.
         done: called with each result, on the caller's loop.
+        broken: called when a worker itself fails (the store is gone, say), which no rollout can be blamed for.
     """
 
     def __init__(
@@ -79,11 +80,12 @@ class LocalRunner:
         resources: Mapping[str, Any],
         model: str,
         done: Callable[[RolloutResult], None],
+        broken: Callable[[BaseException], None],
         capture_content: bool = True,
     ) -> None:
         self.agent, self.store, self.gateway, self.selection = agent, store, gateway, selection
         self.run_id, self.n_workers, self.rules, self.resources = run_id, n_workers, rules, resources
-        self.model, self.done, self.capture_content = model, done, capture_content
+        self.model, self.done, self.broken, self.capture_content = model, done, broken, capture_content
         self._wake = asyncio.Event()
         self._workers: list[asyncio.Task[None]] = []
         self._agents = _AgentLoop()
@@ -95,6 +97,12 @@ class LocalRunner:
         for i in range(self.n_workers):
             self._workers.append(asyncio.ensure_future(self._work(f"local-{i}")))
         self._workers.append(asyncio.ensure_future(self._beat()))
+        for worker in self._workers:
+            worker.add_done_callback(self._ended)
+
+    def _ended(self, worker: asyncio.Task[None]) -> None:
+        if not worker.cancelled() and (error := worker.exception()) is not None:
+            self.broken(error)
 
     def wake(self) -> None:
         """Tell idle workers that rollouts were enqueued."""

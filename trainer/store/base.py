@@ -141,6 +141,7 @@ class TrainedCall:
 class Store(Protocol):
     """Every method is safe to call from any task of any event loop; what has returned survives a kill of any process.
 
+    Tasks, metadata, resources, attributes and messages are JSON values, so tuples in them come back as lists.
     Errors are `agl.errors.StoreError`: an unknown id, a transition that `ATTEMPT_TRANSITIONS` forbids, a full disk.
     """
 

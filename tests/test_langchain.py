@@ -1,0 +1,295 @@
+"""LangChain through its own hooks: names, tools, structure, in threads, tasks, streams and batches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import ToolMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.tools import tool
+from provider import Provider, Reply, says, serve
+from pydantic import BaseModel
+from subjects import add, chat_model, uses_add
+
+import agl
+from agl import semconv, tracing
+from agl.adapters.langchain import LangChainTracer, wrap
+from agl.agents import RolloutInfo
+from agl.selection import select
+from agl.spans import Span
+from agl.tracing import RolloutContext
+
+
+@pytest.fixture
+def provider() -> Iterator[Provider]:
+    with serve(uses_add()) as server:
+        yield server
+
+
+@pytest.fixture
+def rollout() -> Iterator[RolloutContext]:
+    context = RolloutContext("ro", 1, "outer", select(None))
+    with LangChainTracer(), tracing.running(context):
+        yield context
+
+
+def of(rollout: RolloutContext, operation: str) -> list[Span]:
+    return [s for s in rollout.spans if s.operation == operation]
+
+
+def ask(text: str = "2+3") -> Any:
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+def agents(rollout: RolloutContext) -> list[str | None]:
+    return [s.agent for s in of(rollout, semconv.CHAT)]
+
+
+def test_a_bare_model_speaks_for_the_agent_around_it(provider: Provider, rollout: RolloutContext) -> None:
+    model = chat_model(provider.url)
+    model.invoke("a")
+    list(model.stream("c"))
+    model.batch(["d", "e"])
+
+    async def more() -> None:
+        await model.ainvoke("b")
+        await model.abatch(["f", "g"])
+        [_ async for _ in model.astream("h")]
+
+    asyncio.run(more())
+    chats = of(rollout, semconv.CHAT)
+    assert agents(rollout) == ["outer"] * 8
+    assert len({s.parent_id for s in chats}) == 1
+    assert all(s.attributes[semconv.WIRE_CALLS] == 1 for s in chats)
+
+
+def test_a_chain_is_no_agent_and_its_model_is_seen(provider: Provider, rollout: RolloutContext) -> None:
+    chain = ChatPromptTemplate.from_template("say {word}") | chat_model(provider.url) | StrOutputParser()
+    assert chain.invoke({"word": "x"}) == "you said say x"
+    assert asyncio.run(chain.ainvoke({"word": "y"})) == "you said say y"
+    assert len(chain.batch([{"word": "z"}] * 3)) == 3
+    assert agents(rollout) == ["outer"] * 5
+    assert of(rollout, semconv.INVOKE_AGENT) == []
+
+
+class Answer(BaseModel):
+    """The answer."""
+
+    value: int
+
+
+def test_structured_output_keeps_the_name(provider: Provider, rollout: RolloutContext) -> None:
+    provider.script = lambda body: Reply(None, (("Answer", {"value": 5}),))
+    model = chat_model(provider.url).with_structured_output(Answer, method="function_calling")
+    assert model.invoke("q") == Answer(value=5)
+    assert asyncio.run(model.ainvoke("q")) == Answer(value=5)
+    provider.script = says('{"value": 6}')
+    assert chat_model(provider.url).with_structured_output(Answer, method="json_schema").invoke("q") == Answer(value=6)
+    provider.script = lambda body: Reply(None, (("Answer", {"value": 7}),))
+    agent = create_agent(chat_model(provider.url), [], response_format=Answer, name="solver")
+    assert agent.invoke(ask())["structured_response"] == Answer(value=7)
+    assert agents(rollout) == ["outer", "outer", "outer", "solver"]
+
+
+def test_an_agent_in_a_thread_of_its_own(provider: Provider, rollout: RolloutContext) -> None:
+    agent = create_agent(chat_model(provider.url), [tool(add)], name="solver")
+    thread = threading.Thread(target=lambda: agent.invoke(ask()))
+    thread.start()
+    thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(agent.invoke, [ask(), ask()]))
+    assert agents(rollout) == ["solver"] * 6
+    assert len(of(rollout, semconv.INVOKE_AGENT)) == 3
+    check_nesting(rollout)
+
+
+def check_nesting(rollout: RolloutContext) -> None:
+    """Chats and tools lie directly in a span of the agent whose name they carry."""
+    by_id = {s.span_id: s for s in rollout.spans}
+    for span in of(rollout, semconv.CHAT) + of(rollout, semconv.EXECUTE_TOOL):
+        parent = by_id[span.parent_id or ""]
+        assert (parent.operation, parent.agent) == (semconv.INVOKE_AGENT, span.agent)
+
+
+def test_parallel_tool_calls_each_have_their_span(provider: Provider, rollout: RolloutContext) -> None:
+    def script(body: dict[str, Any]) -> Reply:
+        if body["messages"][-1]["role"] == "tool":
+            return Reply("done")
+        return Reply(None, tuple(("slow_add", {"a": k, "b": k}) for k in range(4)))
+
+    provider.script = script
+    together = threading.Barrier(4)
+
+    @tool
+    def slow_add(a: int, b: int) -> int:
+        """Add."""
+        together.wait(10)
+        agl.emit_reward(float(a))
+        return a + b
+
+    agent = create_agent(chat_model(provider.url), [slow_add], name="solver")
+    for run in (agent.invoke, lambda x: asyncio.run(agent.ainvoke(x))):
+        rollout.spans.clear()
+        run(ask())
+        tools = {s.span_id: s for s in of(rollout, semconv.EXECUTE_TOOL)}
+        said = provider.last.body["messages"][1]["tool_calls"]
+        assert {s.attributes[semconv.TOOL_CALL_ID] for s in tools.values()} == {c["id"] for c in said}
+        for call in said:
+            [span] = [s for s in tools.values() if s.attributes[semconv.TOOL_CALL_ID] == call["id"]]
+            arguments = json.loads(call["function"]["arguments"])
+            assert json.loads(span.attributes[semconv.TOOL_CALL_ARGUMENTS]) == arguments
+            assert span.attributes[semconv.TOOL_CALL_RESULT] == str(2 * arguments["a"])
+        rewards = of(rollout, semconv.REWARD)
+        assert len(rewards) == 4
+        for reward in rewards:
+            arguments = json.loads(tools[reward.parent_id or ""].attributes[semconv.TOOL_CALL_ARGUMENTS])
+            assert reward.attributes[semconv.REWARD_VALUE] == arguments["a"]
+        [solver] = of(rollout, semconv.INVOKE_AGENT)
+        assert {s.parent_id for s in tools.values()} == {solver.span_id}
+
+
+def test_an_error_that_a_tool_returns_is_an_error_of_its_span_only(provider: Provider, rollout: RolloutContext) -> None:
+    @tool("add")
+    def failing(a: int, b: int) -> ToolMessage:
+        """Add."""
+        return ToolMessage("no numbers today", tool_call_id="x", status="error")
+
+    agent = create_agent(chat_model(provider.url), [failing], name="solver")
+    assert agent.invoke(ask())["messages"][-1].content == "sum no numbers today"
+    [span] = of(rollout, semconv.EXECUTE_TOOL)
+    assert (span.status, span.status_message) == ("error", "no numbers today")
+    assert {s.status for s in rollout.spans if s is not span} == {"unset"}
+
+
+def test_an_error_that_a_tool_handles_is_an_error_of_its_span_only(provider: Provider, rollout: RolloutContext) -> None:
+    from langchain_core.tools import ToolException
+
+    @tool("add")
+    def failing(a: int, b: int) -> int:
+        """Add."""
+        raise ToolException("out of order")
+
+    failing.handle_tool_error = True
+    agent = create_agent(chat_model(provider.url), [failing], name="solver")
+    assert agent.invoke(ask())["messages"][-1].content == "sum out of order"
+    [span] = of(rollout, semconv.EXECUTE_TOOL)
+    assert (span.status, span.status_message) == ("error", "out of order")
+
+
+def test_an_agent_as_a_tool_is_named_separately(provider: Provider, rollout: RolloutContext) -> None:
+    helper = create_agent(chat_model(provider.url), [tool(add)], name="helper")
+
+    @tool
+    def delegate(question: str) -> str:
+        """Ask the helper."""
+        return helper.invoke(ask(question))["messages"][-1].content
+
+    @tool
+    async def adelegate(question: str) -> str:
+        """Ask the helper."""
+        return (await helper.ainvoke(ask(question)))["messages"][-1].content
+
+    def script(name: str) -> Callable[[dict[str, Any]], Reply]:
+        def answer(body: dict[str, Any]) -> Reply:
+            if body["tools"][0]["function"]["name"] == "add" or body["messages"][-1]["role"] == "tool":
+                return uses_add()(body)
+            return Reply(None, ((name, {"question": "2+3"}),))
+
+        return answer
+
+    for via in (delegate, adelegate):
+        rollout.spans.clear()
+        boss = create_agent(chat_model(provider.url), [via], name="boss")
+        provider.script = script(via.name)
+        run = boss.invoke if via is delegate else lambda x, boss=boss: asyncio.run(boss.ainvoke(x))
+        assert run(ask())["messages"][-1].content == "sum sum 5"
+        assert agents(rollout) == ["boss", "helper", "helper", "boss"]
+        spans = {s.name: s for s in rollout.spans}
+        outer, inner = spans["invoke_agent boss"], spans["invoke_agent helper"]
+        delegation, addition = spans[f"execute_tool {via.name}"], spans["execute_tool add"]
+        assert (delegation.agent, delegation.parent_id) == ("boss", outer.span_id)
+        assert inner.parent_id == delegation.span_id
+        assert (addition.agent, addition.parent_id) == ("helper", inner.span_id)
+        assert [s.parent_id for s in of(rollout, semconv.CHAT)] == [
+            outer.span_id, inner.span_id, inner.span_id, outer.span_id,
+        ]  # fmt: skip
+
+
+def test_an_agent_inside_itself_has_a_span_for_each_run(provider: Provider, rollout: RolloutContext) -> None:
+    with tracing.span(semconv.INVOKE_AGENT, "solver", agent="solver"):
+        create_agent(chat_model(provider.url), [tool(add)], name="solver").invoke(ask())
+    assert agents(rollout) == ["solver", "solver"]
+
+
+def test_two_streams_read_in_turn_keep_their_names(provider: Provider, rollout: RolloutContext) -> None:
+    left, right = (create_agent(chat_model(provider.url), [tool(add)], name=n) for n in ("left", "right"))
+    streams = [left.stream(ask()), right.stream(ask())]
+    for _ in range(3):
+        for stream in streams:
+            next(stream)
+    assert agents(rollout) == ["left", "right", "left", "right"]
+    assert [s.agent for s in of(rollout, semconv.EXECUTE_TOOL)] == ["left", "right"]
+
+
+def test_streams_read_in_turn_nest_each_in_its_own_agent(provider: Provider, rollout: RolloutContext) -> None:
+    left, right = (create_agent(chat_model(provider.url), [tool(add)], name=n) for n in ("left", "right"))
+
+    async def main() -> None:
+        streams = [left.astream(ask()), right.astream(ask())]
+        for _ in range(3):
+            for stream in streams:
+                await anext(stream)
+        for stream in streams:
+            assert [_ async for _ in stream] == []
+
+    asyncio.run(main())
+    check_nesting(rollout)
+
+
+def test_a_stream_broken_off_leaves_the_rest_in_order(provider: Provider, rollout: RolloutContext) -> None:
+    agent = create_agent(chat_model(provider.url), [tool(add)], name="solver")
+    for _ in agent.stream(ask()):
+        break
+
+    async def abroad() -> None:
+        async for _ in agent.astream(ask(), stream_mode="messages"):
+            break
+
+    asyncio.run(abroad())
+    other = create_agent(chat_model(provider.url), [tool(add)], name="other")
+    rollout.spans.clear()
+    other.invoke(ask())
+    assert agents(rollout) == ["other", "other"]
+    check_nesting(rollout)
+
+
+def test_wrapped_agents_take_a_question_and_give_text(provider: Provider) -> None:
+    graph = create_agent(chat_model(provider.url), [tool(add)], name="solver")
+    info = RolloutInfo("ro", 1)
+
+    chain = ChatPromptTemplate.from_template("say {word}") | chat_model(provider.url) | StrOutputParser()
+    counted = wrap(graph, input=lambda task: ask(task.upper()), output=lambda result: len(result["messages"]))
+
+    async def run(agent: agl.Agent, task: Any) -> Any:
+        result: Any = agent.run(task, {}, info)
+        return (await result).output
+
+    async def main() -> None:
+        assert await run(wrap(graph), {"question": "2+3"}) == "sum 5"
+        assert await run(counted, "q") == 4
+        assert await run(wrap(chain), {"word": "x"}) == "you said say x"
+        assert await run(wrap(chat_model(provider.url)), "hello") == "you said hello"
+        with pytest.raises(agl.AglError, match="which field of the task is the question") as caught:
+            await run(wrap(graph), {"a": 1})
+        assert "agl.wrap(..., input=" in str(caught.value)
+
+    asyncio.run(main())
+    assert wrap(chain).name == "agent"
