@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=32, help="tokens of the first prompt")
     parser.add_argument("--answer", type=int, default=24, help="tokens sampled per turn")
     parser.add_argument("--observation", type=int, default=16, help="tokens between two answers")
-    parser.add_argument("--max-tokens-per-microbatch", type=int, default=LearnerConfig().max_tokens_per_microbatch)
+    parser.add_argument("--max-tokens-per-microbatch", type=int, help="the learner's default unless given")
     parser.add_argument("--autocast", choices=["bfloat16", "float32"], help="the learner's default unless given")
     parser.add_argument("--threads", type=int, help="torch threads on CPU")
     parser.add_argument("--repeats", type=int, default=3)

@@ -28,7 +28,7 @@ def as_rewards(
         **where: rollout, agent, ... for the error.
 
     Raises:
-        RewardError: not a number, not finite, an empty dict, or no way to tell the primary entry.
+        RewardError: not a number, not finite, an empty dict, no way to tell the primary entry, or `primary` for a number.
     """
     if isinstance(value, Mapping):
         if not value:
@@ -46,6 +46,12 @@ def as_rewards(
         return tuple(
             Reward(str(k), _finite(v, str(k), where), source, span_id, primary=str(k) == main) for k, v in value.items()
         )
+    if primary is not None:
+        raise RewardError(
+            f"primary={primary!r} names an entry of a dict, but the reward is {value!r}",
+            hint=f"report {{{primary!r}: ...}}, or leave primary= out",
+            **where,
+        )
     return (Reward("reward", _finite(value, "reward", where), source, span_id),)
 
 
@@ -58,7 +64,10 @@ def _finite(value: Any, name: str, where: Mapping[str, object]) -> float:
         raise RewardError(
             f"the reward {name!r} is {value!r}, a {type(value).__name__}", hint="return a finite number", **where
         )
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number):
         raise RewardError(f"the reward {name!r} is {number}", hint="return a finite number", **where)
     return number

@@ -206,7 +206,12 @@ class _Request:
     def client_to_use(self, *, is_async: bool) -> Any:
         """The client to send with: ours, with rewritten options, for a selected agent; otherwise the user's own."""
         rollout = self.scope.rollout
-        if rollout.gateway_url is None or rollout.selection.policy_for(self.scope.agent) is None:
+        if rollout.gateway_url is None:
+            return self.client
+        # A client that was set up with the rollout's LLM resource has the gateway for a provider: its call goes there
+        # under the name of the agent that makes it, so that one that is not selected is answered but not trained.
+        to_gateway = str(self.client.base_url).startswith(rollout.gateway_url)
+        if rollout.selection.policy_for(self.scope.agent) is None and not to_gateway:
             return self.client
         self.scope.span.set_attribute(semconv.ROUTED, True)
         self._rewrite(rollout.gateway_url)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,11 +37,15 @@ class Seen:
 
 @dataclass(frozen=True)
 class Reply:
-    """What to answer: text, tool calls as (name, arguments), an HTTP error status, or (status 0) nothing at all."""
+    """What to answer: text, tool calls as (name, arguments), an HTTP error status, or (status 0) nothing at all.
+
+    `fails`: a stream that ends in an error event instead.
+    """
 
     content: str | None = None
     tools: tuple[tuple[str, dict[str, Any]], ...] = ()
     status: int = 200
+    fails: bool = False
 
 
 Script = Callable[[dict[str, Any]], Reply]
@@ -99,6 +104,10 @@ def serve(script: Script | None = None) -> Iterator[Provider]:
     class Server(ThreadingHTTPServer):
         daemon_threads = True
         request_queue_size = 128
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            if not isinstance(sys.exception(), ConnectionError):
+                super().handle_error(request, client_address)
 
     server = Server(("127.0.0.1", 0), Handler)
     provider = Provider(f"http://127.0.0.1:{server.server_port}", script or says("hi"))
@@ -188,6 +197,9 @@ def _chat(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str, A
             yield chunk({"content": word + " "})
         for i, call in enumerate(calls):
             yield chunk({"tool_calls": [{"index": i, **call}]})
+        if reply.fails:
+            yield None, {"error": {"message": "scripted failure"}}
+            return
         yield chunk({}, reason)
         if (body.get("stream_options") or {}).get("include_usage"):
             yield None, {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage}

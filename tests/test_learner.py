@@ -196,6 +196,11 @@ class TestRows:
             plain = model(ids[None]).logits[0].log_softmax(-1)[torch.arange(7), ids[1:]]
         np.testing.assert_allclose(learner(model).logprobs(ids.numpy()), plain.numpy(), atol=1e-5)
 
+    def test_a_greedy_answer_is_scored_under_the_models_own_distribution(self):
+        model = tiny_model()
+        rows = [merge(trajectory([call(0, [1, 2], [3, 4], temperature=t)]), {"r/0": 1.0})[0] for t in (0.0, 1.0)]
+        assert_same_update(*(gradients(learner(model), [row]) for row in rows))
+
 
 class TestEquality:
     @settings(max_examples=50, deadline=None)

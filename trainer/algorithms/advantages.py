@@ -6,6 +6,7 @@ before anything is dropped; what is dropped is a whole group.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,9 +14,7 @@ import numpy as np
 
 from agl.credit import Credit, returns
 from agl.mdp import Trajectory
-
-EPSILON = 1e-6
-
+from agl.trainer.objectives.advantages import group_statistics, relative
 
 @dataclass(frozen=True, slots=True)
 class ScoredCall:
@@ -50,39 +49,33 @@ def score(trajectories: Sequence[Trajectory], credit: Credit, *, normalize_std: 
     """Advantages of every call: (its return - the group's mean) / the group's standard deviation.
 
     The group is that of one task and one policy; a rollout enters its statistics once, with the mean of its calls'
-    returns. The standard deviation is the sample's (n - 1), as in verl's `compute_grpo_outcome_advantage`.
+    returns. With one call per rollout this is `grpo_advantages`.
 
     Args:
         trajectories: of one step.
         credit: trajectory -> one return per call.
         normalize_std: False leaves out the division.
     """
-    groups: dict[tuple[str, str], list[tuple[Trajectory, list[float]]]] = {}
-    for trajectory in trajectories:
-        values = returns(credit, trajectory)
-        groups.setdefault((trajectory.group, trajectory.policy), []).append((trajectory, values))
+    values = [returns(credit, t) for t in trajectories]
+    groups = [(t.group, t.policy) for t in trajectories]
+    means, deviations = group_statistics([float(np.mean(v)) for v in values], groups)
+    size = Counter(groups)
     kept: list[Trajectory] = []
     advantages: dict[str, float] = {}
     calls: list[ScoredCall] = []
-    dropped_groups = zero = 0
-    for members in groups.values():
-        per_rollout = np.asarray([np.mean(v) for _, v in members], dtype=np.float64)
-        mean = float(per_rollout.mean())
-        std = float(per_rollout.std(ddof=1)) if len(members) > 1 else 0.0
-        why = "its group has no other rollout to compare with" if len(members) < 2 else None
-        dropped_groups += why is not None
-        zero += why is None and std == 0.0
-        for trajectory, values in members:
-            for transition, value in zip(trajectory.transitions, values, strict=True):
-                advantage = value - mean
-                if normalize_std:
-                    advantage /= std + EPSILON
-                advantage = float(np.float32(0.0 if why else advantage))
-                reason = why or (None if transition.trainable else f"its answer was {transition.call.finish_reason}")
-                calls.append(
-                    ScoredCall(transition.call.id, trajectory.rollout_id, transition.reward, value, advantage, reason)
-                )
-                advantages[transition.call.id] = advantage
-            if why is None:
-                kept.append(trajectory)
-    return Scored(tuple(kept), advantages, tuple(calls), dropped_groups, zero)
+    for trajectory, group, own, mean, deviation in zip(trajectories, groups, values, means, deviations, strict=True):
+        alone = size[group] < 2
+        relative_to_group = relative(own, float(mean), float(deviation), normalize_std=normalize_std)
+        for transition, value, advantage in zip(trajectory.transitions, own, relative_to_group, strict=True):
+            call = transition.call
+            reason = None if transition.trainable else f"its answer was {call.finish_reason}"
+            if alone:
+                reason, advantage = "its group has no other rollout to compare with", 0.0
+            advantages[call.id] = float(advantage)
+            calls.append(
+                ScoredCall(call.id, trajectory.rollout_id, transition.reward, value, advantages[call.id], reason)
+            )
+        if not alone:
+            kept.append(trajectory)
+    level = {group for group, deviation in zip(groups, deviations, strict=True) if deviation == 0.0}
+    return Scored(tuple(kept), advantages, tuple(calls), sum(n < 2 for n in size.values()), len(level))

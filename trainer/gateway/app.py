@@ -45,7 +45,7 @@ def build_app(gateway: Gateway) -> Starlette:
         wire = gateway.arrive(access, request.path_params["agent"], chat.new_id(), _span_id(request))
         try:
             asked, body = chat.read(await _body(request))
-        except (RequestError, ClientDisconnect) as error:
+        except Exception as error:
             gateway.refuse(wire, error)
             raise
         if body.stream:

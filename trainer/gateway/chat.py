@@ -102,7 +102,7 @@ def read(data: Any) -> tuple[ChatRequest, ChatBody]:
                 param=name,
             )
     for i, message in enumerate(body.messages):
-        _check_message(message, i)
+        _check_message(message, f"messages.{i}")
     tools, force = _tools(body)
     asked = {k: v for k, v in data.items() if k in _RECORDED}
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
@@ -122,35 +122,42 @@ def read(data: Any) -> tuple[ChatRequest, ChatBody]:
     return ChatRequest(body.messages, tools, force, sampling, body.n or 1, asked=asked), body
 
 
-def _check_message(message: Mapping[str, Any], i: int) -> None:
-    where = f"messages.{i}"
+def _check_message(message: Mapping[str, Any], where: str) -> None:
     role = message.get("role")
-    if role not in _ROLES:
+    if not isinstance(role, str) or role not in _ROLES:
         raise RequestError(400, f"{where}.role is {role!r}", code="invalid_value", param=f"{where}.role")
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        _expect(message.get(name), str | None, f"{where}.{name}", "is not a text")
     content = message.get("content")
-    if content is not None and not isinstance(content, str | list):
-        raise RequestError(400, f"{where}.content is neither text nor parts", param=f"{where}.content")
+    _expect(content, str | list | None, f"{where}.content", "is neither text nor parts")
     for part in content if isinstance(content, list) else ():
-        if isinstance(part, str):
-            continue
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "refusal"):
-            raise RequestError(
-                400,
-                f"{where}.content has a part of type {kind!r}; only text can be trained",
-                code="unsupported_value",
-                param=f"{where}.content",
-            )
-        if not isinstance(part.get(kind), str):
-            raise RequestError(400, f"{where}.content has a {kind} part without a text", param=f"{where}.content")
-    calls = message.get("tool_calls") or ()
-    if not isinstance(calls, list | tuple) or not all(
-        isinstance(c, dict) and isinstance(c.get("function"), dict) and isinstance(c["function"].get("name"), str)
-        for c in calls
-    ):
-        raise RequestError(400, f"{where}.tool_calls is malformed", param=f"{where}.tool_calls")
-    if role == "tool" and not isinstance(message.get("tool_call_id"), str):
+        _check_part(part, f"{where}.content")
+    calls = message.get("tool_calls")
+    _expect(calls, list | None, f"{where}.tool_calls", "is not a list")
+    for k, call in enumerate(calls or ()):
+        at = f"{where}.tool_calls.{k}"
+        _expect(call, dict, at, "is not an object")
+        _expect(call.get("id"), str | None, f"{at}.id", "is not a text")
+        function = call.get("function")
+        _expect(function, dict, f"{at}.function", "is missing")
+        _expect(function.get("name"), str, f"{at}.function.name", "is missing")
+        _expect(function.get("arguments"), str | dict | None, f"{at}.function.arguments", "is not JSON text")
+    if role == "tool" and message.get("tool_call_id") is None:
         raise RequestError(400, f"{where}.tool_call_id is missing", param=f"{where}.tool_call_id")
+
+
+def _check_part(part: Any, where: str) -> None:
+    if isinstance(part, str):
+        return
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind != "text" and kind != "refusal":
+        raise RequestError(
+            400,
+            f"{where} has a part of type {kind!r}; only text can be trained",
+            code="unsupported_value",
+            param=where,
+        )
+    _expect(part.get(kind), str, where, f"has a {kind} part without a text")
 
 
 def _tools(body: ChatBody) -> tuple[list[dict[str, Any]] | None, str | bool | None]:
@@ -158,16 +165,16 @@ def _tools(body: ChatBody) -> tuple[list[dict[str, Any]] | None, str | bool | No
     names = []
     for i, tool in enumerate(tools or ()):
         function = tool.get("function")
-        if (
-            tool.get("type") != "function"
-            or not isinstance(function, dict)
-            or not isinstance(function.get("name"), str)
-        ):
+        if tool.get("type") != "function" or not isinstance(function, dict):
             raise RequestError(400, f"tools.{i} is not a function with a name", param=f"tools.{i}")
+        _expect(function.get("name"), str, f"tools.{i}.function.name", "is missing")
+        _expect(function.get("description"), str | None, f"tools.{i}.function.description", "is not a text")
+        _expect(function.get("parameters"), dict | None, f"tools.{i}.function.parameters", "is not a JSON schema")
         names.append(function["name"])
     choice = body.tool_choice
     if isinstance(choice, dict):
-        name = (choice.get("function") or {}).get("name")
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
         if name not in names:
             raise RequestError(400, f"tool_choice names {name!r}, which is not among the tools", param="tool_choice")
         return tools, name
@@ -180,6 +187,11 @@ def _tools(body: ChatBody) -> tuple[list[dict[str, Any]] | None, str | bool | No
     if choice not in (None, "auto"):
         raise RequestError(400, f"tool_choice {choice!r} is unknown", code="invalid_value", param="tool_choice")
     return tools, None
+
+
+def _expect(value: Any, kind: Any, where: str, otherwise: str) -> None:
+    if not isinstance(value, kind):
+        raise RequestError(400, f"{where} {otherwise}", code="invalid_value", param=where)
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
@@ -274,7 +286,7 @@ class Streamer:
         if parsed.tool_calls or parsed.malformed:
             return
         text = cut_at_stop(parsed, self._request.sampling.stop).content
-        text = text[: len(text) - self._hold] if self._hold else text
+        text = text[: max(0, len(text) - self._hold)]
         if self._request.tools:
             # White space around the text is dropped when tool calls follow.
             text = "" if text[:1].isspace() else text.rstrip()

@@ -170,8 +170,8 @@ class Gateway:
         access.unsettled.add(wire)
         return wire
 
-    def refuse(self, wire: WireCall, error: BaseException) -> None:
-        """Record a request that could not be read."""
+    def refuse(self, wire: WireCall, error: Exception) -> None:
+        """Record a request that could not be read: a `RequestError`, or one whose client hung up."""
         self._settle(wire, error, None)
 
     async def complete(self, wire: WireCall, request: ChatRequest, on_tokens: OnTokens | None = None) -> list[Reply]:

@@ -31,9 +31,11 @@ class LearnerConfig:
         kl_kind: see `agl.trainer.objectives.kl.kl_penalty`.
         entropy_coef: weight of the entropy bonus.
         epochs: passes over the data of an update. minibatches: optimiser steps per pass; whole rollouts are dealt out.
-        max_tokens_per_microbatch: tokens of one forward pass, padding included; a longer row goes alone.
+        max_tokens_per_microbatch: tokens of one forward pass, padding included; a longer row goes alone. None = 16384
+            on cuda and 4096 on CPU, where larger passes fall out of the caches.
         loss_agg, loss_scale_factor: see `agl.trainer.objectives.reduction.token_weights`.
-        autocast: dtype to compute in; None = "bfloat16" on cuda and "float32" on CPU.
+        autocast: dtype that updates compute in; None = "bfloat16" on cuda and "float32" on CPU. A CPU with bfloat16
+            instructions is about twice as fast with "bfloat16", at importance ratios that are off by half a percent.
         seed: of the dealing into mini-batches and of adapter dropout.
     """
 
@@ -52,7 +54,7 @@ class LearnerConfig:
     entropy_coef: float = 0.0
     epochs: int = 1
     minibatches: int = 1
-    max_tokens_per_microbatch: int = 16384
+    max_tokens_per_microbatch: int | None = None
     loss_agg: LossAgg = "token-mean"
     loss_scale_factor: float | None = None
     autocast: Autocast | None = None
@@ -64,7 +66,8 @@ class LearnerConfig:
             if value not in get_args(kind) and not (name == "autocast" and value is None):
                 raise ConfigError(f"{name}={value!r} is not known", hint=nearest(str(value), get_args(kind)))
         for name in ("epochs", "minibatches", "max_tokens_per_microbatch"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+            value = getattr(self, name)
+            _require(value is None or value >= 1, name, value, "at least 1")
         for name in ("learning_rate", "weight_decay", "warmup_steps", "clip_low", "clip_high", "kl_coef", "seed"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         _require(all(0 <= beta < 1 for beta in self.betas), "betas", self.betas, "in [0, 1)")

@@ -47,7 +47,7 @@ class Learner:
         device: where the model is.
 
     Attributes:
-        autocast: dtype that forward passes compute in, if not the weights' own.
+        autocast: dtype that updates compute in, if not the weights' own.
 
     Raises:
         ConfigError: the model has nothing to train.
@@ -59,6 +59,8 @@ class Learner:
         self._model = model.eval()
         self._device = device
         self._scorer = Scorer(model, device, self.autocast)
+        self._exact = Scorer(model, device, None)
+        self._max_tokens = config.max_tokens_per_microbatch or (16384 if device.type == "cuda" else 4096)
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._trained:
@@ -130,7 +132,7 @@ class Learner:
         )
         losses: list[tuple[list[Sequence], Tensor]] = []
         total = torch.zeros((), device=self._device)
-        for picked in pack([len(s) for s in sequences], self.config.max_tokens_per_microbatch):
+        for picked in pack([len(s) for s in sequences], self._max_tokens):
             members = [sequences[i] for i in picked]
             masks = [s.action_mask for s in members]
             scores = self._scorer.score(
@@ -207,13 +209,13 @@ class Learner:
     # -- log-probs ----------------------------------------------------------------------------------------------
 
     def logprobs(self, token_ids: IntArray, temperature: float = 1.0) -> FloatArray:
-        """float32 [T - 1]: log-probs of `token_ids[1:]`, each given the tokens before it."""
+        """float32 [T - 1]: log-probs of `token_ids[1:]`, each given the tokens before it, without autocast."""
         return self.sequence_logprobs([chain(token_ids, temperature)])[0][1:]
 
     def sequence_logprobs(self, sequences: Seq[Sequence]) -> list[FloatArray]:
-        """float32 [T] per row: each token's log-prob in its own context; 0 for a first token, which has none."""
+        """float32 [T] per row: each token's log-prob in its own context, without autocast; 0 for a first token."""
         self._check(sequences)
-        return self._forward(self._scorer, sequences, [s.parents >= 0 for s in sequences])
+        return self._forward(self._exact, sequences, [s.parents >= 0 for s in sequences])
 
     def _reference_logprobs(self, rows: Seq[Sequence]) -> Seq[FloatArray | None]:
         if self._reference is None:
@@ -225,7 +227,7 @@ class Learner:
         """float32 [T] per row: log-probs of the wanted tokens, 0 elsewhere."""
         out = [np.zeros(len(row), dtype=np.float32) for row in rows]
         with torch.no_grad():
-            for picked in pack([len(row) for row in rows], self.config.max_tokens_per_microbatch):
+            for picked in pack([len(row) for row in rows], self._max_tokens):
                 batch = collate([rows[i] for i in picked], [wanted[i] for i in picked], self._device, scorer.mask_dtype)
                 values = scorer.score(batch).logprobs.cpu().numpy()
                 ends = np.cumsum([len(places) for places in batch.places])

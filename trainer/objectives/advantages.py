@@ -11,33 +11,27 @@ from agl.errors import RewardError
 from agl.mdp import FloatArray
 
 
-def grpo_advantages(
-    returns: npt.NDArray[np.float64] | Sequence[float],
-    groups: Sequence[Hashable],
-    *,
-    normalize_std: bool = True,
-    epsilon: float = 1e-6,
-) -> FloatArray:
-    """Group-relative advantages: (return - mean of its group) / (standard deviation of its group + epsilon).
+FloatArray64 = npt.NDArray[np.float64]
 
-    A rollout counts once, however many calls it made: pass one return per rollout and give the result to each of its
-    calls. A group of one has nothing to compare with; its mean is taken as 0 and its deviation as 1, as in verl.
+
+def group_statistics(
+    returns: FloatArray64 | Sequence[float], groups: Sequence[Hashable]
+) -> tuple[FloatArray64, FloatArray64]:
+    """Mean and sample standard deviation (N - 1) of each rollout's group.
+
+    A group of one has nothing to compare with; its mean is taken as 0 and its deviation as 1, as in verl. Where all
+    returns of a group are equal, its mean is that return and its deviation 0, free of rounding.
 
     Args:
         returns: float64 [N], one per rollout.
         groups: [N], the group of each.
-        normalize_std: False leaves the division out (Dr. GRPO, arXiv 2503.20783).
-        epsilon: keeps the division finite where all returns are equal.
 
     Returns:
-        float32 [N].
+        (mean, deviation), float64 [N] each.
 
     Raises:
         RewardError: a return is not finite.
         ValueError: not one group per return.
-
-    Source: GRPO, arXiv 2402.03300, eq. 4, with the sample standard deviation (N - 1), as verl's
-    `compute_grpo_outcome_advantage`.
     """
     values = np.asarray(returns, dtype=np.float64)
     if values.ndim != 1 or values.size != len(groups):
@@ -52,10 +46,52 @@ def grpo_advantages(
     members: dict[Hashable, list[int]] = {}
     for i, group in enumerate(groups):
         members.setdefault(group, []).append(i)
-    advantages = np.empty_like(values)
+    means, deviations = np.zeros_like(values), np.ones_like(values)
     for rows in members.values():
         of_group = values[rows]
-        mean, std = (of_group.mean(), of_group.std(ddof=1)) if len(rows) > 1 else (0.0, 1.0)
-        centred = of_group - mean
-        advantages[rows] = centred / (std + epsilon) if normalize_std else centred
-    return advantages.astype(np.float32)
+        if len(rows) > 1:
+            equal = (of_group == of_group[0]).all()
+            means[rows] = of_group[0] if equal else of_group.mean()
+            deviations[rows] = 0.0 if equal else of_group.std(ddof=1)
+    return means, deviations
+
+
+def relative(
+    values: FloatArray64 | Sequence[float],
+    mean: FloatArray64 | float,
+    deviation: FloatArray64 | float,
+    *,
+    normalize_std: bool = True,
+    epsilon: float = 1e-6,
+) -> FloatArray:
+    """(value - mean) / (deviation + epsilon), float32 of the shape of `values`; without the division where
+    `normalize_std` is False (Dr. GRPO, arXiv 2503.20783)."""
+    centred = np.asarray(values, dtype=np.float64) - mean
+    return np.asarray(centred / (deviation + epsilon) if normalize_std else centred, dtype=np.float32)
+
+
+def grpo_advantages(
+    returns: FloatArray64 | Sequence[float],
+    groups: Sequence[Hashable],
+    *,
+    normalize_std: bool = True,
+    epsilon: float = 1e-6,
+) -> FloatArray:
+    """Group-relative advantages: (return - mean of its group) / (standard deviation of its group + epsilon).
+
+    A rollout counts once, however many calls it made: pass one return per rollout and give the result to each of its
+    calls.
+
+    Args:
+        returns, groups: as in `group_statistics`, which raises the same errors.
+        normalize_std: False leaves the division out (Dr. GRPO, arXiv 2503.20783).
+        epsilon: keeps the division finite where all returns are equal.
+
+    Returns:
+        float32 [N].
+
+    Source: GRPO, arXiv 2402.03300, eq. 4, with the sample standard deviation (N - 1), as verl's
+    `compute_grpo_outcome_advantage`.
+    """
+    means, deviations = group_statistics(returns, groups)
+    return relative(returns, means, deviations, normalize_std=normalize_std, epsilon=epsilon)
