@@ -186,6 +186,11 @@ def _plan(function: Callable[..., Any]) -> dict[str, str]:
     plan: dict[str, str] = {}
     left: list[str] = []
     for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+            raise ConfigError(
+                f"agent {function.__name__!r} takes {parameter.name!r} by position only",
+                hint="arguments are given by name: take the `/` out of its signature",
+            )
         if parameter.name in _INJECTED:
             plan[parameter.name] = parameter.name
         elif (kind := by_type.get(hints.get(parameter.name))) is not None:  # type: ignore[arg-type]

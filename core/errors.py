@@ -87,6 +87,10 @@ class NoTrainableDataError(AglError):
     """A training step that would train on nothing."""
 
 
+class TrainingError(AglError):
+    """An update that could not be made, such as a loss or gradient that is not finite; the weights are as before it."""
+
+
 class StalePolicyError(AglError):
     """The engine does not serve the policy that was just trained, or a sample is older than allowed."""
 

@@ -28,7 +28,8 @@ def as_rewards(
         **where: rollout, agent, ... for the error.
 
     Raises:
-        RewardError: not a number, not finite, an empty dict, no way to tell the primary entry, or `primary` for a number.
+        RewardError: not a number, not finite, an empty dict, no way to tell the primary entry, or `primary` for a
+            number.
     """
     if isinstance(value, Mapping):
         if not value:

@@ -76,6 +76,13 @@ class Scope:
         self.ended = False
         self.wire_calls = 0
 
+    def within(self, other: Scope) -> bool:
+        """Whether this is `other` or lies in it."""
+        scope: Scope | None = self
+        while scope is not None and scope is not other:
+            scope = scope.parent
+        return scope is not None
+
     @property
     def traceparent(self) -> str:
         """W3C trace context of this span."""
@@ -219,22 +226,27 @@ def end(scope: Scope, *, error: BaseException | str | None = None, attributes: M
         log.debug("span %s ended after its attempt (rollout %s)", span.name, rollout.rollout_id)
     else:
         rollout.spans.append(from_otel(span))
-    if _current.get() is scope:
-        _leave(scope)
+    _step_back()
 
 
-def _leave(scope: Scope) -> None:
-    """Make the innermost open ancestor the current scope, and give OpenTelemetry back the span it had before."""
+def _step_back() -> None:
+    """Make the innermost open scope current here, and give OpenTelemetry back the span that it had before."""
     from opentelemetry import context as otel
-    from opentelemetry.trace import get_current_span, set_span_in_context
+    from opentelemetry.trace import INVALID_SPAN, get_current_span, set_span_in_context
 
-    parent = scope.parent
-    while parent is not None and parent.ended:
-        parent = parent.parent
-    _current.set(parent)
-    if get_current_span() is scope.span:
-        ended_ours = parent is not None and not scope.outer.is_recording()
-        otel.attach(set_span_in_context(parent.span if parent is not None and ended_ours else scope.outer))
+    scope = _current.get()
+    if scope is None or not scope.ended:
+        return
+    before = span = get_current_span()
+    while scope is not None and scope.ended:
+        if _is_ours(span):
+            span = scope.outer
+        scope = scope.parent
+    _current.set(scope)
+    if not span.is_recording():
+        span = scope.span if scope is not None else INVALID_SPAN if _is_ours(span) else span
+    if span is not before:
+        otel.attach(set_span_in_context(span))
 
 
 @contextlib.contextmanager

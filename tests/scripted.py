@@ -189,7 +189,7 @@ class Attempt:
         returned = await self.rig.gateway.close_attempt(self.access.rollout_id, self.access.attempt)
         stored = await self.rig.store.query_calls(self.access.rollout_id, self.access.attempt)
         assert sorted(c.id for c in returned) == sorted(c.id for c in stored)
-        return stored
+        return sorted(stored, key=lambda c: (c.index, c.id))
 
 
 @dataclass
@@ -206,9 +206,7 @@ class Rig:
         """Open the first attempt of a new rollout."""
         (rollout,) = await self.store.enqueue_rollouts([NewRollout(task="t", seed=seed)])
         await self.store.dequeue_rollout("worker")
-        access, key = self.gateway.open_attempt(
-            rollout.rollout_id, 1, selection=select(agents), seed=seed, rules=rules
-        )
+        access, key = self.gateway.open_attempt(rollout.rollout_id, 1, selection=select(agents), seed=seed, rules=rules)
         return Attempt(self, access, key)
 
 
@@ -238,7 +236,11 @@ TOOLS = [
         "function": {
             "name": "calculator",
             "description": "Work out a sum.",
-            "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+            "parameters": {
+                "type": "object",
+                "properties": {"expression": {"type": "string"}},
+                "required": ["expression"],
+            },
         },
     }
 ]

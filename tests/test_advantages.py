@@ -1,4 +1,4 @@
-"""From rewards to advantages: a rollout counts once, groups are worlds of their own, what is dropped is a whole group."""
+"""From rewards to advantages: a rollout counts once, groups are worlds of their own, only whole groups are dropped."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ numbers = st.floats(-100, 100, allow_nan=False).map(lambda x: round(x, 3))
 rollouts = st.tuples(st.sampled_from("abc"), st.sampled_from(["p", "q"]), numbers, st.integers(1, 4))
 """(group, policy, reward, number of calls)"""
 steps = st.lists(rollouts, min_size=1, max_size=12)
+Step = list[tuple[str, str, float, int]]
 
 
 def trajectory(
@@ -37,12 +38,12 @@ def trajectory(
     return Trajectory(f"r{index}", 1, policy, group, transitions, (Reward("reward", reward),))
 
 
-def scored(step: list[tuple[str, str, float, int]], **options: bool) -> Scored:
+def scored(step: Step, **options: bool) -> Scored:
     return score([trajectory(i, *r) for i, r in enumerate(step)], Uniform(), **options)
 
 
 @given(steps, st.booleans())
-def test_one_call_per_rollout_is_the_published_formula(step: list[tuple[str, str, float, int]], normalize: bool) -> None:
+def test_one_call_per_rollout_is_the_published_formula(step: Step, normalize: bool) -> None:
     got = scored([(g, p, x, 1) for g, p, x, _ in step], normalize_std=normalize)
     want = grpo_advantages([x for _, _, x, _ in step], [(g, p) for g, p, _, _ in step], normalize_std=normalize)
     size = Counter((g, p) for g, p, _, _ in step)
@@ -51,14 +52,14 @@ def test_one_call_per_rollout_is_the_published_formula(step: list[tuple[str, str
 
 
 @given(steps)
-def test_a_rollout_counts_once_however_many_calls_it_made(step: list[tuple[str, str, float, int]]) -> None:
+def test_a_rollout_counts_once_however_many_calls_it_made(step: Step) -> None:
     many, one = scored(step), scored([(g, p, x, 1) for g, p, x, _ in step])
     for i, (*_, n_calls) in enumerate(step):
         assert {many.advantages[f"r{i}.{k}"] for k in range(n_calls)} == {one.advantages[f"r{i}.0"]}
 
 
 @given(steps, rollouts)
-def test_a_group_is_a_world_of_its_own(step: list[tuple[str, str, float, int]], more: tuple) -> None:
+def test_a_group_is_a_world_of_its_own(step: Step, more: tuple) -> None:
     before, after = scored(step), scored([*step, more])
     for i, (group, policy, _, n_calls) in enumerate(step):
         if (group, policy) != more[:2]:
@@ -67,7 +68,7 @@ def test_a_group_is_a_world_of_its_own(step: list[tuple[str, str, float, int]], 
 
 
 @given(steps)
-def test_what_is_dropped_is_a_whole_group_and_is_reported(step: list[tuple[str, str, float, int]]) -> None:
+def test_what_is_dropped_is_a_whole_group_and_is_reported(step: Step) -> None:
     got = scored(step)
     size = Counter((g, p) for g, p, _, _ in step)
     assert Counter((t.group, t.policy) for t in got.kept) == {g: n for g, n in size.items() if n > 1}
@@ -78,7 +79,7 @@ def test_what_is_dropped_is_a_whole_group_and_is_reported(step: list[tuple[str, 
 
 
 @given(steps)
-def test_advantages_of_a_group_sum_to_nothing_over_its_rollouts(step: list[tuple[str, str, float, int]]) -> None:
+def test_advantages_of_a_group_sum_to_nothing_over_its_rollouts(step: Step) -> None:
     got = scored(step)
     sums: Counter[tuple[str, str]] = Counter()
     for i, (group, policy, _, _) in enumerate(step):
@@ -104,6 +105,12 @@ def test_a_credit_rule_may_tell_calls_apart_and_the_rollout_still_counts_once() 
     mean, std = 3.0, np.std([2.0, 4.0], ddof=1)
     assert got.advantages == pytest.approx({k: (v - mean) / std for k, v in {"r0.0": 1, "r0.1": 3, "r1.0": 4}.items()})
     assert [c.reward for c in got.calls] == [c.return_ for c in got.calls] == [1.0, 3.0, 4.0]
+
+
+def test_calls_that_differ_in_rollouts_that_do_not_are_compared_without_a_division_by_nothing() -> None:
+    step = [trajectory(i, "a", "p", 0.0, 2, each=(1.0, 3.0)) for i in range(2)]
+    got = score(step, lambda t: [x.reward for x in t.transitions])
+    assert got.advantages == {"r0.0": -1.0, "r0.1": 1.0, "r1.0": -1.0, "r1.1": 1.0}
 
 
 def test_an_answer_cut_short_counts_in_its_group_and_says_why_it_is_not_trained() -> None:

@@ -1,7 +1,8 @@
-"""A LangChain agent over ten turns with tools: every prompt is the one before it plus what was sampled, to the token."""
+"""A LangChain agent over ten turns with tools: every prompt is the one before plus what was sampled, exactly."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -70,7 +71,7 @@ async def test_ten_turns_drift_by_nothing() -> None:
     (trajectory,) = built.trajectories.values()
     calls = [t.call for t in trajectory.transitions]
     assert len(calls) == 20
-    for before, after in zip(calls, calls[1:], strict=False):
+    for before, after in itertools.pairwise(calls):
         assert after.parent_id == before.id
         np.testing.assert_array_equal(after.prompt_ids[: before.ids.size], before.ids)
     rows = merge(trajectory, dict.fromkeys((c.id for c in calls), 1.0))

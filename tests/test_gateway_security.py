@@ -58,9 +58,7 @@ async def test_a_stranger_cannot_tell_an_attempt_from_none():
             answers = []
             for url in (real, real.replace("attempts/1", "attempts/2"), real.replace("rollouts/", "rollouts/x")):
                 for headers in ({}, {"authorization": "Bearer"}, {"authorization": "Basic eA=="}, {"x-api-key": "x"}):
-                    answer = await client.post(
-                        f"{url}/chat/completions", json={"messages": [USER]}, headers=headers
-                    )
+                    answer = await client.post(f"{url}/chat/completions", json={"messages": [USER]}, headers=headers)
                     message = answer.json()["error"]["message"].replace(attempt.access.rollout_id, "R")
                     answers.append((answer.status_code, message.replace("xR", "R").replace("attempt 2", "attempt 1")))
     assert len(set(answers)) == 1
@@ -184,7 +182,8 @@ ANYTHING = st.recursive(
     max_leaves=8,
 )
 FUNCTION = st.fixed_dictionaries(
-    {"name": st.text(max_size=5) | ANYTHING}, optional={"arguments": st.text(max_size=9) | ANYTHING, "parameters": ANYTHING}
+    {"name": st.text(max_size=5) | ANYTHING},
+    optional={"arguments": st.text(max_size=9) | ANYTHING, "parameters": ANYTHING, "description": ANYTHING},
 )
 PART = st.fixed_dictionaries(
     {"type": st.sampled_from(["text", "refusal", "image_url"]) | ANYTHING},

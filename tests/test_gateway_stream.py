@@ -1,4 +1,4 @@
-"""Streams: the same answers as without one, in parts; a client that hangs up; errors before and after the first token."""
+"""Streams: the same answers as without one, in parts; clients that hang up; errors before and after the first token."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ async def test_an_error_before_the_first_token_has_a_status():
         attempt = await rig.attempt()
         with pytest.raises(openai.InternalServerError, match="broken"):
             await stream(attempt)
-        with pytest.raises(openai.BadRequestError, match="messages.0.role"):
+        with pytest.raises(openai.BadRequestError, match=r"messages\.0\.role"):
             await stream(attempt, messages=[{"role": "robot", "content": "hi"}])
         with pytest.raises(openai.AuthenticationError):
             await attempt.client(key="wrong").chat.completions.create(model="m", messages=[USER], stream=True)
@@ -311,7 +311,11 @@ def test_any_tokens_in_any_steps_add_up(template, pieces, noise, tools, stop, st
     tokenizer = template_tokenizer(template)
     rendering = rendering_of(tokenizer)
     ids = [*tokenizer.encode("".join(pieces), add_special_tokens=False), *noise]
-    body = {"messages": [USER], "tools": TOOLS if tools and template != "chatml" else None, "stop": "STOP" if stop else None}
+    body = {
+        "messages": [USER],
+        "tools": TOOLS if tools and template != "chatml" else None,
+        "stop": "STOP" if stop else None,
+    }
     request, read = chat.read(body)
     streamer = chat.Streamer("id", "m", read, request, rendering)
     choice = Choice(0, int_array([1]), int_array([]), [], [])

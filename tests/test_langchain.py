@@ -229,18 +229,14 @@ def test_an_agent_inside_itself_has_a_span_for_each_run(provider: Provider, roll
     assert agents(rollout) == ["solver", "solver"]
 
 
-def test_two_streams_read_in_turn_keep_their_names(provider: Provider, rollout: RolloutContext) -> None:
+def test_streams_read_in_turn_nest_each_in_its_own_agent(provider: Provider, rollout: RolloutContext) -> None:
     left, right = (create_agent(chat_model(provider.url), [tool(add)], name=n) for n in ("left", "right"))
+
     streams = [left.stream(ask()), right.stream(ask())]
     for _ in range(3):
         for stream in streams:
             next(stream)
-    assert agents(rollout) == ["left", "right", "left", "right"]
-    assert [s.agent for s in of(rollout, semconv.EXECUTE_TOOL)] == ["left", "right"]
-
-
-def test_streams_read_in_turn_nest_each_in_its_own_agent(provider: Provider, rollout: RolloutContext) -> None:
-    left, right = (create_agent(chat_model(provider.url), [tool(add)], name=n) for n in ("left", "right"))
+    assert [[*stream] for stream in streams] == [[], []]
 
     async def main() -> None:
         streams = [left.astream(ask()), right.astream(ask())]
@@ -251,7 +247,25 @@ def test_streams_read_in_turn_nest_each_in_its_own_agent(provider: Provider, rol
             assert [_ async for _ in stream] == []
 
     asyncio.run(main())
+    assert agents(rollout) == ["left", "right", "left", "right"] * 2
     check_nesting(rollout)
+
+
+def test_runs_that_never_end_are_forgotten_with_their_rollout(provider: Provider) -> None:
+    from agl.adapters.langchain.tracer import _handler
+
+    agent = create_agent(chat_model(provider.url), [tool(add)], name="solver")
+    held = []
+    with LangChainTracer():
+        for k in range(2):
+            with tracing.running(RolloutContext(f"ro-{k}", 1, "outer", select(None))):
+                held.append(stream := agent.stream(ask()))
+                next(stream)
+        with tracing.running(RolloutContext("ro-2", 1, "outer", select(None))):
+            agent.invoke(ask())
+    handler: Any = _handler()
+    assert not handler.scopes
+    assert not handler.around
 
 
 def test_a_stream_broken_off_leaves_the_rest_in_order(provider: Provider, rollout: RolloutContext) -> None:

@@ -26,7 +26,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agl.errors import AglError, CheckpointError, ConfigError, NoTrainableDataError
+from agl.errors import CheckpointError, ConfigError, NoTrainableDataError, TrainingError
 from agl.mdp import Trajectory
 from agl.sequence import Sequence, merge, unmerged
 from agl.trainer.local.config import LearnerConfig
@@ -345,7 +345,7 @@ class TestErrors:
         rows[bad] = replace(rows[bad], **{field: np.full(len(rows[bad]), np.nan, np.float32)})
         before = weights(model)
         with pytest.raises(
-            AglError, match=rf"not finite.*rollout={rows[bad].rollout_id}.*calls={rows[bad].call_ids[0]}"
+            TrainingError, match=rf"not finite.*rollout={rows[bad].rollout_id}.*calls={rows[bad].call_ids[0]}"
         ):
             learner(model).update(rows)
         assert all(torch.equal(value, before[name]) for name, value in weights(model).items())
@@ -358,7 +358,7 @@ class TestErrors:
         good = merge(trajectory([call(0, [1, 2], [3], rollout="good")], "good"), {"good/0": 1.0})
         subject = learner(model)
         before, state = weights(model), subject.state_dict()
-        with pytest.raises(AglError, match="not finite") as caught:
+        with pytest.raises(TrainingError, match="not finite") as caught:
             subject.update([*good, *bad])
         assert caught.value.where == {"rollouts": "bad", "calls": "bad/0"}
         assert all(torch.equal(v.nan_to_num(), before[n].nan_to_num()) for n, v in weights(model).items())
@@ -367,7 +367,7 @@ class TestErrors:
 
     def test_token_ids_that_the_model_does_not_have(self):
         rows = merge(trajectory([call(0, [1, VOCABULARY], [3])]), {"r/0": 1.0})
-        with pytest.raises(AglError, match=f"0 to {VOCABULARY - 1}"):
+        with pytest.raises(TrainingError, match=f"0 to {VOCABULARY - 1}"):
             learner().update(rows)
 
     def test_a_frozen_model(self):

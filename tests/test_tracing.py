@@ -271,6 +271,17 @@ def test_users_spans_nest_under_ours_and_keep_their_own_order(theirs: trace.Trac
     assert parent_of(root.span) is None
 
 
+def test_nothing_of_ours_stays_current_after_a_rollout(theirs: trace.Tracer) -> None:
+    with theirs.start_as_current_span("job") as job:
+        with tracing.running(context()):
+            first, second = tracing.start(semconv.CHAT, "elsewhere"), tracing.start(semconv.CHAT, "never")
+            assert first is not None
+            assert second is not None
+            contextvars.Context().run(tracing.end, second)
+        assert trace.get_current_span() is job
+    assert not trace.get_current_span().get_span_context().is_valid
+
+
 def test_the_global_tracer_provider_is_untouched() -> None:
     before = trace.get_tracer_provider()
     with tracing.running(context()):

@@ -362,9 +362,10 @@ def list_rollouts(store: str | Path | None = None, limit: int = 40) -> list[dict
             await opened.close()
 
     rollouts = run_in_thread(main())
-    table = Table(box=None, pad_edge=False)
-    for column in ("rollout", "mode", "step", "status", "attempts", "task"):
-        table.add_column(column, overflow="ellipsis", no_wrap=True)
+    table = Table(box=None, pad_edge=False, expand=True)
+    for column in ("rollout", "mode", "step", "status", "attempts"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("task", overflow="ellipsis", no_wrap=True, ratio=1)
     for r in rollouts[-limit:]:
         step = "" if r.step is None else str(r.step + 1 if r.mode == "train" else r.step)
         table.add_row(r.rollout_id, r.mode, step, r.status, str(r.attempts), str(r.task))

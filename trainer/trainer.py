@@ -221,7 +221,7 @@ def run_in_thread(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on a loop and thread of its own, so that it works under a running loop too (notebooks), and
     so that Ctrl-C reaches the caller at once and ends the coroutine cleanly."""
     box: dict[str, Any] = {}
-    ready = threading.Event()
+    ready, done = threading.Event(), threading.Event()
 
     async def body() -> None:
         box["loop"], box["task"] = asyncio.get_running_loop(), asyncio.current_task()
@@ -235,18 +235,19 @@ def run_in_thread(main: Coroutine[Any, Any, T]) -> T:
             box["error"] = error
         finally:
             ready.set()
+            done.set()
 
-    worker = threading.Thread(target=thread, name="agl-control", daemon=True)
-    worker.start()
+    threading.Thread(target=thread, name="agl-control", daemon=True).start()
     try:
-        while worker.is_alive():
-            worker.join(0.2)
+        # Not Thread.join: CPython 3.11 takes a thread whose join was interrupted for ended (bpo-45274).
+        while not done.wait(0.2):
+            pass
     except KeyboardInterrupt:
         ready.wait(STOP_SECONDS)
-        if "task" in box and worker.is_alive():
+        if "task" in box and not done.is_set():
             box["loop"].call_soon_threadsafe(box["task"].cancel)
         # A second Ctrl-C gives up waiting.
-        worker.join(STOP_SECONDS)
+        done.wait(STOP_SECONDS)
         raise
     if "error" in box:
         raise box["error"]

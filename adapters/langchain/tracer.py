@@ -54,30 +54,60 @@ def _handler() -> BaseCallbackHandler:
     class Handler(BaseCallbackHandler):
         # In the caller's own context, also under async: a scope set here is seen by the SDK call that follows.
         run_inline = True
-        ignore_retriever = True
-        ignore_retry = True
-        ignore_custom_event = True
 
         def __init__(self) -> None:
             self.scopes: dict[UUID, Scope] = {}
+            """The scope that a run opened."""
+            self.around: dict[UUID, Scope] = {}
+            """The innermost scope within which a run's children lie: its own, or the one it was started in."""
+
+        def _parent(self, parent_run_id: UUID | None) -> Scope | None:
+            """The scope that a run belongs to: by the context, where that lies within LangChain's parent run; by
+            LangChain's ids, where it does not (streams read in turn share one context) or is lost."""
+            here = tracing.current()
+            if parent_run_id is None:
+                self._forget_closed()
+                return here
+            known = self.around.get(parent_run_id)
+            while known is not None and known.ended:
+                known = known.parent
+            if known is None or known.rollout.closed or (here is not None and here.within(known)):
+                return here
+            return known
+
+        def _forget_closed(self) -> None:
+            """Drop the runs of ended rollouts that LangChain never ended: streams that were broken off."""
+            for runs in (self.scopes, self.around):
+                for run_id in [r for r, scope in list(runs.items()) if scope.rollout.closed]:
+                    runs.pop(run_id, None)
 
         def _open(self, run_id: UUID, scope: Scope | None) -> None:
             if scope is not None:
-                self.scopes[run_id] = scope
+                self.scopes[run_id] = self.around[run_id] = scope
 
         def _close(self, run_id: UUID, error: BaseException | str | None = None, **attributes: Any) -> None:
+            self.around.pop(run_id, None)
             if (scope := self.scopes.pop(run_id, None)) is not None:
                 tracing.end(scope, error=error, attributes=attributes.get("attributes"))
 
         def on_chain_start(
-            self, serialized: Any, inputs: Any, *, run_id: UUID, metadata: dict[str, Any] | None = None, **_: Any
+            self,
+            serialized: Any,
+            inputs: Any,
+            *,
+            run_id: UUID,
+            parent_run_id: UUID | None = None,
+            metadata: dict[str, Any] | None = None,
+            **_: Any,
         ) -> None:
-            here = tracing.current()
-            if here is None:
+            parent = self._parent(parent_run_id)
+            if parent is None:
                 return
             agent = (metadata or {}).get("lc_agent_name")
-            if agent and agent != here.agent:
-                self._open(run_id, tracing.start(semconv.INVOKE_AGENT, agent, agent=agent))
+            if agent and agent != parent.agent:
+                self._open(run_id, tracing.start(semconv.INVOKE_AGENT, agent, agent=agent, parent=parent))
+            else:
+                self.around[run_id] = parent
 
         def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
             self._close(run_id)
@@ -91,10 +121,12 @@ def _handler() -> BaseCallbackHandler:
             messages: Sequence[Sequence[Any]],
             *,
             run_id: UUID,
+            parent_run_id: UUID | None = None,
             metadata: dict[str, Any] | None = None,
             **kwargs: Any,
         ) -> None:
-            if tracing.current() is None:
+            parent = self._parent(parent_run_id)
+            if parent is None:
                 return
             params = kwargs.get("invocation_params") or {}
             model = str(params.get("model") or params.get("model_name") or (metadata or {}).get("ls_model_name") or "")
@@ -104,6 +136,7 @@ def _handler() -> BaseCallbackHandler:
                     semconv.CHAT,
                     model,
                     agent=(metadata or {}).get("lc_agent_name"),
+                    parent=parent,
                     attributes={
                         semconv.REQUEST_MODEL: model,
                         semconv.PROVIDER_NAME: (metadata or {}).get("ls_provider"),
@@ -132,12 +165,13 @@ def _handler() -> BaseCallbackHandler:
             input_str: str,
             *,
             run_id: UUID,
+            parent_run_id: UUID | None = None,
             metadata: dict[str, Any] | None = None,
             inputs: dict[str, Any] | None = None,
             **kwargs: Any,
         ) -> None:
-            scope = tracing.current()
-            if scope is None:
+            parent = self._parent(parent_run_id)
+            if parent is None:
                 return
             name = (serialized or {}).get("name") or kwargs.get("name") or "tool"
             arguments = json.dumps(inputs, default=str) if inputs is not None else input_str
@@ -147,10 +181,11 @@ def _handler() -> BaseCallbackHandler:
                     semconv.EXECUTE_TOOL,
                     name,
                     agent=(metadata or {}).get("lc_agent_name"),
+                    parent=parent,
                     attributes={
                         semconv.TOOL_NAME: name,
                         semconv.TOOL_CALL_ID: kwargs.get("tool_call_id"),
-                        semconv.TOOL_CALL_ARGUMENTS: arguments if scope.rollout.capture_content else None,
+                        semconv.TOOL_CALL_ARGUMENTS: arguments if parent.rollout.capture_content else None,
                     },
                 ),
             )

@@ -16,6 +16,7 @@ from agl.credit import Credit, returns
 from agl.mdp import Trajectory
 from agl.trainer.objectives.advantages import group_statistics, relative
 
+
 @dataclass(frozen=True, slots=True)
 class ScoredCall:
     """A call's numbers, as `TrainedCall` records them."""
@@ -58,14 +59,16 @@ def score(trajectories: Sequence[Trajectory], credit: Credit, *, normalize_std: 
     """
     values = [returns(credit, t) for t in trajectories]
     groups = [(t.group, t.policy) for t in trajectories]
-    means, deviations = group_statistics([float(np.mean(v)) for v in values], groups)
+    means, deviations = group_statistics([_mean(v) for v in values], groups)
     size = Counter(groups)
     kept: list[Trajectory] = []
     advantages: dict[str, float] = {}
     calls: list[ScoredCall] = []
     for trajectory, group, own, mean, deviation in zip(trajectories, groups, values, means, deviations, strict=True):
         alone = size[group] < 2
-        relative_to_group = relative(own, float(mean), float(deviation), normalize_std=normalize_std)
+        # Rollouts that came to the same still differ call by call under some credit rules: nothing to divide by.
+        spread = normalize_std and deviation > 0
+        relative_to_group = relative(own, float(mean), float(deviation), normalize_std=spread)
         for transition, value, advantage in zip(trajectory.transitions, own, relative_to_group, strict=True):
             call = transition.call
             reason = None if transition.trainable else f"its answer was {call.finish_reason}"
@@ -79,3 +82,8 @@ def score(trajectories: Sequence[Trajectory], credit: Credit, *, normalize_std: 
             kept.append(trajectory)
     level = {group for group, deviation in zip(groups, deviations, strict=True) if deviation == 0.0}
     return Scored(tuple(kept), advantages, tuple(calls), sum(n < 2 for n in size.values()), len(level))
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean, exactly their value where all are equal: a rollout's number of calls must not show in its rounding."""
+    return float(np.clip(np.mean(values), min(values), max(values)))

@@ -31,6 +31,8 @@ from agl.trainer.runners.local import RolloutResult
 from agl.trainer.store.base import TrainedCall
 
 PROBE_TOKENS = 64
+SMALL_MODEL = 20_000_000
+"""Parameters below which a checkpoint at every step costs next to nothing."""
 PROBE_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}
 """Largest difference of log-probs, in nats, that rounding explains, by the dtype that is computed in."""
 
@@ -123,13 +125,32 @@ class GRPO:
             await run.store.add_policy_version(run.run_id, DEFAULT_POLICY, policy.version, start)
             if start == 0 and run.val and not run.history:
                 run.history.append(await self._validate(run, 0, {"step": 0}))
+            await self._steps(run, policy, gateway, batches, start, steps)
+            run.policy_path = run.directory / "policy"
+            await policy.save_model(run.policy_path)
+        finally:
+            try:
+                await run.stop()
+            finally:
+                await policy.close()
+                run.progress.stop()
+
+    async def _steps(
+        self, run: Run, policy: LocalPolicy, gateway: Gateway, batches: Batches, start: int, steps: int
+    ) -> None:
+        """Sample, learn, validate, save; when cancelled between updates, the last completed step is saved first."""
+        completed = saved = start
+        updating = False
+        every = self.checkpoint_every or (1 if policy.info.parameters < SMALL_MODEL else 10)
+        try:
             for step in range(start, steps):
                 began = time.monotonic()
                 tasks = [(i, run.train[i]) for i in batches.indices(step)]
                 results = await run.rollouts(
-                    tasks, mode="train", step=step, group_size=self.group_size, metadata=self._metadata(run)
+                    tasks, mode="train", step=step, group_size=self.group_size, metadata=self._metadata()
                 )
                 sampled = time.monotonic()
+                updating = True
                 entry = await self._learn(run, policy, gateway, results, step)
                 entry |= {
                     "seconds": time.monotonic() - began,
@@ -139,15 +160,14 @@ class GRPO:
                     entry = await self._validate(run, step + 1, entry)
                 run.history.append(entry)
                 run.progress.step(entry)
-                await self._maybe_save(run, policy, step + 1, steps)
-            run.policy_path = run.directory / "policy"
-            await policy.save_model(run.policy_path)
-        finally:
-            try:
-                await run.stop()
-            finally:
-                await policy.close()
-                run.progress.stop()
+                completed, updating = step + 1, False
+                if completed % every == 0 or completed == steps:
+                    await checkpoints.save(run, policy, completed, self._identity(steps))
+                    saved = completed
+        except asyncio.CancelledError:
+            if completed > saved and not updating:
+                await checkpoints.save(run, policy, completed, self._identity(steps))
+            raise
 
     async def dev(self, run: Run, n_tasks: int) -> None:
         from rich.console import Console
@@ -160,7 +180,7 @@ class GRPO:
             self._gateway(run, policy, rendering)
             await run.start(self._rules, DEFAULT_POLICY)
             tasks = list(enumerate(run.train))[:n_tasks]
-            results = await run.rollouts(tasks, mode="dev", step=0, metadata=self._metadata(run))
+            results = await run.rollouts(tasks, mode="dev", step=0, metadata=self._metadata())
             for result in results:
                 report = await describe(run.store, result.rollout.rollout_id, credit=run.credit)
                 Console(highlight=False).print(renderable(report))
@@ -196,6 +216,7 @@ class GRPO:
                 kl_kind=self.kl_kind,
                 entropy_coef=self.entropy_coef,
                 loss_agg=self.loss_agg,
+                seed=run.seed,
                 max_tokens_per_microbatch=self.max_tokens_per_microbatch,
             ),
         )
@@ -313,17 +334,12 @@ class GRPO:
         )
 
     async def _validate(self, run: Run, step: int, entry: dict[str, Any]) -> dict[str, Any]:
-        results = await run.rollouts(list(enumerate(run.val)), mode="val", step=step, metadata=self._metadata(run))
+        results = await run.rollouts(list(enumerate(run.val)), mode="val", step=step, metadata=self._metadata())
         good = require_some(results, f"the validation after step {step}")
         rewards = [r.built.reward for r in good if r.built is not None and r.built.reward is not None]
         return {**entry, "val/reward": float(np.mean(rewards)), "val/failed_rollouts": len(results) - len(good)}
 
-    async def _maybe_save(self, run: Run, policy: LocalPolicy, step: int, steps: int) -> None:
-        every = self.checkpoint_every or (1 if policy.info.parameters < 20_000_000 else 10)
-        if step % every == 0 or step == steps:
-            await checkpoints.save(run, policy, step, self._identity(steps))
-
-    def _metadata(self, run: Run) -> dict[str, Any]:
+    def _metadata(self) -> dict[str, Any]:
         return {"model": str(Path(self.model).resolve()) if Path(self.model).exists() else self.model}
 
     def _identity(self, steps: int) -> dict[str, Any]:

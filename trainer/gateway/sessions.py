@@ -7,6 +7,7 @@ returned, and then new ones. Everything else is a new conversation or a fork wit
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -135,7 +136,7 @@ class Sessions:
                 return True
             followed = self._replies.get(digests[i])
             if followed is not None and (
-                known > 0 or (i > 0 and digests[i - 1] in followed) or len(text_of(message.get("content"))) >= TELLING
+                (i > 0 and digests[i - 1] in followed) or len(text_of(message.get("content"))) >= TELLING
             ):
                 return True
         return False
@@ -183,11 +184,16 @@ def text_of(content: Any) -> str:
 
 
 def _arguments(value: Any) -> Any:
+    """Arguments as what they mean. Python's JSON, which a model may write, also has NaN and half surrogate pairs."""
     if not isinstance(value, str):
         return value
     try:
         return orjson.loads(value)
     except orjson.JSONDecodeError:
+        pass
+    try:
+        return json.dumps(json.loads(value), sort_keys=True)
+    except (ValueError, RecursionError):
         return value
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agl.errors import AglError, CheckpointError, ConfigError, NoTrainableDataError
+from agl.errors import CheckpointError, ConfigError, NoTrainableDataError, TrainingError
 from agl.mdp import FloatArray, IntArray
 from agl.sequence import BoolArray, Sequence
 from agl.trainer.local.config import LearnerConfig
@@ -97,7 +97,7 @@ class Learner:
 
         Raises:
             NoTrainableDataError: no row holds a trained token.
-            AglError: bad rows, or a loss or gradient that is not finite; the message names the rollouts and calls. The
+            TrainingError: bad rows, or a loss or gradient that is not finite; the message names rollouts and calls. The
                 optimiser step that it would have gone into is not taken; earlier ones of the same update stand.
         """
         rows = [s for s in sequences if s.n_actions]
@@ -246,7 +246,7 @@ class Learner:
             elif len(row) and not 0 <= row.token_ids.min() <= row.token_ids.max() < self._vocabulary:
                 fault = f"a token id outside the model's 0 to {self._vocabulary - 1}"
             if fault:
-                raise AglError(
+                raise TrainingError(
                     f"a row to train on holds {fault}",
                     hint="no weight was changed; look at the rollout with `agl explain`",
                     rollout=row.rollout_id,
@@ -358,7 +358,7 @@ def _cpu(value: Any) -> Any:
     return value
 
 
-def _not_finite(losses: Seq[tuple[list[Sequence], Tensor]], loss: float, norm: float) -> AglError:
+def _not_finite(losses: Seq[tuple[list[Sequence], Tensor]], loss: float, norm: float) -> TrainingError:
     """Name the calls whose loss is not finite, or all of the step's when only the gradient is not."""
     guilty: list[tuple[str, str]] = []
     everyone: list[tuple[str, str]] = []
@@ -372,7 +372,7 @@ def _not_finite(losses: Seq[tuple[list[Sequence], Tensor]], loss: float, norm: f
             guilty += [(row.rollout_id, row.call_ids[k]) for k in np.unique(bad)]
             everyone += [(row.rollout_id, row.call_ids[k]) for k in np.unique(owners)]
     named = guilty or everyone
-    return AglError(
+    return TrainingError(
         f"the update is not finite: loss {loss}, gradient norm {norm}",
         hint="the optimiser step was not taken; lower the learning rate, or go back to an earlier checkpoint if the "
         "weights themselves are broken",

@@ -10,7 +10,6 @@ import numpy.typing as npt
 from agl.errors import RewardError
 from agl.mdp import FloatArray
 
-
 FloatArray64 = npt.NDArray[np.float64]
 
 

@@ -47,8 +47,8 @@ def make(directory: Path, *, seed: int = 0, show: bool = True) -> dict[str, Any]
     }
     if show:
         console.print(
-            f"made a policy from scratch: {report.parameters:,} parameters, {report.tokens:,} tokens of demonstrations, "
-            f"{report.seconds:.0f} s -> {report.directory}"
+            f"made a policy from scratch: {report.parameters:,} parameters, {report.tokens:,} tokens of "
+            f"demonstrations, {report.seconds:.0f} s -> {report.directory}"
         )
     return facts
 
@@ -90,7 +90,7 @@ def run(
             batch_size=BATCH_SIZE,
             steps=steps,
             learning_rate=5e-4,
-            warmup_steps=5,
+            warmup_steps=min(5, steps - 1),
             schedule="linear",
             betas=(0.9, 0.95),
             max_response_tokens=48,

@@ -1,0 +1,52 @@
+"""`import agl` is light, and everything that it promises is there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import agl
+
+HEAVY = (
+    "torch", "transformers", "opentelemetry.sdk", "openai", "anthropic", "httpx", "httpx2", "pydantic",
+    "langchain_core", "langchain", "langgraph", "autogen", "agents", "agent_framework", "strands", "sqlalchemy",
+    "starlette", "uvicorn", "typer", "rich", "matplotlib", "renderers", "verl", "ray",
+)  # fmt: skip
+
+
+def loaded_after(statement: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", f"{statement}\nimport sys\nprint(*sys.modules)"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return {*done.stdout.split()} & {*HEAVY}
+
+
+def test_importing_agl_loads_nothing_heavy() -> None:
+    assert loaded_after("import agl") == set()
+
+
+def test_nor_does_what_an_agents_own_code_uses() -> None:
+    light = (
+        "import agl; agl.rollout, agl.emit_reward, agl.LLM, agl.LitAgent, agl.Selection, agl.Trajectory, agl.credit;"
+        "agl.emit_reward(1.0)"
+    )
+    assert loaded_after(light) == set()
+
+
+@pytest.mark.parametrize("name", agl.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(agl, name) is not None
+    assert name in dir(agl)
+
+
+def test_the_list_of_names_is_complete_and_sorted() -> None:
+    assert set(agl.__all__) == set(agl._HOME) | agl._MODULES
+    assert agl.__all__ == sorted(agl.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'agl' has no attribute 'Trainr'"):
+        _ = agl.Trainr  # type: ignore[attr-defined]
