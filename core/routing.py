@@ -35,14 +35,14 @@ _SDKS = {"openai": ("OpenAI", "AsyncOpenAI"), "anthropic": ("Anthropic", "AsyncA
 _SENT = frozenset(
     {
         "host", "accept", "accept-encoding", "connection", "content-type", "content-length", "transfer-encoding",
-        "user-agent", "authorization", "traceparent", "anthropic-version",
+        "user-agent", "authorization", "traceparent", "x-agl-traceparent", "anthropic-version",
     }
 )  # fmt: skip
 """What may travel to the gateway, beside the SDK's own `x-stainless-*`. The SDKs also read headers, organisations and
 keys from the environment and from files; a list of what may pass cannot miss one of them."""
 
 _TRACEPARENT = "x-agl-traceparent"
-"""Where our `traceparent` travels inside the SDK: anthropic 2 replaces the real one where the user traces."""
+"""Our `traceparent` once more: anthropic 2 and instrumented HTTP clients replace the real one where the user traces."""
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ def _new_client(sdk: str, *, is_async: bool) -> Any:
 
 
 def _strip(request: Any) -> None:
-    request.headers["traceparent"] = request.headers.pop(_TRACEPARENT)
+    request.headers["traceparent"] = request.headers[_TRACEPARENT]
     for name in list(request.headers):
         if name.lower() not in _SENT and not name.lower().startswith("x-stainless-"):
             del request.headers[name]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agl import semconv
-from agl.errors import BypassedGatewayError, NoAgentMatchedError, NoLLMCallError
+from agl.errors import BypassedGatewayError, LostCallError, NoAgentMatchedError, NoLLMCallError
 from agl.mdp import Call, Reward, Trajectory, Transition
 from agl.selection import Selection
 from agl.spans import Span
@@ -23,6 +23,7 @@ class Built:
         agents: every agent seen, in order of appearance, selected or not.
         failed_calls: selected calls that ended in an error, which cannot be trained.
         bypassed: `chat` spans of selected agents that no gateway call answers to.
+        lost: those whose requests were sent to the gateway, but left no call there.
     """
 
     trajectories: Mapping[str, Trajectory]
@@ -30,6 +31,7 @@ class Built:
     agents: tuple[str, ...]
     failed_calls: tuple[Call, ...]
     bypassed: tuple[Span, ...]
+    lost: tuple[Span, ...] = ()
 
     @property
     def reward(self) -> float | None:
@@ -102,20 +104,21 @@ def build(
         trajectories[policy] = Trajectory(rollout_id, attempt, policy, group, transitions, whole)
 
     answered = {c.span_id for c in calls}
-    bypassed = tuple(
+    unanswered = [
         s
         for s in spans
         if s.operation == semconv.CHAT
         and s.agent is not None
         and selection.policy_for(s.agent) is not None
         and s.span_id not in answered
-        and not s.attributes.get(semconv.ROUTED)
-    )
+    ]
+    bypassed = tuple(s for s in unanswered if not s.attributes.get(semconv.ROUTED))
+    lost = tuple(s for s in unanswered if s.attributes.get(semconv.ROUTED))
     agents = dict.fromkeys(
         [c.agent for c in calls] + [s.agent for s in spans if s.operation == semconv.CHAT and s.agent is not None]
     )
     failed = tuple(c for c in calls if c.policy is not None and c.error is not None)
-    return Built(trajectories, tuple(credited), tuple(agents), failed, bypassed)
+    return Built(trajectories, tuple(credited), tuple(agents), failed, bypassed, lost)
 
 
 def _within(span_id: str, ancestor: str, by_id: Mapping[str, Span]) -> bool:
@@ -133,6 +136,7 @@ def check(built: Built, selection: Selection, *, rollout_id: str, attempt: int) 
 
     Raises:
         BypassedGatewayError: a selected agent's call did not go through the gateway.
+        LostCallError: a call that was sent left no record, or every call failed.
         NoLLMCallError: no LLM call was made.
         NoAgentMatchedError: calls were made, but by none of the selected agents.
     """
@@ -148,8 +152,24 @@ def check(built: Built, selection: Selection, *, rollout_id: str, attempt: int) 
             span=span.span_id,
             **where,
         )
-    if built.n_calls or built.failed_calls:
+    if built.lost:
+        span = built.lost[0]
+        raise LostCallError(
+            f"{len(built.lost)} LLM call(s) of agent {span.agent!r} went to the gateway, which has no record of them",
+            hint="the gateway was not reached: see the exception that the agent got, on the span",
+            span=span.span_id,
+            **where,
+        )
+    if built.n_calls:
         return
+    if built.failed_calls:
+        first = built.failed_calls[0]
+        raise LostCallError(
+            f"every one of {len(built.failed_calls)} LLM call(s) failed; the first: {first.error}",
+            hint="an agent that goes on without its model has nothing to train; let the error out, or fix its cause",
+            agent=first.agent,
+            **where,
+        )
     if not built.agents:
         raise NoLLMCallError(
             "the agent made no LLM call",

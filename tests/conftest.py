@@ -51,7 +51,7 @@ def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from agl.trainer.quickstart.policy import make_policy
 
     directory = tmp_path_factory.mktemp("tiny-policy")
-    make_policy(directory, seed=0)
+    make_policy(directory, seed=0, threads=1)
     return directory
 
 

@@ -25,9 +25,7 @@ from agl import errors
 
 def _ask(llm: agl.LLM, text: str, **options: Any) -> str:
     client = openai.OpenAI(base_url=llm.endpoint, api_key=llm.api_key)
-    answer = client.chat.completions.create(
-        model=llm.model, messages=[{"role": "user", "content": text}], **options
-    )
+    answer = client.chat.completions.create(model=llm.model, messages=[{"role": "user", "content": text}], **options)
     return answer.choices[0].message.content or ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -14,7 +15,7 @@ from subjects import LangChain, uses_add
 import agl
 from agl import semconv, tracing
 from agl.adapters.openai import OpenAITracer
-from agl.errors import BypassedGatewayError, NoAgentMatchedError, NoLLMCallError
+from agl.errors import BypassedGatewayError, LostCallError, NoAgentMatchedError, NoLLMCallError
 from agl.mdp import Call, float_array, int_array
 from agl.selection import Selection, select
 from agl.spans import Span
@@ -145,7 +146,18 @@ def test_a_call_past_the_gateway_names_the_client_and_its_url() -> None:
     assert "span=s1" in str(caught.value)
     refused([call(0, "s0")], [chat_span("somebody else", **client)], select("main"))
     refused([call(0, "s1")], [chat_span(**client)], select(None))
-    refused([call(0, "s0")], [chat_span(**client, **{semconv.ROUTED: True})], select(None))
+
+
+def test_a_call_that_left_no_record_is_lost() -> None:
+    with pytest.raises(LostCallError, match=r"1 LLM call.* of agent 'main' went to the gateway"):
+        refused([call(0, "s0")], [chat_span(**{semconv.ROUTED: True})], select(None))
+
+
+def test_an_agent_that_goes_on_without_its_model_is_refused() -> None:
+    failed = replace(call(0, "s0"), finish_reason="error", error="the engine died")
+    with pytest.raises(LostCallError, match=r"every one of 1 LLM call\(s\) failed; the first: the engine died"):
+        refused([failed], [], select(None))
+    refused([failed, call(1, "s1")], [], select(None))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -120,6 +121,10 @@ class Run:
             capture_content=self.capture_content,
         )
         await self._runner.start()
+        # A full collection goes over every object that the frameworks and torch have made, a fifth of a second each
+        # time; they live as long as the run anyway.
+        gc.collect()
+        gc.freeze()
 
     async def stop(self) -> None:
         """End the workers and the gateway; open rollouts are cancelled in the store."""
@@ -134,6 +139,7 @@ class Run:
         if self._server is not None:
             await self._server.stop()
         self._runner = self._server = None
+        gc.unfreeze()
 
     async def rollouts(
         self,

@@ -101,7 +101,9 @@ async def _body(request: Request) -> Any:
 
 
 def _span_id(request: Request) -> str | None:
-    match = _TRACEPARENT.match(request.headers.get("traceparent", ""))
+    # Instrumentation of an HTTP client can put a span of its own into `traceparent`.
+    headers = request.headers
+    match = _TRACEPARENT.match(headers.get("x-agl-traceparent") or headers.get("traceparent", ""))
     return match.group(1) if match else None
 
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from agl.mdp import IntArray
 from agl.trainer.engine import Completion, Engine, Sampling
@@ -37,7 +37,7 @@ class ChatRequest:
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None
-    force_tool: str | bool | None
+    force_tool: str | Literal[True] | None
     sampling: Sampling
     n: int = 1
     asked: Mapping[str, Any] | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -160,7 +160,7 @@ def _check_part(part: Any, where: str) -> None:
     _expect(part.get(kind), str, where, f"has a {kind} part without a text")
 
 
-def _tools(body: ChatBody) -> tuple[list[dict[str, Any]] | None, str | bool | None]:
+def _tools(body: ChatBody) -> tuple[list[dict[str, Any]] | None, str | Literal[True] | None]:
     tools = body.tools or None
     names = []
     for i, tool in enumerate(tools or ()):

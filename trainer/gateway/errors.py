@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
+from agl.errors import AglError, ContextLengthError, EngineError
+
+log = logging.getLogger("agl.gateway")
+
 
 class RequestError(Exception):
     """A request that cannot be served.
@@ -20,3 +26,29 @@ class RequestError(Exception):
         return {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}.get(
             self.status, "invalid_request_error" if self.status < 500 else "server_error"
         )
+
+
+def invalid_key(rollout_id: str, attempt: int) -> RequestError:
+    """The same for a wrong key and for an attempt that is not open, so that nothing can be probed."""
+    return RequestError(
+        401,
+        f"the key is not valid for rollout {rollout_id}, attempt {attempt}; keys end with their attempt",
+        code="invalid_api_key",
+    )
+
+
+def refusal(error: Exception) -> RequestError:
+    """How an error is told to the client."""
+    match error:
+        case RequestError():
+            return error
+        case ContextLengthError():
+            return RequestError(400, error.message, code="context_length_exceeded", param="messages")
+        case EngineError():
+            return RequestError(503, error.message, code="engine_error")
+        case AglError():
+            return RequestError(400, str(error), code="invalid_request")
+        case RecursionError():
+            return RequestError(400, "the request is nested too deep", code="invalid_request")
+    log.exception("a request failed", exc_info=error)
+    return RequestError(500, f"{type(error).__name__}: {error}", code="internal_error")

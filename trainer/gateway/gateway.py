@@ -7,14 +7,13 @@ Invariant: every request that reaches an open attempt is recorded as at least on
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
-from agl.errors import AglError, ContextLengthError, EngineError, GatewayError
+from agl.errors import GatewayError
 from agl.mdp import Call, IntArray, float_array, int_array
 from agl.selection import DEFAULT_POLICY, Selection
 from agl.trainer.engine import Engine, Sampling
@@ -29,14 +28,12 @@ from agl.trainer.gateway.calls import (
     assistant_message,
     cut_at_stop,
 )
-from agl.trainer.gateway.errors import RequestError
+from agl.trainer.gateway.errors import RequestError, invalid_key, refusal
 from agl.trainer.gateway.gate import Gate
 from agl.trainer.gateway.normalise import with_tool_names
 from agl.trainer.gateway.rendering import Rendering
 from agl.trainer.gateway.sessions import ForkCause, Place, text_of
 from agl.trainer.store.base import Store
-
-log = logging.getLogger("agl.gateway")
 
 OFF_LOOP_SIZE = 4096
 """Longer texts, in characters, are tokenised in a worker thread; a shorter one is done before a thread has begun."""
@@ -122,7 +119,7 @@ class Gateway:
         """
         access = self._accesses.find(rollout_id, attempt, headers)
         if access is None:
-            raise _not_yours(rollout_id, attempt)
+            raise invalid_key(rollout_id, attempt)
         return access
 
     async def close_attempt(self, rollout_id: str, attempt: int) -> list[Call]:
@@ -182,7 +179,7 @@ class Gateway:
             CancelledError: the awaiting task was cancelled; recorded as a cancelled call.
         """
         if wire.settled:
-            raise _not_yours(wire.access.rollout_id, wire.access.attempt)
+            raise invalid_key(wire.access.rollout_id, wire.access.attempt)
         wire.task = asyncio.current_task()
         choices: list[Choice] = []
         try:
@@ -195,7 +192,7 @@ class Gateway:
                 raise
             raise wire.why from None
         except Exception as error:
-            refused = _refusal(error)
+            refused = refusal(error)
             self._settle(wire, refused, request, choices)
             raise refused from error
         finally:
@@ -385,28 +382,3 @@ async def _off_loop(size: int, function: Callable[..., Any], *arguments: Any, **
     if size < OFF_LOOP_SIZE:
         return function(*arguments, **keywords)
     return await asyncio.to_thread(function, *arguments, **keywords)
-
-
-def _not_yours(rollout_id: str, attempt: int) -> RequestError:
-    return RequestError(
-        401,
-        f"the key is not valid for rollout {rollout_id}, attempt {attempt}; keys end with their attempt",
-        code="invalid_api_key",
-    )
-
-
-def _refusal(error: Exception) -> RequestError:
-    """How an error is told to the client."""
-    match error:
-        case RequestError():
-            return error
-        case ContextLengthError():
-            return RequestError(400, error.message, code="context_length_exceeded", param="messages")
-        case EngineError():
-            return RequestError(503, error.message, code="engine_error")
-        case AglError():
-            return RequestError(400, str(error), code="invalid_request")
-        case RecursionError():
-            return RequestError(400, "the request is nested too deep", code="invalid_request")
-    log.exception("a request failed", exc_info=error)
-    return RequestError(500, f"{type(error).__name__}: {error}", code="internal_error")

@@ -19,7 +19,7 @@ from agl.mdp import IntArray
 
 Message = Mapping[str, Any]
 
-TELLING = 16
+TELLING = 8
 """An answer of at least this many characters that is met again was taken from here; a shorter one can be chance."""
 
 

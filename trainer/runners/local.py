@@ -172,14 +172,14 @@ class LocalRunner:
                 attempt=attempt,
             )
         except asyncio.CancelledError:
-            context.closed = True
+            tracing.close(context)
             if self.gateway is not None:
                 await self.gateway.close_attempt(rollout.rollout_id, attempt)
             raise
         except Exception as raised:
             status, error = "failed", _located(raised, rollout.rollout_id, attempt, self.agent.name)
         finally:
-            context.closed = True
+            tracing.close(context)
         if self.gateway is not None:
             calls = await self.gateway.close_attempt(rollout.rollout_id, attempt)
         await self.store.add_spans(context.spans)
