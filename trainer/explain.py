@@ -303,7 +303,8 @@ def _call_panel(call: CallReport, report: Report) -> Panel:
         answer.append(token.text.replace("\n", "⏎"), style="green" if token.trained else "dim")
     body.append(answer)
     if call.tokens:
-        logprobs = " ".join(f"{t.logprob:.2f}" for t in call.tokens[:24])
+        # A log-prob of -0.001 is shown as 0.00, not as -0.00.
+        logprobs = " ".join(f"{t.logprob:.2f}".replace("-0.00", "0.00") for t in call.tokens[:24])
         body.append(Text(f"log-probs {logprobs}{' ...' if len(call.tokens) > 24 else ''}", style="dim"))
     for tool_call in call.reply.get("tool_calls") or ():
         result = next((t for t in report.tools if t["tool_call_id"] == tool_call["id"]), None)
