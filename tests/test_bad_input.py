@@ -270,3 +270,11 @@ def test_a_task_line_that_is_not_json(tmp_path: Path) -> None:
         read_tasks(file)
     file.write_text(json.dumps("only text") + "\n")
     assert read_tasks(file) == ["only text"]
+
+
+def test_a_directory_that_holds_another_run(untrained_model: Path, tmp_path: Path) -> None:
+    _trainer(untrained_model, tmp_path / "run").fit(speaker, ["a"])
+    with pytest.raises(errors.ConfigError, match=r"holds a run already .*step-000001\)\n.*resume=True"):
+        _trainer(untrained_model, tmp_path / "run").fit(speaker, ["a"])
+    with pytest.raises(errors.CheckpointError, match="no run to go on with"):
+        _trainer(untrained_model, tmp_path / "nowhere").fit(speaker, ["a"], resume=True)

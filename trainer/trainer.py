@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from agl import tracing
 from agl.agents import Agent, Tracer, as_agent
 from agl.credit import Credit, Uniform
-from agl.errors import ConfigError, checked_options
+from agl.errors import CheckpointError, ConfigError, checked_options
 from agl.plugins import adapters
 from agl.resources import Dataset, as_tasks
 from agl.selection import AgentFilter, select
@@ -146,8 +146,8 @@ class Trainer:
         runnable = as_agent(agent)
         run_id = f"run-{uuid.uuid4().hex[:8]}"
         directory = self.directory or Path("agl-runs") / run_id
-        if resume and latest(directory) is None and self.directory is None:
-            raise ConfigError("resume=True needs directory=", hint="name the directory of the run to go on with")
+        if dev_tasks is None:
+            self._check_directory(directory, resume)
         directory.mkdir(parents=True, exist_ok=True)
         url = self.store or f"sqlite:///{directory / 'run.db'}"
         progress = Progress(self.progress)
@@ -192,6 +192,18 @@ class Trainer:
                 if saved is not None and dev_tasks is None:
                     progress.note(f"stopped; {saved.name} is saved in {directory}. Go on with resume=True / --resume")
                 raise
+
+    def _check_directory(self, directory: Path, resume: bool) -> None:
+        """A run goes on in its own directory, and a new one needs a directory without another's checkpoints."""
+        if resume and self.directory is None:
+            raise ConfigError("resume=True needs directory=", hint="name the directory of the run to go on with")
+        if resume and not directory.is_dir():
+            raise CheckpointError("there is no run to go on with", hint="name its directory", path=directory)
+        if not resume and latest(directory) is not None:
+            raise ConfigError(
+                f"{directory} holds a run already ({latest(directory)})",
+                hint="go on with it (resume=True or --resume), or choose another directory",
+            )
 
     @contextlib.contextmanager
     def _instrumented(self, agent: Agent) -> Any:

@@ -47,10 +47,11 @@ class GRPO:
         group_size: rollouts per task. batch_size: tasks per step.
         steps: updates; or `epochs`: passes over the training tasks. One of the two.
         learning_rate, warmup_steps, schedule, betas, weight_decay, grad_clip: of AdamW; the schedule is "constant" or
-            "linear" (down to a tenth at the last step).
+            "linear" (down to 0 at the last step).
         clip_low, clip_high: of the importance ratio. kl_coef, kl_kind: penalty towards the initial policy ("k1", "k2",
             "k3"). entropy_coef: bonus.
-        loss_agg: "token-mean", "seq-mean-token-sum", "seq-mean-token-mean" or "seq-mean-token-sum-norm".
+        loss_agg: "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", or "seq-mean-token-sum-norm" (divided by
+            `max_response_tokens`).
         normalize_std: divide advantages by the group's standard deviation (False: Dr.GRPO's form).
         temperature, max_response_tokens: of training's sampling, whatever the agent asks for.
         val_temperature: of validation; None leaves the agent's own. val_every: steps between validations.
@@ -216,6 +217,7 @@ class GRPO:
                 kl_kind=self.kl_kind,
                 entropy_coef=self.entropy_coef,
                 loss_agg=self.loss_agg,
+                loss_scale_factor=float(self.max_response_tokens) if self.loss_agg.endswith("-norm") else None,
                 seed=run.seed,
                 max_tokens_per_microbatch=self.max_tokens_per_microbatch,
             ),

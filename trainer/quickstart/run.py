@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,8 @@ def run(
         make(start, seed=seed, show=progress)
     elif progress:
         console.print(f"the policy to start from is {start} (made by: agl make-policy --seed {seed})")
+    if not resume:
+        _clear(out)
     agent = wrap(build_agent(), reward=exact_answer)
     trainer = Trainer(
         GRPO(
@@ -136,6 +139,14 @@ def run(
     console.print("and train an agent of your own:")
     console.print("  agl train --help")
     return facts
+
+
+def _clear(out: Path) -> None:
+    """A quickstart that is run again begins again; only the policy that it starts from is kept."""
+    for name in ("checkpoints", "policy"):
+        shutil.rmtree(out / name, ignore_errors=True)
+    for file in (*out.glob("run.db*"), out / "curve.png"):
+        file.unlink(missing_ok=True)
 
 
 def _parameters(directory: Path) -> int:
