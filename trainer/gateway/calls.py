@@ -12,7 +12,8 @@ from agl.mdp import IntArray
 from agl.trainer.engine import Completion, Engine, Sampling
 from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.errors import RequestError
-from agl.trainer.gateway.rendering import ParsedMessage, Rendering
+from agl.trainer.gateway.rendering import Rendering
+from agl.trainer.gateway.toolparsers import ParsedMessage
 
 
 @dataclass(frozen=True, slots=True)
