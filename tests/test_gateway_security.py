@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted import TOOLS, in_loop, serving
 
-from agl.trainer.gateway import app
+from agl.trainer.gateway import http
 
 USER = {"role": "user", "content": "hi"}
 
@@ -116,7 +116,7 @@ async def test_ipv6_has_an_url_that_clients_understand():
 
 @in_loop
 async def test_a_body_without_end_is_refused(monkeypatch):
-    monkeypatch.setattr(app, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(http, "MAX_BODY_BYTES", 1000)
 
     async def parts(n: int):
         for _ in range(n):

@@ -58,7 +58,7 @@ class GRPO:
         lora: train adapters of this shape instead of the full weights.
         device, dtype, max_context, threads: of the policy process; "auto"/None choose by the machine.
         renderer: a name from the `renderers` package; None chooses by the model.
-        max_tokens_per_microbatch, max_batch: of learner and engine.
+        max_tokens_per_microbatch, max_batch: of learner and engine; None chooses by the device.
         checkpoint_every: steps between checkpoints; None: each step for small models, else every 10; also at the end
             and on Ctrl-C.
     """
@@ -93,7 +93,7 @@ class GRPO:
     max_context: int | None = None
     threads: int | None = None
     renderer: str | None = None
-    max_tokens_per_microbatch: int = 16384
+    max_tokens_per_microbatch: int | None = None
     max_batch: int = 64
     checkpoint_every: int | None = None
 
