@@ -80,6 +80,33 @@ def test_what_is_printed(trained: agl.Result, capsys: pytest.CaptureFixture[str]
     assert "speaker" in capsys.readouterr().out
 
 
+def test_a_trace_is_a_tree(trained: agl.Result, capsys: pytest.CaptureFixture[str]) -> None:
+    from agl.trainer.trace import show_trace
+
+    rollout = _reports(trained)[0]
+    spans = show_trace(rollout.rollout_id, trained.directory)
+    shown = capsys.readouterr().out
+    assert "invoke_agent speaker" in shown
+    assert "chat any  speaker  trained" in shown
+    assert "reward reward" in shown
+    roots = [s for s in spans if s["parent_id"] is None]
+    assert [s["name"] for s in roots] == ["invoke_agent speaker"]
+    chats = [s for s in spans if s["name"].startswith("chat")]
+    assert {s["parent_id"] for s in chats} == {roots[0]["span_id"]}
+    assert {s["span_id"] for s in chats} == {c.span_id for c in _calls(trained, rollout.rollout_id)}
+
+
+def _calls(result: agl.Result, rollout_id: str) -> list[Any]:
+    async def main() -> list[Any]:
+        store = await open_store(result.store)
+        try:
+            return await store.query_calls(rollout_id)
+        finally:
+            await store.close()
+
+    return asyncio.run(main())
+
+
 def test_what_is_not_there(trained: agl.Result, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no store at this path"):
         agl.explain("ro-1", tmp_path / "nothing")

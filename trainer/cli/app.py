@@ -161,6 +161,34 @@ def make_policy(
     _write(json_file, make(directory, seed=seed))
 
 
+trace = typer.Typer(help="Read traces: which agent spoke, which tool ran.", no_args_is_help=True)
+app.add_typer(trace, name="trace")
+
+
+@trace.command("ls")
+def trace_ls(
+    store: Annotated[Path | None, typer.Option(help="A run's directory or store; the newest one if left out.")] = None,
+    json_file: Json = None,
+) -> None:
+    """List a store's rollouts."""
+    from agl.trainer.explain import list_rollouts
+
+    _write(json_file, list_rollouts(store))
+
+
+@trace.command("show")
+def trace_show(
+    rollout: Annotated[str, typer.Argument(help="A rollout's id, or its beginning.")],
+    store: Annotated[Path | None, typer.Option(help="A run's directory or store; the newest one if left out.")] = None,
+    attempt: Annotated[int | None, typer.Option(help="One attempt alone.")] = None,
+    json_file: Json = None,
+) -> None:
+    """Show a rollout's spans as a tree."""
+    from agl.trainer.trace import show_trace
+
+    _write(json_file, show_trace(rollout, store, attempt=attempt))
+
+
 def _write(path: Path | None, facts: Any) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
