@@ -10,15 +10,18 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 from agl import routing, semconv, tracing
 from agl.adapters.base import InstrumentedTracer
+from agl.adapters.langchain.labels import Label, label_of
 from agl.adapters.langchain.wrap import handles, wrap
-from agl.tracing import Scope
+from agl.tracing import RolloutContext, Scope
 
 if TYPE_CHECKING:
     from langchain_core.callbacks import BaseCallbackHandler
@@ -33,17 +36,47 @@ class LangChainTracer(InstrumentedTracer):
     wrap = staticmethod(wrap)
 
     def _install(self) -> None:
-        from langchain_core.tracers.context import _configure_hooks, register_configure_hook
-
-        routing.install()
-        register_configure_hook(ContextVar("agl_langchain", default=_handler()), inheritable=True)  # noqa: B039
-        self._hook = _configure_hooks[-1]
+        attach()
 
     def _restore(self) -> None:
-        from langchain_core.tracers.context import _configure_hooks
+        detach()
 
-        _configure_hooks.remove(self._hook)
-        routing.uninstall()
+
+_lock = threading.Lock()
+_attached: list[Any] = []
+"""For each tracer that is on, LangChain's entry of our one handler."""
+_naming_nodes = 0
+"""How many of them want the nodes of graphs to be agents."""
+
+
+def attach(*, nodes: bool = False) -> None:
+    """Switch the handler on, for one more tracer.
+
+    Args:
+        nodes: the nodes of the user's own graphs are agents.
+    """
+    global _naming_nodes
+    from langchain_core.tracers.context import _configure_hooks, register_configure_hook
+
+    with _lock:
+        if not _attached:
+            register_configure_hook(ContextVar("agl_langchain", default=_handler()), inheritable=True)  # noqa: B039
+        _attached.append(_attached[0] if _attached else _configure_hooks[-1])
+        _naming_nodes += nodes
+    routing.install()
+
+
+def detach(*, nodes: bool = False) -> None:
+    """Undo one `attach`."""
+    global _naming_nodes
+    from langchain_core.tracers.context import _configure_hooks
+
+    with _lock:
+        hook = _attached.pop()
+        _naming_nodes -= nodes
+        if not _attached:
+            _configure_hooks.remove(hook)
+    routing.uninstall()
 
 
 @functools.cache
@@ -60,6 +93,11 @@ def _handler() -> BaseCallbackHandler:
             """The scope that a run opened."""
             self.around: dict[UUID, Scope] = {}
             """The innermost scope within which a run's children lie: its own, or the one it was started in."""
+            self.labels: dict[UUID, Label] = {}
+            self.nodes: set[UUID] = set()
+            """The runs that are nodes of a graph."""
+            self.issuers: WeakKeyDictionary[RolloutContext, dict[str, str]] = WeakKeyDictionary()
+            """Tool call id -> the agent that asked for it, where another node runs the tool."""
 
         def _parent(self, parent_run_id: UUID | None) -> Scope | None:
             """The scope that a run belongs to: by the context, where that lies within LangChain's parent run; by
@@ -77,18 +115,35 @@ def _handler() -> BaseCallbackHandler:
 
         def _forget_closed(self) -> None:
             """Drop the runs of ended rollouts that LangChain never ended: streams that were broken off."""
-            for runs in (self.scopes, self.around):
-                for run_id in [r for r, scope in list(runs.items()) if scope.rollout.closed]:
+            for run_id in [r for r, scope in list(self.around.items()) if scope.rollout.closed]:
+                for runs in (self.scopes, self.around, self.labels):
                     runs.pop(run_id, None)
+                self.nodes.discard(run_id)
+
+        def _label(
+            self, run_id: UUID, parent_run_id: UUID | None, metadata: Mapping[str, Any] | None, tags: Any = ()
+        ) -> Label:
+            above = self.labels.get(parent_run_id) if parent_run_id is not None else None
+            label = self.labels[run_id] = label_of(metadata or {}, tags or (), above, nodes=bool(_naming_nodes))
+            return label
 
         def _open(self, run_id: UUID, scope: Scope | None) -> None:
             if scope is not None:
                 self.scopes[run_id] = self.around[run_id] = scope
 
-        def _close(self, run_id: UUID, error: BaseException | str | None = None, **attributes: Any) -> None:
+        def _close(
+            self, run_id: UUID, error: BaseException | str | None = None, attributes: dict[str, Any] | None = None
+        ) -> None:
             self.around.pop(run_id, None)
-            if (scope := self.scopes.pop(run_id, None)) is not None:
-                tracing.end(scope, error=error, attributes=attributes.get("attributes"))
+            self.labels.pop(run_id, None)
+            if (scope := self.scopes.pop(run_id, None)) is None:
+                return
+            if run_id in self.nodes:
+                self.nodes.discard(run_id)
+                if not _spoke(scope):
+                    scope.span.update_name(f"{semconv.OPERATION} {scope.agent}")
+                    attributes = {semconv.OPERATION_NAME: semconv.OPERATION}
+            tracing.end(scope, error=None if _is_control_flow(error) else error, attributes=attributes)
 
         def on_chain_start(
             self,
@@ -98,14 +153,16 @@ def _handler() -> BaseCallbackHandler:
             run_id: UUID,
             parent_run_id: UUID | None = None,
             metadata: dict[str, Any] | None = None,
+            tags: list[str] | None = None,
             **_: Any,
         ) -> None:
             parent = self._parent(parent_run_id)
             if parent is None:
                 return
-            agent = (metadata or {}).get("lc_agent_name")
-            if agent and agent != parent.agent:
-                self._open(run_id, tracing.start(semconv.INVOKE_AGENT, agent, agent=agent, parent=parent))
+            label = self._label(run_id, parent_run_id, metadata, tags)
+            if label.agent and (label.is_node or label.agent != parent.agent):
+                self._open(run_id, tracing.start(semconv.INVOKE_AGENT, label.agent, agent=label.agent, parent=parent))
+                self.nodes.update([run_id] if label.is_node else [])
             else:
                 self.around[run_id] = parent
 
@@ -135,7 +192,7 @@ def _handler() -> BaseCallbackHandler:
                 tracing.start(
                     semconv.CHAT,
                     model,
-                    agent=(metadata or {}).get("lc_agent_name"),
+                    agent=self._label(run_id, parent_run_id, metadata).agent,
                     parent=parent,
                     attributes={
                         semconv.REQUEST_MODEL: model,
@@ -154,6 +211,9 @@ def _handler() -> BaseCallbackHandler:
         def on_llm_end(self, response: Any, *, run_id: UUID, **_: Any) -> None:
             scope = self.scopes.get(run_id)
             if scope is not None:
+                if _naming_nodes:
+                    issued = self.issuers.setdefault(scope.rollout, {})
+                    issued.update({call_id: scope.agent for call_id in _tool_call_ids(response)})
                 self._close(run_id, attributes=_facts(response, scope.rollout.capture_content))
 
         def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
@@ -173,18 +233,20 @@ def _handler() -> BaseCallbackHandler:
             parent = self._parent(parent_run_id)
             if parent is None:
                 return
+            label = self._label(run_id, parent_run_id, metadata)
             name = (serialized or {}).get("name") or kwargs.get("name") or "tool"
             arguments = json.dumps(inputs, default=str) if inputs is not None else input_str
+            call_id = kwargs.get("tool_call_id")
             self._open(
                 run_id,
                 tracing.start(
                     semconv.EXECUTE_TOOL,
                     name,
-                    agent=(metadata or {}).get("lc_agent_name"),
+                    agent=self.issuers.get(parent.rollout, {}).get(call_id or "") or label.agent,
                     parent=parent,
                     attributes={
                         semconv.TOOL_NAME: name,
-                        semconv.TOOL_CALL_ID: kwargs.get("tool_call_id"),
+                        semconv.TOOL_CALL_ID: call_id,
                         semconv.TOOL_CALL_ARGUMENTS: arguments if parent.rollout.capture_content else None,
                     },
                 ),
@@ -203,6 +265,26 @@ def _handler() -> BaseCallbackHandler:
             self._close(run_id, error)
 
     return Handler()
+
+
+def _spoke(node: Scope) -> bool:
+    """Whether a node asked a model or ran an agent."""
+    spoken = (semconv.CHAT, semconv.INVOKE_AGENT)
+    return any(scope.parent is node and scope.kind in spoken for scope in list(node.rollout.open)) or any(
+        span.parent_id == node.span_id and span.operation in spoken for span in reversed(node.rollout.spans)
+    )
+
+
+def _is_control_flow(error: object) -> bool:
+    """Whether this is how a graph pauses or goes elsewhere, which is no failure."""
+    return any(cls.__name__ == "GraphBubbleUp" for cls in type(error).__mro__)
+
+
+def _tool_call_ids(response: Any) -> Iterator[str]:
+    for generation in (g for batch in response.generations for g in batch):
+        for call in getattr(getattr(generation, "message", None), "tool_calls", None) or ():
+            if call["id"]:
+                yield call["id"]
 
 
 def _client_name(serialized: Mapping[str, Any] | None) -> str:

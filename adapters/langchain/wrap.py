@@ -8,12 +8,20 @@ from typing import Any
 from agl.adapters.base import question
 from agl.agents import Agent, RewardFunction, scored
 
-_FRAMEWORK = ("langchain_core.runnables", "langchain_core.language_models", "langgraph.")
+_FRAMEWORK = ("langchain_core.runnables", "langchain_core.language_models")
 
 
 def handles(agent: object) -> bool:
-    """Whether `agent` is a LangChain or LangGraph runnable."""
+    """Whether `agent` is a LangChain runnable: any but a graph of the user's own, which is LangGraph's."""
+    if is_graph(agent):
+        config: Any = getattr(agent, "config", None) or {}
+        return (config.get("metadata") or {}).get("ls_integration") == "langchain_create_agent"
     return any(cls.__module__.startswith(_FRAMEWORK) for cls in type(agent).__mro__)
+
+
+def is_graph(agent: object) -> bool:
+    """Whether `agent` is a compiled graph, `create_agent`'s among them."""
+    return any(cls.__module__.startswith("langgraph.") for cls in type(agent).__mro__)
 
 
 def wrap(
@@ -37,23 +45,24 @@ def wrap(
     """
     from agl.adapters.langchain.tracer import LangChainTracer
 
-    graph = any(cls.__module__.startswith("langgraph.") for cls in type(agent).__mro__)
-    before = input or (_messages if graph else _plain)
+    before = input or (messages if is_graph(agent) else _plain)
     after = output or text_of
 
     async def invoke(task: Any) -> Any:
         return after(await agent.ainvoke(before(task)))
 
     tracers = (LangChainTracer(),)
-    return scored(name or _name(agent), invoke, reward, tracers=tracers, error_reward=error_reward)
+    return scored(name or name_of(agent), invoke, reward, tracers=tracers, error_reward=error_reward)
 
 
-def _name(agent: Any) -> str:
+def name_of(agent: Any) -> str:
+    """The name that a runnable was given, else "agent"."""
     name = getattr(agent, "name", None)
     return name if isinstance(name, str) and name not in ("", "LangGraph") else "agent"
 
 
-def _messages(task: Any) -> Any:
+def messages(task: Any) -> Any:
+    """A graph's input: the task's messages, or its question as one."""
     if isinstance(task, Mapping) and "messages" in task:
         return dict(task)
     return {"messages": [{"role": "user", "content": question(task)}]}

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from agl.trainer.gateway import chat, http, responses
+from agl.trainer.gateway import chat, http, messages, responses
 from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, Served
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
@@ -51,8 +51,8 @@ def build_app(gateway: Gateway) -> Starlette:
     async def not_here(request: Request) -> Response:
         raise RequestError(
             404,
-            f"{request.method} {request.url.path} is not served; this gateway has POST chat/completions, "
-            "POST responses and GET models",
+            f"{request.method} {request.url.path} is not served; this gateway has POST chat/completions, responses "
+            "and messages, and GET models",
             code="not_found",
         )
 
@@ -62,6 +62,7 @@ def build_app(gateway: Gateway) -> Starlette:
         Route(f"{http.PREFIX}/models/{{model:path}}", model),
         Route(f"{http.PREFIX}/chat/completions", chat_completions, methods=["POST"]),
         *responses.responses_routes(gateway),
+        *messages.messages_routes(gateway),
         Route("/{path:path}", not_here, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
     ]
     handlers = {RequestError: _refused, ClientDisconnect: _hung_up, Exception: _failed}

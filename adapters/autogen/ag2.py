@@ -1,0 +1,76 @@
+"""Hooks of ag2 (>= 1.0, < 2).
+
+Its own hook for tools is a middleware, but each agent has its own list: replaced is `Agent._turn_scope`, through which
+every turn of every agent goes (`ask`, `run`, subtasks), to add ours and to open the agent's scope around the turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from agl import tracing
+from agl.adapters.autogen.patching import Patches
+from agl.adapters.autogen.spans import speaks, tool, tool_end, within
+
+
+def install(patches: Patches) -> None:
+    """Hook `ag2.Agent`."""
+    # Below 1.0 a module of this name may exist that has nothing of the kind.
+    if importlib.util.find_spec("ag2.middleware") is None:
+        return
+    from ag2 import Agent
+
+    patches.method(Agent, "_turn_scope", _turn_scope)
+
+
+def _turn_scope(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    @contextlib.asynccontextmanager
+    async def turn_scope(
+        self: Any, *args: Any, additional_middleware: Any = (), **kwargs: Any
+    ) -> AsyncIterator[Callable[..., Any]]:
+        if tracing.current() is not None:
+            additional_middleware = (*additional_middleware, _middleware())
+        turn = original(self, *args, additional_middleware=additional_middleware, **kwargs)
+        async with turn as drive:
+
+            async def driven() -> Any:
+                return await within(speaks(self.name), drive())
+
+            yield driven
+
+    return turn_scope
+
+
+@functools.cache
+def _middleware() -> Any:
+    """Our middleware's class. Made late, so that importing the adapter does not import the framework."""
+    from ag2.middleware import BaseMiddleware
+
+    class ToolSpans(BaseMiddleware):
+        async def on_tool_execution(self, call_next: Any, event: Any, context: Any) -> Any:
+            scope = tool(event.name, event.arguments, event.id)
+            return await within(scope, call_next(event, context), lambda result: scope and _end(scope, result))
+
+    return ToolSpans
+
+
+def _end(scope: Any, result: Any) -> None:
+    error = getattr(result, "error", None)
+    if error is not None:
+        tracing.end(scope, error=error)
+    elif hasattr(result, "result"):
+        tool_end(scope, "\n".join(_text(part) for part in result.result.parts))
+    else:
+        # A tool of the client's own: its result comes with the client's next request.
+        tracing.end(scope)
+
+
+def _text(part: Any) -> str:
+    content = getattr(part, "content", None)
+    return content if isinstance(content, str) else json.dumps(getattr(part, "data", repr(part)), default=str)

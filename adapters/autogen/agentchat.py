@@ -1,0 +1,197 @@
+"""Hooks of autogen-agentchat and autogen-core (>= 0.7, < 0.8).
+
+Replaced, because the framework offers no hook: `on_messages` and `on_messages_stream` of every `BaseChatAgent` (teams,
+`run`, `AgentTool` and a user's own call all go through them), `run_json` and `run_json_stream` of every `BaseTool`,
+`call_tool` of every workbench that does not run such tools (MCP), `BaseAgent.on_message` for agents of autogen-core and
+for team managers that ask a model themselves, and `send_message` and `publish_message` of the runtime, whose handlers
+run in the context in which it was started: a message finds its sender's rollout by the message's id.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import uuid
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakValueDictionary
+
+from agl import semconv, tracing
+from agl.adapters.aside import traced
+from agl.adapters.autogen.patching import Patches
+from agl.adapters.autogen.spans import speaks, tool, tool_end, within
+from agl.tracing import Scope
+
+
+def install(patches: Patches) -> None:
+    """Hook both packages, or autogen-core alone where it is used without agentchat."""
+    from autogen_core import BaseAgent, SingleThreadedAgentRuntime
+    from autogen_core.tools import BaseTool, StaticWorkbench, Workbench
+
+    patches.method(BaseAgent, "on_message", _on_message)
+    patches.method(SingleThreadedAgentRuntime, "send_message", _sends)
+    patches.method(SingleThreadedAgentRuntime, "publish_message", _sends)
+    patches.tree(BaseTool, {"run_json": _run_json, "run_json_stream": _run_json_stream})
+    patches.tree(Workbench, {"call_tool": _call_tool}, but=lambda cls: issubclass(cls, StaticWorkbench))
+    if importlib.util.find_spec("autogen_agentchat") is not None:
+        from autogen_agentchat.agents import BaseChatAgent
+
+        patches.tree(BaseChatAgent, {"on_messages": _on_messages, "on_messages_stream": _on_messages_stream})
+
+
+# -- agents -----------------------------------------------------------------------------------------------------------
+
+
+def _on_messages(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def on_messages(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return await within(speaks(self.name), original(self, *args, **kwargs))
+
+    return on_messages
+
+
+def _on_messages_stream(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def on_messages_stream(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if tracing.current() is None:
+            return original(self, *args, **kwargs)
+        return traced(
+            lambda: speaks(self.name),
+            lambda: original(self, *args, **kwargs),
+            lambda scope, error: tracing.end(scope, error=error),
+            _Refusals(self.name).seen,
+        )
+
+    return on_messages_stream
+
+
+class _Refusals:
+    """Makes spans of the tool calls that reach no tool: an unknown name, or arguments that are no JSON."""
+
+    def __init__(self, agent: str) -> None:
+        self.agent = agent
+        self.requested: dict[str, Any] = {}
+
+    def seen(self, event: Any) -> None:
+        # A nested team's events pass through the outer agent's stream too.
+        if getattr(event, "source", None) != self.agent:
+            return
+        kind = getattr(event, "type", None)
+        if kind == "ToolCallRequestEvent":
+            self.requested.update({call.id: call for call in event.content})
+        elif kind == "ToolCallExecutionEvent":
+            for result in event.content:
+                call = self.requested.get(result.call_id)
+                if result.is_error and call is not None and not _has_span(call.id):
+                    scope = tool(call.name, call.arguments, call.id)
+                    if scope is not None:
+                        tool_end(scope, result.content, failed=True)
+
+
+def _has_span(call_id: str) -> bool:
+    here = tracing.current()
+    return here is None or any(s.attributes.get(semconv.TOOL_CALL_ID) == call_id for s in here.rollout.spans)
+
+
+_senders: WeakValueDictionary[str, Scope] = WeakValueDictionary()
+"""Message id -> the scope that it was sent in, while that is in use."""
+
+
+def _sends(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def send(self: Any, *args: Any, message_id: str | None = None, **kwargs: Any) -> Any:
+        here = tracing.current()
+        if here is not None:
+            message_id = message_id or str(uuid.uuid4())
+            _senders[message_id] = here
+        return await original(self, *args, message_id=message_id, **kwargs)
+
+    return send
+
+
+def _on_message(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def on_message(self: Any, message: Any, ctx: Any) -> Any:
+        here, sender = tracing.current(), _senders.get(ctx.message_id)
+        if sender is not None and (here is None or here.rollout is not sender.rollout):
+            tracing.activate(sender)
+        name = None if tracing.current() is None else _core_name(self, message, ctx)
+        return await within(speaks(name) if name else None, original(self, message, ctx))
+
+    return on_message
+
+
+def _core_name(agent: Any, message: Any, ctx: Any) -> str | None:
+    """The name under which an agent of autogen-core speaks; None for agentchat's plumbing, where it asks no model."""
+    if not type(agent).__module__.startswith("autogen_agentchat."):
+        return agent.id.type
+    asks = ctx.is_rpc or type(message).__name__ in ("GroupChatAgentResponse", "GroupChatTeamResponse")
+    return agent._name if asks and hasattr(agent, "_model_client") else None
+
+
+# -- tools ------------------------------------------------------------------------------------------------------------
+
+
+def _run_json(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def run_json(self: Any, args: Any, cancellation_token: Any, call_id: str | None = None, **kwargs: Any) -> Any:
+        scope = tool(self.name, args, call_id)
+        run = original(self, args, cancellation_token, call_id=call_id, **kwargs)
+        return await within(scope, run, lambda value: tool_end(scope, _text(self, value)) if scope else None)
+
+    return run_json
+
+
+def _run_json_stream(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def run_json_stream(
+        self: Any, args: Any, cancellation_token: Any, call_id: str | None = None, **kwargs: Any
+    ) -> Any:
+        if tracing.current() is None:
+            return original(self, args, cancellation_token, call_id=call_id, **kwargs)
+        last: list[Any] = []
+
+        def end(scope: Scope, error: BaseException | None) -> None:
+            if error is not None or not last:
+                tracing.end(scope, error=error)
+            else:
+                tool_end(scope, _text(self, last[0]))
+
+        def seen(event: Any) -> None:
+            last[:] = [event]
+
+        return traced(
+            lambda: tool(self.name, args, call_id),
+            lambda: original(self, args, cancellation_token, call_id=call_id, **kwargs),
+            end,
+            seen,
+        )
+
+    return run_json_stream
+
+
+def _text(of: Any, value: Any) -> str:
+    """A result as the model reads it. Where the tool's own way of saying it fails, that is AutoGen's to report."""
+    try:
+        return of.return_value_as_string(value)
+    except Exception:
+        return str(value)
+
+
+def _call_tool(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def call_tool(
+        self: Any,
+        name: str,
+        arguments: Any = None,
+        cancellation_token: Any = None,
+        call_id: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        scope = tool(name, arguments or {}, call_id)
+        run = original(self, name, arguments, cancellation_token, call_id, **kwargs)
+        return await within(
+            scope, run, lambda result: tool_end(scope, result.to_text(), failed=result.is_error) if scope else None
+        )
+
+    return call_tool

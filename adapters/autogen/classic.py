@@ -1,0 +1,95 @@
+"""Hooks of classic AutoGen, the distribution `autogen` or `ag2` below 1.0 (>= 0.9, < 1).
+
+Replaced in every `ConversableAgent`, because its loggers speak up only after the call: `generate_reply` and
+`a_generate_reply` (an agent's turn, in chats, group chats and speaker selection alike), `execute_function` and
+`a_execute_function` (tools; they belong to the agent that executes them, not to the one that asked).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+from agl import tracing
+from agl.adapters.autogen.patching import Patches
+from agl.adapters.autogen.spans import speaks, tool, tool_end, within
+
+
+def install(patches: Patches) -> None:
+    """Hook `autogen.ConversableAgent` and its subclasses."""
+    if importlib.util.find_spec("autogen.agentchat") is None:
+        return
+    from autogen import ConversableAgent  # pyright: ignore[reportMissingImports]
+
+    patches.tree(
+        ConversableAgent,
+        {
+            "generate_reply": _generate_reply,
+            "a_generate_reply": _a_generate_reply,
+            "execute_function": _execute_function,
+            "a_execute_function": _a_execute_function,
+        },
+    )
+
+
+def _generate_reply(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def generate_reply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        scope = speaks(self.name)
+        try:
+            reply = original(self, *args, **kwargs)
+        except BaseException as error:
+            if scope is not None:
+                tracing.end(scope, error=error)
+            raise
+        if scope is not None:
+            tracing.end(scope)
+        return reply
+
+    return generate_reply
+
+
+def _a_generate_reply(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def a_generate_reply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return await within(speaks(self.name), original(self, *args, **kwargs))
+
+    return a_generate_reply
+
+
+def _execute_function(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def execute_function(
+        self: Any, func_call: dict[str, Any], call_id: str | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        scope = tool(func_call.get("name", ""), func_call.get("arguments", ""), call_id)
+        try:
+            result = original(self, func_call, call_id, *args, **kwargs)
+        except BaseException as error:
+            if scope is not None:
+                tracing.end(scope, error=error)
+            raise
+        if scope is not None:
+            _end(scope, result)
+        return result
+
+    return execute_function
+
+
+def _a_execute_function(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def a_execute_function(
+        self: Any, func_call: dict[str, Any], call_id: str | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        scope = tool(func_call.get("name", ""), func_call.get("arguments", ""), call_id)
+        run = original(self, func_call, call_id, *args, **kwargs)
+        return await within(scope, run, lambda result: _end(scope, result))
+
+    return a_execute_function
+
+
+def _end(scope: Any, result: tuple[bool, dict[str, Any]]) -> None:
+    succeeded, message = result
+    tool_end(scope, str(message.get("content", "")), failed=not succeeded)

@@ -1,0 +1,49 @@
+"""Spans of AutoGen runs: `invoke_agent` for each agent's turn, `execute_tool` for tools, `chat` for each request.
+
+Hook: none exists that runs before the model's request (AutoGen logs calls after they were made, and its own
+OpenTelemetry spans go to the user's tracer provider), so methods of its base classes are replaced while instrumented;
+each family's module says which, and for which versions. The `chat` spans are the SDK's, through `agl.adapters.openai`:
+AutoGen's own results drop the response's id.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+
+from agl import routing
+from agl.adapters.autogen import ag2, agentchat, classic
+from agl.adapters.autogen.patching import Patches
+from agl.adapters.autogen.wrap import handles, wrap
+from agl.adapters.base import InstrumentedTracer
+from agl.adapters.openai import OpenAITracer
+
+_FAMILIES: dict[str, Callable[[Patches], None]] = {
+    "autogen_core": agentchat.install,
+    "autogen": classic.install,
+    "ag2": ag2.install,
+}
+
+
+class AutoGenTracer(InstrumentedTracer):
+    """Traces agents, teams and tools of autogen-agentchat, autogen-core, classic AutoGen and ag2 inside rollouts."""
+
+    handles = staticmethod(handles)
+    wrap = staticmethod(wrap)
+
+    def _install(self) -> None:
+        found = [install for module, install in _FAMILIES.items() if importlib.util.find_spec(module) is not None]
+        if not found:
+            raise ImportError("AutoGen is not installed: pip install 'agl[autogen]'")
+        self._patches = Patches()
+        for install in found:
+            install(self._patches)
+        routing.install()
+        # The user's own OpenAITracer stays theirs to switch off.
+        self._openai = None if OpenAITracer().instrumented else OpenAITracer().instrument()
+
+    def _restore(self) -> None:
+        self._patches.restore()
+        if self._openai is not None:
+            self._openai.uninstrument()
+        routing.uninstall()

@@ -1,0 +1,29 @@
+"""Spans of LangGraph runs: a node that asks a model is an agent by the node's name.
+
+Hook: LangChain's, shared with its adapter, so that both together make each span once (langgraph >= 1.2 and
+langchain >= 1.4, whose metadata tell `create_agent`'s graphs from the user's own).
+"""
+
+from __future__ import annotations
+
+from agl.adapters.base import InstrumentedTracer
+from agl.adapters.langchain import tracer as langchain
+from agl.adapters.langgraph.wrap import handles, wrap
+
+
+class LangGraphTracer(InstrumentedTracer):
+    """Traces graphs, and everything else that runs on langchain-core, inside rollouts.
+
+    A call's agent is the innermost of: the agent that `create_agent(name=...)` named, the node of a `StateGraph`. So a
+    node that holds an unnamed agent is that agent. A node that asks no model is an `operation` span; the tools that it
+    runs are the agent's that asked for them.
+    """
+
+    handles = staticmethod(handles)
+    wrap = staticmethod(wrap)
+
+    def _install(self) -> None:
+        langchain.attach(nodes=True)
+
+    def _restore(self) -> None:
+        langchain.detach(nodes=True)

@@ -1,0 +1,230 @@
+"""Spans of OpenAI Agents runs: `invoke_agent` for agents, `chat` for model calls, `execute_tool` for tools.
+
+Hook: a `TracingProcessor` beside the user's own, and `set_trace_provider` so that switching the SDK's tracing off does
+not switch the processor off (openai-agents >= 0.24, < 0.25). The SDK's tool spans carry no call id: a tool's run is
+joined to the call with its name and arguments in the last answer of the same agent's run.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from agl import routing, semconv, tracing
+from agl.adapters.base import InstrumentedTracer
+from agl.adapters.openai_agents.wrap import handles, wrap
+from agl.tracing import Scope
+
+
+class OpenAIAgentsTracer(InstrumentedTracer):
+    """Traces every `Runner.run`, `run_sync` and `run_streamed` inside rollouts."""
+
+    handles = staticmethod(handles)
+    wrap = staticmethod(wrap)
+
+    def _install(self) -> None:
+        from agl.adapters.openai_agents.provider import put
+
+        routing.install()
+        processor = _processor_class()()
+        self._provider = processor.provider = put(processor)
+
+    def _restore(self) -> None:
+        from agl.adapters.openai_agents.provider import take_back
+
+        take_back(self._provider)
+        routing.uninstall()
+
+
+class _ToolCall(NamedTuple):
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(eq=False)
+class _Run:
+    """One agent's turn at the wheel: the tool calls of its last answer that no tool span has claimed."""
+
+    calls: list[_ToolCall] = field(default_factory=list)
+
+    def claim(self, name: str, arguments: Any) -> str | None:
+        for call in self.calls:
+            if call.arguments == arguments and (name == call.name or name.endswith(f".{call.name}")):
+                self.calls.remove(call)
+                return call.id
+        return None
+
+
+@dataclass(eq=False)
+class _Open:
+    """A span of the SDK that has not ended.
+
+    Attributes:
+        around: the innermost scope in which its children lie: its own, or the one that it was started in.
+        own: the scope that it opened, if any.
+        run: of the agent in whose span it lies.
+        handled: the exception that was being handled when it started, which is none of its own.
+    """
+
+    around: Scope
+    own: Scope | None
+    run: _Run
+    handled: BaseException | None
+
+
+@functools.cache
+def _processor_class() -> Any:
+    """Made late, so that importing the adapter does not import the framework."""
+    from agents.tracing import TracingProcessor
+
+    class Processor(TracingProcessor):
+        def __init__(self) -> None:
+            self.open: dict[str, _Open] = {}
+            self.provider: Any = None
+
+        def on_trace_start(self, trace: Any) -> None:
+            for span_id in [i for i, o in list(self.open.items()) if o.around.rollout.closed]:
+                self.open.pop(span_id, None)
+
+        def on_trace_end(self, trace: Any) -> None:
+            self.provider.forget(trace.trace_id)
+
+        def on_span_start(self, span: Any) -> None:
+            outer = self.open.get(span.parent_id)
+            parent = _parent(outer)
+            if parent is None:
+                return
+            data = span.span_data
+            own, run = None, outer.run if outer is not None else _Run()
+            if data.type == "agent":
+                run = _Run()
+                # The rollout's root span already stands for the wrapped agent.
+                if parent.parent is not None or parent.agent != data.name:
+                    own = tracing.start(semconv.INVOKE_AGENT, data.name, agent=data.name, parent=parent)
+            elif data.type in ("response", "generation"):
+                own = tracing.start(semconv.CHAT, _model(data), parent=parent, attributes=_asked(data))
+            elif data.type == "function":
+                attributes = {semconv.TOOL_NAME: data.name}
+                own = tracing.start(semconv.EXECUTE_TOOL, data.name, parent=parent, attributes=attributes)
+            self.open[span.span_id] = _Open(own or parent, own, run, sys.exception())
+
+        def on_span_end(self, span: Any) -> None:
+            self.provider.forget(span.span_id)
+            opened = self.open.pop(span.span_id, None)
+            if opened is None or opened.own is None:
+                return
+            data, content = span.span_data, opened.own.rollout.capture_content
+            attributes: dict[str, Any] = {}
+            if data.type == "function":
+                attributes = {semconv.TOOL_CALL_ID: opened.run.claim(data.name, data.input)}
+                if content:
+                    attributes[semconv.TOOL_CALL_ARGUMENTS] = data.input
+                    attributes[semconv.TOOL_CALL_RESULT] = None if data.output is None else str(data.output)
+            elif data.type in ("response", "generation"):
+                messages = _messages(data)
+                opened.run.calls = [*_tool_calls(messages)]
+                attributes = _answered(data, messages, content)
+            tracing.end(opened.own, error=_error(span, opened, content), attributes=attributes)
+
+        def shutdown(self) -> None:
+            pass
+
+        def force_flush(self) -> None:
+            pass
+
+    return Processor
+
+
+def _parent(outer: _Open | None) -> Scope | None:
+    """The scope that a new span belongs to: by the context, where that lies within the SDK's parent span; else by the
+    SDK's ids."""
+    here = tracing.current()
+    known = outer.around if outer is not None else None
+    while known is not None and known.ended:
+        known = known.parent
+    if known is None or known.rollout.closed or (here is not None and here.within(known)):
+        return here
+    return known
+
+
+def _error(span: Any, opened: _Open, content: bool) -> BaseException | str | None:
+    """What went wrong in a span: the exception that leaves it, else what the SDK noted on it."""
+    error = sys.exception()
+    if error is not None and error is not opened.handled and not isinstance(error, GeneratorExit):
+        # A tool's exception leaves the run as the cause of a UserError.
+        wrapped = type(error).__name__ == "UserError" and isinstance(error.__cause__, Exception)
+        return error.__cause__ if wrapped else error
+    if span.error is None:
+        return None
+    noted = (span.error.get("data") or {}).get("error") if content else None
+    return str(noted or span.error["message"])
+
+
+# -- what the SDK's span data say -------------------------------------------------------------------------------------
+
+
+def _model(data: Any) -> str:
+    return str(getattr(data, "model", None) or "")
+
+
+def _asked(data: Any) -> dict[str, Any]:
+    config = getattr(data, "model_config", None) or {}
+    return {
+        semconv.REQUEST_MODEL: _model(data) or None,
+        # Other clients than the openai SDK name themselves.
+        semconv.PROVIDER_NAME: config.get("model_impl", "openai"),
+        semconv.URL: config.get("base_url"),
+    }
+
+
+def _messages(data: Any) -> list[Mapping[str, Any]]:
+    """An answer's output items (Responses; any stream) or its message (Chat Completions)."""
+    if data.type == "response":
+        return [item.model_dump(exclude_none=True) for item in data.response.output] if data.response else []
+    items: list[Mapping[str, Any]] = []
+    for output in data.output or ():
+        items += output["output"] if output.get("object") == "response" else [output]
+    return items
+
+
+def _tool_calls(messages: list[Mapping[str, Any]]) -> Iterator[_ToolCall]:
+    for message in messages:
+        if message.get("type") == "function_call":
+            yield _ToolCall(message["call_id"], message["name"], message["arguments"])
+        for call in message.get("tool_calls") or ():
+            if call.get("function"):
+                yield _ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
+
+
+def _answered(data: Any, messages: list[Mapping[str, Any]], content: bool) -> dict[str, Any]:
+    usage = data.usage or {}
+    facts: dict[str, Any] = {
+        # The SDK makes zeros of a stream's missing usage, and an id of its own for its message.
+        semconv.INPUT_TOKENS: usage.get("input_tokens") or None,
+        semconv.OUTPUT_TOKENS: usage.get("output_tokens") or None,
+        semconv.RESPONSE_ID: next((p["response_id"] for m in messages if (p := m.get("provider_data"))), None),
+    }
+    if content and messages:
+        facts[semconv.OUTPUT_MESSAGES] = json.dumps(messages, default=str)
+    response = getattr(data, "response", None)
+    if response is not None:
+        facts[semconv.RESPONSE_ID] = response.id
+        facts[semconv.RESPONSE_MODEL] = response.model
+        facts[semconv.FINISH_REASONS] = [_finish_reason(response)]
+        if response.usage is not None:
+            facts[semconv.INPUT_TOKENS] = response.usage.input_tokens
+            facts[semconv.OUTPUT_TOKENS] = response.usage.output_tokens
+    return facts
+
+
+def _finish_reason(response: Any) -> str:
+    """Responses tell a status; in the words of Chat Completions."""
+    if response.status == "incomplete":
+        reason = getattr(response.incomplete_details, "reason", None)
+        return "length" if reason == "max_output_tokens" else str(reason)
+    return "tool_calls" if any(item.type == "function_call" for item in response.output) else "stop"

@@ -1,0 +1,206 @@
+"""Spans of Strands agents: `invoke_agent` for named agents, `chat` for model calls, `execute_tool` for tools.
+
+Hook: the three middleware stages that every agent runs through (strands-agents >= 1.62, < 2). Strands registers hooks
+and middleware per agent only, so `MiddlewareRegistry.compose`, where each stage's chain is made, is patched; agents
+made earlier are seen too. Its OpenTelemetry spans are the user's and stay as they are.
+`Agent.structured_output_async` (deprecated) asks the model past the stages and is patched as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from agl import routing, semconv, tracing
+from agl.adapters.aside import end, start, traced
+from agl.adapters.base import InstrumentedTracer
+from agl.adapters.strands.wrap import agent_name, handles, wrap
+from agl.tracing import Scope
+
+_PROVIDERS = {"openai_responses": "openai"}
+_OPENAI_REASONS = {
+    "end_turn": "stop", "tool_use": "tool_calls", "max_tokens": "length", "content_filtered": "content_filter",
+}  # fmt: skip
+"""Strands has words of its own for why a model stopped; spans carry the provider's."""
+
+Chain = Callable[[Any], AsyncGenerator[Any, None]]
+
+
+class StrandsTracer(InstrumentedTracer):
+    """Traces Strands agents, graphs and swarms inside rollouts."""
+
+    handles = staticmethod(handles)
+    wrap = staticmethod(wrap)
+
+    def _install(self) -> None:
+        from strands import Agent
+        from strands.middleware._registry import MiddlewareRegistry
+
+        routing.install()
+        self._compose, self._structured = MiddlewareRegistry.compose, Agent.structured_output_async
+        MiddlewareRegistry.compose = _composing(self._compose)
+        Agent.structured_output_async = _structuring(self._structured)
+
+    def _restore(self) -> None:
+        from strands import Agent
+        from strands.middleware._registry import MiddlewareRegistry
+
+        MiddlewareRegistry.compose = self._compose
+        Agent.structured_output_async = self._structured
+        routing.uninstall()
+
+
+def _composing(compose: Callable[..., Chain]) -> Callable[..., Chain]:
+    @functools.wraps(compose)
+    def composed(self: Any, stage: Any, terminal: Chain) -> Chain:
+        if tracing.current() is None:
+            return compose(self, stage, terminal)
+        if stage.name == "agentStream":
+            return _agent_stage(compose(self, stage, terminal))
+        # Innermost: what the user's middleware answers itself is no call, and what it changes is what is recorded.
+        inner = {"invokeModel": _model_stage, "executeTool": _tool_stage}.get(stage.name)
+        return compose(self, stage, inner(terminal) if inner else terminal)
+
+    return composed
+
+
+def _structuring(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    async def structured(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if tracing.current() is None:
+            return await method(self, *args, **kwargs)
+        agent = _start_agent(self)
+        chat = start(semconv.CHAT, _model_id(self.model), attributes=_asked(self.model))
+        failure: BaseException | None = None
+        try:
+            return await method(self, *args, **kwargs)
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            for scope in (chat, agent):
+                if scope is not None:
+                    end(scope, error=failure)
+
+    return structured
+
+
+def _agent_stage(chain: Chain) -> Chain:
+    return lambda context: traced(
+        lambda: _start_agent(context.agent),
+        lambda: chain(context),
+        lambda scope, error: end(scope, error=_failure(error)),
+    )
+
+
+def _failure(error: BaseException | None) -> BaseException | None:
+    """The error, unless it is how Strands stops an agent to ask a human."""
+    from strands.interrupt import InterruptException
+
+    return None if isinstance(error, InterruptException) else error
+
+
+def _start_agent(agent: Any) -> Scope | None:
+    parent = tracing.current()
+    name = agent_name(agent)
+    if parent is None or name is None or name == parent.agent:
+        return None
+    return start(semconv.INVOKE_AGENT, name, agent=name)
+
+
+def _model_stage(terminal: Chain) -> Chain:
+    def run(context: Any) -> AsyncGenerator[Any, None]:
+        stops: list[Any] = []
+
+        def seen(event: Any) -> None:
+            if "stop" in event:
+                stops[:] = [event["stop"]]
+
+        def begin() -> Scope | None:
+            return start(semconv.CHAT, _model_id(context.model), attributes=_asked(context.model))
+
+        def finish(scope: Scope, error: BaseException | None) -> None:
+            facts = _answered(context.model, stops[0], scope.rollout.capture_content) if stops else None
+            end(scope, error=error, attributes=facts)
+
+        return traced(begin, lambda: terminal(context), finish, seen)
+
+    return run
+
+
+def _tool_stage(terminal: Chain) -> Chain:
+    def run(context: Any) -> AsyncGenerator[Any, None]:
+        results: list[Any] = []
+
+        def seen(event: Any) -> None:
+            if hasattr(event, "tool_result"):
+                results[:] = [event]
+
+        def begin() -> Scope | None:
+            parent = tracing.current()
+            if parent is None:
+                return None
+            use = context.tool_use
+            arguments = json.dumps(use.get("input"), default=str) if parent.rollout.capture_content else None
+            return start(
+                semconv.EXECUTE_TOOL,
+                use["name"],
+                attributes={
+                    semconv.TOOL_NAME: use["name"],
+                    semconv.TOOL_CALL_ID: use.get("toolUseId"),
+                    semconv.TOOL_CALL_ARGUMENTS: arguments,
+                },
+            )
+
+        def finish(scope: Scope, error: BaseException | None) -> None:
+            attributes: dict[str, Any] = {}
+            failure: BaseException | str | None = _failure(error)
+            if results:
+                [event] = results
+                text = _text(event.tool_result)
+                if scope.rollout.capture_content:
+                    attributes[semconv.TOOL_CALL_RESULT] = text
+                if failure is None and event.tool_result.get("status") == "error":
+                    failure = event.exception or text
+            end(scope, error=failure, attributes=attributes)
+
+        return traced(begin, lambda: terminal(context), finish, seen)
+
+    return run
+
+
+def _text(result: Any) -> str:
+    blocks = result.get("content") or []
+    if all(set(block) == {"text"} for block in blocks):
+        return "\n".join(block["text"] for block in blocks)
+    return json.dumps(blocks, default=str)
+
+
+def _model_id(model: Any) -> str:
+    config = model.get_config()
+    return str((config.get("model_id") if hasattr(config, "get") else None) or "")
+
+
+def _provider(model: Any) -> str:
+    module = type(model).__module__.rpartition(".")[2]
+    return _PROVIDERS.get(module, module)
+
+
+def _asked(model: Any) -> dict[str, Any]:
+    return {semconv.REQUEST_MODEL: _model_id(model), semconv.PROVIDER_NAME: _provider(model)}
+
+
+def _answered(model: Any, stop: Any, content: bool) -> dict[str, Any]:
+    reason, message, usage, _ = stop
+    facts: dict[str, Any] = {
+        semconv.FINISH_REASONS: [_OPENAI_REASONS.get(reason, reason) if _provider(model) == "openai" else reason]
+    }
+    # Strands counts 0 tokens where the provider tells nothing.
+    if usage.get("totalTokens"):
+        facts |= {semconv.INPUT_TOKENS: usage["inputTokens"], semconv.OUTPUT_TOKENS: usage["outputTokens"]}
+    if content:
+        said = [{"role": message["role"], "content": message["content"]}]
+        facts[semconv.OUTPUT_MESSAGES] = json.dumps(said, default=str)
+    return facts

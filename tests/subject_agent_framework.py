@@ -1,0 +1,76 @@
+"""Agent Framework under the conformance suite: an agent with the tool `add`, over Chat Completions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+
+from subjects import KEY, Subject, add
+
+from agl.adapters.agent_framework import AgentFrameworkTracer
+
+
+class AgentFramework(Subject):
+    name = "agent_framework"
+    tracer = AgentFrameworkTracer
+    frameworks = ("agent_framework", "agent_framework_openai", "openai")
+    ways: ClassVar[tuple[str, ...]] = ("invoke",)
+    async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
+
+    def agent(self, url: str, name: str) -> Any:
+        from agent_framework import Agent, tool
+
+        return _Runs(Agent(chat_client(url), name=name, tools=[tool(add)]))
+
+    def wrappable(self, url: str, name: str) -> Any:
+        return self.agent(url, name).agent
+
+    def changed(self) -> Any:
+        import openai
+        from agent_framework import FunctionTool, RawAgent
+        from agent_framework.observability import AgentTelemetryLayer, ChatTelemetryLayer
+
+        methods = [
+            c.__dict__[m]
+            for c, m in (
+                (FunctionTool, "invoke"), (RawAgent, "run"), (AgentTelemetryLayer, "run"),
+                (ChatTelemetryLayer, "get_response"),
+            )
+        ]  # fmt: skip
+        return openai.OpenAI.__dict__.get("request"), openai.AsyncOpenAI.__dict__.get("request"), *methods
+
+
+def chat_client(url: str) -> Any:
+    """A Chat Completions client whose model is at `url`."""
+    from agent_framework.openai import OpenAIChatCompletionClient
+
+    return OpenAIChatCompletionClient(model="m", async_client=_client(url))
+
+
+def responses_client(url: str) -> Any:
+    """A Responses client whose model is at `url`."""
+    from agent_framework.openai import OpenAIChatClient
+
+    return OpenAIChatClient(model="m", async_client=_client(url))
+
+
+def _client(url: str) -> Any:
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+    # A connection kept open would outlive the event loop that it was made in.
+    http = DefaultAsyncHttpxClient(headers={"connection": "close"})
+    return AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0, http_client=http)
+
+
+class _Runs:
+    def __init__(self, agent: Any) -> None:
+        self.agent = agent
+
+    def invoke(self, question: str) -> str:
+        return asyncio.run(self.ainvoke(question))
+
+    async def ainvoke(self, question: str) -> str:
+        return (await self.agent.run(question)).text.strip()
+
+    async def astream(self, question: str) -> str:
+        return "".join([u.text async for u in self.agent.run(question, stream=True)]).strip()

@@ -1,0 +1,24 @@
+"""LangGraph under the conformance suite: a graph with one node, which holds an unnamed agent with the tool `add`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from subjects import LangChain, _Graph, add, chat_model
+
+from agl.adapters.langgraph import LangGraphTracer
+
+
+class LangGraph(LangChain):
+    name = "langgraph"
+    tracer = LangGraphTracer
+
+    def agent(self, url: str, name: str) -> Any:
+        from langchain.agents import create_agent
+        from langchain_core.tools import tool
+        from langgraph.graph import START, MessagesState, StateGraph
+
+        graph = StateGraph(MessagesState)
+        graph.add_node(name, create_agent(chat_model(url), [tool(add)]))
+        graph.add_edge(START, name)
+        return _Graph(graph.compile(name=name))

@@ -1,0 +1,92 @@
+"""The OpenAI Agents SDK under the conformance suite: an agent with the tool `add`, over Chat Completions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+
+from subjects import KEY, Subject, add
+
+from agl.adapters.openai_agents import OpenAIAgentsTracer
+
+
+class OpenAIAgents(Subject):
+    name = "openai_agents"
+    tracer = OpenAIAgentsTracer
+    frameworks = ("agents", "openai")
+    ways: ClassVar[tuple[str, ...]] = ("invoke", "stream")
+    async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
+
+    def agent(self, url: str, name: str) -> Any:
+        from agents import Agent, function_tool
+
+        tool = function_tool(add, failure_error_function=None)
+        return _Runs(Agent(name=name, tools=[tool], model=chat_model(url)))
+
+    def wrappable(self, url: str, name: str) -> Any:
+        return self.agent(url, name).agent
+
+    def changed(self) -> Any:
+        import openai
+        from agents.tracing import get_trace_provider
+
+        provider: Any = get_trace_provider()
+        processors = provider._multi_processor._processors
+        return openai.OpenAI.__dict__.get("request"), openai.AsyncOpenAI.__dict__.get("request"), provider, processors
+
+
+def chat_model(url: str) -> Any:
+    """A Chat Completions model at `url`."""
+    from agents import OpenAIChatCompletionsModel
+
+    return OpenAIChatCompletionsModel("m", _client(url))
+
+
+def responses_model(url: str) -> Any:
+    """A Responses model at `url`."""
+    from agents import OpenAIResponsesModel
+
+    return OpenAIResponsesModel("m", _client(url))
+
+
+def _client(url: str) -> Any:
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+    # A connection kept open would outlive the event loop that it was made in.
+    http = DefaultAsyncHttpxClient(headers={"connection": "close"})
+    return AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0, http_client=http)
+
+
+class _Runs:
+    def __init__(self, agent: Any) -> None:
+        self.agent = agent
+
+    async def ainvoke(self, question: str) -> str:
+        from agents import Runner, UserError
+
+        try:
+            return (await Runner.run(self.agent, question)).final_output
+        except UserError as error:
+            raise error.__cause__ or error from None
+
+    def invoke(self, question: str) -> str:
+        from agents import Runner, UserError
+
+        try:
+            return Runner.run_sync(self.agent, question).final_output
+        except UserError as error:
+            raise error.__cause__ or error from None
+
+    async def astream(self, question: str) -> str:
+        from agents import Runner, UserError
+
+        result = Runner.run_streamed(self.agent, question)
+        try:
+            async for _ in result.stream_events():
+                pass
+        except UserError as error:
+            raise error.__cause__ or error from None
+        return str(result.final_output).strip()
+
+    def stream(self, question: str) -> str:
+        return asyncio.run(self.astream(question))

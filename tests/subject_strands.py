@@ -1,0 +1,55 @@
+"""Strands under the conformance suite: an agent with the tool `add`, made anew for each run, as its history asks."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from subjects import KEY, Subject, add
+
+from agl.adapters.strands import StrandsTracer
+
+
+class Strands(Subject):
+    name = "strands"
+    tracer = StrandsTracer
+    frameworks = ("strands", "openai")
+    ways: ClassVar[tuple[str, ...]] = ("invoke",)
+    async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
+
+    def agent(self, url: str, name: str) -> Any:
+        return _Runs(url, name)
+
+    def wrappable(self, url: str, name: str) -> Any:
+        return build(url, name, stream=False)
+
+    def changed(self) -> Any:
+        import openai
+        from strands import Agent
+        from strands.middleware._registry import MiddlewareRegistry
+
+        stages = MiddlewareRegistry.__dict__["compose"], Agent.__dict__["structured_output_async"]
+        return openai.OpenAI.__dict__.get("request"), openai.AsyncOpenAI.__dict__.get("request"), *stages
+
+
+def build(url: str, name: str, **config: Any) -> Any:
+    """An agent of that name whose model is at `url`."""
+    from strands import Agent, tool
+    from strands.models.openai import OpenAIModel
+
+    model = OpenAIModel(client_args={"base_url": url, "api_key": KEY, "max_retries": 0}, model_id="m", **config)
+    return Agent(model=model, tools=[tool(add)], name=name, callback_handler=None)
+
+
+class _Runs:
+    def __init__(self, url: str, name: str) -> None:
+        self.url, self.name = url, name
+
+    def invoke(self, question: str) -> str:
+        return str(build(self.url, self.name)(question)).strip()
+
+    async def ainvoke(self, question: str) -> str:
+        return str(await build(self.url, self.name).invoke_async(question)).strip()
+
+    async def astream(self, question: str) -> str:
+        events = [e async for e in build(self.url, self.name).stream_async(question)]
+        return "".join(e["data"] for e in events if "data" in e).strip()

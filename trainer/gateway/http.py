@@ -1,0 +1,189 @@
+"""What every dialect's routes need of HTTP: whose request it is, its body, clients that hang up, server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from agl.trainer.gateway.access import Access
+from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, Served, WireCall
+from agl.trainer.gateway.errors import RequestError
+from agl.trainer.gateway.gateway import Gateway
+
+MAX_BODY_BYTES = 64 * 1024 * 1024
+PREFIX = "/rollouts/{rollout}/attempts/{attempt:int}/agents/{agent:path}/v1"
+"""Before the path of each route: it says whose request it is."""
+
+_TRACEPARENT = re.compile(r"^[0-9a-f]{2}-[0-9a-f]{32}-([0-9a-f]{16})-[0-9a-f]{2}$")
+
+
+class Events(Protocol):
+    """A dialect's stream: server-sent events, encoded, for an answer as it comes."""
+
+    def push(self, choice: Choice) -> Iterable[bytes]:
+        """For what was sampled of a choice since the last call."""
+        ...
+
+    def finish(self, replies: Sequence[Reply]) -> Iterable[bytes]:
+        """For the end of the answer."""
+        ...
+
+    def fail(self, error: RequestError) -> Iterable[bytes]:
+        """For an answer that broke off."""
+        ...
+
+
+def attempt_of(gateway: Gateway, request: Request) -> Access:
+    """The attempt that a request belongs to.
+
+    Raises:
+        RequestError: 401, the key is not good for an open attempt.
+    """
+    return gateway.find_attempt(request.path_params["rollout"], request.path_params["attempt"], request.headers)
+
+
+def arrive(gateway: Gateway, request: Request, response_id: str) -> WireCall:
+    """Note that a request came in, which `Gateway.complete` or `refuse` must follow.
+
+    Raises:
+        RequestError: 401, the key is not good for an open attempt.
+    """
+    access = attempt_of(gateway, request)
+    return gateway.arrive(access, request.path_params["agent"], response_id, _span_id(request))
+
+
+async def body_of(request: Request) -> Any:
+    """The JSON of a request's body.
+
+    Raises:
+        RequestError: it is too long, too deep, or no JSON.
+        ClientDisconnect: the client hung up.
+    """
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and int(length) > MAX_BODY_BYTES:
+        raise RequestError(413, f"the body has {length} bytes; the limit is {MAX_BODY_BYTES}")
+    received = bytearray()
+    async for chunk in request.stream():
+        received += chunk
+        if len(received) > MAX_BODY_BYTES:
+            raise RequestError(413, f"the body has more than {MAX_BODY_BYTES} bytes")
+    try:
+        data = orjson.loads(received)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(400, f"the body is not JSON: {error}") from None
+    try:
+        # What is nested too deep to be written again, within the record of the call, cannot be recorded.
+        orjson.dumps([[[[data]]]])
+    except orjson.JSONEncodeError as error:
+        raise RequestError(400, f"the body is nested too deep: {error}") from None
+    return data
+
+
+async def unless_gone(request: Request, work: Awaitable[Any]) -> Any:
+    """Await `work`, but cancel it when the client hangs up.
+
+    Raises:
+        ClientDisconnect: it did.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        task.cancel()
+        await asyncio.wait((task,))
+        raise ClientDisconnect
+    finally:
+        gone.cancel()
+        task.cancel()
+
+
+async def stream(
+    gateway: Gateway, request: Request, wire: WireCall, asked: ChatRequest, begin: Callable[[Served], Events]
+) -> Response:
+    """Answer as the tokens come.
+
+    Args:
+        gateway: that answers. request: of the client. wire: the request's. asked: what it says.
+        begin: makes the dialect's stream for the policy that answers.
+
+    Raises:
+        RequestError: the request cannot be served, and nothing was sampled yet; later the stream tells.
+        ClientDisconnect: the client hung up before the first token.
+    """
+    queue: asyncio.Queue[Choice | None] = asyncio.Queue()
+
+    def on_tokens(choice: Choice, _: Sequence[int]) -> None:
+        queue.put_nowait(choice)
+
+    work: asyncio.Task[list[Reply]] = asyncio.ensure_future(gateway.complete(wire, asked, on_tokens))
+    work.add_done_callback(lambda _: queue.put_nowait(None))
+    try:
+        # The first tokens decide between a stream and an error with a status of its own.
+        first = await unless_gone(request, queue.get())
+        if first is None:
+            await work
+    except BaseException:
+        work.cancel()
+        raise
+    told = begin(gateway.served(wire.policy))
+
+    async def events() -> AsyncIterator[bytes]:
+        item = first
+        try:
+            while item is not None:
+                for event in told.push(item):
+                    yield event
+                item = await queue.get()
+            for event in told.finish(await work):
+                yield event
+        except RequestError as error:
+            for event in told.fail(error):
+                yield event
+
+    return _Response(events(), work)
+
+
+def sse(data: Any, event: str | None = None) -> bytes:
+    """A server-sent event with JSON in it."""
+    name = b"" if event is None else b"event: " + event.encode() + b"\n"
+    return name + b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+def answer(data: Any, status: int = 200) -> Response:
+    """A JSON answer."""
+    return Response(orjson.dumps(data), status, media_type="application/json")
+
+
+def _span_id(request: Request) -> str | None:
+    # Instrumentation of an HTTP client can put a span of its own into `traceparent`.
+    headers = request.headers
+    match = _TRACEPARENT.match(headers.get("x-agl-traceparent") or headers.get("traceparent", ""))
+    return match.group(1) if match else None
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class _Response(StreamingResponse):
+    """Server-sent events that cancel what makes them when they are no longer read."""
+
+    def __init__(self, events: AsyncIterator[bytes], work: asyncio.Task[Any]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._work.cancel()
