@@ -16,6 +16,7 @@ class AgentFramework(Subject):
     frameworks = ("agent_framework", "agent_framework_openai", "openai")
     ways: ClassVar[tuple[str, ...]] = ("invoke",)
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
+    gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "call_errors"})
 
     def agent(self, url: str, name: str) -> Any:
         from agent_framework import Agent, tool

@@ -17,6 +17,7 @@ class AutoGen(Subject):
     frameworks = ("autogen_agentchat", "autogen_core", "autogen_ext", "openai")
     ways: ClassVar[tuple[str, ...]] = ("invoke", "stream")
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
+    gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors"})
     raises_tool_errors: ClassVar[bool] = False
     """AutoGen tells the model of a tool's exception and goes on."""
 

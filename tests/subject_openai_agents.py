@@ -16,6 +16,7 @@ class OpenAIAgents(Subject):
     frameworks = ("agents", "openai")
     ways: ClassVar[tuple[str, ...]] = ("invoke", "stream")
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
+    gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "response_facts"})
 
     def agent(self, url: str, name: str) -> Any:
         from agents import Agent, function_tool

@@ -15,6 +15,7 @@ class Strands(Subject):
     frameworks = ("strands", "openai")
     ways: ClassVar[tuple[str, ...]] = ("invoke",)
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
+    gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "response_facts"})
 
     def agent(self, url: str, name: str) -> Any:
         return _Runs(url, name)

@@ -1,6 +1,6 @@
 """The adapters under test, each behind one small face: an agent with a tool `add`, run in every way its framework has.
 
-A new adapter is added to the conformance suite by one more subclass of `Subject` in `SUBJECTS`.
+A new adapter is added to the conformance suite by one more subclass of `Subject` in `all_subjects`.
 """
 
 from __future__ import annotations
@@ -52,6 +52,9 @@ class Subject:
         traces_tools: whether tools run by the framework, so that there are tool spans.
         ways: how an agent can be run, by method name; each returns the final text.
         async_ways: the same, awaited.
+        gaps: what the framework itself does otherwise, tested in the adapter's own tests: "tool_errors" (told to the
+            model, or wrapped, instead of raised), "call_errors" (wrapped in its own), "response_facts" (finish reason
+            or response id are dropped).
     """
 
     name: ClassVar[str]
@@ -61,6 +64,7 @@ class Subject:
     traces_tools: ClassVar[bool] = True
     ways: ClassVar[tuple[str, ...]]
     async_ways: ClassVar[tuple[str, ...]]
+    gaps: ClassVar[frozenset[str]] = frozenset()
 
     def agent(self, url: str, name: str) -> Any:
         """An agent of that name whose model is at `url`."""
@@ -220,6 +224,3 @@ class _Graph:
 
     async def abatch(self, question: str) -> str:
         return self.last((await self.graph.abatch([self.ask(question)]))[0])
-
-
-SUBJECTS: tuple[Subject, ...] = (BareOpenAI(), LangChain())

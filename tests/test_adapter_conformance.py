@@ -1,4 +1,4 @@
-"""What every adapter must do, one suite over all of them (`subjects.SUBJECTS`)."""
+"""What every adapter must do, one suite over all of them (`all_subjects.SUBJECTS`)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 
 import openai
 import pytest
+from all_subjects import SUBJECTS
 from provider import Provider, Reply, serve
-from subjects import KEY, SUBJECTS, Subject, ToolFailed, uses_add
+from subjects import KEY, Subject, ToolFailed, uses_add
 
 import agl
 from agl import plugins, semconv, tracing
@@ -77,8 +78,9 @@ def test_every_call_has_a_chat_span_joined_to_the_wire_by_id(
         # LangChain drops the provider's id from some streams; an id of its own in its place would be a lie.
         assert str(attributes.get(semconv.RESPONSE_ID, "chatcmpl-")).startswith("chatcmpl-")
         assert attributes[semconv.WIRE_CALLS] == 1
-    assert list(first[semconv.FINISH_REASONS]) == ["tool_calls"]
-    assert list(second[semconv.FINISH_REASONS]) == ["stop"]
+    if "response_facts" not in subject.gaps:
+        assert list(first[semconv.FINISH_REASONS]) == ["tool_calls"]
+        assert list(second[semconv.FINISH_REASONS]) == ["stop"]
     assert {s.status for s in rollout.spans} == {"unset"}
 
 
@@ -103,6 +105,8 @@ def test_a_tool_span_tells_all_and_nests_in_its_agent(subject: Subject, way: str
 
 @every_way
 def test_a_tools_exception_is_recorded_and_goes_on_unchanged(subject: Subject, way: str, provider: Provider) -> None:
+    if "tool_errors" in subject.gaps:
+        pytest.skip(f"{subject.name} does not raise a tool's exception")
     provider.script = uses_add(a=-1)
     agent = subject.agent(provider.url, "solver")
     rollout = context(subject)
@@ -119,7 +123,8 @@ def test_a_failed_call_is_recorded_and_raised_unchanged(subject: Subject, way: s
     gateway.script = lambda body: Reply(status=400)
     agent = subject.agent(gateway.url, "solver")
     rollout = context(subject, gateway)
-    raises = pytest.raises(openai.BadRequestError, match="scripted 400")
+    error = Exception if "call_errors" in subject.gaps else openai.BadRequestError
+    raises = pytest.raises(error, match="scripted 400")
     with raises as caught, subject.tracer(), tracing.running(rollout):
         do(subject, way, agent)
     [chat] = of(rollout, semconv.CHAT)
@@ -269,4 +274,5 @@ def test_captured_text_can_be_switched_off(subject: Subject, provider: Provider)
     with subject.tracer(), tracing.running(rollout):
         agent.invoke(ASK)
     assert "sum 5" not in json.dumps([dict(s.attributes) for s in rollout.spans], default=str)
-    assert of(rollout, semconv.CHAT)[0].attributes[semconv.RESPONSE_ID]
+    if "response_facts" not in subject.gaps:
+        assert of(rollout, semconv.CHAT)[0].attributes[semconv.RESPONSE_ID]

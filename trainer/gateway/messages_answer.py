@@ -31,9 +31,7 @@ def error_body(error: RequestError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
-def response(
-    response_id: str, served: Served, asked: ChatRequest, body: MessagesBody, reply: Reply
-) -> dict[str, Any]:
+def response(response_id: str, served: Served, asked: ChatRequest, body: MessagesBody, reply: Reply) -> dict[str, Any]:
     """The message that answers a request which does not stream."""
     content: list[dict[str, Any]] = []
     reasoning = reply.message.get("reasoning_content")
