@@ -21,7 +21,7 @@ def install(patches: Patches) -> None:
     """Hook `autogen.ConversableAgent` and its subclasses."""
     if importlib.util.find_spec("autogen.agentchat") is None:
         return
-    from autogen import ConversableAgent  # pyright: ignore[reportMissingImports]
+    from autogen import ConversableAgent  # pyright: ignore
 
     patches.tree(
         ConversableAgent,
