@@ -135,7 +135,7 @@ def test_what_cannot_run_says_how_to_wrap_it() -> None:
         assert "agl.wrap(agent, reward=score)" in str(caught.value)
     with pytest.raises(ConfigError, match=r"no adapter knows builtins\.int") as caught:
         agl.wrap(3)  # type: ignore[arg-type]
-    assert "langchain, openai" in str(caught.value)
+    assert "langchain" in str(caught.value)
 
 
 def test_rewards_may_be_sync_or_async_and_see_the_output() -> None:

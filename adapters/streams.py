@@ -1,0 +1,165 @@
+"""The `chat` span of an SDK's call, which ends with what the call returns: a result, a raw response, or a stream.
+
+Nothing here keeps a stream or its response alive: one that is dropped is closed as early as without us.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from agl import semconv, tracing
+from agl.tracing import Scope
+
+Facts = Mapping[str, Any]
+"""Span attributes by name; those that are None are left out."""
+
+
+@dataclass(frozen=True)
+class CallObserver:
+    """Makes the spans of one SDK's calls, for `routing.observe`.
+
+    Attributes:
+        provider: the SDK's `gen_ai.provider.name`.
+        of_result: (result, whether to capture content) -> what a result tells.
+        of_chunk: chunk of a stream -> what it adds.
+        silent: paths that ask no model for an answer.
+    """
+
+    provider: str
+    of_result: Callable[[Any, bool], Facts]
+    of_chunk: Callable[[Any], Facts]
+    silent: tuple[str, ...] = ()
+
+    def started(self, client: Any, path: str, options: Any) -> Scope | None:
+        """Open the span of a request."""
+        if path in self.silent:
+            return None
+        body = options.json_data if isinstance(options.json_data, dict) else {}
+        model = str(body.get("model", ""))
+        attributes = {semconv.PROVIDER_NAME: self.provider, semconv.REQUEST_MODEL: model}
+        return tracing.start(semconv.CHAT, model, attributes=attributes)
+
+    def finished(self, scope: Scope, result: Any) -> Any:
+        """End it with its result; the span of a stream ends later, with the stream."""
+        if hasattr(result, "_iterator"):
+            reader = _AsyncReader if hasattr(result._iterator, "__anext__") else _Reader
+            result._iterator = reader(scope, result._iterator, result.response, self.of_chunk)
+            return result
+        raw = getattr(result, "http_response", None)
+        if raw is None:
+            tracing.end(scope, attributes=self.of_result(result, scope.rollout.capture_content))
+        elif raw.is_closed:
+            tracing.end(scope, attributes=self.of_result(_parsed(result), scope.rollout.capture_content))
+        else:
+            _when_closed(raw, functools.partial(tracing.end, scope))
+            weakref.finalize(raw, tracing.end, scope).atexit = False
+        return result
+
+    def failed(self, scope: Scope, error: BaseException) -> None:
+        """End it with the error that the request raised."""
+        tracing.end(scope, error=error)
+
+
+class _Reader:
+    """A stream's chunks, unchanged; the span ends when they do, when the stream is closed, or when nobody holds it."""
+
+    def __init__(self, scope: Scope, chunks: Any, response: Any, of_chunk: Callable[[Any], Facts]) -> None:
+        self.scope, self.chunks, self.of_chunk = scope, chunks, of_chunk
+        self.facts: dict[str, Any] = {}
+        self.reading = False
+        closed = weakref.WeakMethod(self.closed)
+        _when_closed(response, lambda: _call(closed))
+        weakref.finalize(self, tracing.end, scope, attributes=self.facts).atexit = False
+
+    def closed(self) -> None:
+        # The SDK closes the response before it raises; then the reader below ends the span, with the error.
+        if not self.reading:
+            self.end()
+
+    def end(self, error: BaseException | None = None) -> None:
+        tracing.end(self.scope, error=error, attributes=self.facts)
+
+    def take(self, chunk: Any) -> Any:
+        self.facts.update({k: v for k, v in self.of_chunk(chunk).items() if v is not None})
+        return chunk
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        self.reading = True
+        try:
+            chunk = next(self.chunks)
+        except StopIteration:
+            self.end()
+            raise
+        except BaseException as error:
+            self.end(error)
+            raise
+        finally:
+            self.reading = False
+        return self.take(chunk)
+
+
+class _AsyncReader(_Reader):
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        self.reading = True
+        try:
+            chunk = await anext(self.chunks)
+        except StopAsyncIteration:
+            self.end()
+            raise
+        except BaseException as error:
+            self.end(error)
+            raise
+        finally:
+            self.reading = False
+        return self.take(chunk)
+
+
+def _when_closed(response: Any, then: Callable[[], None]) -> None:
+    """Call `then` once the HTTP response is closed: read to its end, broken off, or failed."""
+    close, aclose = _weak(response.close), _weak(response.aclose)
+
+    def closing() -> None:
+        try:
+            _call(close)
+        finally:
+            then()
+
+    async def aclosing() -> None:
+        try:
+            if (method := aclose()) is not None:
+                await method()
+        finally:
+            then()
+
+    response.close, response.aclose = closing, aclosing
+
+
+def _weak(method: Callable[..., Any]) -> Callable[[], Callable[..., Any] | None]:
+    """A reference that does not keep the method's object alive; another's hook is no method, and is kept."""
+    return weakref.WeakMethod(method) if inspect.ismethod(method) else lambda: method
+
+
+def _call(reference: Callable[[], Callable[..., Any] | None]) -> None:
+    if (method := reference()) is not None:
+        method()
+
+
+def _parsed(raw: Any) -> Any:
+    """What a raw response that was read holds; the SDK keeps it for the caller's own `parse()`."""
+    if inspect.iscoroutinefunction(raw.parse):
+        return None
+    try:
+        return raw.parse()
+    except Exception:
+        return None
