@@ -10,10 +10,10 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from agl.errors import nearest
 from agl.trainer.engine import Completion, Sampling
+from agl.trainer.gateway.bodies import validated
 from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, cut_at_stop
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.rendering import Rendering
@@ -81,17 +81,7 @@ def read(data: Any) -> tuple[ChatRequest, ChatBody]:
     Raises:
         RequestError: 400, naming the field at fault.
     """
-    if not isinstance(data, dict):
-        raise RequestError(400, "the body is not a JSON object")
-    try:
-        body = ChatBody.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(p) for p in first["loc"])
-        if first["type"] == "extra_forbidden":
-            hint = nearest(field, ChatBody.model_fields)
-            raise RequestError(400, f"unknown field {field!r}; {hint}", code="unknown_parameter", param=field) from None
-        raise RequestError(400, f"{field}: {first['msg']}", code="invalid_value", param=field) from None
+    body = validated(ChatBody, data)
     for name in ("frequency_penalty", "presence_penalty", "logit_bias"):
         if getattr(body, name):
             raise RequestError(

@@ -9,10 +9,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from agl.errors import nearest
 from agl.trainer.engine import Sampling
+from agl.trainer.gateway.bodies import validated
 from agl.trainer.gateway.calls import ChatRequest
 from agl.trainer.gateway.errors import RequestError
 
@@ -77,17 +77,8 @@ def read(data: Any, *, counting: bool = False) -> tuple[ChatRequest, MessagesBod
     Raises:
         RequestError: 400, naming the field at fault.
     """
-    if not isinstance(data, dict):
-        raise RequestError(400, "the body is not a JSON object")
-    try:
-        body = MessagesBody.model_validate({"max_tokens": 1, **data} if counting else data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(p) for p in first["loc"])
-        if first["type"] == "extra_forbidden":
-            hint = nearest(field, MessagesBody.model_fields)
-            raise RequestError(400, f"unknown field {field!r}; {hint}", code="unknown_parameter", param=field) from None
-        raise RequestError(400, f"{field}: {first['msg']}", code="invalid_value", param=field) from None
+    counted = counting and isinstance(data, dict)
+    body = validated(MessagesBody, {"max_tokens": 1, **data} if counted else data)
     for name in _ELSEWHERE:
         if getattr(body, name):
             raise RequestError(

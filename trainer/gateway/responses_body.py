@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from agl.errors import nearest
 from agl.trainer.engine import Sampling
+from agl.trainer.gateway.bodies import validated
 from agl.trainer.gateway.calls import ChatRequest
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.responses_items import History, Kept, Message, expect, messages_of
@@ -104,17 +104,7 @@ def read(data: Any, history: History) -> Asked:
     Raises:
         RequestError: 400, naming the field at fault.
     """
-    if not isinstance(data, dict):
-        raise RequestError(400, "the body is not a JSON object")
-    try:
-        body = ResponsesBody.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(p) for p in first["loc"])
-        if first["type"] == "extra_forbidden":
-            hint = nearest(field, ResponsesBody.model_fields)
-            raise RequestError(400, f"unknown field {field!r}; {hint}", code="unknown_parameter", param=field) from None
-        raise RequestError(400, f"{field}: {first['msg']}", code="invalid_value", param=field) from None
+    body = validated(ResponsesBody, data)
     for name, instead in _NOT_HERE.items():
         if getattr(body, name):
             raise RequestError(400, f"{name} is not supported: {instead}", code="unsupported_parameter", param=name)
