@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from agl.trainer.engine import Sampling
 from agl.trainer.local.engine import LocalEngine
 from agl.trainer.local.messages import Failed, Finished
-from agl.trainer.local.process import LocalPolicy, PolicySpec
+from agl.trainer.local.policy import LocalPolicy, PolicySpec
 
 TURNS = 2
 
@@ -102,7 +102,7 @@ def static(model, agents: list[Agent]) -> None:
 
 def in_process(engine: LocalEngine, agents: list[Agent]) -> None:
     """Every agent sends its next request as soon as its last is answered."""
-    engine.on_weights_changed(engine.policy_version + 1)
+    engine.drop_caches()
     prompts, turns = [agent.prompt for agent in agents], [0] * len(agents)
 
     def submit(i: int) -> None:

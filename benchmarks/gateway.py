@@ -165,7 +165,7 @@ async def against_engine(n: int) -> dict[str, dict[int, dict[str, float]]]:
     """The local engine asked directly, and through the gateway."""
     from agl.trainer.engine import Sampling
     from agl.trainer.gateway.rendering import Rendering
-    from agl.trainer.local.process import LocalPolicy, PolicySpec
+    from agl.trainer.local.policy import LocalPolicy, PolicySpec
     from agl.trainer.quickstart.policy import Recipe, build_tokenizer, make_policy
 
     rendering = Rendering(build_tokenizer())

@@ -313,9 +313,9 @@ def test_a_conversation_is_prefilled_once_and_gives_the_same_logprobs(model, mon
     widths = []
     run = engine._slots.prefill
 
-    def counted(first, ids, starts):
+    def counted(first, ids, starts, policies):
         widths.extend(i.size for i in ids)
-        return run(first, ids, starts)
+        return run(first, ids, starts, policies)
 
     monkeypatch.setattr(engine._slots, "prefill", counted)
     prompt = prompts(1)[0]

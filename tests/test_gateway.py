@@ -410,7 +410,7 @@ def policy_directory(tmp_path_factory) -> Path:
 
 @in_loop
 async def test_a_real_policy_seeds_streams_and_continuation(policy_directory):
-    from agl.trainer.local.process import LocalPolicy, PolicySpec
+    from agl.trainer.local.policy import LocalPolicy, PolicySpec
 
     policy = await LocalPolicy.start(PolicySpec(str(policy_directory), device="cpu", threads=1))
     try:

@@ -13,7 +13,7 @@ import agl
 from agl.errors import StalePolicyError
 from agl.sequence import Sequence
 from agl.trainer.algorithms import grpo
-from agl.trainer.local.process import LocalPolicy
+from agl.trainer.local.policy import LocalPolicy
 from agl.trainer.quickstart.agent import build_agent
 from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
 

@@ -21,7 +21,7 @@ from agl.sequence import merge
 from agl.trainer.engine import Engine, Sampling
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.messages import FrameReader, pack
-from agl.trainer.local.process import LocalPolicy, PolicySpec
+from agl.trainer.local.policy import LocalPolicy, PolicySpec
 
 PROMPT = np.arange(40, 60, dtype=np.int32)
 LONG = Sampling(max_tokens=4000, temperature=0.0)
@@ -52,7 +52,7 @@ def policy(runner, directory):
     policy = runner.run(LocalPolicy.start(spec_for(directory)))
     yield policy
     runner.run(policy.close())
-    assert policy._process.returncode == 0
+    assert policy.process.returncode == 0
 
 
 def gone(pid: int, seconds: float = 20.0) -> bool:
@@ -99,7 +99,7 @@ async def rows(policy: LocalPolicy, advantages: tuple[float, ...]) -> list:
 
 
 def test_the_parent_never_imports_torch():
-    code = "import sys, agl.trainer.local.process as p; p.PolicySpec('x'); sys.exit('torch' in sys.modules)"
+    code = "import sys, agl.trainer.local.policy as p; p.PolicySpec('x'); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
@@ -169,7 +169,7 @@ def test_cancelling_the_task_frees_the_engine(policy, runner):
         return await policy.generate(PROMPT, Sampling(max_tokens=2))
 
     assert runner.run(cancel()).token_ids.size == 2
-    assert not policy._waiting
+    assert not policy.process._waiting
 
 
 def test_a_callback_that_fails_fails_its_own_request(policy, runner):
@@ -268,7 +268,7 @@ def test_a_child_that_dies_fails_every_waiting_call(runner, directory):
         tasks = [asyncio.create_task(policy.generate(PROMPT, LONG)) for _ in range(3)]
         tasks.append(asyncio.create_task(policy.engine_logprobs(PROMPT)))
         await tasks[-1]
-        os.kill(policy._process.pid, signal.SIGKILL)
+        os.kill(policy.process.pid, signal.SIGKILL)
         ended = await asyncio.gather(*tasks[:3], return_exceptions=True)
         for error in ended:
             assert isinstance(error, EngineError)
@@ -288,11 +288,11 @@ def test_a_killed_parent_leaves_no_process(directory):
 import asyncio, numpy as np
 from agl.trainer.engine import Sampling
 from agl.trainer.local.messages import FrameReader, pack
-from agl.trainer.local.process import LocalPolicy, PolicySpec
+from agl.trainer.local.policy import LocalPolicy, PolicySpec
 
 async def main():
     policy = await LocalPolicy.start(PolicySpec({str(directory)!r}, device="cpu", threads=1))
-    print(policy._process.pid, flush=True)
+    print(policy.process.pid, flush=True)
     await policy.generate(np.arange(9), Sampling(max_tokens=4000), on_tokens=lambda *_: print("busy", flush=True))
 
 asyncio.run(main())

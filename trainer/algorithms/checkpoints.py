@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agl.errors import CheckpointError
-from agl.trainer.local.process import LocalPolicy
+from agl.trainer.local.policy import LocalPolicy
 from agl.trainer.run import Run
 
 KEEP = 2

@@ -25,7 +25,7 @@ from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.rendering import Rendering
 from agl.trainer.local.config import LearnerConfig, LoraSpec
-from agl.trainer.local.process import LocalPolicy, PolicySpec
+from agl.trainer.local.policy import LocalPolicy, PolicySpec
 from agl.trainer.run import Batches, Run, require_positive, require_some, require_tasks
 from agl.trainer.runners.local import RolloutResult
 from agl.trainer.store.base import TrainedCall

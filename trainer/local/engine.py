@@ -19,7 +19,9 @@ from torch import Tensor
 
 from agl.errors import AglError, ContextLengthError, EngineError
 from agl.mdp import FloatArray, IntArray
+from agl.selection import DEFAULT_POLICY
 from agl.trainer.engine import Completion, Sampling, StopReason, empty_completion
+from agl.trainer.local.adapters import Adapters
 from agl.trainer.local.forward import SlotModel
 from agl.trainer.local.kv import Prefix, PrefixStore
 from agl.trainer.local.messages import EngineEvent, Failed, Finished, Tokens
@@ -38,6 +40,7 @@ class _Row:
     """A request on its way: waiting, or running in one slot."""
 
     request_id: int
+    policy: str
     prompt: IntArray
     sampling: Sampling
     session: str | None
@@ -74,6 +77,7 @@ class LocalEngine:
         max_batch: at most this many rows at once; further requests wait.
         autocast: dtype that the learner computes in, if not the weights' own.
         prefix_cache_tokens: tokens of finished prefixes to keep; None sizes it by the device's memory.
+        adapters: of the policies on the model; None when the model is one policy.
     """
 
     def __init__(
@@ -86,14 +90,16 @@ class LocalEngine:
         max_batch: int = 64,
         autocast: torch.dtype | None = None,
         prefix_cache_tokens: int | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
-        self.policy_version = 0
+        self._versions: dict[str, int] = {}
         self.max_batch = max_batch
         self.device = device
         # peft's wrapper adds a layer of calls; the adapters are modules inside the base model.
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._tokenizer = tokenizer
-        self._slots = SlotModel(base, device, autocast, max_batch)
+        self._adapters = adapters
+        self._slots = SlotModel(base, device, autocast, max_batch, adapters)
         self.max_context = _exact_context(base.config, max_context)
         self.vocabulary = int(base.get_input_embeddings().weight.shape[0])
         budget = int(MEMORY_SHARE * _memory(device)) // self._slots.shape.bytes_per_token
@@ -116,6 +122,7 @@ class LocalEngine:
         sampling: Sampling,
         session: str | None = None,
         stream: bool = False,
+        policy: str = DEFAULT_POLICY,
     ) -> None:
         """Queue a request. Its events carry `request_id`, which must not be in use; `stream` asks for `Tokens` events.
 
@@ -142,9 +149,10 @@ class LocalEngine:
         self._waiting.append(
             _Row(
                 request_id,
+                policy,
                 prompt,
                 sampling,
-                session,
+                None if session is None else f"{policy}/{session}",
                 stream,
                 limit=min(sampling.max_tokens, room),
                 uniforms=UniformStream(sampling.seed),
@@ -166,9 +174,9 @@ class LocalEngine:
                     self._leave({slot: "cancelled"}, self._events)
                 return
 
-    def on_weights_changed(self, version: int) -> None:
+    def on_weights_changed(self, version: int, policy: str = DEFAULT_POLICY) -> None:
         """Serve a new version: what was computed with the old weights is dropped, running rows are computed anew."""
-        self.policy_version = version
+        self._versions[policy] = version
         self.drop_caches()
 
     def drop_caches(self) -> None:
@@ -201,7 +209,7 @@ class LocalEngine:
                 self._slots.cache.release()
         return events
 
-    def score(self, token_ids: IntArray, temperature: float = 1.0) -> FloatArray:
+    def score(self, token_ids: IntArray, temperature: float = 1.0, policy: str = DEFAULT_POLICY) -> FloatArray:
         """Log-probs of a fixed sequence as sampling would compute them: prefill a part, decode the rest token by token.
 
         Args:
@@ -213,14 +221,14 @@ class LocalEngine:
         """
         ids = np.asarray(token_ids, dtype=np.int64)
         split = max(1, ids.size - 1 - SCORED_STEPS)
-        slots = SlotModel(self._slots.model, self.device, self._slots.autocast, 1, like=self._slots)
+        slots = SlotModel(self._slots.model, self.device, self._slots.autocast, 1, self._adapters, like=self._slots)
         with slots.computing():
             slots.cache.reserve(1, ids.size, 0)
             logits = [
-                slots.prefill(0, [ids[start : min(split, start + PREFILL_TOKENS)]], [start], keep=0)[0]
+                slots.prefill(0, [ids[start : min(split, start + PREFILL_TOKENS)]], [start], [policy], keep=0)[0]
                 for start in range(0, split, PREFILL_TOKENS)
             ]
-            slots.begin_decode([split])
+            slots.begin_decode([split], [policy])
             tokens = torch.from_numpy(ids).to(self.device)
             logits += [slots.decode(tokens[t : t + 1]) for t in range(split, ids.size - 1)]
             logprobs = torch.log_softmax(torch.cat(logits).float() / temperature, dim=-1)
@@ -261,13 +269,15 @@ class LocalEngine:
         """Compute the rows in slots `base`.. up to their last token; the logits that follow it, [rows, V]."""
         for slot, row in enumerate(rows, start=base):
             while row.ids.size - row.cached > PREFILL_TOKENS:
-                self._slots.prefill(slot, [row.ids[row.cached : row.cached + PREFILL_TOKENS]], [row.cached])
+                part = row.ids[row.cached : row.cached + PREFILL_TOKENS]
+                self._slots.prefill(slot, [part], [row.cached], [row.policy])
                 row.cached += PREFILL_TOKENS
         new = [row.ids[row.cached :] for row in rows]
         logits = []
         for first, last in _groups([ids.size for ids in new]):
             starts = [row.cached for row in rows[first:last]]
-            logits.append(self._slots.prefill(base + first, new[first:last], starts)[:, -1])
+            policies = [row.policy for row in rows[first:last]]
+            logits.append(self._slots.prefill(base + first, new[first:last], starts, policies)[:, -1])
         for row, ids in zip(rows, new, strict=True):
             row.cached += ids.size
         return torch.cat(logits)
@@ -277,7 +287,7 @@ class LocalEngine:
         if self._next is None:
             self._next = torch.tensor([row.tokens[-1] for row in self._running], device=self.device)
             self._warp = Warp.of([row.sampling for row in self._running], self.device)
-            self._slots.begin_decode([row.cached for row in self._running])
+            self._slots.begin_decode([row.cached for row in self._running], [row.policy for row in self._running])
         logits = self._slots.decode(self._next)
         for row in self._running:
             row.cached += 1
@@ -297,11 +307,12 @@ class LocalEngine:
                 ends[slot] = EngineError(
                     "the model's output is not finite",
                     hint="its weights have diverged: go back to an earlier checkpoint and lower the learning rate",
-                    version=self.policy_version,
+                    policy=row.policy,
+                    version=self._version(row),
                 )
                 continue
             if row.version is None:
-                row.version = self.policy_version
+                row.version = self._version(row)
             row.tokens.append(token)
             row.logprobs.append(logprob)
             if row.sampling.top_logprobs:
@@ -334,9 +345,12 @@ class LocalEngine:
                 self._running[slot] = last
         self._next = None
 
+    def _version(self, row: _Row) -> int:
+        return self._versions.get(row.policy, 0)
+
     def _completion(self, row: _Row, reason: StopReason) -> Completion:
         if row.version is None:
-            return empty_completion(self.policy_version)
+            return empty_completion(self._version(row))
         return Completion(
             np.asarray(row.tokens, np.int32), np.asarray(row.logprobs, np.float32), reason, row.version, row.top
         )

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agl.trainer.local.adapters import Adapters
 from agl.trainer.local.attention import GROUPED, agrees, attention
 from agl.trainer.local.kv import SlotCache, probe_shape
 
@@ -28,6 +29,7 @@ class SlotModel:
         device: where it is.
         autocast: dtype to compute in, if not the weights' own.
         max_slots: how many rows there can be.
+        adapters: of the policies on the model, when it has any.
         like: slots of the same model, to copy what was found out about it.
     """
 
@@ -37,9 +39,11 @@ class SlotModel:
         device: torch.device,
         autocast: torch.dtype | None,
         max_slots: int,
+        adapters: Adapters | None = None,
         like: SlotModel | None = None,
     ) -> None:
         self.model = model
+        self._adapters = adapters
         self.device = device
         self.autocast = autocast
         self._attention = like._attention if like else self._choose_attention()
@@ -59,10 +63,18 @@ class SlotModel:
                 with torch.autocast(self.device.type, dtype=self.autocast):
                     yield
 
-    def prefill(self, first: int, ids: Sequence[np.ndarray[Any, Any]], starts: Sequence[int], keep: int = 1) -> Tensor:
+    def prefill(
+        self,
+        first: int,
+        ids: Sequence[np.ndarray[Any, Any]],
+        starts: Sequence[int],
+        policies: Sequence[str],
+        keep: int = 1,
+    ) -> Tensor:
         """Compute new tokens of the rows in slots `first`.. .
 
         Args:
+            policies: per row, whose it is.
             ids: per row, its new tokens; the rows are padded at the left to the longest.
             starts: per row, the position of its first new token; what comes before is in its slot already.
             keep: logits are returned for the last `keep` columns; 0 = all.
@@ -82,10 +94,11 @@ class SlotModel:
         self.cache.aim(first, last, window, self.cache.places(torch.arange(first, last, device=self.device), at))
         # A padded query sees column 0, so that its softmax is finite; nobody reads its output.
         at = at.clamp_(min=0)
-        return self._run(torch.from_numpy(tokens).to(self.device), at, self._mask(at, window), keep)
+        return self._run(torch.from_numpy(tokens).to(self.device), at, self._mask(at, window), policies, keep)
 
-    def begin_decode(self, lengths: Sequence[int]) -> None:
-        """The next `decode` feeds the rows of slots 0..B-1, which hold `lengths` tokens."""
+    def begin_decode(self, lengths: Sequence[int], policies: Sequence[str]) -> None:
+        """The next `decode` feeds the rows of slots 0..B-1, which hold `lengths` tokens and are those policies'."""
+        self._policies = list(policies)
         self._positions = torch.tensor(lengths, device=self.device)[:, None] - 1
         self._columns = max(lengths)
         self._window = 0
@@ -107,7 +120,7 @@ class SlotModel:
             self._newest.add_(1)
             self._flat_mask.index_fill_(0, self._newest, 0.0)
         self.cache.aim(0, tokens.shape[0], self._window, self._places)
-        return self._run(tokens[:, None], self._positions, self._decode_mask, 1)[:, -1]
+        return self._run(tokens[:, None], self._positions, self._decode_mask, self._policies, 1)[:, -1]
 
     def _choose_attention(self) -> str:
         own = self.model.config._attn_implementation
@@ -122,12 +135,13 @@ class SlotModel:
         mask = torch.zeros(hidden.shape, dtype=self.shape.dtype, device=self.device)
         return mask.masked_fill_(hidden, self._hidden)[:, None]
 
-    def _run(self, tokens: Tensor, positions: Tensor, mask: Tensor, keep: int) -> Tensor:
-        return self.model(
-            input_ids=tokens,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=keep,
-        ).logits
+    def _run(self, tokens: Tensor, positions: Tensor, mask: Tensor, policies: Sequence[str], keep: int) -> Tensor:
+        with contextlib.nullcontext() if self._adapters is None else self._adapters.mixed(policies):
+            return self.model(
+                input_ids=tokens,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=self.cache,
+                use_cache=True,
+                logits_to_keep=keep,
+            ).logits

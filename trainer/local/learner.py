@@ -45,6 +45,7 @@ class Learner:
         model: a `PreTrainedModel` or a peft model. It is put in eval mode and left there: no dropout but the adapter's.
         config: how.
         device: where the model is.
+        use: makes the model this policy's before each use, where it holds adapters of several.
 
     Attributes:
         autocast: dtype that updates compute in, if not the weights' own.
@@ -53,8 +54,12 @@ class Learner:
         ConfigError: the model has nothing to train.
     """
 
-    def __init__(self, model: Any, config: LearnerConfig, device: torch.device) -> None:
+    def __init__(
+        self, model: Any, config: LearnerConfig, device: torch.device, use: Callable[[], None] | None = None
+    ) -> None:
         self.config = config
+        self._use = use or (lambda: None)
+        self._use()
         self.autocast = _autocast(config, device)
         self._model = model.eval()
         self._device = device
@@ -65,6 +70,7 @@ class Learner:
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._trained:
             raise ConfigError("every weight of the model is frozen", hint="load it whole, or with a LoraSpec")
+        # Of every adapter: only those of the one in use take part.
         self._dropouts = [m for n, m in model.named_modules() if "lora_dropout" in n and isinstance(m, nn.Dropout)]
         self._optimizer = torch.optim.AdamW(
             self._trained.values(),
@@ -75,6 +81,11 @@ class Learner:
         )
         self._updates = 0
         self._reference = _reference(model, self._scorer, device, self.autocast) if config.kl_coef else None
+
+    @property
+    def n_parameters(self) -> int:
+        """How many numbers are trained."""
+        return sum(p.numel() for p in self._trained.values())
 
     # -- training -----------------------------------------------------------------------------------------------
 
@@ -107,6 +118,7 @@ class Learner:
                 hint="see why with `agl explain`: cancelled and failed answers are masked",
             )
         self._check(rows)
+        self._use()
         learning_rate = self.config.rate(self._updates) * lr_scale
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
@@ -215,6 +227,7 @@ class Learner:
     def sequence_logprobs(self, sequences: Seq[Sequence]) -> list[FloatArray]:
         """float32 [T] per row: each token's log-prob in its own context, without autocast; 0 for a first token."""
         self._check(sequences)
+        self._use()
         return self._forward(self._exact, sequences, [s.parents >= 0 for s in sequences])
 
     def _reference_logprobs(self, rows: Seq[Sequence]) -> Seq[FloatArray | None]:

@@ -43,13 +43,19 @@ class PolicySpec:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     max_batch: int = 64
 
+    @property
+    def base(self) -> tuple[object, ...]:
+        """What policies must have in common to be adapters on one base model, in one process."""
+        return self.model, self.device, self.dtype, self.max_context, self.threads, self.max_batch
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyInfo:
-    """What was loaded.
+    """What was loaded for a policy.
 
     Attributes:
-        parameters, trainable_parameters: counts. vocab_size: rows of the model's output.
+        parameters: of the base model and the policy's own adapter. trainable_parameters: those of the policy.
+        vocab_size: rows of the model's output.
         stop_token_ids: tokens that end an answer, as the model and its tokenizer declare them.
     """
 
@@ -98,6 +104,7 @@ class Generate:
     """Sample one answer."""
 
     request_id: int
+    policy: str
     prompt_ids: IntArray
     sampling: Sampling
     session: str | None
@@ -116,17 +123,18 @@ class Command:
     """Anything else: `name` is one of the worker's commands, answered by `Done` or `Failed`."""
 
     request_id: int
+    policy: str
     name: str
     arguments: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A command's result and the policy version after it."""
+    """A command's result and its policy's version after it."""
 
     request_id: int
     result: Any
-    version: int
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

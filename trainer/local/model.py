@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -41,7 +41,7 @@ class LoadedPolicy:
         tokenizer: with a chat template.
         device: where the model is. dtype: of the base model's weights.
         max_context: longest prompt + answer in tokens, as the model's configuration gives it.
-        lora: the adapter's specification, if only that is trained.
+        adapters: the LoRA adapters in the model; none when all weights are one policy.
     """
 
     model: Any
@@ -49,7 +49,7 @@ class LoadedPolicy:
     device: torch.device
     dtype: torch.dtype
     max_context: int
-    lora: LoraSpec | None
+    adapters: tuple[str, ...] = ()
 
 
 def load_policy(
@@ -99,23 +99,44 @@ def load_policy(
             path=name,
         )
     model = model.to(where)  # type: ignore[arg-type]
-    if lora is not None:
-        model = _with_adapter(model, lora, seed)
-    return LoadedPolicy(model.eval(), tokenizer, where, kind, int(max_context), lora)
+    policy = LoadedPolicy(model.eval(), tokenizer, where, kind, int(max_context))
+    return policy if lora is None else add_adapter(policy, lora, seed)
 
 
-def save_model(policy: LoadedPolicy, path: str | os.PathLike[str]) -> None:
+def add_adapter(policy: LoadedPolicy, lora: LoraSpec, seed: int = 0) -> LoadedPolicy:
+    """The same model with one more LoRA adapter, the last of `adapters`, which changes nothing yet.
+
+    Raises:
+        ConfigError: a target that the model does not have.
+    """
+    name = f"adapter{len(policy.adapters)}"
+    model = _with_adapter(policy.model, name, lora, seed).eval()
+    return replace(policy, model=model, adapters=(*policy.adapters, name))
+
+
+def save_model(policy: LoadedPolicy, path: str | os.PathLike[str], adapter: str | None = None) -> None:
     """Write a Hugging Face model directory that `load_policy` and `AutoModelForCausalLM` load.
 
-    With LoRA the directory holds the merged model, and `adapter/` in it the adapter alone.
+    With LoRA the directory holds the base merged with one adapter (the only one, if `adapter` does not say), and
+    `adapter/` in it that adapter alone.
     """
     target = Path(path)
-    if policy.lora is None:
+    if not policy.adapters:
         policy.model.save_pretrained(target)
     else:
+        name = adapter or policy.adapters[0]
         # Merging in place and back would leave rounding errors in the weights that are being trained on.
-        copy.deepcopy(policy.model).merge_and_unload().save_pretrained(target)
-        policy.model.save_pretrained(target / "adapter")
+        alone = copy.deepcopy(policy.model)
+        for other in policy.adapters:
+            if other != name:
+                alone.delete_adapter(other)
+        alone.merge_and_unload().save_pretrained(target)
+        folder = target / "adapter"
+        policy.model.save_pretrained(folder, selected_adapters=[name])
+        # peft puts an adapter that is not called "default" one folder deeper.
+        for file in (folder / name).iterdir():
+            file.replace(folder / file.name)
+        (folder / name).rmdir()
     policy.tokenizer.save_pretrained(target)
 
 
@@ -272,8 +293,8 @@ def _loading(what: str, name: str, load: Callable[[], T]) -> T:
         ) from error
 
 
-def _with_adapter(model: Any, lora: LoraSpec, seed: int) -> Any:
-    from peft import LoraConfig, get_peft_model
+def _with_adapter(model: Any, name: str, lora: LoraSpec, seed: int) -> Any:
+    from peft import LoraConfig, PeftModel, get_peft_model
 
     targets = lora.target_modules
     config = LoraConfig(
@@ -286,7 +307,10 @@ def _with_adapter(model: Any, lora: LoraSpec, seed: int) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         try:
-            return get_peft_model(model, config)
+            if not isinstance(model, PeftModel):
+                return get_peft_model(model, config, adapter_name=name)
+            model.add_adapter(name, config)
+            return model
         except ValueError as error:
             raise ConfigError(
                 f"LoRA target_modules={targets!r}: {str(error).splitlines()[0]}",

@@ -1,4 +1,4 @@
-"""The parent's handle on a policy process: samples, trains and saves a policy that lives in a child.
+"""The parent's end of a policy process: starts it, sends it requests and commands, and ends it.
 
 Invariant: nothing waits for a dead child: when it ends, every waiting call fails with its exit code and last output.
 When this process ends, however it ends, the child ends too.
@@ -14,14 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from agl.errors import EngineError
-from agl.mdp import FloatArray, IntArray, int_array
-from agl.sequence import Sequence
+from agl.mdp import IntArray, int_array
 from agl.trainer.engine import Completion, OnTokens, Sampling
 from agl.trainer.local.messages import (
     Abort,
@@ -38,8 +35,6 @@ from agl.trainer.local.messages import (
     pack,
 )
 
-__all__ = ["LocalPolicy", "PolicyInfo", "PolicySpec"]
-
 _TAIL_BYTES = 2000
 _TERM_SECONDS = 2.0
 
@@ -47,32 +42,31 @@ _TERM_SECONDS = 2.0
 class _Link(asyncio.Protocol):
     """The socket to the child: whole messages in, loss of the child out."""
 
-    def __init__(self, policy: LocalPolicy) -> None:
-        self._policy = policy
+    def __init__(self, process: PolicyProcess) -> None:
+        self._process = process
         self._reader = FrameReader()
 
     def data_received(self, data: bytes) -> None:
         for messages in self._reader.feed(data):
-            self._policy._received(messages)
+            self._process._received(messages)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._policy._lost()
+        self._process._lost()
 
 
-class LocalPolicy:
-    """A policy in a process of its own. An `agl.trainer.engine.Engine`, and the control of its learner.
+class PolicyProcess:
+    """A child process that serves and trains the policies of one base model.
 
     Made by `start`, ended by `close`; every call must come from the event loop that started it.
 
     Attributes:
-        spec: what was asked for. info: what was loaded. version: of the weights, grown by each `train`.
+        specs: the policies. info: what was loaded, by policy.
     """
 
-    info: PolicyInfo
+    info: dict[str, PolicyInfo]
 
-    def __init__(self, spec: PolicySpec, process: subprocess.Popen[bytes], log: Any) -> None:
-        self.spec = spec
-        self.version = 0
+    def __init__(self, specs: Sequence[PolicySpec], process: subprocess.Popen[bytes], log: Any) -> None:
+        self.specs = tuple(specs)
         self._process = process
         self._log = log
         self._loop = asyncio.get_running_loop()
@@ -86,11 +80,11 @@ class LocalPolicy:
         self._closing = False
 
     @classmethod
-    async def start(cls, spec: PolicySpec, *, timeout: float = 120.0) -> LocalPolicy:
-        """Start the process and load the model.
+    async def start(cls, specs: Sequence[PolicySpec], *, timeout: float = 120.0) -> PolicyProcess:
+        """Start the process and load the policies.
 
         Args:
-            spec: what to load.
+            specs: policies of one `base`; more than one only with a LoRA adapter each.
             timeout: seconds.
 
         Raises:
@@ -100,13 +94,13 @@ class LocalPolicy:
         ours, theirs = socket.socketpair()
         log = tempfile.TemporaryFile()  # noqa: SIM115
         try:
-            process = subprocess.Popen(
+            child = subprocess.Popen(
                 [sys.executable, "-P", "-m", "agl.trainer.local.worker", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment(spec),
+                env=_environment(specs[0]),
             )
         except OSError:
             ours.close()
@@ -114,48 +108,45 @@ class LocalPolicy:
             raise
         finally:
             theirs.close()
-        policy = cls(spec, process, log)
-        ready = policy._wait_for(0)
+        process = cls(specs, child, log)
+        ready = process._wait_for(0)
         try:
             ours.setblocking(False)
-            policy._transport, _ = await policy._loop.create_unix_connection(lambda: _Link(policy), sock=ours)
-            policy._send(spec)
-            policy.info = await asyncio.wait_for(ready, timeout)
+            process._transport, _ = await process._loop.create_unix_connection(lambda: _Link(process), sock=ours)
+            process._send(process.specs)
+            process.info = (await asyncio.wait_for(ready, timeout)).result
         except BaseException as error:
-            await policy.close(timeout=0.0)
+            await process.close(timeout=0.0)
             if isinstance(error, TimeoutError):
                 raise EngineError(
                     f"the policy process was not ready after {timeout:g} s",
-                    hint=f"raise the time limit, or look at its last output:\n{policy._tail}",
-                    model=spec.model,
+                    hint=f"raise the time limit, or look at its last output:\n{process._tail}",
+                    model=specs[0].model,
                 ) from None
             raise
-        policy._forget(0)
-        return policy
+        process._forget(0)
+        return process
 
     @property
-    def max_context(self) -> int:
-        """Longest prompt + answer, in tokens."""
-        return self.info.max_context
+    def pid(self) -> int:
+        """Of the child."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Of the child; None while it runs."""
+        return self._process.poll()
 
     async def generate(
-        self,
-        prompt_ids: IntArray,
-        sampling: Sampling,
-        *,
-        policy: str = "policy",
-        session: str | None = None,
-        on_tokens: OnTokens | None = None,
+        self, policy: str, prompt_ids: IntArray, sampling: Sampling, session: str | None, on_tokens: OnTokens | None
     ) -> Completion:
         """Sample one answer; see `agl.trainer.engine.Engine.generate`."""
-        if policy != self.spec.name:
-            raise EngineError(f"no policy {policy!r} is served here", hint=f"this engine serves {self.spec.name!r}")
         self._check()
         request_id = next(self._ids)
         future = self._wait_for(request_id)
         if on_tokens is not None:
             self._streams[request_id] = on_tokens
-        self._send(Generate(request_id, int_array(prompt_ids), sampling, session, on_tokens is not None))
+        self._send(Generate(request_id, policy, int_array(prompt_ids), sampling, session, on_tokens is not None))
         try:
             return await future
         except asyncio.CancelledError:
@@ -164,35 +155,16 @@ class LocalPolicy:
         finally:
             self._forget(request_id)
 
-    async def train(self, sequences: list[Sequence], *, lr_scale: float = 1.0) -> dict[str, float]:
-        """One update of the weights; returns the learner's metrics. The version grows by one."""
-        return await self._command("train", sequences=sequences, lr_scale=lr_scale)
-
-    async def logprobs(self, token_ids: IntArray, *, temperature: float = 1.0) -> FloatArray:
-        """float32 [T - 1]: log-probs of `token_ids[1:]` by the learner's forward pass."""
-        return await self._command("logprobs", token_ids=np.asarray(token_ids, np.int32), temperature=temperature)
-
-    async def engine_logprobs(self, token_ids: IntArray, *, temperature: float = 1.0) -> FloatArray:
-        """float32 [T - 1]: log-probs of `token_ids[1:]` by the engine's cached decoding."""
-        return await self._command(
-            "engine_logprobs", token_ids=np.asarray(token_ids, np.int32), temperature=temperature
-        )
-
-    async def save_model(self, path: str | Path) -> None:
-        """Write model and tokenizer as a Hugging Face directory."""
-        await self._command("save_model", path=os.path.abspath(path))
-
-    async def save_state(self, path: str | Path) -> None:
-        """Write weights, optimiser, RNG and version to a file, for an exact resume."""
-        await self._command("save_state", path=os.path.abspath(path))
-
-    async def load_state(self, path: str | Path) -> None:
-        """Go back to what `save_state` wrote.
-
-        Raises:
-            CheckpointError: the file is missing, broken or of another model.
-        """
-        await self._command("load_state", path=os.path.abspath(path))
+    async def command(self, policy: str, name: str, **arguments: Any) -> Done:
+        """Have the worker run one of its commands for a policy; whatever it raises is raised here."""
+        self._check()
+        request_id = next(self._ids)
+        future = self._wait_for(request_id)
+        self._send(Command(request_id, policy, name, arguments))
+        try:
+            return await future
+        finally:
+            self._forget(request_id)
 
     async def close(self, *, timeout: float = 5.0) -> None:
         """End the process: ask, wait `timeout` seconds, terminate, kill. Idempotent."""
@@ -223,8 +195,7 @@ class LocalPolicy:
                 case Finished():
                     self._settle(message.request_id, message.completion)
                 case Done():
-                    self.version = message.version
-                    self._settle(message.request_id, message.result)
+                    self._settle(message.request_id, message)
                 case Failed():
                     future = self._waiting.get(message.request_id)
                     if future is not None and not future.done():
@@ -269,16 +240,6 @@ class LocalPolicy:
 
     # -- calls ----------------------------------------------------------------------------------------------------
 
-    async def _command(self, name: str, **arguments: Any) -> Any:
-        self._check()
-        request_id = next(self._ids)
-        future = self._wait_for(request_id)
-        self._send(Command(request_id, name, arguments))
-        try:
-            return await future
-        finally:
-            self._forget(request_id)
-
     def _check(self) -> None:
         if asyncio.get_running_loop() is not self._loop:
             raise EngineError(
@@ -311,7 +272,7 @@ class LocalPolicy:
 
     def _error(self) -> EngineError:
         hint = f"its last output was:\n{self._tail}" if self._tail else "start a new one"
-        return EngineError(self._failure or "the policy process was closed", hint=hint, model=self.spec.model)
+        return EngineError(self._failure or "the policy process was closed", hint=hint, model=self.specs[0].model)
 
 
 def _environment(spec: PolicySpec) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The policy process: `python -m agl.trainer.local.worker FD`, one model that is sampled and trained in turn.
+"""The policy process: `python -m agl.trainer.local.worker FD`, a base model that is sampled and trained in turn.
 
 Invariant: it lives no longer than its parent. It reads commands from the socket FD, samples while it has requests, and
 ends when the socket closes.
@@ -6,6 +6,7 @@ ends when the socket closes.
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import signal
@@ -13,13 +14,14 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agl.errors import AglError, CheckpointError, EngineError, ModelLoadError
 from agl.mdp import FloatArray, IntArray
-from agl.sequence import Sequence
+from agl.sequence import Sequence as Row
 from agl.trainer.local.messages import (
     Abort,
     Command,
@@ -42,14 +44,23 @@ _RECEIVE = 1 << 20
 _PARENT_CHECK_MS = 2000
 
 
+@dataclass(slots=True, eq=False)
+class _Trained:
+    """A policy of this process."""
+
+    learner: Learner
+    adapter: str | None
+    version: int = 0
+
+
 class Worker:
-    """Serves one policy over a connected socket."""
+    """Serves the policies of one base model over a connected socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._reader = FrameReader()
         self._inbox: list[Any] = []
-        self._version = 0
+        self._policies: dict[str, _Trained] = {}
         self._commands: dict[str, Callable[..., Any]] = {
             "train": self.train,
             "logprobs": self.logprobs,
@@ -61,15 +72,15 @@ class Worker:
 
     def run(self) -> None:
         """Load what the first message asks for, then serve until told to stop or until the parent is gone."""
-        spec = self._first()
-        if spec is None:
+        specs = self._first()
+        if specs is None:
             return
         try:
-            info = self.load(spec)
+            info = self.load(specs)
         except Exception as error:
-            self._send([Failed(0, _crossing(error, f"cannot load {spec.model}", ModelLoadError))])
+            self._send([Failed(0, _crossing(error, f"cannot load {specs[0].model}", ModelLoadError))])
             return
-        self._send([Done(0, info, self._version)])
+        self._send([Done(0, info)])
         poller = select.poll()
         poller.register(self._connection, select.POLLIN)
         engine = self._engine
@@ -85,76 +96,94 @@ class Worker:
             if events := engine.step():
                 self._send(events)
 
-    def load(self, spec: PolicySpec) -> PolicyInfo:
-        """Load the model and set up engine and learner on the same weights."""
+    def load(self, specs: Sequence[PolicySpec]) -> dict[str, PolicyInfo]:
+        """Load the model and set up one engine, and a learner for each policy, on the same weights."""
         import torch
 
+        from agl.trainer.local.adapters import Adapters
         from agl.trainer.local.engine import LocalEngine
         from agl.trainer.local.learner import Learner
-        from agl.trainer.local.model import load_policy
+        from agl.trainer.local.model import add_adapter, load_policy
 
-        if spec.threads is not None:
-            torch.set_num_threads(spec.threads)
+        first = specs[0]
+        if first.threads is not None:
+            torch.set_num_threads(first.threads)
         torch.set_flush_denormal(True)
-        self._policy: LoadedPolicy = load_policy(
-            spec.model, device=spec.device, dtype=spec.dtype, lora=spec.lora, seed=spec.seed
-        )
-        model, device = self._policy.model, self._policy.device
-        self._learner: Learner = Learner(model, spec.learner, device)
+        loaded = load_policy(first.model, device=first.device, dtype=first.dtype, lora=first.lora, seed=first.seed)
+        for spec in specs[1:]:
+            if spec.lora is None:
+                raise EngineError(
+                    f"policy {spec.name!r} has no adapter of its own", hint="whole models take a process each"
+                )
+            loaded = add_adapter(loaded, spec.lora, spec.seed)
+        self._loaded: LoadedPolicy = loaded
+        names = dict(zip([spec.name for spec in specs], loaded.adapters, strict=False))
+        adapters = Adapters(loaded.model, names) if names else None
+        model, device = loaded.model, loaded.device
+        for spec in specs:
+            use = functools.partial(adapters.use, spec.name) if adapters is not None else None
+            self._policies[spec.name] = _Trained(Learner(model, spec.learner, device, use), names.get(spec.name))
         self._engine: LocalEngine = LocalEngine(
             model,
-            self._policy.tokenizer,
+            loaded.tokenizer,
             device=device,
-            max_context=min(spec.max_context or self._policy.max_context, self._policy.max_context),
-            max_batch=spec.max_batch,
+            max_context=min(first.max_context or loaded.max_context, loaded.max_context),
+            max_batch=first.max_batch,
             # On CPU casting the weights at every step costs more than computing in half the width saves.
-            autocast=self._learner.autocast if device.type == "cuda" else None,
+            autocast=self._policies[first.name].learner.autocast if device.type == "cuda" else None,
+            adapters=adapters,
         )
-        parameters = list(model.parameters())
-        return PolicyInfo(
-            parameters=sum(p.numel() for p in parameters),
-            trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
-            device=str(device),
-            dtype=str(self._policy.dtype).removeprefix("torch."),
-            max_context=self._engine.max_context,
-            vocab_size=self._engine.vocabulary,
-            stop_token_ids=_stop_token_ids(model, self._policy.tokenizer),
-        )
+        total = sum(p.numel() for p in model.parameters())
+        own = {name: policy.learner.n_parameters for name, policy in self._policies.items()}
+        shared = total - sum(own.values()) if adapters is not None else 0
+        return {
+            name: PolicyInfo(
+                parameters=shared + own[name],
+                trainable_parameters=own[name],
+                device=str(device),
+                dtype=str(loaded.dtype).removeprefix("torch."),
+                max_context=self._engine.max_context,
+                vocab_size=self._engine.vocabulary,
+                stop_token_ids=_stop_token_ids(model, loaded.tokenizer),
+            )
+            for name in self._policies
+        }
 
     # -- commands -----------------------------------------------------------------------------------------------
 
-    def train(self, sequences: list[Sequence], lr_scale: float) -> dict[str, float]:
+    def train(self, policy: str, sequences: list[Row], lr_scale: float) -> dict[str, float]:
         """One update; the engine serves the new weights from its next step on."""
         self._engine.drop_caches()
-        metrics = self._learner.update(sequences, lr_scale=lr_scale)
-        self._serve(self._version + 1)
+        metrics = self._policies[policy].learner.update(sequences, lr_scale=lr_scale)
+        self._serve(policy, self._policies[policy].version + 1)
         return metrics
 
-    def logprobs(self, token_ids: IntArray, temperature: float) -> FloatArray:
+    def logprobs(self, policy: str, token_ids: IntArray, temperature: float) -> FloatArray:
         """Log-probs by the learner's forward pass."""
-        return self._learner.logprobs(token_ids, temperature)
+        return self._policies[policy].learner.logprobs(token_ids, temperature)
 
-    def engine_logprobs(self, token_ids: IntArray, temperature: float) -> FloatArray:
+    def engine_logprobs(self, policy: str, token_ids: IntArray, temperature: float) -> FloatArray:
         """Log-probs by the engine's cached decoding."""
-        return self._engine.score(token_ids, temperature)
+        return self._engine.score(token_ids, temperature, policy)
 
-    def save_model(self, path: str) -> None:
+    def save_model(self, policy: str, path: str) -> None:
         """Write a Hugging Face directory."""
         from agl.trainer.local.model import save_model
 
-        save_model(self._policy, path)
+        save_model(self._loaded, path, self._policies[policy].adapter)
 
-    def save_state(self, path: str) -> None:
+    def save_state(self, policy: str, path: str) -> None:
         """Write the exact state of training; the file appears whole or not at all."""
         import torch
 
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(target.name + ".partial")
-        torch.save({"version": self._version, "learner": self._learner.state_dict()}, partial)
+        trained = self._policies[policy]
+        torch.save({"version": trained.version, "learner": trained.learner.state_dict()}, partial)
         os.replace(partial, target)
 
-    def load_state(self, path: str) -> None:
+    def load_state(self, policy: str, path: str) -> None:
         """Go back to what `save_state` wrote."""
         import torch
 
@@ -170,12 +199,12 @@ class Worker:
             raise CheckpointError(
                 f"the checkpoint cannot be read: {error}", hint="take an earlier checkpoint", path=path
             ) from error
-        self._learner.load_state_dict(learner)
-        self._serve(version)
+        self._policies[policy].learner.load_state_dict(learner)
+        self._serve(policy, version)
 
-    def _serve(self, version: int) -> None:
-        self._version = version
-        self._engine.on_weights_changed(version)
+    def _serve(self, policy: str, version: int) -> None:
+        self._policies[policy].version = version
+        self._engine.on_weights_changed(version, policy)
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -184,7 +213,12 @@ class Worker:
             case Generate():
                 try:
                     self._engine.submit(
-                        message.request_id, message.prompt_ids, message.sampling, message.session, message.stream
+                        message.request_id,
+                        message.prompt_ids,
+                        message.sampling,
+                        message.session,
+                        message.stream,
+                        message.policy,
                     )
                 except Exception as error:
                     self._send([Failed(message.request_id, _crossing(error, "cannot sample", EngineError))])
@@ -192,13 +226,13 @@ class Worker:
                 self._engine.abort(message.request_id)
             case Command():
                 try:
-                    result = self._commands[message.name](**message.arguments)
+                    result = self._commands[message.name](message.policy, **message.arguments)
                 except Exception as error:
                     self._send([Failed(message.request_id, _crossing(error, f"{message.name} failed", EngineError))])
                 else:
-                    self._send([Done(message.request_id, result, self._version)])
+                    self._send([Done(message.request_id, result, self._policies[message.policy].version)])
 
-    def _first(self) -> PolicySpec | None:
+    def _first(self) -> Sequence[PolicySpec] | None:
         while not self._inbox:
             if not self._receive():
                 return None
