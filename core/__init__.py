@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from agl.selection import Selection
     from agl.sequence import Sequence
     from agl.spans import Span
-    from agl.trainer.algorithms import GRPO, Baseline
+    from agl.trainer.algorithms import DAPO, GRPO, RLOO, Baseline, DrGRPO, Overlong, REINFORCEPlusPlus
     from agl.trainer.explain import explain
-    from agl.trainer.local.config import LoraSpec
+    from agl.trainer.local.config import LoraSpec, Policy
     from agl.trainer.trainer import Result, Trainer
 
 _NAMES = {
@@ -31,9 +31,9 @@ _NAMES = {
     "agl.selection": ("Selection",),
     "agl.sequence": ("Sequence",),
     "agl.spans": ("Span",),
-    "agl.trainer.algorithms": ("GRPO", "Baseline"),
+    "agl.trainer.algorithms": ("DAPO", "GRPO", "RLOO", "Baseline", "DrGRPO", "Overlong", "REINFORCEPlusPlus"),
     "agl.trainer.explain": ("explain",),
-    "agl.trainer.local.config": ("LoraSpec",),
+    "agl.trainer.local.config": ("LoraSpec", "Policy"),
     "agl.trainer.trainer": ("Result", "Trainer"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
@@ -45,14 +45,20 @@ __all__ = [
     "AglError",
     "Baseline",
     "Call",
+    "DAPO",
     "Dataset",
+    "DrGRPO",
     "GRPO",
     "LLM",
     "LitAgent",
     "LoraSpec",
     "NamedResources",
     "Outcome",
+    "Overlong",
+    "Policy",
     "PromptTemplate",
+    "REINFORCEPlusPlus",
+    "RLOO",
     "Result",
     "Reward",
     "RolloutInfo",

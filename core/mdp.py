@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -41,6 +41,7 @@ class Reward:
         source: who gave it: "return" (what the agent or `reward=` returned), "emit" (`agl.emit_reward`), "air".
         span_id: the span it was emitted in (hex, 16 digits); None for the rollout's own.
         primary: whether it counts towards returns; a dict of rewards has one primary entry.
+        agent: whose it is alone, where a reward of the whole rollout names an agent.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Reward:
     source: str = "return"
     span_id: str | None = None
     primary: bool = True
+    agent: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,10 +134,11 @@ class Transition:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
-    """The transitions of one attempt of a rollout for one policy, in order of arrival.
+    """The transitions of one attempt of a rollout, in order of arrival.
 
     Attributes:
-        rollout_id, attempt, policy: whose.
+        rollout_id, attempt: whose.
+        policy: whose transitions these are; None for those of every trained agent.
         group: the task's group in this step; rollouts of one group are compared with each other.
         transitions: in order.
         rewards: what the rollout as a whole earned.
@@ -143,10 +146,19 @@ class Trajectory:
 
     rollout_id: str
     attempt: int
-    policy: str
+    policy: str | None
     group: str
     transitions: tuple[Transition, ...]
     rewards: tuple[Reward, ...] = ()
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The policies that sampled its calls, in order of appearance."""
+        return tuple(dict.fromkeys(t.call.policy for t in self.transitions if t.call.policy is not None))
+
+    def of(self, policy: str) -> Trajectory:
+        """The transitions of one policy alone."""
+        return replace(self, policy=policy, transitions=tuple(t for t in self.transitions if t.call.policy == policy))
 
     @property
     def final_reward(self) -> float:

@@ -8,7 +8,8 @@ import inspect
 import json
 import math
 import numbers
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from agl import semconv, tracing
@@ -17,14 +18,22 @@ from agl.mdp import Reward
 
 
 def as_rewards(
-    value: Any, *, primary: str | None = None, source: str = "return", span_id: str | None = None, **where: object
+    value: Any,
+    *,
+    primary: str | None = None,
+    source: str = "return",
+    span_id: str | None = None,
+    agents: Collection[str] = (),
+    **where: object,
 ) -> tuple[Reward, ...]:
     """A number or a dict of numbers as rewards.
 
     Args:
-        value: a real number (bool counts as 0 or 1), or {name: number}.
-        primary: which entry of the dict counts towards returns; its only entry, or the one named "reward", if None.
+        value: a real number (bool counts as 0 or 1), or {name: number}. Entries named after agents are those agents'
+            own rewards and count towards returns.
+        primary: which other entry of the dict counts; the only one, or the one named "reward", if None.
         source, span_id: as in `Reward`.
+        agents: names of the agents that took part.
         **where: rollout, agent, ... for the error.
 
     Raises:
@@ -34,9 +43,9 @@ def as_rewards(
     if isinstance(value, Mapping):
         if not value:
             raise RewardError("the reward is an empty dict", hint="give at least one named number", **where)
-        names = [str(k) for k in value]
+        names = [str(k) for k in value if k not in agents]
         main = primary or (names[0] if len(names) == 1 else "reward" if "reward" in names else None)
-        if main not in names:
+        if main not in names and (primary is not None or len(names) == len(value)):
             raise RewardError(
                 f"cannot tell which of {', '.join(names)} is the reward to train on"
                 if primary is None
@@ -45,8 +54,12 @@ def as_rewards(
                 **where,
             )
         return tuple(
-            Reward(str(k), _finite(v, str(k), where), source, span_id, primary=str(k) == main) for k, v in value.items()
-        )
+            Reward(
+                str(k), _finite(v, str(k), where), source, span_id,
+                primary=k in agents or str(k) == main, agent=str(k) if k in agents else None,
+            )
+            for k, v in value.items()
+        )  # fmt: skip
     if primary is not None:
         raise RewardError(
             f"primary={primary!r} names an entry of a dict, but the reward is {value!r}",
@@ -74,10 +87,15 @@ def _finite(value: Any, name: str, where: Mapping[str, object]) -> float:
     return number
 
 
-def emit_reward(value: float | Mapping[str, float], primary: str | None = None) -> None:
+def emit_reward(value: float | Mapping[str, float], primary: str | None = None, *, agent: str | None = None) -> None:
     """Report a reward for what is happening now: inside a tool for the call that issued it, otherwise for the agent.
 
     Does nothing outside a rollout, so an instrumented agent runs unchanged in production.
+
+    Args:
+        value: a number, or {name: number}.
+        primary: which entry of the dict counts towards returns.
+        agent: whose reward it is, wherever it is emitted: of a player of a game, a member of a team.
 
     Raises:
         RewardError: as `as_rewards`.
@@ -87,16 +105,18 @@ def emit_reward(value: float | Mapping[str, float], primary: str | None = None) 
         return
     where = {"rollout": scope.rollout.rollout_id, "attempt": scope.rollout.attempt, "agent": scope.agent}
     for reward in as_rewards(value, primary=primary, source="emit", **where):
-        _emit(
-            semconv.REWARD,
-            reward.name,
-            {
-                semconv.REWARD_NAME: reward.name,
-                semconv.REWARD_VALUE: reward.value,
-                semconv.REWARD_PRIMARY: reward.primary,
-                semconv.REWARD_SOURCE: reward.source,
-            },
-        )
+        _emit(semconv.REWARD, reward.name, attributes_of(replace(reward, agent=agent)))
+
+
+def attributes_of(reward: Reward) -> dict[str, Any]:
+    """The attributes of a reward's span."""
+    return {
+        semconv.REWARD_NAME: reward.name,
+        semconv.REWARD_VALUE: reward.value,
+        semconv.REWARD_PRIMARY: reward.primary,
+        semconv.REWARD_SOURCE: reward.source,
+        **({} if reward.agent is None else {semconv.REWARD_AGENT: reward.agent}),
+    }
 
 
 def emit_message(text: str) -> None:

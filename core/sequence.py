@@ -127,7 +127,7 @@ class _Row:
         mask = np.asarray(self.mask, dtype=np.bool_)
         return Sequence(
             rollout_id=trajectory.rollout_id,
-            policy=trajectory.policy,
+            policy=trajectory.policy or "",
             call_ids=tuple(t.call.id for t in self.members),
             token_ids=np.asarray(self.tokens, dtype=np.int32),
             parents=np.asarray(self.parents, dtype=np.int32),
@@ -145,7 +145,7 @@ def merge(trajectory: Trajectory, advantages: Mapping[str, float]) -> list[Seque
     """The rows of a trajectory, merged.
 
     Args:
-        trajectory: its transitions, in order of arrival.
+        trajectory: of one policy; its transitions are in order of arrival.
         advantages: call id -> advantage, one entry per transition.
 
     Returns:

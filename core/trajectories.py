@@ -17,7 +17,7 @@ class Built:
     """What one attempt of a rollout came to.
 
     Attributes:
-        trajectories: policy -> trajectory, for each policy that sampled at least one call.
+        trajectory: the transitions of every trained agent.
         rewards: every reward of the rollout, with the call it went to in `credited`.
         credited: (reward, call id or None for the whole trajectory).
         agents: every agent seen, in order of appearance, selected or not.
@@ -26,12 +26,17 @@ class Built:
         lost: those whose requests were sent to the gateway, but left no call there.
     """
 
-    trajectories: Mapping[str, Trajectory]
+    trajectory: Trajectory
     credited: tuple[tuple[Reward, str | None], ...]
     agents: tuple[str, ...]
     failed_calls: tuple[Call, ...]
     bypassed: tuple[Span, ...]
     lost: tuple[Span, ...] = ()
+
+    @property
+    def trajectories(self) -> dict[str, Trajectory]:
+        """Policy -> its part of the trajectory, for each policy that sampled at least one call."""
+        return {policy: self.trajectory.of(policy) for policy in self.trajectory.policies}
 
     @property
     def reward(self) -> float | None:
@@ -41,8 +46,8 @@ class Built:
 
     @property
     def n_calls(self) -> int:
-        """Transitions in all trajectories."""
-        return sum(len(t.transitions) for t in self.trajectories.values())
+        """How many transitions there are."""
+        return len(self.trajectory.transitions)
 
 
 def build(
@@ -57,7 +62,7 @@ def build(
 
     A reward goes to the call whose `chat` span it was emitted in, or to the call that issued the tool call it was
     emitted in; emitted in the span of an agent other than the outermost, to the last call made within that span;
-    otherwise to the trajectory of every policy.
+    otherwise, and where it names the agent whose it is, to the whole trajectory.
     """
     by_id = {s.span_id: s for s in spans}
     by_span = {c.span_id: c for c in calls if c.span_id}
@@ -89,19 +94,16 @@ def build(
             str(attributes.get(semconv.REWARD_SOURCE, "emit")),
             span.parent_id,
             bool(attributes.get(semconv.REWARD_PRIMARY, True)),
+            agent=attributes.get(semconv.REWARD_AGENT),
         )
-        call = credited_call(span.parent_id)
+        call = credited_call(span.parent_id) if reward.agent is None else None
         trained = call is not None and call.policy is not None
         credited.append((reward, call.id if call is not None and trained else None))
 
     sampled = [c for c in calls if c.policy is not None and c.error is None]
     whole = tuple(r for r, call_id in credited if call_id is None)
-    trajectories: dict[str, Trajectory] = {}
-    for policy in dict.fromkeys(c.policy for c in sampled if c.policy is not None):
-        transitions = tuple(
-            Transition(c, tuple(r for r, call_id in credited if call_id == c.id)) for c in sampled if c.policy == policy
-        )
-        trajectories[policy] = Trajectory(rollout_id, attempt, policy, group, transitions, whole)
+    transitions = tuple(Transition(c, tuple(r for r, call_id in credited if call_id == c.id)) for c in sampled)
+    trajectory = Trajectory(rollout_id, attempt, None, group, transitions, whole)
 
     answered = {c.span_id for c in calls}
     unanswered = [
@@ -118,7 +120,7 @@ def build(
         [c.agent for c in calls] + [s.agent for s in spans if s.operation == semconv.CHAT and s.agent is not None]
     )
     failed = tuple(c for c in calls if c.policy is not None and c.error is not None)
-    return Built(trajectories, tuple(credited), tuple(agents), failed, bypassed, lost)
+    return Built(trajectory, tuple(credited), tuple(agents), failed, bypassed, lost)
 
 
 def _within(span_id: str, ancestor: str, by_id: Mapping[str, Span]) -> bool:

@@ -12,7 +12,7 @@ import pytest
 import agl
 from agl.errors import StalePolicyError
 from agl.sequence import Sequence
-from agl.trainer.algorithms import grpo
+from agl.trainer.local import policy as local_policy
 from agl.trainer.local.policy import LocalPolicy
 from agl.trainer.quickstart.agent import build_agent
 from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
@@ -99,7 +99,7 @@ def test_broken_training_does_not_pass(
         async def train(self, sequences: list[Sequence], *, lr_scale: float = 1.0) -> dict[str, float]:
             return await super().train(broken(sequences), lr_scale=lr_scale)
 
-    monkeypatch.setattr(grpo, "LocalPolicy", Broken)
+    monkeypatch.setattr(local_policy, "LocalPolicy", Broken)
     assert _gain(_train(tiny_policy, tmp_path)) < GAIN
 
 
@@ -120,7 +120,7 @@ def test_a_stale_policy_does_not_pass(tiny_policy: Path, tmp_path: Path, monkeyp
         async def generate(self, *args: Any, **kwargs: Any) -> Any:
             return replace(await super().generate(*args, **kwargs), policy_version=self.version)
 
-    monkeypatch.setattr(grpo, "LocalPolicy", Stale)
+    monkeypatch.setattr(local_policy, "LocalPolicy", Stale)
     assert _gain(_train(tiny_policy, tmp_path)) < GAIN
 
 
@@ -129,7 +129,7 @@ def test_the_probe_finds_a_stale_engine(untrained_model: Path, tmp_path: Path, m
         async def engine_logprobs(self, token_ids: Any, *, temperature: float = 1.0) -> Any:
             return await super().engine_logprobs(token_ids, temperature=temperature) - 0.01
 
-    monkeypatch.setattr(grpo, "LocalPolicy", Stale)
+    monkeypatch.setattr(local_policy, "LocalPolicy", Stale)
 
     @agl.rollout
     async def any_text(task: Any, llm: agl.LLM) -> float:

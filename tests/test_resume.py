@@ -72,7 +72,9 @@ def test_a_resumed_run_equals_one_never_stopped(tiny_policy: Path, tmp_path: Pat
     assert all(torch.equal(expected[name], got[name]) for name in expected)
     assert whole.checkpoint is not None
     assert resumed.checkpoint is not None
-    states = [torch.load(r.checkpoint / "state.pt", weights_only=False) for r in (whole, resumed) if r.checkpoint]
+    states = [
+        torch.load(r.checkpoint / "states" / "policy.pt", weights_only=False) for r in (whole, resumed) if r.checkpoint
+    ]
     assert _equal(*states)
 
     with pytest.raises(CheckpointError, match=r"other settings \(learning_rate: 0\.0005 -> 0\.001\)"):

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import hashlib
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from agl.selection import Selection
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
+from agl.trainer.local.config import Policy
 from agl.trainer.progress import Progress
 from agl.trainer.runners.local import LocalRunner, RolloutResult
 from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store
@@ -52,6 +53,16 @@ class Batches:
             found.append(int(np.random.default_rng([self.seed, epoch]).permutation(n)[place]))
         return found
 
+    def further(self, step: int) -> Iterator[int]:
+        """Tasks to sample in place of some of a step's, endlessly: those that are not in it first, in an order fixed by
+        the seed and the step."""
+        taken = set(self.indices(step))
+        rng = np.random.default_rng([self.seed, step, 1])
+        while True:
+            order = rng.permutation(len(self.tasks)).tolist()
+            yield from (i for i in order if i not in taken)
+            taken = set()
+
     def steps_per_epoch(self) -> int:
         """Steps in which every task is seen once, rounded up."""
         return -(-len(self.tasks) // self.batch_size)
@@ -64,6 +75,7 @@ class Run:
     Attributes:
         run_id, seed, directory: of this run. resume: whether to go on from its last checkpoint.
         agent, selection, credit: what is run, who is trained, how rewards become returns.
+        policies: name -> where a policy differs from what the algorithm says.
         train, val: the tasks. store, gateway, progress: where facts go.
         n_workers, max_attempts, timeout: how rollouts run.
         initial_resources: what rollouts are given beside the LLM.
@@ -87,10 +99,11 @@ class Run:
     host: str = "127.0.0.1"
     port: int = 0
     initial_resources: Mapping[str, Any] = field(default_factory=dict)
+    policies: Mapping[str, Policy] = field(default_factory=dict)
     gateway: Gateway | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
     checkpoint: Path | None = None
-    policy_path: Path | None = None
+    policy_paths: dict[str, Path] = field(default_factory=dict)
     _server: GatewayServer | None = None
     _runner: LocalRunner | None = None
     _waiting: dict[str, asyncio.Future[RolloutResult]] = field(default_factory=dict)
@@ -149,12 +162,14 @@ class Run:
         step: int,
         group_size: int = 1,
         metadata: Mapping[str, Any] | None = None,
+        first: int = 0,
     ) -> list[RolloutResult]:
         """Run every task `group_size` times and wait for all of them.
 
         Args:
             tasks: (index in the dataset, task). Seeds depend on the run's seed, the mode, the step (training alone),
                 the place and the repetition, so a validation draws the same each time.
+            first: place of the first task, when the step has had others.
 
         Returns:
             One result per rollout, tasks in order, repetitions next to each other.
@@ -175,7 +190,7 @@ class Run:
                 metadata={"task_index": index, **(metadata or {})},
                 rollout_id=f"ro-{uuid.uuid4().hex[:12]}",
             )
-            for place, (index, task) in enumerate(tasks)
+            for place, (index, task) in enumerate(tasks, start=first)
             for k in range(group_size)
         ]
         loop = asyncio.get_running_loop()

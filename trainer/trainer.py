@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import threading
 import uuid
 from collections.abc import Coroutine, Iterable, Mapping
@@ -14,12 +15,13 @@ from typing import Any, TypeVar
 from agl import tracing
 from agl.agents import Agent, Tracer, as_agent
 from agl.credit import Credit, Uniform
-from agl.errors import CheckpointError, ConfigError, checked_options
+from agl.errors import CheckpointError, ConfigError, checked_options, nearest
 from agl.plugins import adapters
 from agl.resources import Dataset, as_tasks
 from agl.selection import AgentFilter, select
 from agl.trainer.algorithms import Algorithm
 from agl.trainer.algorithms.checkpoints import latest
+from agl.trainer.local.config import Policy
 from agl.trainer.progress import Progress
 from agl.trainer.run import Run, require_positive, require_tasks
 from agl.trainer.store import open_store
@@ -37,7 +39,8 @@ class Result:
     Attributes:
         run_id, directory: of the run. store: the URL of its store.
         history: one dict per step: "step", "train/reward", "val/reward" where there was a validation, ...
-        policy: the trained policy, a Hugging Face directory; None if nothing was trained.
+        policies: the trained policies by name, a Hugging Face directory each. policy: the only one; None if there is
+            none or more than one.
         checkpoint: the last checkpoint, for `resume=True`; None if none was written.
     """
 
@@ -45,8 +48,13 @@ class Result:
     directory: Path
     store: str
     history: list[dict[str, Any]]
-    policy: Path | None
+    policies: dict[str, Path]
     checkpoint: Path | None
+
+    @property
+    def policy(self) -> Path | None:
+        """The trained policy's directory, where there is just one."""
+        return next(iter(self.policies.values())) if len(self.policies) == 1 else None
 
 
 @checked_options
@@ -58,6 +66,7 @@ class Trainer:
         tracer: an adapter's tracer, or several; a wrapped agent brings its own.
         agents: which agents are trained: name, glob, re.Pattern, callable, several of them, or {pattern: policy};
             None = every agent.
+        policies: {policy: agl.Policy(...)}, where a policy of `agents` differs from what the algorithm says.
         credit: how rewards become returns; `agl.credit.Uniform()` if None.
         n_workers: rollouts that run at once.
         store: "sqlite:///run.db" or a path; None keeps it in the run's directory.
@@ -76,6 +85,7 @@ class Trainer:
         *,
         tracer: Tracer | Iterable[Tracer] | None = None,
         agents: AgentFilter = None,
+        policies: Mapping[str, Policy] | None = None,
         credit: Credit | None = None,
         n_workers: int = 8,
         store: str | None = None,
@@ -101,6 +111,8 @@ class Trainer:
             () if tracer is None else tuple(tracer) if isinstance(tracer, Iterable) else (tracer,)
         )
         self.selection = select(agents)
+        self.policies = dict(policies or {})
+        self._check_policies()
         self.credit = credit or Uniform()
         self.n_workers = n_workers
         self.store = store
@@ -174,12 +186,13 @@ class Trainer:
                     host=self.host,
                     port=self.port,
                     initial_resources=self.initial_resources,
+                    policies=self.policies,
                 )
                 if dev_tasks is None:
                     await self.algorithm.run(run)
                 else:
                     await self.algorithm.dev(run, dev_tasks)
-                return Result(run.run_id, directory, url, run.history, run.policy_path, run.checkpoint)
+                return Result(run.run_id, directory, url, run.history, run.policy_paths, run.checkpoint)
             finally:
                 await store.close()
 
@@ -192,6 +205,21 @@ class Trainer:
                 if saved is not None and dev_tasks is None:
                     progress.note(f"stopped; {saved.name} is saved in {directory}. Go on with resume=True / --resume")
                 raise
+
+    def _check_policies(self) -> None:
+        named = self.selection.policies
+        for name in named:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+                raise ConfigError(
+                    f"{name!r} cannot be a policy's name", hint="use letters, digits, dots, dashes and underscores"
+                )
+        for name, policy in self.policies.items():
+            if name not in named:
+                raise ConfigError(
+                    f"policies= has {name!r}, but no agent is trained by it", hint=nearest(name, list(named))
+                )
+            if not isinstance(policy, Policy):
+                raise ConfigError(f"policies= maps {name!r} to {policy!r}", hint="map it to agl.Policy(...)")
 
     def _check_directory(self, directory: Path, resume: bool) -> None:
         """A run goes on in its own directory, and a new one needs a directory without another's checkpoints."""

@@ -12,7 +12,7 @@ class Algorithm(Protocol):
     """Runs a training run to its end, or until its task is cancelled; cleans up after itself either way."""
 
     async def run(self, run: Run) -> None:
-        """Fill `run.history`, `run.checkpoint` and `run.policy_path`.
+        """Fill `run.history`, `run.checkpoint` and `run.policy_paths`.
 
         Raises:
             AglError: what went wrong, where, and what to do.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agl.errors import CheckpointError
-from agl.trainer.local.policy import LocalPolicy
+from agl.trainer.algorithms.policies import Policies
 from agl.trainer.run import Run
 
 KEEP = 2
@@ -24,7 +24,7 @@ class Resumed:
     path: Path
 
 
-async def save(run: Run, policy: LocalPolicy, step: int, identity: dict[str, Any]) -> Path:
+async def save(run: Run, policies: Policies, step: int, identity: dict[str, Any]) -> Path:
     """Write the state after `step` completed steps, and drop all but the last few checkpoints.
 
     The dataset's order and each request's seed are functions of the run's seed and the step, so the step is all.
@@ -34,10 +34,10 @@ async def save(run: Run, policy: LocalPolicy, step: int, identity: dict[str, Any
     part = root / f".step-{step:06d}.part"
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    await policy.save_state(part / "state.pt")
-    await policy.save_model(part / "policy")
+    await policies.save_states(part)
+    await policies.save_models(part)
     facts = {
-        "run_id": run.run_id, "step": step, "seed": run.seed, "policy_version": policy.version,
+        "run_id": run.run_id, "step": step, "seed": run.seed, "policy_versions": policies.versions,
         "algorithm": identity, "tasks": len(run.train), "history": run.history,
     }  # fmt: skip
     with (part / "run.json").open("w") as f:
@@ -59,8 +59,8 @@ def latest(directory: Path) -> Path | None:
     return found[-1].parent if found else None
 
 
-async def restore(run: Run, policy: LocalPolicy, identity: dict[str, Any]) -> Resumed | None:
-    """Load the last checkpoint into the policy and the run; None when there is none yet.
+async def restore(run: Run, policies: Policies, identity: dict[str, Any]) -> Resumed | None:
+    """Load the last checkpoint into the policies and the run; None when there is none yet.
 
     Raises:
         CheckpointError: it cannot be read, or it was made with other settings.
@@ -83,7 +83,7 @@ async def restore(run: Run, policy: LocalPolicy, identity: dict[str, Any]) -> Re
             hint="resume with the same settings, or start a new run in another directory",
             path=path,
         )
-    await policy.load_state(path / "state.pt")
+    await policies.load_states(path)
     run.history[:] = facts["history"]
     run.run_id = facts["run_id"]
     run.checkpoint = path

@@ -112,6 +112,7 @@ def train(
         "directory": str(result.directory),
         "store": result.store,
         "policy": None if result.policy is None else str(result.policy),
+        "policies": {name: str(path) for name, path in result.policies.items()},
         "checkpoint": None if result.checkpoint is None else str(result.checkpoint),
         "before": val_rewards[0] if val_rewards else None,
         "after": val_rewards[-1] if val_rewards else None,
@@ -120,8 +121,8 @@ def train(
     }
     if val_rewards:
         typer.echo(f"validation reward {val_rewards[0]:.3f} -> {val_rewards[-1]:.3f}")
-    if result.policy is not None:
-        typer.echo(f"policy     {result.policy}")
+    for path in result.policies.values():
+        typer.echo(f"policy     {path}")
         typer.echo(f"look at it agl explain --list --store {result.directory}")
     _write(json_file, facts)
 

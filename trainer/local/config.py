@@ -114,6 +114,25 @@ class LoraSpec:
         _require(0 <= self.dropout < 1, "dropout", self.dropout, "in [0, 1)")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A policy in training, where it differs from what the algorithm says.
+
+    Attributes:
+        model: a Hugging Face directory or hub id. lora: train an adapter of this shape. lr: peak learning rate.
+            None leaves each as the algorithm has it.
+
+    Policies with LoRA on the same model share one base, one engine and one batch; any other has weights of its own.
+    """
+
+    model: str | None = None
+    lora: LoraSpec | None = None
+    lr: float | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.lr is None or self.lr > 0, "lr", self.lr, "above 0")
+
+
 def _require(holds: bool, name: str, value: Any, what: str) -> None:
     if not holds:
         raise ConfigError(f"{name}={value!r} must be {what}", hint=f"choose another {name}")

@@ -7,3 +7,6 @@ LossAgg = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "se
 
 KLKind = Literal["k1", "k2", "k3"]
 """See `agl.trainer.objectives.kl.kl_penalty`."""
+
+Estimator = Literal["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"]
+"""How returns become advantages, by verl's names; see `agl.trainer.algorithms.advantages.score`."""

@@ -1,4 +1,4 @@
-"""Advantages from returns: one number per rollout, compared within its group and nowhere else."""
+"""Advantages from returns: a rollout's are compared within its group, or with those of the whole batch."""
 
 from __future__ import annotations
 
@@ -94,3 +94,35 @@ def grpo_advantages(
     """
     means, deviations = group_statistics(returns, groups)
     return relative(returns, means, deviations, normalize_std=normalize_std, epsilon=epsilon)
+
+
+def leave_one_out(
+    values: FloatArray64 | Sequence[float], own: float, mean: FloatArray64 | float, size: int
+) -> FloatArray:
+    """value - the mean of the group's other rollouts, float32 of the shape of `values`.
+
+    Args:
+        values: returns of one rollout's calls. own: their mean, with which the rollout counts in its group.
+        mean: of the group. size: rollouts in the group, at least 2.
+
+    Source: RLOO, arXiv 2402.14740, eq. 5; with one call per rollout, verl's `compute_rloo_outcome_advantage`.
+    """
+    others = (size * np.asarray(mean, dtype=np.float64) - own) / (size - 1)
+    return np.asarray(np.asarray(values, dtype=np.float64) - others, dtype=np.float32)
+
+
+def whiten(values: FloatArray64 | Sequence[float], n_tokens: Sequence[int] | npt.NDArray[np.int64]) -> FloatArray:
+    """(value - mean) / sqrt(variance + 1e-8), float32 [C], over the tokens of a batch.
+
+    Args:
+        values: [C], one per call, which all of its tokens share. n_tokens: [C], how many there are.
+
+    Source: REINFORCE++, arXiv 2501.03262, eq. 3; verl's `masked_whiten` (sample variance, N - 1).
+    """
+    x, n = np.asarray(values, dtype=np.float64), np.asarray(n_tokens, dtype=np.float64)
+    total = n.sum()
+    if total <= 1:
+        return np.zeros(x.shape, dtype=np.float32)
+    mean = (n * x).sum() / total
+    variance = (n * (x - mean) ** 2).sum() / (total - 1)
+    return np.asarray((x - mean) / np.sqrt(variance + 1e-8), dtype=np.float32)

@@ -1,0 +1,70 @@
+"""The algorithms by name: each is `LocalAlgorithm` with the settings that its paper gives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agl.errors import checked_options
+from agl.trainer.algorithms.local import LocalAlgorithm
+from agl.trainer.algorithms.shaping import Overlong
+from agl.trainer.objectives import Estimator, LossAgg
+
+
+@checked_options
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GRPO(LocalAlgorithm):
+    """Group relative policy optimisation: rollouts of a task are compared with each other.
+
+    Source: DeepSeekMath, arXiv 2402.03300, section 4; clipping and loss reduction as in verl.
+    """
+
+
+@checked_options
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrGRPO(LocalAlgorithm):
+    """GRPO without its biases: no division by the group's deviation, and every token counts 1 / longest answer.
+
+    Source: arXiv 2503.20783.
+    """
+
+    normalize_std: bool = False
+    loss_agg: LossAgg = "seq-mean-token-sum-norm"
+
+
+@checked_options
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RLOO(LocalAlgorithm):
+    """REINFORCE with the mean of the task's other rollouts as baseline.
+
+    Source: arXiv 2402.14740.
+    """
+
+    adv_estimator: Estimator = "rloo"
+
+
+@checked_options
+@dataclass(frozen=True, slots=True, kw_only=True)
+class REINFORCEPlusPlus(LocalAlgorithm):
+    """Returns whitened over the batch, without groups; with `adv_estimator="reinforce_plus_plus_baseline"`, less the
+    mean of the task's rollouts first.
+
+    Source: arXiv 2501.03262.
+    """
+
+    group_size: int = 1
+    batch_size: int = 128
+    adv_estimator: Estimator = "reinforce_plus_plus"
+
+
+@checked_options
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DAPO(LocalAlgorithm):
+    """GRPO that clips higher than lower, samples until every task has something to learn from, and, with `overlong=`,
+    penalises answers near their limit.
+
+    Source: arXiv 2503.14476.
+    """
+
+    clip_high: float = 0.28
+    dynamic_sampling: bool = True
+    overlong: Overlong | None = None
