@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agl.selection import Selection
     from agl.sequence import Sequence
     from agl.spans import Span
-    from agl.trainer.algorithms import DAPO, GRPO, RLOO, Baseline, DrGRPO, Overlong, REINFORCEPlusPlus
+    from agl.trainer.algorithms import DAPO, GRPO, GSPO, PPO, RLOO, Baseline, DrGRPO, Overlong, REINFORCEPlusPlus
     from agl.trainer.explain import explain
     from agl.trainer.local.config import LoraSpec, Policy
     from agl.trainer.trainer import Result, Trainer
@@ -31,7 +31,17 @@ _NAMES = {
     "agl.selection": ("Selection",),
     "agl.sequence": ("Sequence",),
     "agl.spans": ("Span",),
-    "agl.trainer.algorithms": ("DAPO", "GRPO", "RLOO", "Baseline", "DrGRPO", "Overlong", "REINFORCEPlusPlus"),
+    "agl.trainer.algorithms": (
+        "DAPO",
+        "GRPO",
+        "GSPO",
+        "PPO",
+        "RLOO",
+        "Baseline",
+        "DrGRPO",
+        "Overlong",
+        "REINFORCEPlusPlus",
+    ),
     "agl.trainer.explain": ("explain",),
     "agl.trainer.local.config": ("LoraSpec", "Policy"),
     "agl.trainer.trainer": ("Result", "Trainer"),
@@ -49,12 +59,14 @@ __all__ = [
     "Dataset",
     "DrGRPO",
     "GRPO",
+    "GSPO",
     "LLM",
     "LitAgent",
     "LoraSpec",
     "NamedResources",
     "Outcome",
     "Overlong",
+    "PPO",
     "Policy",
     "PromptTemplate",
     "REINFORCEPlusPlus",

@@ -214,6 +214,33 @@ class TestEquality:
         subject = learner(model, loss_agg=mode)
         assert_same_update(gradients(subject, merged), gradients(subject, apart))
 
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"policy_loss": "gspo", "clip_low": 0.05, "clip_high": 0.05, "loss_agg": "seq-mean-token-mean"},
+            {"rollout_is": "token", "rollout_is_threshold": 1.1},
+            {"rollout_is": "sequence", "rollout_is_threshold": 1.5},
+            {"critic": True, "gamma": 0.95, "lam": 0.9},
+            {"critic": True, "policy_loss": "gspo", "rollout_is": "token"},
+        ],
+        ids=lambda o: "+".join(o),
+    )
+    def test_with_every_objective(self, options: dict[str, Any]):
+        """Whether calls share a row changes neither an answer's ratio nor its weight, its values or its advantages."""
+        model = tiny_model()
+        data = rollouts(4, seed=5)
+        merged, apart = rows_of(data, merge, model), rows_of(data, unmerged, model)
+        assert len(merged) < len(apart)
+        subject = learner(model, **options)
+        if subject._value_head is not None:
+            torch.nn.init.normal_(subject._value_head.weight, std=0.5, generator=torch.Generator().manual_seed(0))
+        results = [gradients(subject, rows) for rows in (merged, apart)]
+        assert_same_update(*results)
+        if options.get("critic"):
+            assert results[0][0]["value_loss"] == pytest.approx(results[1][0]["value_loss"], rel=1e-4)
+        plain = gradients(learner(tiny_model()), merged)[0]
+        assert results[0][0]["grad_norm"] != pytest.approx(plain["grad_norm"], rel=1e-3)
+
     def test_also_with_kl_entropy_and_mini_batches(self):
         data = rollouts(4, seed=1)
         options = dict(kl_coef=0.1, entropy_coef=0.01, minibatches=2, epochs=2, seed=3)
@@ -251,6 +278,31 @@ class TestEquality:
 
 
 class TestUpdate:
+    def test_a_value_head_learns_what_the_calls_of_a_state_return(self):
+        """Two prompts, one always worth 1 and the other -1: the values before their answers move apart, to them."""
+        model = tiny_model()
+        subject = learner(model, critic=True, learning_rate=1e-4, value_learning_rate=3e-2, value_clip=None)
+        ts = [trajectory([call(0, [5 + k] * 6, [7, 8, 9])], f"r{k}") for k in range(2)]
+        rows = [merge(t, {"r/0": value})[0] for t, value in zip(ts, (1.0, -1.0), strict=True)]
+        true = subject.sequence_logprobs(rows)
+        rows = [replace(r, logprobs=np.where(r.action_mask, x, 0)) for r, x in zip(rows, true, strict=True)]
+        first = subject.update(rows)
+        for _ in range(60):
+            last = subject.update(rows)
+        assert last["value_error"] < 0.2 < first["value_error"]
+        values = [v[r.action_mask] for v, r in zip(subject._values(rows), rows, strict=True)]
+        assert values[0].min() > 0.5
+        assert values[1].max() < -0.5
+
+    def test_a_value_head_resumes_with_the_rest(self):
+        one, two = (learner(tiny_model(), critic=True) for _ in range(2))
+        rows = rows_of(rollouts(3))
+        one.update(rows)
+        two.load_state_dict(one.state_dict())
+        assert one.update(rows) == two.update(rows)
+        with pytest.raises(CheckpointError):
+            learner(tiny_model()).load_state_dict(one.state_dict())
+
     def test_a_step_makes_rewarded_tokens_likelier_and_punished_ones_less_likely(self):
         model = tiny_model()
         t = trajectory([call(0, list(range(20)), [7, 8, 9]), call(1, list(range(20)), [3, 2])])

@@ -8,11 +8,18 @@ import numpy as np
 import pytest
 import torch
 
+from agl.credit import Uniform
+from agl.mdp import Call, Reward, Trajectory, Transition, float_array, int_array
 from agl.sequence import Sequence
+from agl.trainer.algorithms.advantages import score
+from agl.trainer.algorithms.shaping import Overlong
 from agl.trainer.local.packing import chain
-from agl.trainer.objectives.advantages import grpo_advantages
+from agl.trainer.objectives import Estimator
+from agl.trainer.objectives.advantages import grpo_advantages, whiten
+from agl.trainer.objectives.gae import gae, value_loss
+from agl.trainer.objectives.importance import truncated_importance
 from agl.trainer.objectives.kl import kl_penalty
-from agl.trainer.objectives.losses import entropy, policy_loss
+from agl.trainer.objectives.losses import entropy, gspo_loss, policy_loss
 from agl.trainer.objectives.reduction import token_weights
 
 if sys.version_info >= (3, 13):
@@ -128,3 +135,123 @@ def test_entropy(batch: dict[str, torch.Tensor]):
     theirs = core_algos.compute_entropy_loss(logits, batch["mask"], "token-mean")
     ours = (weights_like(batch["mask"], "token-mean") * entropy(logits)).sum()
     assert ours.item() == pytest.approx(theirs.item(), abs=1e-6)
+
+
+# -- estimators: through the trajectories, groups and tokens that training itself uses ---------------------------------
+
+GROUPS = np.array(["a", "b", "a", "b", "a", "c", "c", "b"], dtype=object)
+LENGTHS = [3, 1, 5, 2, 4, 5, 1, 2]
+
+
+def step() -> tuple[list[Trajectory], torch.Tensor, torch.Tensor]:
+    """Rollouts of one call each, their rewards at the last token [N, W], and their masks [N, W]."""
+    returns = np.random.default_rng(3).normal(size=GROUPS.size)
+    rewards, mask = torch.zeros(GROUPS.size, 5, dtype=torch.float64), torch.zeros(GROUPS.size, 5, dtype=torch.float64)
+    made = []
+    for i, (group, n, value) in enumerate(zip(GROUPS, LENGTHS, returns, strict=True)):
+        rewards[i, n - 1], mask[i, :n] = value, 1
+        call = Call(
+            f"c{i}", f"r{i}", 1, 0, "a", "policy", 0, int_array([1]), int_array([2] * n), float_array([-1.0] * n)
+        )
+        made.append(Trajectory(f"r{i}", 1, None, group, (Transition(call),), (Reward("reward", float(value)),)))
+    return made, rewards, mask
+
+
+@pytest.mark.parametrize(
+    ("estimator", "name"),
+    [
+        ("rloo", "rloo"),
+        ("reinforce_plus_plus", "reinforce_plus_plus"),
+        ("reinforce_plus_plus_baseline", "reinforce_plus_plus_baseline"),
+        ("grpo", "grpo"),
+    ],
+)
+def test_estimators(estimator: Estimator, name: str):
+    from verl.trainer.config import AlgoConfig
+
+    trajectories, rewards, mask = step()
+    options = {} if name == "reinforce_plus_plus" else {"index": GROUPS}
+    theirs, _ = core_algos.get_adv_estimator_fn(name)(
+        token_level_rewards=rewards, response_mask=mask, config=AlgoConfig(gamma=1.0), **options
+    )
+    ours = score(trajectories, Uniform(), estimator=estimator)
+    for i in range(GROUPS.size):
+        assert ours.advantages[f"c{i}"] == pytest.approx(theirs[i, 0].item(), abs=1e-6)
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.9, 0.8), (1.0, 0.0)])
+def test_generalised_advantages(gamma: float, lam: float):
+    _, rewards, mask = step()
+    values = torch.randn(rewards.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    theirs, targets = core_algos.compute_gae_advantage_return(rewards, values, mask, gamma, lam)
+    found = [
+        gae(values[i, :n].float().numpy(), float(rewards[i].sum()), gamma=gamma, lam=lam) for i, n in enumerate(LENGTHS)
+    ]
+    raw = np.concatenate([a for a, _ in found])
+    np.testing.assert_allclose(whiten(raw, np.ones(raw.size, dtype=np.int64)), theirs[mask.bool()], atol=1e-6)
+    np.testing.assert_allclose(np.concatenate([t for _, t in found]), targets[mask.bool()], atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+def test_gspo(batch: dict[str, torch.Tensor], mode):
+    from verl.workers.config import FSDPActorConfig
+
+    config = FSDPActorConfig(
+        strategy="fsdp2", rollout_n=2, ppo_micro_batch_size_per_gpu=1, clip_ratio_low=0.1, clip_ratio_high=0.2
+    )
+    theirs_in = batch["new"].clone().requires_grad_()
+    theirs, _ = core_algos.get_policy_loss_fn("gspo")(
+        old_log_prob=batch["old"], log_prob=theirs_in, advantages=batch["advantages"], response_mask=batch["mask"],
+        loss_agg_mode=mode, config=config,
+    )  # fmt: skip
+    theirs.backward()
+
+    ours_in = batch["new"].clone().requires_grad_()
+    trained = batch["mask"].bool()
+    calls = torch.arange(ROWS)[:, None].expand(ROWS, WIDTH)[trained]
+    result = gspo_loss(
+        ours_in[trained], batch["old"][trained], batch["advantages"][trained], calls, clip_low=0.1, clip_high=0.2
+    )
+    ours = (weights_like(batch["mask"], mode)[trained] * result.loss).sum()
+    ours.backward()
+    assert ours.item() == pytest.approx(theirs.item(), abs=1e-6)
+    torch.testing.assert_close(ours_in.grad, theirs_in.grad, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("threshold", [1.0, 2.0, 100.0])
+def test_truncated_importance(batch: dict[str, torch.Tensor], level, threshold: float):
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+
+    ratio, trained = batch["new"] - batch["old"], batch["mask"].bool()
+    theirs, _ = compute_rollout_correction_weights(ratio, batch["mask"], level, threshold)
+    calls = np.repeat(np.arange(ROWS), WIDTH)[trained.flatten().numpy()]
+    ours = truncated_importance(ratio[trained].numpy(), calls, level, threshold)
+    np.testing.assert_allclose(ours, theirs[trained].numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_value_loss(batch: dict[str, torch.Tensor]):
+    gradients, losses = [], []
+    targets = batch["advantages"]
+    theirs_in, ours_in = (batch["new"].clone().requires_grad_() for _ in range(2))
+    loss, _ = core_algos.compute_value_loss(theirs_in, targets, batch["old"], batch["mask"], 0.5, "token-mean")
+    loss.backward()
+    ours = (weights_like(batch["mask"], "token-mean") * value_loss(ours_in, batch["old"], targets, 0.5)).sum()
+    ours.backward()
+    for value, given in ((loss, theirs_in), (ours, ours_in)):
+        losses.append(value.item())
+        gradients.append(given.grad)
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+    torch.testing.assert_close(gradients[0], gradients[1], atol=1e-6, rtol=1e-5)
+
+
+def test_the_penalty_for_long_answers():
+    """verl computes it in its DAPO reward manager, beside the reward."""
+    shape = Overlong(buffer=4, penalty=0.5).of(10)
+
+    def theirs(length: int) -> float:
+        return min(-(length - (10 - 4)) / 4 * 0.5, 0)
+
+    for n in range(1, 11):
+        call = Call("c", "r", 1, 0, "a", "p", 0, int_array([1]), int_array([2] * n), float_array([-1.0] * n))
+        assert shape(Transition(call)) == pytest.approx(theirs(n))

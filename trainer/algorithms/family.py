@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from agl.errors import checked_options
 from agl.trainer.algorithms.local import LocalAlgorithm
 from agl.trainer.algorithms.shaping import Overlong
-from agl.trainer.objectives import Estimator, LossAgg
+from agl.trainer.objectives import Estimator, LossAgg, PolicyLossKind
 
 
 @checked_options
@@ -54,6 +54,38 @@ class REINFORCEPlusPlus(LocalAlgorithm):
     group_size: int = 1
     batch_size: int = 128
     adv_estimator: Estimator = "reinforce_plus_plus"
+
+
+@checked_options
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PPO(LocalAlgorithm):
+    """Proximal policy optimisation with a value head on the policy's last hidden states.
+
+    Each call is an episode of its tokens that ends with the call's return by the credit rule.
+
+    Source: arXiv 1707.06347, with generalised advantage estimation, arXiv 1506.02438.
+    """
+
+    group_size: int = 1
+    batch_size: int = 128
+    adv_estimator: Estimator = "gae"
+    update_epochs: int = 2
+    minibatches: int = 2
+
+
+@checked_options
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GSPO(LocalAlgorithm):
+    """GRPO with the importance ratio of whole answers.
+
+    Source: arXiv 2507.18071.
+    """
+
+    policy_loss: PolicyLossKind = "gspo"
+    clip_low: float = 3e-4
+    clip_high: float = 4e-4
+    loss_agg: LossAgg = "seq-mean-token-mean"
+    minibatches: int = 4
 
 
 @checked_options

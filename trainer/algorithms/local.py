@@ -23,7 +23,7 @@ from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.local.config import LearnerConfig, LoraSpec
 from agl.trainer.local.policy import PolicySpec
-from agl.trainer.objectives import Estimator, KLKind, LossAgg
+from agl.trainer.objectives import Estimator, KLKind, LossAgg, PolicyLossKind, RolloutIS
 from agl.trainer.run import Batches, Run, require_positive, require_some, require_tasks
 from agl.trainer.runners.local import RolloutResult
 
@@ -41,8 +41,12 @@ class LocalAlgorithm:
         steps: updates; or `epochs`: passes over the training tasks. One of the two.
         learning_rate, warmup_steps, schedule, betas, weight_decay, grad_clip: of AdamW; the schedule is "constant" or
             "linear" (down to 0 at the last step).
-        adv_estimator: how returns become advantages: "grpo", "rloo", "reinforce_plus_plus" or
-            "reinforce_plus_plus_baseline".
+        adv_estimator: how returns become advantages: "grpo", "rloo", "reinforce_plus_plus",
+            "reinforce_plus_plus_baseline" or, with a value head, "gae".
+        gamma, lam, value_coef, value_clip, value_learning_rate: of "gae" and its value head.
+        policy_loss: "vanilla" clips the ratio of each token, "gspo" that of each answer.
+        rollout_is, rollout_is_threshold: truncated importance sampling by "token" or "sequence", for behaviour
+            log-probs that are not quite the learner's; None takes them as they are.
         clip_low, clip_high: of the importance ratio. kl_coef, kl_kind: penalty towards the initial policy ("k1", "k2",
             "k3"). entropy_coef: bonus.
         loss_agg: "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", or "seq-mean-token-sum-norm" (divided by
@@ -81,6 +85,14 @@ class LocalAlgorithm:
     loss_agg: LossAgg = "token-mean"
     adv_estimator: Estimator = "grpo"
     normalize_std: bool = True
+    gamma: float = 1.0
+    lam: float = 1.0
+    value_coef: float = 0.5
+    value_clip: float | None = 0.5
+    value_learning_rate: float | None = None
+    policy_loss: PolicyLossKind = "vanilla"
+    rollout_is: RolloutIS | None = None
+    rollout_is_threshold: float = 2.0
     dynamic_sampling: bool = False
     max_gen_batches: int = 4
     overlong: Overlong | None = None
@@ -232,6 +244,15 @@ class LocalAlgorithm:
                 total_steps=steps if self.schedule == "linear" else None,
                 clip_low=self.clip_low,
                 clip_high=self.clip_high,
+                policy_loss=self.policy_loss,
+                rollout_is=self.rollout_is,
+                rollout_is_threshold=self.rollout_is_threshold,
+                critic=self.adv_estimator == "gae",
+                gamma=self.gamma,
+                lam=self.lam,
+                value_coef=self.value_coef,
+                value_clip=self.value_clip,
+                value_learning_rate=self.value_learning_rate,
                 kl_coef=self.kl_coef,
                 kl_kind=self.kl_kind,
                 entropy_coef=self.entropy_coef,

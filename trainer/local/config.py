@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from agl.errors import ConfigError, nearest
-from agl.trainer.objectives import KLKind, LossAgg
+from agl.trainer.objectives import KLKind, LossAgg, PolicyLossKind, RolloutIS
 from agl.trainer.objectives.reduction import check_scale_factor
 
 Schedule = Literal["constant", "linear"]
 Autocast = Literal["bfloat16", "float32"]
+_CHOICES = {
+    "schedule": Schedule, "kl_kind": KLKind, "loss_agg": LossAgg, "autocast": Autocast,
+    "policy_loss": PolicyLossKind, "rollout_is": RolloutIS,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,15 @@ class LearnerConfig:
         schedule: after that "constant", or "linear" down to 0 at `total_steps` updates.
         total_steps: updates in all; for "linear" alone.
         clip_low, clip_high, dual_clip: see `agl.trainer.objectives.losses.policy_loss` (clip_low, clip_high, clip_c).
+        policy_loss: "vanilla" (PPO's clipped ratio of each token) or "gspo" (of each answer); see
+            `agl.trainer.objectives.losses`.
+        rollout_is, rollout_is_threshold: take the ratio against the learner's own log-probs before the update, and
+            weigh each token by how these differ from the sampler's, truncated at the threshold; see
+            `agl.trainer.objectives.importance`. None takes the ratio against the sampler's log-probs.
+        critic: train a value head on the policy's last hidden states, and turn each call's return, given as its
+            advantage, into advantages token by token with `gamma` and `lam`; see `agl.trainer.objectives.gae`.
+        value_coef, value_clip: weight of its loss, and how far a value may move in one update; None for no limit.
+        value_learning_rate: of the value head; None = `learning_rate`.
         kl_coef: weight of the KL penalty against the weights that training began with; 0 keeps no reference model.
         kl_kind: see `agl.trainer.objectives.kl.kl_penalty`.
         entropy_coef: weight of the entropy bonus.
@@ -49,6 +62,15 @@ class LearnerConfig:
     clip_low: float = 0.2
     clip_high: float = 0.2
     dual_clip: float | None = 3.0
+    policy_loss: PolicyLossKind = "vanilla"
+    rollout_is: RolloutIS | None = None
+    rollout_is_threshold: float = 2.0
+    critic: bool = False
+    gamma: float = 1.0
+    lam: float = 1.0
+    value_coef: float = 0.5
+    value_clip: float | None = 0.5
+    value_learning_rate: float | None = None
     kl_coef: float = 0.0
     kl_kind: KLKind = "k3"
     entropy_coef: float = 0.0
@@ -61,15 +83,22 @@ class LearnerConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, kind in (("schedule", Schedule), ("kl_kind", KLKind), ("loss_agg", LossAgg), ("autocast", Autocast)):
+        for name, kind in _CHOICES.items():
             value = getattr(self, name)
-            if value not in get_args(kind) and not (name == "autocast" and value is None):
+            if value not in get_args(kind) and not (name in ("autocast", "rollout_is") and value is None):
                 raise ConfigError(f"{name}={value!r} is not known", hint=nearest(str(value), get_args(kind)))
         for name in ("epochs", "minibatches", "max_tokens_per_microbatch"):
             value = getattr(self, name)
             _require(value is None or value >= 1, name, value, "at least 1")
         for name in ("learning_rate", "weight_decay", "warmup_steps", "clip_low", "clip_high", "kl_coef", "seed"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        _require(
+            self.rollout_is_threshold > 0, "rollout_is_threshold", self.rollout_is_threshold, "above 0; 2 is usual"
+        )
+        for name in ("gamma", "lam"):
+            _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "in [0, 1]")
+        _require(self.value_coef > 0, "value_coef", self.value_coef, "above 0")
+        _require(self.value_clip is None or self.value_clip > 0, "value_clip", self.value_clip, "above 0, or None")
         _require(all(0 <= beta < 1 for beta in self.betas), "betas", self.betas, "in [0, 1)")
         _require(self.clip_low <= 1, "clip_low", self.clip_low, "at most 1, because a ratio is never negative")
         _require(self.grad_clip is None or self.grad_clip > 0, "grad_clip", self.grad_clip, "above 0, or None")

@@ -10,8 +10,8 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,20 +22,15 @@ from agl.mdp import FloatArray, IntArray
 from agl.sequence import BoolArray, Sequence
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.packing import chain, collate, pack
+from agl.trainer.local.report import Totals, not_finite
 from agl.trainer.local.scoring import Scorer, Scores
+from agl.trainer.local.targets import Row, prepare
+from agl.trainer.objectives.gae import value_loss
 from agl.trainer.objectives.kl import kl_penalty
-from agl.trainer.objectives.losses import policy_loss
+from agl.trainer.objectives.losses import gspo_loss, policy_loss
 from agl.trainer.objectives.reduction import weighted
 
 __all__ = ["Learner", "LearnerConfig"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Row:
-    """A row with what the loss needs beside it: `reference` is float32 [T], or None without a KL penalty."""
-
-    sequence: Sequence
-    reference: FloatArray | None
 
 
 class Learner:
@@ -63,7 +58,8 @@ class Learner:
         self.autocast = _autocast(config, device)
         self._model = model.eval()
         self._device = device
-        self._scorer = Scorer(model, device, self.autocast)
+        self._value_head = _value_head(model, device) if config.critic else None
+        self._scorer = Scorer(model, device, self.autocast, self._value_head)
         self._exact = Scorer(model, device, None)
         self._max_tokens = config.max_tokens_per_microbatch or (16384 if device.type == "cuda" else 4096)
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
@@ -72,8 +68,14 @@ class Learner:
             raise ConfigError("every weight of the model is frozen", hint="load it whole, or with a LoraSpec")
         # Of every adapter: only those of the one in use take part.
         self._dropouts = [m for n, m in model.named_modules() if "lora_dropout" in n and isinstance(m, nn.Dropout)]
+        groups: list[dict[str, Any]] = [{"params": list(self._trained.values()), "share": 1.0}]
+        if self._value_head is not None:
+            own = {f"value_head.{name}": p for name, p in self._value_head.named_parameters()}
+            share = (config.value_learning_rate or config.learning_rate) / (config.learning_rate or 1.0)
+            groups.append({"params": list(own.values()), "share": share})
+            self._trained |= own
         self._optimizer = torch.optim.AdamW(
-            self._trained.values(),
+            groups,
             lr=config.learning_rate,
             betas=config.betas,
             weight_decay=config.weight_decay,
@@ -93,7 +95,7 @@ class Learner:
         """One update on the rows of a training step: `epochs` x `minibatches` optimiser steps.
 
         `Sequence.logprobs` are the old log-probs of the importance ratio. `Sequence.weights` are set here, for each
-        optimiser step, by `config.loss_agg`.
+        optimiser step, by `config.loss_agg`. With a value head, `Sequence.advantages` are the calls' returns.
 
         Args:
             sequences: the rows, as `agl.sequence.merge` makes them.
@@ -102,9 +104,10 @@ class Learner:
         Returns:
             Means over the optimiser steps: "loss", "grad_norm" (before clipping). Means over the trained tokens:
             "abs_log_ratio" and "approx_kl" (k1) between the policy in training and the one that sampled,
-            "clip_fraction", "dual_clip_fraction", "entropy" (minus log-prob of the sampled token, nats) and, with a KL
-            penalty, "reference_kl" (by `kl_kind`). Also "max_abs_log_ratio", "learning_rate", "optimizer_steps",
-            "rows", "tokens" (trained) and "forwarded_tokens" (in one pass over the rows, without padding).
+            "clip_fraction", "dual_clip_fraction", "entropy" (minus log-prob of the sampled token, nats) and, where they
+            are used, "reference_kl" (by `kl_kind`), "rollout_is_weight", "value_loss", "value_error" (absolute). Also
+            "max_abs_log_ratio", "learning_rate", "optimizer_steps", "rows", "tokens" (trained) and "forwarded_tokens"
+            (in one pass over the rows, without padding).
 
         Raises:
             NoTrainableDataError: no row holds a trained token.
@@ -121,10 +124,16 @@ class Learner:
         self._use()
         learning_rate = self.config.rate(self._updates) * lr_scale
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        totals = _Totals()
+            group["lr"] = learning_rate * group["share"]
+        totals = Totals()
         shuffle = np.random.default_rng([self.config.seed, self._updates])
-        ready = [_Row(s, r) for s, r in zip(rows, self._reference_logprobs(rows), strict=True)]
+        ready = prepare(
+            rows,
+            self.config,
+            proximal=lambda rows: self._forward(self._scorer, rows, [s.action_mask for s in rows]),
+            reference=None if self._reference is None else self._reference_logprobs,
+            values=None if self._value_head is None else self._values,
+        )
         with self._adapter_dropout():
             for _ in range(self.config.epochs):
                 for part in _deal(ready, self.config.minibatches, shuffle):
@@ -137,7 +146,7 @@ class Learner:
             "forwarded_tokens": float(sum(len(s) for s in rows)),
         }
 
-    def _step(self, rows: Seq[_Row], totals: _Totals) -> None:
+    def _step(self, rows: Seq[Row], totals: Totals) -> None:
         self._optimizer.zero_grad(set_to_none=True)
         sequences = weighted(
             [row.sequence for row in rows], self.config.loss_agg, loss_scale_factor=self.config.loss_scale_factor
@@ -145,56 +154,62 @@ class Learner:
         losses: list[tuple[list[Sequence], Tensor]] = []
         total = torch.zeros((), device=self._device)
         for picked in pack([len(s) for s in sequences], self._max_tokens):
-            members = [sequences[i] for i in picked]
-            masks = [s.action_mask for s in members]
+            members = [replace(rows[i], sequence=sequences[i]) for i in picked]
+            masks = [row.sequence.action_mask for row in members]
             scores = self._scorer.score(
-                collate(members, masks, self._device, self._scorer.mask_dtype),
+                collate([row.sequence for row in members], masks, self._device, self._scorer.mask_dtype),
                 with_entropy=self.config.entropy_coef > 0,
             )
-            loss = self._loss(scores, members, [rows[i].reference for i in picked], totals)
-            share = (self._gather([s.weights for s in members], masks) * loss).sum()
+            loss = self._loss(scores, members, totals)
+            share = (self._gather([row.sequence.weights for row in members], masks) * loss).sum()
             share.backward()
             total += share.detach()
-            losses.append((members, loss.detach()))
+            losses.append(([row.sequence for row in members], loss.detach()))
         norm = nn.utils.clip_grad_norm_(self._trained.values(), self.config.grad_clip or float("inf"))
         loss_value, norm_value = torch.stack([total, norm]).tolist()
         if not np.isfinite([loss_value, norm_value]).all():
             self._optimizer.zero_grad(set_to_none=True)
-            raise _not_finite(losses, loss_value, norm_value)
+            raise not_finite(losses, loss_value, norm_value)
         self._optimizer.step()
         totals.step(loss_value, norm_value)
 
-    def _loss(
-        self, scores: Scores, members: Seq[Sequence], references: Seq[FloatArray | None], totals: _Totals
-    ) -> Tensor:
+    def _loss(self, scores: Scores, rows: Seq[Row], totals: Totals) -> Tensor:
+        """The loss of each trained token, float32 [n]."""
         config = self.config
-        masks = [s.action_mask for s in members]
-        policy = policy_loss(
-            scores.logprobs,
-            self._gather([s.logprobs for s in members], masks),
-            self._gather([s.advantages for s in members], masks),
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
-            clip_c=config.dual_clip,
-        )
-        loss, kl = policy.loss, None
+        masks = [row.sequence.action_mask for row in rows]
+
+        def of(values: Seq[FloatArray | None]) -> Tensor:
+            return self._gather([v for v in values if v is not None], masks)
+
+        old, advantages = of([row.old for row in rows]), of([row.sequence.advantages for row in rows])
+        clips = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+        if config.policy_loss == "gspo":
+            calls = _call_numbers([row.sequence for row in rows])
+            policy = gspo_loss(scores.logprobs, old, advantages, calls.to(self._device), **clips)
+        else:
+            policy = policy_loss(scores.logprobs, old, advantages, **clips, clip_c=config.dual_clip)
+        seen: dict[str, Tensor] = {
+            "abs_log_ratio": policy.log_ratio.abs(),
+            "approx_kl": -policy.log_ratio,
+            "clip_fraction": policy.clipped,
+            "dual_clip_fraction": policy.dual_clipped,
+            "entropy": -scores.logprobs,
+        }
+        loss = policy.loss
+        if config.rollout_is is not None:
+            seen["rollout_is_weight"] = of([row.importance for row in rows])
+            loss = loss * seen["rollout_is_weight"]
         if self._reference is not None:
-            kl = kl_penalty(
-                scores.logprobs, self._gather([r for r in references if r is not None], masks), config.kl_kind
-            )
-            loss = loss + config.kl_coef * kl
+            seen["reference_kl"] = kl_penalty(scores.logprobs, of([row.reference for row in rows]), config.kl_kind)
+            loss = loss + config.kl_coef * seen["reference_kl"]
         if scores.entropies is not None:
             loss = loss - config.entropy_coef * scores.entropies
-        totals.tokens(
-            {
-                "abs_log_ratio": policy.log_ratio.abs(),
-                "approx_kl": -policy.log_ratio,
-                "clip_fraction": policy.clipped,
-                "dual_clip_fraction": policy.dual_clipped,
-                "entropy": -scores.logprobs,
-                **({} if kl is None else {"reference_kl": kl}),
-            }
-        )
+        if scores.values is not None:
+            targets = of([row.targets for row in rows])
+            seen["value_loss"] = value_loss(scores.values, of([row.values for row in rows]), targets, config.value_clip)
+            seen["value_error"] = (scores.values - targets).abs()
+            loss = loss + config.value_coef * seen["value_loss"]
+        totals.tokens(seen)
         return loss
 
     def _gather(self, values: Seq[FloatArray], masks: Seq[BoolArray]) -> Tensor:
@@ -230,19 +245,27 @@ class Learner:
         self._use()
         return self._forward(self._exact, sequences, [s.parents >= 0 for s in sequences])
 
-    def _reference_logprobs(self, rows: Seq[Sequence]) -> Seq[FloatArray | None]:
-        if self._reference is None:
-            return [None] * len(rows)
+    def _reference_logprobs(self, rows: Seq[Sequence]) -> list[FloatArray]:
+        assert self._reference is not None
         with self._reference() as scorer:
             return self._forward(scorer, rows, [s.action_mask for s in rows])
 
-    def _forward(self, scorer: Scorer, rows: Seq[Sequence], wanted: Seq[BoolArray]) -> list[FloatArray]:
-        """float32 [T] per row: log-probs of the wanted tokens, 0 elsewhere."""
+    def _values(self, rows: Seq[Sequence]) -> list[FloatArray]:
+        return self._forward(self._scorer, rows, [s.action_mask for s in rows], "values")
+
+    def _forward(
+        self,
+        scorer: Scorer,
+        rows: Seq[Sequence],
+        wanted: Seq[BoolArray],
+        what: Literal["logprobs", "values"] = "logprobs",
+    ) -> list[FloatArray]:
+        """float32 [T] per row: log-probs or values of the wanted tokens, 0 elsewhere."""
         out = [np.zeros(len(row), dtype=np.float32) for row in rows]
         with torch.no_grad():
             for picked in pack([len(row) for row in rows], self._max_tokens):
                 batch = collate([rows[i] for i in picked], [wanted[i] for i in picked], self._device, scorer.mask_dtype)
-                values = scorer.score(batch).logprobs.cpu().numpy()
+                values = getattr(scorer.score(batch), what).cpu().numpy()
                 ends = np.cumsum([len(places) for places in batch.places])
                 for i, places, part in zip(picked, batch.places, np.split(values, ends[:-1]), strict=True):
                     out[i][places] = part
@@ -299,43 +322,29 @@ class Learner:
         self._updates = int(state["updates"])
 
 
-class _Totals:
-    """Sums over the tokens and steps of an update; one transfer from the device at the end."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._count = 0
-        self._largest: list[Tensor] = []
-        self._steps: list[tuple[float, float]] = []
-
-    def tokens(self, values: Mapping[str, Tensor]) -> None:
-        for name, value in values.items():
-            total = value.detach().sum(dtype=torch.float64)
-            self._sums[name] = self._sums[name] + total if name in self._sums else total
-        self._largest.append(values["abs_log_ratio"].max())
-        self._count += values["abs_log_ratio"].numel()
-
-    def step(self, loss: float, norm: float) -> None:
-        self._steps.append((loss, norm))
-
-    def metrics(self) -> dict[str, float]:
-        means = (torch.stack(list(self._sums.values())) / self._count).tolist()
-        loss, norm = np.mean(self._steps, axis=0)
-        return {
-            "loss": float(loss),
-            "grad_norm": float(norm),
-            **dict(zip(self._sums, means, strict=True)),
-            "max_abs_log_ratio": float(torch.stack(self._largest).max()),
-            "optimizer_steps": float(len(self._steps)),
-        }
-
-
 def _autocast(config: LearnerConfig, device: torch.device) -> torch.dtype | None:
     name = config.autocast or ("bfloat16" if device.type == "cuda" else "float32")
     return torch.bfloat16 if name == "bfloat16" else None
 
 
-def _deal(rows: Seq[_Row], parts: int, rng: np.random.Generator) -> Iterator[list[_Row]]:
+def _value_head(model: Any, device: torch.device) -> nn.Module:
+    """A linear layer on the last hidden states that starts at 0."""
+    head = nn.Linear(model.get_output_embeddings().weight.shape[1], 1, device=device)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def _call_numbers(rows: Seq[Sequence]) -> Tensor:
+    """Which call of the micro-batch each trained token belongs to, from 0; int64 [n]."""
+    numbers, first = [], 0
+    for row in rows:
+        numbers.append(first + row.calls[row.action_mask].astype(np.int64))
+        first += len(row.call_ids)
+    return torch.from_numpy(np.concatenate(numbers))
+
+
+def _deal(rows: Seq[Row], parts: int, rng: np.random.Generator) -> Iterator[list[Row]]:
     """Mini-batches of whole rollouts, so that merging cannot move a call from one to another."""
     rollouts = sorted({row.sequence.rollout_id for row in rows})
     order = rng.permutation(len(rollouts))
@@ -369,31 +378,3 @@ def _cpu(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_cpu(v) for v in value)
     return value
-
-
-def _not_finite(losses: Seq[tuple[list[Sequence], Tensor]], loss: float, norm: float) -> TrainingError:
-    """Name the calls whose loss is not finite, or all of the step's when only the gradient is not."""
-    guilty: list[tuple[str, str]] = []
-    everyone: list[tuple[str, str]] = []
-    for members, values in losses:
-        finite = torch.isfinite(values).cpu().numpy()
-        at = 0
-        for row in members:
-            owners = row.calls[row.action_mask]
-            bad = owners[~finite[at : at + owners.size]]
-            at += owners.size
-            guilty += [(row.rollout_id, row.call_ids[k]) for k in np.unique(bad)]
-            everyone += [(row.rollout_id, row.call_ids[k]) for k in np.unique(owners)]
-    named = guilty or everyone
-    return TrainingError(
-        f"the update is not finite: loss {loss}, gradient norm {norm}",
-        hint="the optimiser step was not taken; lower the learning rate, or go back to an earlier checkpoint if the "
-        "weights themselves are broken",
-        rollouts=_some([rollout for rollout, _ in named]),
-        calls=_some([call for _, call in named]),
-    )
-
-
-def _some(names: Seq[str], most: int = 8) -> str:
-    unique = list(dict.fromkeys(names))
-    return ", ".join(unique[:most]) + (f" and {len(unique) - most} more" if len(unique) > most else "")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -30,10 +30,12 @@ class Scores:
     Attributes:
         logprobs: float32 [n].
         entropies: float32 [n], of the distributions that they were drawn from; None unless asked for.
+        values: float32 [n], of the states before them; None without a value head.
     """
 
     logprobs: Tensor
     entropies: Tensor | None
+    values: Tensor | None = None
 
 
 class Scorer:
@@ -43,12 +45,15 @@ class Scorer:
         model: a `PreTrainedModel` or a peft model.
         device: where it is.
         autocast: dtype to compute in; None for the weights' own.
+        value_head: hidden state [.., H] -> value [.., 1], if there is one.
 
     Raises:
         ModelLoadError: the model has no output layer of its own.
     """
 
-    def __init__(self, model: Any, device: torch.device, autocast: torch.dtype | None) -> None:
+    def __init__(
+        self, model: Any, device: torch.device, autocast: torch.dtype | None, value_head: nn.Module | None = None
+    ) -> None:
         # peft's wrapper adds a layer of calls; the adapters are modules inside the base model.
         self._model = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._head = self._model.get_output_embeddings()
@@ -58,25 +63,28 @@ class Scorer:
             )
         self._device = device
         self._autocast = autocast
+        self._value_head = value_head
         self.mask_dtype = autocast or next(self._model.parameters()).dtype
 
     def score(self, batch: MicroBatch, *, with_entropy: bool = False) -> Scores:
         """Log-probs of the batch's wanted tokens, each under the distribution that it was drawn from."""
-        with _output_rows(self._head, batch.sources), self._computing():
+        with _output_rows(self._head, batch.sources) as hidden, self._computing():
             logits = self._model(
                 input_ids=batch.input_ids,
                 attention_mask=batch.attention_mask,
                 position_ids=batch.position_ids,
                 use_cache=False,
             ).logits[0]
+        values = None if self._value_head is None else self._value_head(hidden[0].float())[..., 0]
         size = max(1, CHUNK_ELEMENTS // logits.shape[-1])
         parts = list(zip(logits.split(size), batch.targets.split(size), batch.temperatures.split(size), strict=True))
         if len(parts) == 1:
-            return Scores(*_distribution(*parts[0], with_entropy))
+            return Scores(*_distribution(*parts[0], with_entropy), values)
         scored = [checkpoint(_distribution, *part, with_entropy, use_reentrant=False) for part in parts]
         return Scores(
             torch.cat([logprobs for logprobs, _ in scored]),
             torch.cat([entropies for _, entropies in scored]) if with_entropy else None,
+            values,
         )
 
     def _computing(self) -> contextlib.AbstractContextManager[Any]:
@@ -86,16 +94,18 @@ class Scorer:
 
 
 @contextlib.contextmanager
-def _output_rows(head: torch.nn.Module, rows: Tensor) -> Iterator[None]:
+def _output_rows(head: nn.Module, rows: Tensor) -> Iterator[list[Tensor]]:
     """The output layer sees only `rows` of the flattened hidden states, as [1, n, H]; what the model does to its logits
-    afterwards (a scale, a soft cap) still happens."""
+    afterwards (a scale, a soft cap) still happens. What it saw is in the list afterwards, as [n, H]."""
+    seen: list[Tensor] = []
 
-    def select(_: torch.nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
-        return (args[0].flatten(0, 1).index_select(0, rows)[None],)
+    def select(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
+        seen.append(args[0].flatten(0, 1).index_select(0, rows))
+        return (seen[-1][None],)
 
     handle = head.register_forward_pre_hook(select)
     try:
-        yield
+        yield seen
     finally:
         handle.remove()
 

@@ -10,3 +10,9 @@ KLKind = Literal["k1", "k2", "k3"]
 
 Estimator = Literal["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"]
 """How returns become advantages, by verl's names; see `agl.trainer.algorithms.advantages.score`."""
+
+PolicyLossKind = Literal["vanilla", "gspo"]
+"""See `agl.trainer.objectives.losses`."""
+
+RolloutIS = Literal["token", "sequence"]
+"""See `agl.trainer.objectives.importance.truncated_importance`."""

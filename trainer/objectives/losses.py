@@ -62,6 +62,40 @@ def policy_loss(
     return PolicyLoss(loss, log_ratio.detach(), clipped, dual_clipped)
 
 
+MAX_SEQUENCE_LOG_RATIO = 10.0
+"""Bound on GSPO's log-ratio, as in verl."""
+
+
+def gspo_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    calls: Tensor,
+    *,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+) -> PolicyLoss:
+    """The clipped objective on the importance ratio of whole answers: the geometric mean of their tokens' ratios.
+
+    Args:
+        logprobs, old_logprobs, advantages: as in `policy_loss`.
+        calls: int64 [n], from 0: which answer each token belongs to. All of an answer's trained tokens must be here.
+        clip_low, clip_high: the ratio counts between 1 - clip_low and 1 + clip_high.
+
+    Source: GSPO, arXiv 2507.18071, section 4.3 (GSPO-token); verl's `compute_policy_loss_gspo`.
+    """
+    log_ratio = (logprobs - old_logprobs).detach()
+    n = int(calls.max()) + 1 if calls.numel() else 0
+    total = torch.zeros(n, dtype=log_ratio.dtype, device=log_ratio.device).index_add_(0, calls, log_ratio)
+    mean = total / torch.bincount(calls, minlength=n).clamp(min=1)
+    # The value is the answer's ratio; the gradient is that of the token's own log-prob.
+    ratio = torch.clamp(logprobs - logprobs.detach() + mean[calls], max=MAX_SEQUENCE_LOG_RATIO).exp()
+    plain = -advantages * ratio
+    limited = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
+    clipped = limited > plain
+    return PolicyLoss(torch.maximum(plain, limited), log_ratio, clipped, torch.zeros_like(clipped))
+
+
 def entropy(logits: Tensor) -> Tensor:
     """Entropy in nats of each row of logits [n, V]; float32 [n]."""
     logits = logits.float()
