@@ -261,7 +261,7 @@ def test_one_intermediate_reward_changes_exactly_its_own_calls_tokens(how: Any):
                 )
             )  # fmt: skip
             # Four turns of one conversation, and one that rewrote its history.
-            ids = [*ids, *sampled, 20 + k] if k != 2 else [1, 2, 30]
+            ids = [*ids, *sampled, 18 - k] if k != 2 else [1, 2, 19]
 
     def step(reward: float) -> list[Trajectory]:
         return [
