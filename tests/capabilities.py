@@ -3,12 +3,14 @@
     pytest tests/test_adapter_conformance.py --capabilities docs/adapters.md
 
 runs the suite and writes the table between the file's markers. A cell is "yes" only if every case behind it passed; a
-run that contradicts what the subjects declare writes nothing and fails.
+run that contradicts what the subjects declare writes nothing and fails. Of our own documents it also writes the table of
+what the extras ask for, out of pyproject.toml.
 """
 
 from __future__ import annotations
 
 import inspect
+import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import Any
 import pytest
 from subjects import GAPS, Subject
 
-BEGIN, END = "<!-- capabilities: begin -->", "<!-- capabilities: end -->"
+ROOT = Path(__file__).parent.parent
 
 YES, NONE, GAP = "yes", "–", "gap"
 
@@ -94,16 +96,39 @@ def table(rows: Sequence[Row], subjects: Sequence[Subject]) -> str:
     return "\n".join(lines + (["", "Gaps:", "", *notes] if notes else []))
 
 
-def written(text: str, table: str) -> str:
-    """A document with the table between its markers.
+def requirements() -> str:
+    """What the adapters' extras ask for, as Markdown."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {name.replace("_", "-") for name in project["entry-points"]["agl.adapters"]}
+    lines = [
+        f"| `pip install 'agl[{extra}]'` | {', '.join(f'`{need}`' for need in needs)} |"
+        for extra, needs in project["optional-dependencies"].items()
+        if extra in extras
+    ]
+    return "\n".join(["| | asks for |", "|---|---|", *lines])
+
+
+def between(text: str, name: str) -> str:
+    """What a document holds between the markers of that name.
 
     Raises:
         ValueError: it has no such markers.
     """
-    if BEGIN not in text or END not in text:
-        raise ValueError(f"no place for the table: add the lines {BEGIN} and {END}")
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}"
+    begin, end = _markers(name)
+    if begin not in text or end not in text:
+        raise ValueError(f"no place for the table: add the lines {begin} and {end}")
+    return text.partition(begin)[2].partition(end)[0].strip("\n")
+
+
+def written(text: str, name: str, table: str) -> str:
+    """A document with a table between the markers of that name."""
+    begin, end = _markers(name)
+    between(text, name)
+    return f"{text.partition(begin)[0]}{begin}\n{table}\n{end}{text.partition(end)[2]}"
+
+
+def _markers(name: str) -> tuple[str, str]:
+    return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
 
 
 class Recorder:
@@ -143,8 +168,11 @@ class Recorder:
             said = "\n".join(f"  {problem}" for problem in problems)
             message = f"the capability matrix is not written:\n{said}"
         else:
-            old = self.file.read_text() if self.file.exists() else f"{BEGIN}\n{END}\n"
-            self.file.write_text(written(old, table(rows(self.module), self.subjects)))
+            text = self.file.read_text() if self.file.exists() else "\n".join([*_markers("capabilities"), ""])
+            text = written(text, "capabilities", table(rows(self.module), self.subjects))
+            if _markers("requirements")[0] in text:
+                text = written(text, "requirements", requirements())
+            self.file.write_text(text)
             message = f"the capability matrix of {len(self.subjects)} adapters is in {self.file}"
         if reporter is not None:
             reporter.write_line("")
