@@ -13,6 +13,7 @@ from agl import semconv, tracing
 from agl.tracing import Scope
 
 Start = Callable[..., Scope | None]
+End = Callable[..., None]
 
 
 def place(known: Scope | None) -> Scope | None:
@@ -92,11 +93,11 @@ def _runs(scope: Scope | None, call_id: str) -> bool:
     return scope is not None and scope.span.attributes.get(semconv.TOOL_CALL_ID) == call_id
 
 
-def tool_end(scope: Scope, result: str, *, failed: bool = False) -> None:
+def tool_end(scope: Scope, result: str, *, failed: bool = False, end: End = tracing.end) -> None:
     """End a tool's scope with what the model is told."""
     content = scope.rollout.capture_content
     error = None if not failed else result if content else "the tool failed"
-    tracing.end(scope, error=error, attributes={semconv.TOOL_CALL_RESULT: result if content else None})
+    end(scope, error=error, attributes={semconv.TOOL_CALL_RESULT: result if content else None})
 
 
 async def within(scope: Scope | None, awaitable: Awaitable[Any], end: Callable[[Any], None] | None = None) -> Any:

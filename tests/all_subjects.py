@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-
 from collections.abc import Sequence
 
 from subjects import BareOpenAI, LangChain, Subject

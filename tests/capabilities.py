@@ -3,8 +3,8 @@
     pytest tests/test_adapter_conformance.py --capabilities docs/adapters.md
 
 runs the suite and writes the table between the file's markers. A cell is "yes" only if every case behind it passed; a
-run that contradicts what the subjects declare writes nothing and fails. Of our own documents it also writes the table of
-what the extras ask for, out of pyproject.toml.
+run that contradicts what the subjects declare writes nothing and fails. Where there is a place for it, the table of what
+our extras ask for is written too, out of pyproject.toml.
 """
 
 from __future__ import annotations

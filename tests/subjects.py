@@ -22,6 +22,7 @@ KEY = "sk-provider"
 class ToolFailed(Exception):
     """What the tool raises when asked for a negative number."""
 
+
 GAPS = {
     "response_facts": (
         "The framework drops the answer's finish reason or id from what it tells its hooks. Nothing that is trained "

@@ -16,6 +16,8 @@ from all_subjects import FRAMEWORKS, SUBJECTS
 from provider import Provider, Reply, serve
 from scripted import Asked, ScriptedRollouts, calls_once
 
+import agl
+
 PAGE = capabilities.ROOT / "docs" / "adapters.md"
 REWRITE = "run: pytest tests/test_adapter_conformance.py --capabilities docs/adapters.md"
 
@@ -114,6 +116,36 @@ def agents_sdk_sends_nothing() -> Iterator[None]:
     set_tracing_disabled(True)
     yield
     set_tracing_disabled(False)
+
+
+def test_a_function_tells_its_agents_apart_as_the_page_says(provider: Provider, tmp_path: Path) -> None:
+    openai = pytest.importorskip("openai")
+    naming = 'with agl.tracing.span("invoke_agent", "critic", agent="critic"):'
+    assert f"`{naming} ...`" in PAGE.read_text()
+    source = f"""
+import agl
+import agl.tracing
+
+def solver(task):
+    said = ask("solve")
+    {naming}
+        ask("criticise")
+    return said
+"""
+
+    def ask(question: str) -> str:
+        messages = [{"role": "user", "content": question}]
+        return client.chat.completions.create(model="m", messages=messages).choices[0].message.content
+
+    scope: dict[str, Any] = {"ask": ask}
+    exec(source, scope)
+    client = openai.OpenAI()
+    policy = ScriptedRollouts(answers)
+    agent = agl.wrap(scope["solver"], reward=lambda task, output: float(output == "5"))
+    agl.Trainer(policy, agents=["critic"], directory=tmp_path, progress=False).fit(agent, ["t"])
+    assert [c.agent for c in policy.calls[0]] == ["critic"]
+    assert [s.body["messages"][0]["content"] for s in provider.seen] == ["solve"]
+    assert policy.rewards == [0.0]
 
 
 def test_every_example_is_run() -> None:
