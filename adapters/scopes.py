@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from agl import semconv, tracing
@@ -16,7 +16,7 @@ Start = Callable[..., Scope | None]
 End = Callable[..., None]
 
 
-def place(known: Scope | None) -> Scope | None:
+def place(known: Scope | None, own: Iterable[Scope | None] = ()) -> Scope | None:
     """The scope that a new one belongs to: the current one, where that lies within `known`; else `known`.
 
     By the context alone it would be wrong where streams are read in turn or the framework changes threads; by the
@@ -24,13 +24,22 @@ def place(known: Scope | None) -> Scope | None:
 
     Args:
         known: the scope of what the framework says is the parent; None where it says nothing.
+        own: the scopes that the adapter has open. One of them between the current scope and `known` is of a run that
+            the framework does not call the parent: a stream that is read in the same context.
     """
     here = tracing.current()
     while known is not None and known.ended:
         known = known.parent
-    if known is None or known.rollout.closed or (here is not None and here.within(known)):
+    if known is None or known.rollout.closed:
         return here
-    return known
+    between: set[Scope] = set()
+    scope = here
+    while scope is not known:
+        if scope is None:
+            return known
+        between.add(scope)
+        scope = scope.parent
+    return known if between and not between.isdisjoint(own) else here
 
 
 def agent_turn(name: str, *, parent: Scope | None = None, start: Start = tracing.start) -> Scope | None:

@@ -3,8 +3,8 @@
     pytest tests/test_adapter_conformance.py --capabilities docs/adapters.md
 
 runs the suite and writes the table between the file's markers. A cell is "yes" only if every case behind it passed; a
-run that contradicts what the subjects declare writes nothing and fails. Where there is a place for it, the table of what
-our extras ask for is written too, out of pyproject.toml.
+run that contradicts what the subjects declare writes nothing and fails. Where there is a place for it, the table of
+what our extras ask for is written too, out of pyproject.toml.
 """
 
 from __future__ import annotations
@@ -92,6 +92,8 @@ def table(rows: Sequence[Row], subjects: Sequence[Subject]) -> str:
         "|---|" + "---|" * len(columns),
         *(f"| {row.words} | " + " | ".join(cell(row, s) for s in subjects) + " |" for row in rows),
     ]
+    if unknown := [gap for gap in reasons if gap not in GAPS]:
+        raise ValueError(f"say what the gaps {', '.join(unknown)} mean, in subjects.GAPS")
     notes = [f"{i + 1}. {GAPS[gap]}" for i, gap in enumerate(reasons)]
     return "\n".join(lines + (["", "Gaps:", "", *notes] if notes else []))
 

@@ -36,7 +36,7 @@ def test_the_requirements_are_pyprojects() -> None:
 
 def test_every_case_of_the_suite_is_a_row() -> None:
     cases = {name for name in vars(suite) if name.startswith("test_")}
-    assert cases == {row.case for row in capabilities.rows(suite)}
+    assert cases == {row.case for row in capabilities.rows(suite)}, "mark the case with @capability(...)"
 
 
 def examples() -> dict[str, str]:

@@ -103,7 +103,7 @@ def _handler() -> BaseCallbackHandler:
             if parent_run_id is None:
                 self._forget_closed()
                 return tracing.current()
-            return place(self.around.get(parent_run_id))
+            return place(self.around.get(parent_run_id), list(self.scopes.values()))
 
         def _forget_closed(self) -> None:
             """Drop the runs of ended rollouts that LangChain never ended: streams that were broken off."""

@@ -95,7 +95,7 @@ def _processor_class() -> Any:
 
         def on_span_start(self, span: Any) -> None:
             outer = self.open.get(span.parent_id)
-            parent = place(outer.around if outer is not None else None)
+            parent = place(outer.around if outer is not None else None, [o.own for o in list(self.open.values())])
             if parent is None:
                 return
             data = span.span_data

@@ -80,7 +80,7 @@ class _Listener:
         """Step id -> the scope in which its own steps lie: the one that it opened, or the one it was started in."""
 
     def started(self, step: Step) -> None:
-        parent = scopes.place(self._around.get(step.parent_id or ""))
+        parent = scopes.place(self._around.get(step.parent_id or ""), [*self._own.values()])
         if parent is None:
             return
         match step.kind:

@@ -7,12 +7,15 @@ from typing import Any
 
 import openai
 import tinyagents
+from agl_tinyagents import TinyAgentsTracer
 from provider import Reply, serve
 from scripted import ScriptedRollouts, calls_once
-from subjects import add
+from subjects import add, uses_add
 
 import agl
 from agl import semconv
+from agl.selection import select
+from agl.tracing import RolloutContext, running
 
 
 def plans(body: dict[str, Any]) -> Reply:
@@ -50,12 +53,21 @@ def test_one_of_two_agents_is_trained(tmp_path: Path) -> None:
         assert solver_run.agent == "planner"
 
 
+def test_streams_read_in_turn_keep_their_own_names() -> None:
+    """A generator runs in its reader's context: there the other agent's scope may be current."""
+    with serve(uses_add()) as provider:
+        client = openai.OpenAI(base_url=provider.url, api_key="sk-own")
+        first, second = (tinyagents.Agent(name, "m", client=client, tools=[add]) for name in ("first", "second"))
+        with TinyAgentsTracer(), running(rollout := RolloutContext("ro", 1, "outer", select("nobody"))):
+            said = [a + b for a, b in zip(first.stream("2+3?"), second.stream("2+3?"), strict=True)]
+    assert "".join(said).split() == ["sum", "sum", "5", "5"]
+    agents = {s.span_id: s.agent for s in rollout.spans if s.operation == semconv.INVOKE_AGENT}
+    steps = [s for s in rollout.spans if s.operation in (semconv.CHAT, semconv.EXECUTE_TOOL)]
+    assert sorted(str(s.agent) for s in steps) == ["first"] * 3 + ["second"] * 3
+    assert all(agents[str(s.parent_id)] == s.agent for s in steps)
+
+
 def test_a_stream_that_is_not_read_to_its_end_ends_its_spans() -> None:
-    from agl_tinyagents import TinyAgentsTracer
-
-    from agl.selection import select
-    from agl.tracing import RolloutContext, running
-
     with serve(lambda body: Reply("one two three")) as provider:
         agent = tinyagents.Agent("solver", "m", client=openai.OpenAI(base_url=provider.url, api_key="sk-own"))
         with TinyAgentsTracer(), running(rollout := RolloutContext("ro", 1, "outer", select("nobody"))):

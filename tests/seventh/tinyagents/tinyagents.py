@@ -48,7 +48,8 @@ class Listener(Protocol):
 
 
 _listeners: list[Listener] = []
-_running: ContextVar[str | None] = ContextVar("tinyagents_step", default=None)
+_tool_step: ContextVar[str | None] = ContextVar("tinyagents_tool_step", default=None)
+"""The tool in which this code runs, so that an agent that a tool asks lies in it."""
 
 
 def add_listener(listener: Listener) -> None:
@@ -62,10 +63,8 @@ def remove_listener(listener: Listener) -> None:
 
 
 @contextlib.contextmanager
-def _step(kind: str, name: str, input: Any) -> Iterator[Step]:
-    outer = _running.get()
-    step = Step(kind, name, input, outer)
-    _running.set(step.id)
+def _step(kind: str, name: str, input: Any, parent_id: str | None) -> Iterator[Step]:
+    step = Step(kind, name, input, parent_id)
     for listener in _listeners:
         listener.started(step)
     try:
@@ -77,9 +76,18 @@ def _step(kind: str, name: str, input: Any) -> Iterator[Step]:
         step.error = error
         raise
     finally:
-        _running.set(outer)
         for listener in _listeners:
             listener.ended(step)
+
+
+@contextlib.contextmanager
+def _tool_run(call: Any, agent: Step) -> Iterator[Step]:
+    with _step("tool", call.function.name, call, agent.id) as step:
+        token = _tool_step.set(step.id)
+        try:
+            yield step
+        finally:
+            _tool_step.reset(token)
 
 
 @dataclass(frozen=True)
@@ -141,38 +149,38 @@ class Agent:
 
     def run(self, question: str) -> str:
         """The answer to a question."""
-        with _step("agent", self.name, question) as step:
-            for text in self._turns(question, stream=False):
+        with _step("agent", self.name, question, _tool_step.get()) as step:
+            for text in self._turns(step, stream=False):
                 step.output = text
         return step.output
 
     async def arun(self, question: str) -> str:
         """The answer to a question."""
-        with _step("agent", self.name, question) as step:
-            async for text in self._aturns(question, stream=False):
+        with _step("agent", self.name, question, _tool_step.get()) as step:
+            async for text in self._aturns(step, stream=False):
                 step.output = text
         return step.output
 
     def stream(self, question: str) -> Iterator[str]:
         """The answer in pieces."""
-        with _step("agent", self.name, question) as step:
-            for text in self._turns(question, stream=True):
+        with _step("agent", self.name, question, _tool_step.get()) as step:
+            for text in self._turns(step, stream=True):
                 step.output = (step.output or "") + text
                 yield text
 
     async def astream(self, question: str) -> AsyncIterator[str]:
         """The answer in pieces."""
-        with _step("agent", self.name, question) as step:
-            async for text in self._aturns(question, stream=True):
+        with _step("agent", self.name, question, _tool_step.get()) as step:
+            async for text in self._aturns(step, stream=True):
                 step.output = (step.output or "") + text
                 yield text
 
-    def _turns(self, question: str, *, stream: bool) -> Iterator[str]:
+    def _turns(self, agent: Step, *, stream: bool) -> Iterator[str]:
         self._client = self._client or openai.OpenAI()
         completions = self._client.chat.completions
-        messages = self._opening(question)
+        messages = self._opening(agent.input)
         while True:
-            with _step("model", self.model, [*messages]) as step:
+            with _step("model", self.model, [*messages], agent.id) as step:
                 if stream:
                     with completions.stream(**self._request(messages)) as events:
                         for event in events:
@@ -188,16 +196,16 @@ class Agent:
                     yield message.content or ""
                 return
             for call in message.tool_calls:
-                with _step("tool", call.function.name, call) as step:
+                with _tool_run(call, agent) as step:
                     step.output = self.tools[call.function.name].function(**json.loads(call.function.arguments))
                 messages.append(_answer(call, step.output))
 
-    async def _aturns(self, question: str, *, stream: bool) -> AsyncIterator[str]:
+    async def _aturns(self, agent: Step, *, stream: bool) -> AsyncIterator[str]:
         self._async_client = self._async_client or openai.AsyncOpenAI()
         completions = self._async_client.chat.completions
-        messages = self._opening(question)
+        messages = self._opening(agent.input)
         while True:
-            with _step("model", self.model, [*messages]) as step:
+            with _step("model", self.model, [*messages], agent.id) as step:
                 if stream:
                     async with completions.stream(**self._request(messages)) as events:
                         async for event in events:
@@ -213,7 +221,7 @@ class Agent:
                     yield message.content or ""
                 return
             for call in message.tool_calls:
-                with _step("tool", call.function.name, call) as step:
+                with _tool_run(call, agent) as step:
                     tool = self.tools[call.function.name]
                     step.output = await tool.async_function(**json.loads(call.function.arguments))
                 messages.append(_answer(call, step.output))
