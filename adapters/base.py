@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Self
 
+from agl import routing
 from agl.errors import ConfigError
 
 QUESTION_FIELDS = ("question", "input", "prompt", "query", "text", "task")
@@ -16,7 +17,7 @@ class InstrumentedTracer:
     """Instrumentation that is on or off for the whole process, however many tracers ask for it.
 
     `instrument` and `uninstrument` are idempotent; usable as a context manager. A subclass says what to change in
-    `_install` and how to restore it in `_restore`.
+    `_install` and how to restore it in `_restore`; that SDK requests are routed meanwhile is seen to here.
     """
 
     _lock = threading.RLock()
@@ -34,7 +35,12 @@ class InstrumentedTracer:
         """Switch the hooks on. ImportError if the framework is not installed."""
         with self._lock:
             if type(self)._active is None:
-                self._install()
+                routing.install()
+                try:
+                    self._install()
+                except BaseException:
+                    routing.uninstall()
+                    raise
                 type(self)._active = self
         return self
 
@@ -45,6 +51,7 @@ class InstrumentedTracer:
             if active is not None:
                 active._restore()
                 type(self)._active = None
+                routing.uninstall()
 
     def __enter__(self) -> Self:
         return self.instrument()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from agl.agents import Agent, RewardFunction
 from agl.errors import ConfigError, reject_unknown
+
+log = logging.getLogger("agl")
 
 GROUP = "agl.adapters"
 
@@ -31,10 +34,24 @@ class Adapter(Protocol):
     def uninstrument(self) -> Any: ...
 
 
-@functools.cache
 def adapters() -> dict[str, Any]:
-    """Name -> tracer class of every installed adapter, in order of name."""
-    return {e.name: e.load() for e in sorted(entry_points(group=GROUP), key=lambda e: e.name)}
+    """Name -> tracer class of every installed adapter, in order of name; one that cannot be imported is left out."""
+    return _loaded()[0]
+
+
+@functools.cache
+def _loaded() -> tuple[dict[str, Any], dict[str, str]]:
+    """The adapters, and why others could not be imported."""
+    found: dict[str, Any] = {}
+    broken: dict[str, str] = {}
+    for entry in sorted(entry_points(group=GROUP), key=lambda e: e.name):
+        try:
+            found[entry.name] = entry.load()
+        except Exception as error:
+            where = f" of {entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""
+            broken[entry.name] = f"{entry.name}{where} ({type(error).__name__}: {error})"
+            log.warning("an adapter cannot be imported: %s", broken[entry.name])
+    return found, broken
 
 
 def wrap(agent: Any, reward: RewardFunction | None = None, **options: Any) -> Agent:
@@ -54,8 +71,9 @@ def wrap(agent: Any, reward: RewardFunction | None = None, **options: Any) -> Ag
             known = set(inspect.signature(adapter.wrap).parameters) - {"agent", "reward"}
             reject_unknown(options, known, f"agl.wrap of a {type(agent).__name__}")
             return adapter.wrap(agent, reward, **options)
+    broken = "".join(f"; it cannot import {why}" for why in _loaded()[1].values())
     raise ConfigError(
         f"no adapter knows {type(agent).__module__}.{type(agent).__qualname__}",
-        hint=f"installed adapters: {', '.join(adapters()) or 'none'}; write a function and use @agl.rollout instead, "
-        "or install the framework's extra",
+        hint=f"agl found the adapters {', '.join(adapters()) or 'none'}{broken}. An adapter for another framework is "
+        "found once it is installed; without one, run the agent in a function and use @agl.rollout",
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
+from collections.abc import Sequence
 
 from subjects import BareOpenAI, LangChain, Subject
 
@@ -25,4 +27,18 @@ def _installed() -> list[Subject]:
     ]
 
 
-SUBJECTS: tuple[Subject, ...] = (BareOpenAI(), LangChain(), *_installed())
+_LANGCHAIN = () if importlib.util.find_spec("langchain_openai") is None else (LangChain(),)
+
+SUBJECTS: tuple[Subject, ...] = (BareOpenAI(), *_LANGCHAIN, *_installed())
+
+
+def chosen(specs: Sequence[str] | None) -> Sequence[Subject]:
+    """The subjects of a run: those that are named (`file.py:Class` or `package.module:Class`), else all of ours."""
+    return tuple(map(_named, specs)) if specs else SUBJECTS
+
+
+@functools.cache
+def _named(spec: str) -> Subject:
+    from agl.trainer.cli.loading import load_object
+
+    return load_object(spec, "--subject")()

@@ -11,6 +11,30 @@ import pytest
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# The tests of another distribution, which `test_seventh_adapter.py` runs where that is installed.
+collect_ignore = ["seventh"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("adapters")
+    group.addoption(
+        "--subject",
+        action="append",
+        metavar="FILE.py:CLASS",
+        help="run the adapters' conformance suite over this subclass of subjects.Subject instead of our own",
+    )
+    group.addoption(
+        "--capabilities", type=Path, metavar="FILE.md", help="write what the conformance suite proves into this file"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "capability(words, gap, needs, by_way): a row of docs/adapters.md's matrix")
+    if (file := config.getoption("capabilities")) is not None:
+        from capabilities import Recorder
+
+        config.pluginmanager.register(Recorder(file))
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Fast tests first."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,14 @@ from openai.types.chat import ChatCompletion
 from agl.errors import ContextLengthError
 from agl.mdp import Call, IntArray
 from agl.selection import select
+from agl.spans import Span
 from agl.trainer.engine import Completion, OnTokens, Sampling
 from agl.trainer.gateway.access import Access, SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.rendering import Rendering
 from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.quickstart.policy import build_tokenizer
+from agl.trainer.run import Run, require_some
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, Store
 
@@ -230,6 +232,42 @@ async def serving(engine: Any, tokenizer: Any = None, **options: Any) -> AsyncIt
         await store.close()
 
 
+class ScriptedRollouts:
+    """An algorithm for `agl.Trainer`: each task is run once, on a scripted engine; nothing is trained.
+
+    Args:
+        script: as `ScriptedEngine`'s.
+
+    Attributes:
+        calls: of each rollout in order, as the store holds them. rewards: likewise, of the whole rollout.
+        spans: likewise.
+    """
+
+    def __init__(self, script: Iterable[Line] | Callable[[Asked], Line]) -> None:
+        self.engine = ScriptedEngine(quick_tokenizer(), script)
+        self.calls: list[list[Call]] = []
+        self.rewards: list[float | None] = []
+        self.spans: list[Sequence[Span]] = []
+
+    async def run(self, run: Run) -> None:
+        run.gateway = Gateway(run.store)
+        run.gateway.serve("policy", self.engine, rendering_of(quick_tokenizer()))
+        await run.start(lambda mode: SamplingRules(max_tokens=512), "policy")
+        try:
+            results = await run.rollouts([*enumerate(run.train)], mode="train", step=0)
+            for result in require_some(results, "the run"):
+                assert result.built is not None
+                id = result.rollout.rollout_id
+                self.calls.append(sorted(await run.store.query_calls(id), key=lambda c: c.index))
+                self.spans.append(await run.store.query_spans(id))
+                self.rewards.append(result.built.reward)
+        finally:
+            await run.stop()
+
+    async def dev(self, run: Run, n_tasks: int) -> None:
+        await self.run(run)
+
+
 TOOLS = [
     {
         "type": "function",
@@ -248,8 +286,22 @@ TOOLS = [
 
 def tool_call(expression: str, name: str = "calculator") -> str:
     """A tool call as the quickstart's policy writes it."""
-    arguments = json.dumps({"expression": expression})
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+    return tool_call_of(name, {"expression": expression})
+
+
+def tool_call_of(name: str, arguments: dict[str, Any]) -> str:
+    """A call of any tool, likewise."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+
+
+def calls_once(name: str, arguments: dict[str, Any], answer: str) -> Callable[[Asked], str]:
+    """A policy that calls a tool, and answers when it reads the tool's result."""
+
+    def script(asked: Asked) -> str:
+        prompt = quick_tokenizer().decode(asked.prompt_ids.tolist())
+        return answer if "<tool_response>" in prompt else tool_call_of(name, arguments)
+
+    return script
 
 
 async def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:

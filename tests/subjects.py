@@ -1,6 +1,7 @@
 """The adapters under test, each behind one small face: an agent with a tool `add`, run in every way its framework has.
 
-A new adapter is added to the conformance suite by one more subclass of `Subject` in `all_subjects`.
+A new adapter is added to the conformance suite by one more subclass of `Subject`: ours in `all_subjects`, another
+distribution's by `--subject` (docs/write-an-adapter.md).
 """
 
 from __future__ import annotations
@@ -20,6 +21,20 @@ KEY = "sk-provider"
 
 class ToolFailed(Exception):
     """What the tool raises when asked for a negative number."""
+
+
+GAPS = {
+    "response_facts": (
+        "The framework drops the answer's finish reason or id from what it tells its hooks. Nothing that is trained "
+        "depends on them: the gateway's own record has both."
+    ),
+    "tool_errors": (
+        "The framework itself tells the model of a tool's exception, or wraps it in one of its own. Where it tells the "
+        "model, the tool's span is an error all the same."
+    ),
+    "call_errors": "The framework wraps the SDK's exception in one of its own; the span has the one that was raised.",
+}
+"""What a framework itself does otherwise, in words for the capability matrix (docs/adapters.md)."""
 
 
 def add(a: int, b: int) -> int:
@@ -52,9 +67,7 @@ class Subject:
         traces_tools: whether tools run by the framework, so that there are tool spans.
         ways: how an agent can be run, by method name; each returns the final text.
         async_ways: the same, awaited.
-        gaps: what the framework itself does otherwise, tested in the adapter's own tests: "tool_errors" (told to the
-            model, or wrapped, instead of raised), "call_errors" (wrapped in its own), "response_facts" (finish reason
-            or response id are dropped).
+        gaps: what the framework itself does otherwise (`GAPS`), tested in the adapter's own tests.
     """
 
     name: ClassVar[str]

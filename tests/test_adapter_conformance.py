@@ -1,4 +1,7 @@
-"""What every adapter must do, one suite over all of them (`all_subjects.SUBJECTS`)."""
+"""What every adapter must do, one suite over all of them (`all_subjects.SUBJECTS`), or over others:
+
+pytest tests/test_adapter_conformance.py --subject my_subject.py:MyFramework
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any
 
 import openai
 import pytest
-from all_subjects import SUBJECTS
+from all_subjects import SUBJECTS, chosen
 from provider import Provider, Reply, serve
 from subjects import KEY, Subject, ToolFailed, uses_add
 
@@ -24,10 +27,15 @@ from agl.spans import Span
 from agl.tracing import RolloutContext
 
 ASK = "what is 2+3?"
-pytestmark = pytest.mark.parametrize("subject", SUBJECTS, ids=lambda s: s.name)
+capability = pytest.mark.capability
 every_way = pytest.mark.parametrize(
     "way", ["invoke", "stream", "batch", "ainvoke", "astream", "astream_events", "abatch"]
 )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    subjects = chosen(metafunc.config.getoption("subject"))
+    metafunc.parametrize("subject", subjects, ids=[s.name for s in subjects])
 
 
 @pytest.fixture
@@ -59,6 +67,8 @@ def of(rollout: RolloutContext, operation: str) -> list[Span]:
     return [s for s in rollout.spans if s.operation == operation]
 
 
+@capability("its answer's id and finish reason are recorded", gap="response_facts")
+@capability("every model call is a span, joined to its request by id", by_way=True)
 @every_way
 def test_every_call_has_a_chat_span_joined_to_the_wire_by_id(
     subject: Subject, way: str, provider: Provider, gateway: Provider
@@ -84,6 +94,8 @@ def test_every_call_has_a_chat_span_joined_to_the_wire_by_id(
     assert {s.status for s in rollout.spans} == {"unset"}
 
 
+@capability("agents are told apart by their names", needs="names_agents")
+@capability("a tool's run is a span: name, arguments, result, call id", needs="traces_tools")
 @every_way
 def test_a_tool_span_tells_all_and_nests_in_its_agent(subject: Subject, way: str, provider: Provider) -> None:
     if not subject.traces_tools:
@@ -103,6 +115,7 @@ def test_a_tool_span_tells_all_and_nests_in_its_agent(subject: Subject, way: str
     assert {s.parent_id for s in of(rollout, semconv.CHAT)} == {inner.span_id}
 
 
+@capability("a tool's exception is recorded and goes on unchanged", gap="tool_errors")
 @every_way
 def test_a_tools_exception_is_recorded_and_goes_on_unchanged(subject: Subject, way: str, provider: Provider) -> None:
     if "tool_errors" in subject.gaps:
@@ -118,6 +131,7 @@ def test_a_tools_exception_is_recorded_and_goes_on_unchanged(subject: Subject, w
     assert {s.status for s in of(rollout, semconv.CHAT)} == {"unset"}
 
 
+@capability("a failed model call is recorded and raised unchanged", gap="call_errors")
 @every_way
 def test_a_failed_call_is_recorded_and_raised_unchanged(subject: Subject, way: str, gateway: Provider) -> None:
     gateway.script = lambda body: Reply(status=400)
@@ -132,6 +146,7 @@ def test_a_failed_call_is_recorded_and_raised_unchanged(subject: Subject, way: s
     assert [e.name for e in chat.events] == ["exception"]
 
 
+@capability("an agent that is not selected keeps its provider, key and model, and is traced")
 def test_an_unselected_agent_keeps_its_provider_and_is_traced(
     subject: Subject, provider: Provider, gateway: Provider
 ) -> None:
@@ -160,6 +175,7 @@ def check_alone(subject: Subject, rollout: RolloutContext, gateway: Provider) ->
     assert [s.parent_id for s in rollout.spans if s.parent_id not in known] == [None]
 
 
+@capability("twenty rollouts in threads never mix")
 def test_twenty_rollouts_in_threads_never_mix(subject: Subject, provider: Provider, gateway: Provider) -> None:
     agent = subject.agent(provider.url, "solver")
     rollouts = [context(subject, gateway, id=f"ro-{i:02}") for i in range(20)]
@@ -180,6 +196,7 @@ def test_twenty_rollouts_in_threads_never_mix(subject: Subject, provider: Provid
         check_alone(subject, rollout, gateway)
 
 
+@capability("twenty rollouts in asyncio tasks never mix")
 def test_twenty_rollouts_in_tasks_never_mix(subject: Subject, provider: Provider, gateway: Provider) -> None:
     agent = subject.agent(provider.url, "solver")
     rollouts = [context(subject, gateway, id=f"ro-{i:02}") for i in range(20)]
@@ -197,6 +214,7 @@ def test_twenty_rollouts_in_tasks_never_mix(subject: Subject, provider: Provider
         check_alone(subject, rollout, gateway)
 
 
+@capability("switched off, it changes nothing")
 def test_not_instrumented_is_without_effect(subject: Subject, provider: Provider, gateway: Provider) -> None:
     before = subject.changed()
     agent = subject.agent(provider.url, "solver")
@@ -207,6 +225,7 @@ def test_not_instrumented_is_without_effect(subject: Subject, provider: Provider
     assert subject.changed() == before
 
 
+@capability("outside a rollout, the agent runs as ever")
 def test_outside_a_rollout_an_instrumented_agent_runs_as_ever(
     subject: Subject, provider: Provider, gateway: Provider
 ) -> None:
@@ -218,6 +237,7 @@ def test_outside_a_rollout_an_instrumented_agent_runs_as_ever(
     assert not [s for s in provider.seen if "agl" in s.text or "traceparent" in s.headers]
 
 
+@capability("switched on twice is once; switched off restores all")
 def test_twice_is_once_and_uninstrument_restores(subject: Subject, provider: Provider) -> None:
     before = subject.changed()
     first, second = subject.tracer(), subject.tracer()
@@ -235,9 +255,10 @@ def test_twice_is_once_and_uninstrument_restores(subject: Subject, provider: Pro
     assert subject.changed() == before
 
 
+@capability("beside every other adapter, each span is made once")
 def test_all_adapters_together_do_not_double_spans(subject: Subject, provider: Provider) -> None:
     agent = subject.agent(provider.url, "solver")
-    tracers = [s.tracer().instrument() for s in SUBJECTS]
+    tracers = [s.tracer().instrument() for s in (*SUBJECTS, subject)]
     try:
         with tracing.running(rollout := context(subject)):
             agent.invoke(ASK)
@@ -247,13 +268,15 @@ def test_all_adapters_together_do_not_double_spans(subject: Subject, provider: P
     assert len(of(rollout, semconv.CHAT)) == len(provider.seen) == 2
 
 
+@capability("importing it imports no framework")
 def test_importing_the_adapter_imports_no_framework(subject: Subject) -> None:
-    module = subject.tracer.__module__.rpartition(".")[0]
+    module = subject.tracer.__module__
     code = f"import sys, {module}; print([m for m in {subject.frameworks} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
 
 
+@capability("`agl.wrap` finds it by type")
 def test_wrap_finds_the_framework_by_type(subject: Subject, provider: Provider) -> None:
     agent = agl.wrap(subject.wrappable(provider.url, "solver"), reward=lambda task, output: len(output))
     assert agent.name == "solver"
@@ -267,6 +290,7 @@ def test_wrap_finds_the_framework_by_type(subject: Subject, provider: Provider) 
     assert asyncio.run(run()) == Outcome(5, "sum 5")
 
 
+@capability("captured text can be switched off")
 def test_captured_text_can_be_switched_off(subject: Subject, provider: Provider) -> None:
     agent = subject.agent(provider.url, "solver")
     rollout = context(subject)

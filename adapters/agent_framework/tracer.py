@@ -10,15 +10,15 @@ as they are. Streams are followed by the framework's own `with_pull_context_mana
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from typing import Any
 
-from agl import routing, semconv, tracing
+from agl import semconv, tracing
 from agl.adapters.agent_framework.answers import Collected, facts
 from agl.adapters.agent_framework.wrap import handles, wrap
 from agl.adapters.aside import Aside, end, start
 from agl.adapters.base import InstrumentedTracer
+from agl.adapters.scopes import agent_turn, model_call, tool_run
 from agl.tracing import Scope
 
 
@@ -32,7 +32,6 @@ class AgentFrameworkTracer(InstrumentedTracer):
         from agent_framework import FunctionTool, RawAgent
         from agent_framework.observability import AgentTelemetryLayer, ChatTelemetryLayer
 
-        routing.install()
         self._originals: list[tuple[Any, str, Any]] = []
         for cls, name, hook in (
             (AgentTelemetryLayer, "run", _running),
@@ -47,7 +46,6 @@ class AgentFrameworkTracer(InstrumentedTracer):
     def _restore(self) -> None:
         for cls, name, original in self._originals:
             setattr(cls, name, original)
-        routing.uninstall()
 
 
 def _running(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,7 +57,7 @@ def _running(run: Callable[..., Any]) -> Callable[..., Any]:
             return run(self, *args, **kwargs)
 
         def begin() -> Scope | None:
-            return start(semconv.INVOKE_AGENT, name, agent=name)
+            return agent_turn(name, start=start)
 
         call = functools.partial(run, self, *args, **kwargs)
         return _stream(begin, call) if kwargs.get("stream") else _awaited(begin, call)
@@ -76,11 +74,7 @@ def _answering(get_response: Callable[..., Any]) -> Callable[..., Any]:
         model = str(chosen or getattr(self, "model", None) or "")
 
         def begin() -> Scope | None:
-            attributes = {
-                semconv.REQUEST_MODEL: model,
-                semconv.PROVIDER_NAME: str(getattr(self, "otel_provider_name", "unknown")),
-            }
-            return start(semconv.CHAT, model, attributes=attributes)
+            return model_call(model, str(getattr(self, "otel_provider_name", "unknown")), start=start)
 
         call = functools.partial(get_response, self, *args, **kwargs)
         return _stream(begin, call) if kwargs.get("stream") else _awaited(begin, call, facts)
@@ -91,8 +85,7 @@ def _answering(get_response: Callable[..., Any]) -> Callable[..., Any]:
 def _invoking(invoke: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(invoke)
     async def traced_invoke(self: Any, *args: Any, **kwargs: Any) -> Any:
-        here = tracing.current()
-        if here is None:
+        if tracing.current() is None:
             return await invoke(self, *args, **kwargs)
         given: Any = kwargs.get("arguments")
         if given is None and (context := kwargs.get("context")) is not None:
@@ -101,16 +94,7 @@ def _invoking(invoke: Callable[..., Any]) -> Callable[..., Any]:
             given = dump()
 
         def begin() -> Scope | None:
-            arguments = json.dumps(given, default=str) if here.rollout.capture_content else None
-            return start(
-                semconv.EXECUTE_TOOL,
-                self.name,
-                attributes={
-                    semconv.TOOL_NAME: self.name,
-                    semconv.TOOL_CALL_ID: kwargs.get("tool_call_id"),
-                    semconv.TOOL_CALL_ARGUMENTS: arguments,
-                },
-            )
+            return tool_run(self.name, given, kwargs.get("tool_call_id"), start=start)
 
         return await _awaited(begin, functools.partial(invoke, self, *args, **kwargs), _returned)
 

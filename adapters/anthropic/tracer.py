@@ -22,12 +22,10 @@ class AnthropicTracer(InstrumentedTracer):
     wrap = staticmethod(wrap)
 
     def _install(self) -> None:
-        routing.install()
         routing.observe("anthropic", CallObserver("anthropic", _facts, _added, silent=("/messages/count_tokens",)))
 
     def _restore(self) -> None:
         routing.observe("anthropic", None)
-        routing.uninstall()
 
 
 def _facts(message: Any, content: bool) -> dict[str, Any]:

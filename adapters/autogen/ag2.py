@@ -15,7 +15,7 @@ from typing import Any
 
 from agl import tracing
 from agl.adapters.autogen.patching import Patches
-from agl.adapters.autogen.spans import speaks, tool, tool_end, within
+from agl.adapters.scopes import agent_turn, tool_end, tool_run, within
 
 
 def install(patches: Patches) -> None:
@@ -40,7 +40,7 @@ def _turn_scope(original: Callable[..., Any]) -> Callable[..., Any]:
         async with turn as drive:
 
             async def driven() -> Any:
-                return await within(speaks(self.name), drive())
+                return await within(agent_turn(self.name), drive())
 
             yield driven
 
@@ -54,7 +54,7 @@ def _middleware() -> Any:
 
     class ToolSpans(BaseMiddleware):
         async def on_tool_execution(self, call_next: Any, event: Any, context: Any) -> Any:
-            scope = tool(event.name, event.arguments, event.id)
+            scope = tool_run(event.name, event.arguments, event.id)
             return await within(scope, call_next(event, context), lambda result: scope and _end(scope, result))
 
     return ToolSpans

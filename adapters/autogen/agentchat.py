@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 from agl import semconv, tracing
 from agl.adapters.aside import traced
 from agl.adapters.autogen.patching import Patches
-from agl.adapters.autogen.spans import speaks, tool, tool_end, within
+from agl.adapters.scopes import agent_turn, tool_end, tool_run, within
 from agl.tracing import Scope
 
 
@@ -45,7 +45,7 @@ def install(patches: Patches) -> None:
 def _on_messages(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     async def on_messages(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return await within(speaks(self.name), original(self, *args, **kwargs))
+        return await within(agent_turn(self.name), original(self, *args, **kwargs))
 
     return on_messages
 
@@ -56,7 +56,7 @@ def _on_messages_stream(original: Callable[..., Any]) -> Callable[..., Any]:
         if tracing.current() is None:
             return original(self, *args, **kwargs)
         return traced(
-            lambda: speaks(self.name),
+            lambda: agent_turn(self.name),
             lambda: original(self, *args, **kwargs),
             lambda scope, error: tracing.end(scope, error=error),
             _Refusals(self.name).seen,
@@ -83,7 +83,7 @@ class _Refusals:
             for result in event.content:
                 call = self.requested.get(result.call_id)
                 if result.is_error and call is not None and not _has_span(call.id):
-                    scope = tool(call.name, call.arguments, call.id)
+                    scope = tool_run(call.name, call.arguments, call.id)
                     if scope is not None:
                         tool_end(scope, result.content, failed=True)
 
@@ -116,7 +116,7 @@ def _on_message(original: Callable[..., Any]) -> Callable[..., Any]:
         if sender is not None and (here is None or here.rollout is not sender.rollout):
             tracing.activate(sender)
         name = None if tracing.current() is None else _core_name(self, message, ctx)
-        return await within(speaks(name) if name else None, original(self, message, ctx))
+        return await within(agent_turn(name) if name else None, original(self, message, ctx))
 
     return on_message
 
@@ -135,7 +135,7 @@ def _core_name(agent: Any, message: Any, ctx: Any) -> str | None:
 def _run_json(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     async def run_json(self: Any, args: Any, cancellation_token: Any, call_id: str | None = None, **kwargs: Any) -> Any:
-        scope = tool(self.name, args, call_id)
+        scope = tool_run(self.name, args, call_id)
         run = original(self, args, cancellation_token, call_id=call_id, **kwargs)
         return await within(scope, run, lambda value: tool_end(scope, _text(self, value)) if scope else None)
 
@@ -161,7 +161,7 @@ def _run_json_stream(original: Callable[..., Any]) -> Callable[..., Any]:
             last[:] = [event]
 
         return traced(
-            lambda: tool(self.name, args, call_id),
+            lambda: tool_run(self.name, args, call_id),
             lambda: original(self, args, cancellation_token, call_id=call_id, **kwargs),
             end,
             seen,
@@ -188,7 +188,7 @@ def _call_tool(original: Callable[..., Any]) -> Callable[..., Any]:
         call_id: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        scope = tool(name, arguments or {}, call_id)
+        scope = tool_run(name, arguments or {}, call_id)
         run = original(self, name, arguments, cancellation_token, call_id, **kwargs)
         return await within(
             scope, run, lambda result: tool_end(scope, result.to_text(), failed=result.is_error) if scope else None

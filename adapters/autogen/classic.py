@@ -14,7 +14,7 @@ from typing import Any
 
 from agl import tracing
 from agl.adapters.autogen.patching import Patches
-from agl.adapters.autogen.spans import speaks, tool, tool_end, within
+from agl.adapters.scopes import agent_turn, tool_end, tool_run, within
 
 
 def install(patches: Patches) -> None:
@@ -37,7 +37,7 @@ def install(patches: Patches) -> None:
 def _generate_reply(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def generate_reply(self: Any, *args: Any, **kwargs: Any) -> Any:
-        scope = speaks(self.name)
+        scope = agent_turn(self.name)
         try:
             reply = original(self, *args, **kwargs)
         except BaseException as error:
@@ -54,7 +54,7 @@ def _generate_reply(original: Callable[..., Any]) -> Callable[..., Any]:
 def _a_generate_reply(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     async def a_generate_reply(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return await within(speaks(self.name), original(self, *args, **kwargs))
+        return await within(agent_turn(self.name), original(self, *args, **kwargs))
 
     return a_generate_reply
 
@@ -64,7 +64,7 @@ def _execute_function(original: Callable[..., Any]) -> Callable[..., Any]:
     def execute_function(
         self: Any, func_call: dict[str, Any], call_id: str | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        scope = tool(func_call.get("name", ""), func_call.get("arguments", ""), call_id)
+        scope = tool_run(func_call.get("name", ""), func_call.get("arguments", ""), call_id)
         try:
             result = original(self, func_call, call_id, *args, **kwargs)
         except BaseException as error:
@@ -83,7 +83,7 @@ def _a_execute_function(original: Callable[..., Any]) -> Callable[..., Any]:
     async def a_execute_function(
         self: Any, func_call: dict[str, Any], call_id: str | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        scope = tool(func_call.get("name", ""), func_call.get("arguments", ""), call_id)
+        scope = tool_run(func_call.get("name", ""), func_call.get("arguments", ""), call_id)
         run = original(self, func_call, call_id, *args, **kwargs)
         return await within(scope, run, lambda result: _end(scope, result))
 

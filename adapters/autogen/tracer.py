@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 
-from agl import routing
 from agl.adapters.autogen import ag2, agentchat, classic
 from agl.adapters.autogen.patching import Patches
 from agl.adapters.autogen.wrap import handles, wrap
@@ -38,7 +37,6 @@ class AutoGenTracer(InstrumentedTracer):
         self._patches = Patches()
         for install in found:
             install(self._patches)
-        routing.install()
         # The user's own OpenAITracer stays theirs to switch off.
         self._openai = None if OpenAITracer().instrumented else OpenAITracer().instrument()
 
@@ -46,4 +44,3 @@ class AutoGenTracer(InstrumentedTracer):
         self._patches.restore()
         if self._openai is not None:
             self._openai.uninstrument()
-        routing.uninstall()

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
-from agl import routing, semconv, tracing
+from agl import semconv, tracing
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.langchain.labels import Label, label_of
 from agl.adapters.langchain.wrap import handles, wrap
+from agl.adapters.scopes import model_call, place, tool_run
 from agl.tracing import RolloutContext, Scope
 
 if TYPE_CHECKING:
@@ -63,7 +64,6 @@ def attach(*, nodes: bool = False) -> None:
             register_configure_hook(ContextVar("agl_langchain", default=_handler()), inheritable=True)  # noqa: B039
         _attached.append(_attached[0] if _attached else _configure_hooks[-1])
         _naming_nodes += nodes
-    routing.install()
 
 
 def detach(*, nodes: bool = False) -> None:
@@ -76,7 +76,6 @@ def detach(*, nodes: bool = False) -> None:
         _naming_nodes -= nodes
         if not _attached:
             _configure_hooks.remove(hook)
-    routing.uninstall()
 
 
 @functools.cache
@@ -100,18 +99,11 @@ def _handler() -> BaseCallbackHandler:
             """Tool call id -> the agent that asked for it, where another node runs the tool."""
 
         def _parent(self, parent_run_id: UUID | None) -> Scope | None:
-            """The scope that a run belongs to: by the context, where that lies within LangChain's parent run; by
-            LangChain's ids, where it does not (streams read in turn share one context) or is lost."""
-            here = tracing.current()
+            """The scope that a run belongs to."""
             if parent_run_id is None:
                 self._forget_closed()
-                return here
-            known = self.around.get(parent_run_id)
-            while known is not None and known.ended:
-                known = known.parent
-            if known is None or known.rollout.closed or (here is not None and here.within(known)):
-                return here
-            return known
+                return tracing.current()
+            return place(self.around.get(parent_run_id), list(self.scopes.values()))
 
         def _forget_closed(self) -> None:
             """Drop the runs of ended rollouts that LangChain never ended: streams that were broken off."""
@@ -189,14 +181,12 @@ def _handler() -> BaseCallbackHandler:
             model = str(params.get("model") or params.get("model_name") or (metadata or {}).get("ls_model_name") or "")
             self._open(
                 run_id,
-                tracing.start(
-                    semconv.CHAT,
+                model_call(
                     model,
+                    (metadata or {}).get("ls_provider"),
                     agent=self._label(run_id, parent_run_id, metadata).agent,
                     parent=parent,
                     attributes={
-                        semconv.REQUEST_MODEL: model,
-                        semconv.PROVIDER_NAME: (metadata or {}).get("ls_provider"),
                         semconv.CLIENT: _client_name(serialized),
                         semconv.URL: _client_url(serialized, params),
                     },
@@ -235,22 +225,10 @@ def _handler() -> BaseCallbackHandler:
                 return
             label = self._label(run_id, parent_run_id, metadata)
             name = (serialized or {}).get("name") or kwargs.get("name") or "tool"
-            arguments = json.dumps(inputs, default=str) if inputs is not None else input_str
+            arguments = inputs if inputs is not None else input_str
             call_id = kwargs.get("tool_call_id")
-            self._open(
-                run_id,
-                tracing.start(
-                    semconv.EXECUTE_TOOL,
-                    name,
-                    agent=self.issuers.get(parent.rollout, {}).get(call_id or "") or label.agent,
-                    parent=parent,
-                    attributes={
-                        semconv.TOOL_NAME: name,
-                        semconv.TOOL_CALL_ID: call_id,
-                        semconv.TOOL_CALL_ARGUMENTS: arguments if parent.rollout.capture_content else None,
-                    },
-                ),
-            )
+            agent = self.issuers.get(parent.rollout, {}).get(call_id or "") or label.agent
+            self._open(run_id, tool_run(name, arguments, call_id, agent=agent, parent=parent))
 
         def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
             scope = self.scopes.get(run_id)

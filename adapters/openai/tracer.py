@@ -21,12 +21,10 @@ class OpenAITracer(InstrumentedTracer):
     wrap = staticmethod(wrap)
 
     def _install(self) -> None:
-        routing.install()
         routing.observe("openai", CallObserver("openai", _facts, _added))
 
     def _restore(self) -> None:
         routing.observe("openai", None)
-        routing.uninstall()
 
 
 def _added(chunk: Any) -> dict[str, Any]:

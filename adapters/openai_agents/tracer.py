@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from agl import routing, semconv, tracing
+from agl import semconv, tracing
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.openai_agents.wrap import handles, wrap
+from agl.adapters.scopes import place
 from agl.tracing import Scope
 
 
@@ -29,7 +30,6 @@ class OpenAIAgentsTracer(InstrumentedTracer):
     def _install(self) -> None:
         from agl.adapters.openai_agents.provider import put
 
-        routing.install()
         processor = _processor_class()()
         self._provider = processor.provider = put(processor)
 
@@ -37,7 +37,6 @@ class OpenAIAgentsTracer(InstrumentedTracer):
         from agl.adapters.openai_agents.provider import take_back
 
         take_back(self._provider)
-        routing.uninstall()
 
 
 class _ToolCall(NamedTuple):
@@ -96,7 +95,7 @@ def _processor_class() -> Any:
 
         def on_span_start(self, span: Any) -> None:
             outer = self.open.get(span.parent_id)
-            parent = _parent(outer)
+            parent = place(outer.around if outer is not None else None, [o.own for o in list(self.open.values())])
             if parent is None:
                 return
             data = span.span_data
@@ -138,18 +137,6 @@ def _processor_class() -> Any:
             pass
 
     return Processor
-
-
-def _parent(outer: _Open | None) -> Scope | None:
-    """The scope that a new span belongs to: by the context, where that lies within the SDK's parent span; else by the
-    SDK's ids."""
-    here = tracing.current()
-    known = outer.around if outer is not None else None
-    while known is not None and known.ended:
-        known = known.parent
-    if known is None or known.rollout.closed or (here is not None and here.within(known)):
-        return here
-    return known
 
 
 def _error(span: Any, opened: _Open, content: bool) -> BaseException | str | None:

@@ -13,9 +13,10 @@ import json
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from agl import routing, semconv, tracing
+from agl import semconv, tracing
 from agl.adapters.aside import end, start, traced
 from agl.adapters.base import InstrumentedTracer
+from agl.adapters.scopes import agent_turn, model_call, tool_run
 from agl.adapters.strands.wrap import agent_name, handles, wrap
 from agl.tracing import Scope
 
@@ -38,7 +39,6 @@ class StrandsTracer(InstrumentedTracer):
         from strands import Agent
         from strands.middleware._registry import MiddlewareRegistry
 
-        routing.install()
         self._compose, self._structured = MiddlewareRegistry.compose, Agent.structured_output_async
         MiddlewareRegistry.compose = _composing(self._compose)
         Agent.structured_output_async = _structuring(self._structured)
@@ -49,7 +49,6 @@ class StrandsTracer(InstrumentedTracer):
 
         MiddlewareRegistry.compose = self._compose
         Agent.structured_output_async = self._structured
-        routing.uninstall()
 
 
 def _composing(compose: Callable[..., Chain]) -> Callable[..., Chain]:
@@ -72,7 +71,7 @@ def _structuring(method: Callable[..., Any]) -> Callable[..., Any]:
         if tracing.current() is None:
             return await method(self, *args, **kwargs)
         agent = _start_agent(self)
-        chat = start(semconv.CHAT, _model_id(self.model), attributes=_asked(self.model))
+        chat = _start_chat(self.model)
         failure: BaseException | None = None
         try:
             return await method(self, *args, **kwargs)
@@ -103,11 +102,12 @@ def _failure(error: BaseException | None) -> BaseException | None:
 
 
 def _start_agent(agent: Any) -> Scope | None:
-    parent = tracing.current()
     name = agent_name(agent)
-    if parent is None or name is None or name == parent.agent:
-        return None
-    return start(semconv.INVOKE_AGENT, name, agent=name)
+    return None if name is None else agent_turn(name, start=start)
+
+
+def _start_chat(model: Any) -> Scope | None:
+    return model_call(_model_id(model), _provider(model), start=start)
 
 
 def _model_stage(terminal: Chain) -> Chain:
@@ -118,14 +118,11 @@ def _model_stage(terminal: Chain) -> Chain:
             if "stop" in event:
                 stops[:] = [event["stop"]]
 
-        def begin() -> Scope | None:
-            return start(semconv.CHAT, _model_id(context.model), attributes=_asked(context.model))
-
         def finish(scope: Scope, error: BaseException | None) -> None:
             facts = _answered(context.model, stops[0], scope.rollout.capture_content) if stops else None
             end(scope, error=error, attributes=facts)
 
-        return traced(begin, lambda: terminal(context), finish, seen)
+        return traced(lambda: _start_chat(context.model), lambda: terminal(context), finish, seen)
 
     return run
 
@@ -139,20 +136,8 @@ def _tool_stage(terminal: Chain) -> Chain:
                 results[:] = [event]
 
         def begin() -> Scope | None:
-            parent = tracing.current()
-            if parent is None:
-                return None
             use = context.tool_use
-            arguments = json.dumps(use.get("input"), default=str) if parent.rollout.capture_content else None
-            return start(
-                semconv.EXECUTE_TOOL,
-                use["name"],
-                attributes={
-                    semconv.TOOL_NAME: use["name"],
-                    semconv.TOOL_CALL_ID: use.get("toolUseId"),
-                    semconv.TOOL_CALL_ARGUMENTS: arguments,
-                },
-            )
+            return tool_run(use["name"], use.get("input"), use.get("toolUseId"), start=start)
 
         def finish(scope: Scope, error: BaseException | None) -> None:
             attributes: dict[str, Any] = {}
@@ -186,10 +171,6 @@ def _model_id(model: Any) -> str:
 def _provider(model: Any) -> str:
     module = type(model).__module__.rpartition(".")[2]
     return _PROVIDERS.get(module, module)
-
-
-def _asked(model: Any) -> dict[str, Any]:
-    return {semconv.REQUEST_MODEL: _model_id(model), semconv.PROVIDER_NAME: _provider(model)}
 
 
 def _answered(model: Any, stop: Any, content: bool) -> dict[str, Any]:

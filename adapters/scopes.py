@@ -1,0 +1,122 @@
+"""The scopes of agents, model calls and tools as the adapters open and end them, and where a scope belongs.
+
+`start` and `end` are those of `agl.tracing` unless an adapter gives those of `agl.adapters.aside`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+from agl import semconv, tracing
+from agl.tracing import Scope
+
+Start = Callable[..., Scope | None]
+End = Callable[..., None]
+
+
+def place(known: Scope | None, own: Iterable[Scope | None] = ()) -> Scope | None:
+    """The scope that a new one belongs to: the current one, where that lies within `known`; else `known`.
+
+    By the context alone it would be wrong where streams are read in turn or the framework changes threads; by the
+    framework's ids alone it would miss what lies between, such as the user's own `agl.operation`.
+
+    Args:
+        known: the scope of what the framework says is the parent; None where it says nothing.
+        own: the scopes that the adapter has open. One of them between the current scope and `known` is of a run that
+            the framework does not call the parent: a stream that is read in the same context.
+    """
+    here = tracing.current()
+    while known is not None and known.ended:
+        known = known.parent
+    if known is None or known.rollout.closed:
+        return here
+    between: set[Scope] = set()
+    scope = here
+    while scope is not known:
+        if scope is None:
+            return known
+        between.add(scope)
+        scope = scope.parent
+    return known if between and not between.isdisjoint(own) else here
+
+
+def agent_turn(name: str, *, parent: Scope | None = None, start: Start = tracing.start) -> Scope | None:
+    """A scope in which the agent `name` speaks; None where it does already, or outside a rollout."""
+    parent = parent or tracing.current()
+    if parent is None or parent.agent == name:
+        return None
+    return start(semconv.INVOKE_AGENT, name, agent=name, parent=parent)
+
+
+def model_call(
+    model: str,
+    provider: str | None,
+    *,
+    parent: Scope | None = None,
+    agent: str | None = None,
+    attributes: Mapping[str, Any] | None = None,
+    start: Start = tracing.start,
+) -> Scope | None:
+    """A model call's scope, within which its SDK request is routed; None outside a rollout.
+
+    Args:
+        model: the name that was asked for. provider: `gen_ai.provider.name`, such as "openai".
+        agent: who asks; the parent's agent if None.
+    """
+    asked = {semconv.REQUEST_MODEL: model, semconv.PROVIDER_NAME: provider, **(attributes or {})}
+    return start(semconv.CHAT, model, agent=agent, parent=parent, attributes=asked)
+
+
+def tool_run(
+    name: str,
+    arguments: Any,
+    call_id: str | None,
+    *,
+    parent: Scope | None = None,
+    agent: str | None = None,
+    start: Start = tracing.start,
+) -> Scope | None:
+    """A tool's scope; None outside a rollout, or where the call has one already.
+
+    Args:
+        arguments: JSON, or what becomes JSON. call_id: the id with which the model asked; rewards find its call by it.
+        agent: who asked; the parent's agent if None.
+    """
+    parent = parent or tracing.current()
+    if parent is None or (call_id and _runs(parent, call_id)):
+        return None
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, default=str)
+    attributes = {
+        semconv.TOOL_NAME: name,
+        semconv.TOOL_CALL_ID: call_id,
+        semconv.TOOL_CALL_ARGUMENTS: text if parent.rollout.capture_content else None,
+    }
+    return start(semconv.EXECUTE_TOOL, name, agent=agent, parent=parent, attributes=attributes)
+
+
+def _runs(scope: Scope | None, call_id: str) -> bool:
+    while scope is not None and (scope.ended or scope.kind != semconv.EXECUTE_TOOL):
+        scope = scope.parent
+    return scope is not None and scope.span.attributes.get(semconv.TOOL_CALL_ID) == call_id
+
+
+def tool_end(scope: Scope, result: str, *, failed: bool = False, end: End = tracing.end) -> None:
+    """End a tool's scope with what the model is told."""
+    content = scope.rollout.capture_content
+    error = None if not failed else result if content else "the tool failed"
+    end(scope, error=error, attributes={semconv.TOOL_CALL_RESULT: result if content else None})
+
+
+async def within(scope: Scope | None, awaitable: Awaitable[Any], end: Callable[[Any], None] | None = None) -> Any:
+    """The awaitable's result; the scope ends with it, by `end(result)` if given."""
+    try:
+        result = await awaitable
+    except BaseException as error:
+        if scope is not None:
+            tracing.end(scope, error=error)
+        raise
+    if scope is not None:
+        (end or (lambda _: tracing.end(scope)))(result)
+    return result

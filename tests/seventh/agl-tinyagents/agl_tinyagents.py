@@ -1,0 +1,123 @@
+"""The agl adapter of tinyagents: agents, model calls and tools become spans, and `agl.wrap` makes agents trainable.
+
+Hook: `tinyagents.add_listener` (tinyagents >= 0.1, < 0.2); nothing is patched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from agl import semconv, tracing
+from agl.adapters import scopes
+from agl.adapters.base import InstrumentedTracer, question
+from agl.agents import Agent, RewardFunction, scored
+from agl.tracing import Scope
+
+if TYPE_CHECKING:
+    from tinyagents import Step
+
+
+def handles(agent: object) -> bool:
+    """Whether `agent` is a tinyagents agent."""
+    return any((cls.__module__, cls.__name__) == ("tinyagents", "Agent") for cls in type(agent).__mro__)
+
+
+def wrap(
+    agent: Any,
+    reward: RewardFunction | None = None,
+    *,
+    name: str | None = None,
+    input: Callable[[Any], Any] | None = None,
+    output: Callable[[Any], Any] | None = None,
+    error_reward: float | None = None,
+) -> Agent:
+    """Make a tinyagents agent trainable.
+
+    Args:
+        agent: a `tinyagents.Agent`.
+        reward: (task, output) -> float or dict of floats, sync or async.
+        name: the agent's name; its own if None.
+        input: task -> the question; the task's question if None.
+        output: its answer -> what is scored; the answer if None.
+        error_reward: the reward of a run in which the agent raised; None = retried, then dropped.
+    """
+    before, after = input or question, output or (lambda answer: answer)
+
+    async def invoke(task: Any) -> Any:
+        return after(await agent.arun(before(task)))
+
+    tracers = (TinyAgentsTracer(),)
+    return scored(name or agent.name, invoke, reward, tracers=tracers, error_reward=error_reward)
+
+
+class TinyAgentsTracer(InstrumentedTracer):
+    """Traces tinyagents agents inside rollouts."""
+
+    handles = staticmethod(handles)
+    wrap = staticmethod(wrap)
+
+    def _install(self) -> None:
+        import tinyagents
+
+        self._listener = _Listener()
+        tinyagents.add_listener(self._listener)
+
+    def _restore(self) -> None:
+        import tinyagents
+
+        tinyagents.remove_listener(self._listener)
+
+
+class _Listener:
+    """Opens and ends the scopes of steps; which step lies in which is told by tinyagents' own ids."""
+
+    def __init__(self) -> None:
+        self._own: dict[str, Scope] = {}
+        """Step id -> the scope that it opened."""
+        self._around: dict[str, Scope] = {}
+        """Step id -> the scope in which its own steps lie: the one that it opened, or the one it was started in."""
+
+    def started(self, step: Step) -> None:
+        parent = scopes.place(self._around.get(step.parent_id or ""), [*self._own.values()])
+        if parent is None:
+            return
+        match step.kind:
+            case "agent":
+                scope = scopes.agent_turn(step.name, parent=parent)
+            case "model":
+                scope = scopes.model_call(step.name, "openai", parent=parent)
+            case "tool":
+                scope = scopes.tool_run(step.name, step.input.function.arguments, step.input.id, parent=parent)
+            case _:
+                scope = None
+        if scope is not None:
+            self._own[step.id] = scope
+        self._around[step.id] = scope or parent
+
+    def ended(self, step: Step) -> None:
+        self._around.pop(step.id, None)
+        scope = self._own.pop(step.id, None)
+        if scope is None:
+            return
+        if step.error is None and step.kind == "tool":
+            scopes.tool_end(scope, str(step.output))
+            return
+        answered = step.kind == "model" and step.output is not None
+        facts = _facts(step.output, scope.rollout.capture_content) if answered else None
+        tracing.end(scope, error=step.error, attributes=facts)
+
+
+def _facts(completion: Any, content: bool) -> dict[str, Any]:
+    """What a model's answer tells; texts only where they are wanted."""
+    usage = completion.usage
+    messages = [choice.message.model_dump(exclude_none=True) for choice in completion.choices]
+    return {
+        semconv.RESPONSE_ID: completion.id,
+        semconv.RESPONSE_MODEL: completion.model,
+        semconv.FINISH_REASONS: [choice.finish_reason for choice in completion.choices],
+        semconv.INPUT_TOKENS: usage.prompt_tokens if usage else None,
+        semconv.OUTPUT_TOKENS: usage.completion_tokens if usage else None,
+        semconv.OUTPUT_MESSAGES: json.dumps(messages, default=str) if content else None,
+    }
