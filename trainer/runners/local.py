@@ -18,12 +18,12 @@ from typing import Any
 
 import orjson
 
-from agl import semconv, tracing
+from agl import tracing
 from agl.agents import Agent, Outcome, RolloutInfo
 from agl.errors import AglError, CaptureError, RewardError, RolloutError, RolloutTimeoutError
 from agl.mdp import Call
 from agl.resources import LLM, Task
-from agl.rewards import _emit, as_rewards
+from agl.rewards.emit import as_rewards, record
 from agl.selection import Selection
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
@@ -224,16 +224,7 @@ class LocalRunner:
         def note(scope: tracing.Scope, outcome: Outcome) -> None:
             if outcome.reward is not None:
                 for reward in as_rewards(outcome.reward, **where):
-                    _emit(
-                        semconv.REWARD,
-                        reward.name,
-                        {
-                            semconv.REWARD_NAME: reward.name,
-                            semconv.REWARD_VALUE: reward.value,
-                            semconv.REWARD_PRIMARY: reward.primary,
-                            semconv.REWARD_SOURCE: reward.source,
-                        },
-                    )
+                    record(reward)
             if context.capture_content and outcome.output is not None:
                 scope.span.set_attribute(OUTPUT, _as_text(outcome.output))
 

@@ -87,16 +87,21 @@ def emit_reward(value: float | Mapping[str, float], primary: str | None = None) 
         return
     where = {"rollout": scope.rollout.rollout_id, "attempt": scope.rollout.attempt, "agent": scope.agent}
     for reward in as_rewards(value, primary=primary, source="emit", **where):
-        _emit(
-            semconv.REWARD,
-            reward.name,
-            {
-                semconv.REWARD_NAME: reward.name,
-                semconv.REWARD_VALUE: reward.value,
-                semconv.REWARD_PRIMARY: reward.primary,
-                semconv.REWARD_SOURCE: reward.source,
-            },
-        )
+        record(reward)
+
+
+def record(reward: Reward) -> None:
+    """Put a reward into the current span."""
+    _emit(
+        semconv.REWARD,
+        reward.name,
+        {
+            semconv.REWARD_NAME: reward.name,
+            semconv.REWARD_VALUE: reward.value,
+            semconv.REWARD_PRIMARY: reward.primary,
+            semconv.REWARD_SOURCE: reward.source,
+        },
+    )
 
 
 def emit_message(text: str) -> None:
