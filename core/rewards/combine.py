@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field, replace
@@ -101,6 +100,9 @@ class Weighted(Grader):
         Raises:
             RewardError: as a part does, or a part that is no finite number.
         """
+        for name, scorer in self._scorers.items():
+            if scorer.is_async:
+                raise failure(f"the part {name!r} of {self.label} is async", hint="await it: grader.call_async(...)")
         output = extract(output, self.output)
         return self._sum({name: scorer(task, output, trace) for name, scorer in self._scorers.items()})
 
@@ -117,8 +119,6 @@ class Weighted(Grader):
     def _sum(self, values: Mapping[str, Any]) -> dict[str, float]:
         total, parts = 0.0, {}
         for name, value in values.items():
-            if inspect.isawaitable(value):
-                raise failure(f"the part {name!r} of {self.label} is async", hint="await it: grader.call_async(...)")
             main, others = _split(name, value)
             total += self.parts[name][0] * main.value
             parts[name] = main.value

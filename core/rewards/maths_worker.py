@@ -23,6 +23,9 @@ _MIXED = re.compile(r"([+-]?)(\d+)\s+(\d+)\s*/\s*(\d+)")
 _SCIENTIFIC = re.compile(rf"({_NUMBER})[eE]([+-]?\d{{1,3}})")
 _GROUPED = re.compile(r"(?<=\d)_(?=\d{3})")
 _AROUND = re.compile(r"\s*=\s*around\s.*", re.S)
+_CHOICE = re.compile(r"\(([A-E])\)")
+_FORMULA = re.compile(r"(?:\\[A-Za-z]+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|[^A-Za-z$\n])+")
+"""A line of LaTeX without its dollars: no words but commands."""
 
 
 class Expired(BaseException):
@@ -50,16 +53,27 @@ def compare(job: dict[str, Any]) -> dict[str, Any]:
 
     maths = (LatexExtractionConfig(), ExprExtractionConfig())
     choice = (StringExtractionConfig(strings=("A", "B", "C", "D", "E")),)
-    options = {"float_rounding": job["float_rounding"], "strict": job["strict"], "timeout_seconds": None}
+    options = {"float_rounding": job["float_rounding"], "strict": job["strict"], "timeout_seconds": 0}
+
+    def read(text: str, letters: bool | None = None) -> tuple[Any, bool]:
+        """What a text holds, and whether that is a letter to choose by; None for either one that comes first."""
+        part = final(text)
+        if letters is not True:
+            bare = part if _FORMULA.fullmatch(part) else None
+            for shape in (f"${bare}$" if bare and set(bare) & set("\\^_=([{") else part, part):
+                if found := parse(shape, maths, parsing_timeout=0):
+                    return found, False
+        if letters is not False and (found := parse(_CHOICE.sub(r"\1", part), choice, parsing_timeout=0)):
+            return found, True
+        return (parse(f"${part}$", maths, parsing_timeout=0) if _FORMULA.fullmatch(part) else None), False
+
     equal = False
     for i, text in enumerate(job["references"]):
-        for kind in (maths, choice):
-            if gold := parse(final(text), kind, parsing_timeout=None):
-                given = parse(final(job["given"]), kind, parsing_timeout=None)
-                equal = equal or verify(gold, given, **options)
-                break
-        else:
+        gold, letter = read(text)
+        if not gold:
             return {"unreadable": i}
+        given, _ = read(job["given"], letter)
+        equal = equal or (bool(given) and verify(gold, given, **options))
     return {"equal": equal}
 
 

@@ -194,6 +194,8 @@ def _sqlalchemy(url: str, timeout: float, max_rows: int) -> Iterator[Callable[[s
         shown = engine.url.render_as_string()
     except SQLAlchemyError as error:
         raise failure(f"SQLResult cannot read the database's URL: {type(error).__name__}") from error
+    except ImportError as error:
+        raise failure(f"the driver of {url.partition('://')[0]!r} is not installed: {error}") from error
 
     def ask(query: str) -> Rows:
         if not re.match(r"\s*(select|with|values)\b", _QUOTED_OR_COMMENT.sub(" ", query), re.I):
@@ -204,7 +206,8 @@ def _sqlalchemy(url: str, timeout: float, max_rows: int) -> Iterator[Callable[[s
             try:
                 for statement in setup.get(engine.dialect.name, ()):
                     connection.exec_driver_sql(statement)
-                rows = connection.execution_options(stream_results=True).exec_driver_sql(query).fetchmany(max_rows + 1)
+                options = {"stream_results": True, "no_parameters": True}  # a % in a query is no placeholder
+                rows = connection.exec_driver_sql(query, execution_options=options).fetchmany(max_rows + 1)
             except DBAPIError as error:
                 if error.connection_invalidated:
                     raise failure(f"the connection to {shown} was lost: {error.orig}") from error
