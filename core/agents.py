@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 from agl.errors import ConfigError
 from agl.resources import LLM, NamedResources, PromptTemplate
+from agl.scoring import Scorer
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ class Agent:
     error_reward: float | None = None
 
 
-RewardFunction = Callable[[Any, Any], Any]
+RewardFunction = Callable[..., Any]
+"""(task, output) -> number or dict of numbers, sync or async; with an argument `trace`, it gets that too (`Scorer`)."""
 
 
 def scored(
@@ -74,26 +76,27 @@ def scored(
     tracers: Sequence[Tracer] = (),
     error_reward: float | None = None,
 ) -> Agent:
-    """An agent from a function task -> output, sync or async, and a reward (task, output) -> number, sync or async."""
+    """An agent from a function task -> output, sync or async, and a reward function.
 
-    async def score(task: Any, output: Any) -> Outcome:
-        value = reward(task, output) if reward is not None else None
-        return Outcome(await value if inspect.isawaitable(value) else value, output)
-
+    Raises:
+        ConfigError: a reward function that asks for what nobody can give it, or that cannot be awaited here.
+    """
+    scorer = Scorer(reward) if reward is not None else None
     if inspect.iscoroutinefunction(invoke):
 
         async def run_async(task: Any, resources: NamedResources, rollout: RolloutInfo) -> Outcome:
-            return await score(task, await invoke(task))
+            output = await invoke(task)
+            return Outcome(await scorer.call_async(task, output) if scorer is not None else None, output)
 
         return Agent(name, run_async, True, tuple(tracers), error_reward)
-    if inspect.iscoroutinefunction(reward):
+    if scorer is not None and scorer.is_async:
         raise ConfigError(
             f"agent {name!r} is sync but its reward function is async", hint="make the reward function sync"
         )
 
     def run(task: Any, resources: NamedResources, rollout: RolloutInfo) -> Outcome:
         output = invoke(task)
-        return Outcome(reward(task, output) if reward is not None else None, output)
+        return Outcome(scorer(task, output) if scorer is not None else None, output)
 
     return Agent(name, run, False, tuple(tracers), error_reward)
 

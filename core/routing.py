@@ -194,6 +194,8 @@ class _Request:
         self.observer = _observers.get(sdk)
         # A span is opened unless a framework's `chat` span is open already; the wire call is noted on either.
         chat = tracing.enclosing(semconv.CHAT)
+        if chat is not None and scope.untrained and not chat.untrained:
+            chat = None  # the agent's own call, in the midst of which something else asks a model
         if chat is None and self.observer is not None:
             chat = self.own = self.observer.started(client, path, options)
         if chat is not None:
@@ -207,6 +209,9 @@ class _Request:
         """The client to send with: ours, with rewritten options, for a selected agent; otherwise the user's own."""
         rollout = self.scope.rollout
         if rollout.gateway_url is None:
+            return self.client
+        if self.scope.untrained:
+            tracing.refuse_gateway(self.scope, self.client.base_url)
             return self.client
         # A client that was set up with the rollout's LLM resource has the gateway for a provider: its call goes there
         # under the name of the agent that makes it, so that one that is not selected is answered but not trained.

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agl import semconv
+from agl.errors import ConfigError
 from agl.selection import Selection
 from agl.spans import Span, from_otel
 
@@ -61,10 +62,19 @@ class RolloutContext:
 class Scope:
     """An open span in a rollout: who is speaking, and whose child the next span will be."""
 
-    __slots__ = ("__weakref__", "agent", "ended", "kind", "outer", "parent", "rollout", "span", "wire_calls")
+    __slots__ = (
+        "__weakref__", "agent", "ended", "kind", "outer", "parent", "rollout", "span", "untrained", "wire_calls",
+    )  # fmt: skip
 
     def __init__(
-        self, rollout: RolloutContext, kind: str, agent: str, span: Any, parent: Scope | None, outer: Any
+        self,
+        rollout: RolloutContext,
+        kind: str,
+        agent: str,
+        span: Any,
+        parent: Scope | None,
+        outer: Any,
+        untrained: bool = False,
     ) -> None:
         self.rollout = rollout
         self.kind = kind
@@ -73,6 +83,8 @@ class Scope:
         self.parent = parent
         self.outer = outer
         """OpenTelemetry's current span when this one was opened, perhaps one of the user's own."""
+        self.untrained = untrained
+        """Whether calls made here stay with their own provider and are no transitions, whoever is selected."""
         self.ended = False
         self.wire_calls = 0
 
@@ -149,6 +161,7 @@ def start(
     parent: Scope | None = None,
     attributes: Mapping[str, Any] | None = None,
     rollout: RolloutContext | None = None,
+    untrained: bool = False,
 ) -> Scope | None:
     """Open a span and make it the current scope.
 
@@ -158,6 +171,7 @@ def start(
         parent: the scope it belongs to; the current one if None.
         attributes: OTel attribute values.
         rollout: opens a rollout's root span; otherwise it comes from the parent.
+        untrained: as `untrained`; a child of such a scope is one too.
 
     Returns:
         The scope, or None outside a rollout.
@@ -171,6 +185,7 @@ def start(
     from opentelemetry.trace import get_current_span, set_span_in_context
 
     who = agent or (parent.agent if parent else rollout.agent)
+    untrained = untrained or (parent is not None and parent.untrained)
     context = set_span_in_context(parent.span, otel.Context()) if parent else otel.Context()
     span = _tracer().start_span(
         f"{kind} {name}".strip(),
@@ -180,10 +195,11 @@ def start(
             semconv.AGENT_NAME: who,
             semconv.ROLLOUT_ID: rollout.rollout_id,
             semconv.ATTEMPT: rollout.attempt,
+            **({semconv.UNTRAINED: True} if untrained else {}),
             **{k: v for k, v in (attributes or {}).items() if v is not None},
         },
     )
-    scope = Scope(rollout, kind, who, span, parent, get_current_span())
+    scope = Scope(rollout, kind, who, span, parent, get_current_span(), untrained)
     rollout.open[scope] = True
     activate(scope)
     return scope
@@ -290,6 +306,34 @@ def span(kind: str, name: str, **kwargs: Any) -> Iterator[Scope | None]:
         raise
     if scope is not None:
         end(scope)
+
+
+@contextlib.contextmanager
+def untrained(name: str) -> Iterator[Scope | None]:
+    """A block outside of what is trained: its calls go to their own provider, whatever `agents=` says, and become no
+    transitions. It is traced as an operation, by an agent of this name. For a judge, a user simulator, a check.
+
+    A client that is pointed at the gateway (the `LLM` resource) is refused here with a `ConfigError`.
+    """
+    with span(semconv.OPERATION, name, agent=name, untrained=True) as scope:
+        yield scope
+
+
+def refuse_gateway(scope: Scope, url: object) -> None:
+    """Refuse a request that an untrained block would send to the gateway, where it would be sampled and trained.
+
+    Raises:
+        ConfigError: `url` is the gateway's.
+    """
+    gateway = scope.rollout.gateway_url
+    if gateway is not None and str(url).startswith(gateway):
+        raise ConfigError(
+            f"{scope.agent!r} runs outside of what is trained, but its client is pointed at the gateway",
+            hint="give it an endpoint of its own, not the rollout's LLM resource",
+            rollout=scope.rollout.rollout_id,
+            attempt=scope.rollout.attempt,
+            agent=scope.agent,
+        )
 
 
 @contextlib.contextmanager

@@ -106,19 +106,15 @@ def build(
     trajectory = Trajectory(rollout_id, attempt, None, group, transitions, whole)
 
     answered = {c.span_id for c in calls}
+    asked = [s for s in spans if s.operation == semconv.CHAT and not s.attributes.get(semconv.UNTRAINED)]
     unanswered = [
         s
-        for s in spans
-        if s.operation == semconv.CHAT
-        and s.agent is not None
-        and selection.policy_for(s.agent) is not None
-        and s.span_id not in answered
+        for s in asked
+        if s.agent is not None and selection.policy_for(s.agent) is not None and s.span_id not in answered
     ]
     bypassed = tuple(s for s in unanswered if not s.attributes.get(semconv.ROUTED))
     lost = tuple(s for s in unanswered if s.attributes.get(semconv.ROUTED))
-    agents = dict.fromkeys(
-        [c.agent for c in calls] + [s.agent for s in spans if s.operation == semconv.CHAT and s.agent is not None]
-    )
+    agents = dict.fromkeys([c.agent for c in calls] + [s.agent for s in asked if s.agent is not None])
     failed = tuple(c for c in calls if c.policy is not None and c.error is not None)
     return Built(trajectory, tuple(credited), tuple(agents), failed, bypassed, lost)
 

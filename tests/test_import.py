@@ -12,7 +12,8 @@ import agl
 HEAVY = (
     "torch", "transformers", "opentelemetry.sdk", "openai", "anthropic", "httpx", "httpx2", "pydantic",
     "langchain_core", "langchain", "langgraph", "autogen", "agents", "agent_framework", "strands", "sqlalchemy",
-    "starlette", "uvicorn", "typer", "rich", "matplotlib", "renderers", "verl", "ray",
+    "starlette", "uvicorn", "typer", "rich", "matplotlib", "renderers", "verl", "ray", "math_verify",
+    "sympy", "rapidfuzz", "jsonschema", "markdown_it",
 )  # fmt: skip
 
 
@@ -31,9 +32,20 @@ def test_importing_agl_loads_nothing_heavy() -> None:
 def test_nor_does_what_an_agents_own_code_uses() -> None:
     light = (
         "import agl; agl.rollout, agl.emit_reward, agl.LLM, agl.LitAgent, agl.Selection, agl.Trajectory, agl.credit;"
-        "agl.emit_reward(1.0)"
+        "agl.emit_reward(1.0); agl.rewards.emit_reward; 0.5 * agl.rewards.ExactMatch() + agl.rewards.TokenF1()"
     )
     assert loaded_after(light) == set()
+
+
+def test_graders_load_their_packages_when_they_grade() -> None:
+    every = "import agl.rewards as r; [getattr(r, name) for name in r.__all__]; r.LLMJudge('m'); r.MathAnswer()"
+    assert loaded_after(every) == set()
+
+
+@pytest.mark.parametrize("name", agl.rewards.__all__)
+def test_every_name_of_rewards_is_there(name: str) -> None:
+    assert getattr(agl.rewards, name) is not None
+    assert name in dir(agl.rewards)
 
 
 @pytest.mark.parametrize("name", agl.__all__)

@@ -23,7 +23,7 @@ from agl.agents import Agent, Outcome, RolloutInfo
 from agl.errors import AglError, CaptureError, RewardError, RolloutError, RolloutTimeoutError
 from agl.mdp import Call
 from agl.resources import LLM, Task
-from agl.rewards import _emit, as_rewards, attributes_of
+from agl.rewards.emit import as_rewards, record
 from agl.selection import Selection
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
@@ -225,7 +225,7 @@ class LocalRunner:
             if outcome.reward is not None:
                 agents = {s.agent for s in list(context.spans) if s.operation == semconv.CHAT and s.agent is not None}
                 for reward in as_rewards(outcome.reward, agents=agents, **where):
-                    _emit(semconv.REWARD, reward.name, attributes_of(reward))
+                    record(reward)
             if context.capture_content and outcome.output is not None:
                 scope.span.set_attribute(OUTPUT, _as_text(outcome.output))
 

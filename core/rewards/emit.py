@@ -105,18 +105,20 @@ def emit_reward(value: float | Mapping[str, float], primary: str | None = None, 
         return
     where = {"rollout": scope.rollout.rollout_id, "attempt": scope.rollout.attempt, "agent": scope.agent}
     for reward in as_rewards(value, primary=primary, source="emit", **where):
-        _emit(semconv.REWARD, reward.name, attributes_of(replace(reward, agent=agent)))
+        record(replace(reward, agent=agent))
 
 
-def attributes_of(reward: Reward) -> dict[str, Any]:
-    """The attributes of a reward's span."""
-    return {
+def record(reward: Reward) -> None:
+    """Put a reward into the current span."""
+    attributes = {
         semconv.REWARD_NAME: reward.name,
         semconv.REWARD_VALUE: reward.value,
         semconv.REWARD_PRIMARY: reward.primary,
         semconv.REWARD_SOURCE: reward.source,
-        **({} if reward.agent is None else {semconv.REWARD_AGENT: reward.agent}),
     }
+    _emit(
+        semconv.REWARD, reward.name, attributes | ({} if reward.agent is None else {semconv.REWARD_AGENT: reward.agent})
+    )
 
 
 def emit_message(text: str) -> None:

@@ -1,0 +1,95 @@
+"""Rewards: reporting them (`emit_reward`) and computing them (graders). Names load on first use.
+
+A grader is built with its options and called with (task, output); it gives a float, or a dict with the parts of a
+weighted sum: `agl.wrap(agent, reward=0.9 * MathAnswer() + 0.1 * RegexMatch(r"####"))`. docs/rewards.md has the table.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from agl.rewards.emit import (
+    as_rewards,
+    emit_exception,
+    emit_message,
+    emit_object,
+    emit_reward,
+    operation,
+)
+
+if TYPE_CHECKING:
+    from agl.rewards.base import Grader
+    from agl.rewards.code import PythonTests
+    from agl.rewards.collaboration import Consensus, Rounds, TokenBudget
+    from agl.rewards.combine import Weighted
+    from agl.rewards.judge import LLMJudge
+    from agl.rewards.maths import MathAnswer
+    from agl.rewards.schema import JSONSchema
+    from agl.rewards.sql import SQLResult
+    from agl.rewards.structure import Depth, Structure
+    from agl.rewards.text import Contains, ExactMatch, FuzzyMatch, RegexMatch, TokenF1
+    from agl.rewards.tools import RequiredTools, ToolBudget, ToolSuccess
+    from agl.trace import Trace
+    from agl.tracing import untrained
+
+_NAMES = {
+    "agl.rewards.base": ("Grader",),
+    "agl.rewards.code": ("PythonTests",),
+    "agl.rewards.collaboration": ("Consensus", "Rounds", "TokenBudget"),
+    "agl.rewards.combine": ("Weighted",),
+    "agl.rewards.judge": ("LLMJudge",),
+    "agl.rewards.maths": ("MathAnswer",),
+    "agl.rewards.schema": ("JSONSchema",),
+    "agl.rewards.sql": ("SQLResult",),
+    "agl.rewards.structure": ("Depth", "Structure"),
+    "agl.rewards.text": ("Contains", "ExactMatch", "FuzzyMatch", "RegexMatch", "TokenF1"),
+    "agl.rewards.tools": ("RequiredTools", "ToolBudget", "ToolSuccess"),
+    "agl.trace": ("Trace",),
+    "agl.tracing": ("untrained",),
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = [
+    "Consensus",
+    "Contains",
+    "Depth",
+    "ExactMatch",
+    "FuzzyMatch",
+    "Grader",
+    "JSONSchema",
+    "LLMJudge",
+    "MathAnswer",
+    "PythonTests",
+    "RegexMatch",
+    "RequiredTools",
+    "Rounds",
+    "SQLResult",
+    "Structure",
+    "TokenBudget",
+    "TokenF1",
+    "ToolBudget",
+    "ToolSuccess",
+    "Trace",
+    "Weighted",
+    "as_rewards",
+    "emit_exception",
+    "emit_message",
+    "emit_object",
+    "emit_reward",
+    "operation",
+    "untrained",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'agl.rewards' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

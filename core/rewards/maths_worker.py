@@ -1,0 +1,115 @@
+"""The process that compares maths answers for `agl.rewards.MathAnswer`: a JSON line in, a JSON line out.
+
+It runs as a script of its own, because math-verify's limits need a main thread, and an expression such as 9^9^9^9 can
+hold the interpreter for good. Time is the processor's, so that a busy machine changes no grade: past `limit` seconds
+the comparison is given up, past twice that the process dies. It ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import resource
+import signal
+import sys
+from typing import Any
+
+MEMORY_BYTES = 2 << 30
+
+_NUMBER = r"[+-]?\d[\d,]*(?:\.\d+)?"
+_MIXED = re.compile(r"([+-]?)(\d+)\s+(\d+)\s*/\s*(\d+)")
+_SCIENTIFIC = re.compile(rf"({_NUMBER})[eE]([+-]?\d{{1,3}})")
+_GROUPED = re.compile(r"(?<=\d)_(?=\d{3})")
+_AROUND = re.compile(r"\s*=\s*around\s.*", re.S)
+_CHOICE = re.compile(r"\(([A-E])\)")
+_FORMULA = re.compile(r"(?:\\[A-Za-z]+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|[^A-Za-z$\n])+")
+"""A line of LaTeX without its dollars: no words but commands."""
+
+
+class Expired(BaseException):
+    """The processor time is spent; not an `Exception`, which math-verify would swallow."""
+
+
+def final(text: str) -> str:
+    """What follows the last "####" (GSM8K), without Calc-X's "= around ..."; numbers that math-verify reads only in
+    part (2 1/3, 1e5, 1_000) in a form that it reads whole."""
+    marked = text.rfind("####")
+    part = text[marked + 4 :] if marked >= 0 else text
+    part = _GROUPED.sub("", _AROUND.sub("", part)).strip()
+    bare = part.strip("$. ")
+    if mixed := _MIXED.fullmatch(bare):
+        sign, whole, top, bottom = mixed.groups()
+        return f"${sign}({whole}+\\frac{{{top}}}{{{bottom}}})$"
+    if scientific := _SCIENTIFIC.fullmatch(bare):
+        return f"${scientific[1].replace(',', '')} \\cdot 10^{{{scientific[2]}}}$"
+    return part
+
+
+def compare(job: dict[str, Any]) -> dict[str, Any]:
+    """{"equal": bool}, or {"unreadable": index of the reference in which no answer was found}."""
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, StringExtractionConfig, parse, verify
+
+    maths = (LatexExtractionConfig(), ExprExtractionConfig())
+    choice = (StringExtractionConfig(strings=("A", "B", "C", "D", "E")),)
+    options = {"float_rounding": job["float_rounding"], "strict": job["strict"], "timeout_seconds": 0}
+
+    def read(text: str, letters: bool | None = None) -> tuple[Any, bool]:
+        """What a text holds, and whether that is a letter to choose by; None for either one that comes first."""
+        part = final(text)
+        if letters is not True:
+            bare = part if _FORMULA.fullmatch(part) else None
+            for shape in (f"${bare}$" if bare and set(bare) & set("\\^_=([{") else part, part):
+                if found := parse(shape, maths, parsing_timeout=0):
+                    return found, False
+        if letters is not False and (found := parse(_CHOICE.sub(r"\1", part), choice, parsing_timeout=0)):
+            return found, True
+        return (parse(f"${part}$", maths, parsing_timeout=0) if _FORMULA.fullmatch(part) else None), False
+
+    equal = False
+    for i, text in enumerate(job["references"]):
+        gold, letter = read(text)
+        if not gold:
+            return {"unreadable": i}
+        given, _ = read(job["given"], letter)
+        equal = equal or (bool(given) and verify(gold, given, **options))
+    return {"equal": equal}
+
+
+def limited(job: dict[str, Any]) -> dict[str, Any]:
+    """`compare` within the job's limit of processor time and the process's of memory."""
+    signal.setitimer(signal.ITIMER_PROF, job["limit"])
+    signal.setitimer(signal.ITIMER_VIRTUAL, 2 * job["limit"])
+    try:
+        return compare(job)
+    except (Expired, MemoryError, RecursionError):
+        return {"equal": False}
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+def expire(*_: object) -> None:
+    """The handler of SIGPROF."""
+    raise Expired
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    import math_verify  # noqa: F401
+
+    logging.disable()
+    sys.set_int_max_str_digits(0)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, expire)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("ready", flush=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # nobody reads it from here on
+    for line in sys.stdin:
+        print(json.dumps(limited(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

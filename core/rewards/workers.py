@@ -1,0 +1,130 @@
+"""A few helper processes that answer JSON lines, one job at a time each; one that dies or hangs is replaced."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import queue
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+
+class WorkerDied(Exception):
+    """The process ended in the midst of a job."""
+
+
+class WorkerStuck(Exception):
+    """The process gave no answer in time, and was killed."""
+
+
+class WorkerUnavailable(Exception):
+    """The process could not be started; the text says why."""
+
+
+class Workers:
+    """Up to `most` processes of one script, started when they are needed and ended with this process.
+
+    A worker's script prints "ready", then answers each line on its standard input with one on its standard output, and
+    ends when its input does.
+    """
+
+    def __init__(self, script: Path, most: int | None = None) -> None:
+        self.script = script
+        self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
+        self._places = threading.BoundedSemaphore(most or min(4, os.cpu_count() or 1))
+        atexit.register(self.close)
+
+    def ask(self, job: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """One job's answer; waits for a free worker first. `timeout` in seconds of the clock, from then on.
+
+        Raises:
+            WorkerDied, WorkerStuck, WorkerUnavailable.
+        """
+        with self._places:
+            worker = self._take()
+            try:
+                answer = worker.ask(json.dumps(job), timeout)
+            except BaseException:
+                worker.kill()
+                raise
+            self._idle.put(worker)
+            return json.loads(answer)
+
+    def close(self) -> None:
+        """End the idle workers."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._idle.get_nowait().kill()
+
+    def _take(self) -> _Worker:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                worker = self._idle.get_nowait()
+                if worker.mine and worker.process.poll() is None:
+                    return worker
+        return _Worker(self.script)
+
+
+class _Worker:
+    START_SECONDS = 120.0
+
+    def __init__(self, script: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT") if name in os.environ},
+        )
+        self.owner = os.getpid()
+        try:
+            self._line(self.START_SECONDS)
+        except (WorkerDied, WorkerStuck) as error:
+            self.process.kill()
+            told = self.process.communicate()[1].decode(errors="replace").strip()
+            raise WorkerUnavailable(told.splitlines()[-1] if told else "it said nothing") from error
+
+    @property
+    def mine(self) -> bool:
+        """Whether this process started it, not one that was forked off."""
+        return self.owner == os.getpid()
+
+    def ask(self, line: str, timeout: float) -> bytes:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(line.encode() + b"\n")
+            self.process.stdin.flush()
+        except OSError as error:
+            raise WorkerDied from error
+        return self._line(timeout)
+
+    def _line(self, timeout: float) -> bytes:
+        assert self.process.stdout is not None
+        ends, got = time.monotonic() + timeout, b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while not got.endswith(b"\n"):
+                if not selector.select(max(0.0, ends - time.monotonic())):
+                    raise WorkerStuck
+                more = os.read(self.process.stdout.fileno(), 65536)
+                if not more:
+                    raise WorkerDied
+                got += more
+        return got
+
+    def kill(self) -> None:
+        if not self.mine:
+            return
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
