@@ -303,6 +303,7 @@ def test_an_agent_that_only_the_judge_asked_for_made_no_call(untrained_model: Pa
             trainer.fit(agl.wrap(idle, reward=judge(provider)), [TASK])
 
 
+@pytest.mark.slow
 def test_a_judge_that_is_down_fails_rollouts_and_rewards_none(untrained_model: Path, tmp_path: Path) -> None:
     with serve(lambda body: Reply(status=401)) as provider:
 

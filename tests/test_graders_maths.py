@@ -25,6 +25,7 @@ from agl.rewards.maths import _workers
 GRADER = MathAnswer()
 
 
+@pytest.mark.slow
 def test_every_gsm8k_answer_is_its_own_and_not_another() -> None:
     for task in jsonl("gsm8k/test.jsonl"):
         gold = task["answer"].rpartition("####")[2].strip()
