@@ -301,3 +301,21 @@ def test_an_agent_that_only_the_judge_asked_for_made_no_call(untrained_model: Pa
         )
         with pytest.raises(agl.AglError, match="made no LLM call"):
             trainer.fit(agl.wrap(idle, reward=judge(provider)), [TASK])
+
+
+@pytest.mark.slow
+def test_a_judge_that_is_down_fails_rollouts_and_rewards_none(untrained_model: Path, tmp_path: Path) -> None:
+    with serve(lambda body: Reply(status=401)) as provider:
+
+        def ask(task: Any) -> str:
+            client = openai.OpenAI(base_url=provider.url, api_key="sk-original")
+            answer = client.chat.completions.create(model="m", messages=[{"role": "user", "content": task["question"]}])
+            return answer.choices[0].message.content or ""
+
+        trainer = agl.Trainer(
+            agl.GRPO(model=str(untrained_model), group_size=2, batch_size=1, steps=1, max_response_tokens=8),
+            directory=tmp_path,
+            progress=False,
+        )
+        with pytest.raises(agl.AglError, match="the judge 'judge-model' cannot be asked: AuthenticationError"):
+            trainer.fit(agl.wrap(ask, reward=judge(provider), error_reward=0.0), [TASK])

@@ -25,6 +25,7 @@ from agl.rewards.maths import _workers
 GRADER = MathAnswer()
 
 
+@pytest.mark.slow
 def test_every_gsm8k_answer_is_its_own_and_not_another() -> None:
     for task in jsonl("gsm8k/test.jsonl"):
         gold = task["answer"].rpartition("####")[2].strip()
@@ -68,7 +69,8 @@ def test_garbage_is_a_wrong_answer_and_never_an_error(said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", ["$9^{9^{9^{9}}}$", "\\boxed{(10^{10^{10}})!}", "$99999999999^{99999999999}$", "(" * 9000]
+    "said",
+    ["$9^{9^{9^{9}}}$", "$3^{1000000007}$", "\\boxed{(10^{10^{10}})!}", "$99999999999^{99999999999}$", "(" * 9000],
 )
 def test_an_expression_without_end_is_a_wrong_answer(said: str) -> None:
     quick = MathAnswer(timeout=0.3)
