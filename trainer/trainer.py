@@ -15,6 +15,7 @@ from agl import tracing
 from agl.agents import Agent, Tracer, as_agent
 from agl.credit import Credit, Uniform
 from agl.errors import CheckpointError, ConfigError, checked_options
+from agl.intermediate import AIR, chosen
 from agl.plugins import adapters
 from agl.resources import Dataset, as_tasks
 from agl.selection import AgentFilter, select
@@ -59,6 +60,7 @@ class Trainer:
         agents: which agents are trained: name, glob, re.Pattern, callable, several of them, or {pattern: policy};
             None = every agent.
         credit: how rewards become returns; `agl.credit.Uniform()` if None.
+        air: reward tool outcomes, calls and handoffs by rules: True = those of `agl.air`, or an `agl.AIR()` of one's own.
         n_workers: rollouts that run at once.
         store: "sqlite:///run.db" or a path; None keeps it in the run's directory.
         directory: where checkpoints and the store go; `agl-runs/<run id>` if None.
@@ -77,6 +79,7 @@ class Trainer:
         tracer: Tracer | Iterable[Tracer] | None = None,
         agents: AgentFilter = None,
         credit: Credit | None = None,
+        air: bool | AIR | None = None,
         n_workers: int = 8,
         store: str | None = None,
         directory: str | Path | None = None,
@@ -102,6 +105,7 @@ class Trainer:
         )
         self.selection = select(agents)
         self.credit = credit or Uniform()
+        self.air = chosen(air)
         self.n_workers = n_workers
         self.store = store
         self.directory = None if directory is None else Path(directory)
@@ -144,6 +148,8 @@ class Trainer:
 
     def _drive(self, agent: Any, train: Any, val: Any, *, resume: bool, dev_tasks: int | None) -> Result:
         runnable = as_agent(agent)
+        if self.air is not None:
+            self.air.require(capture_content=self.capture_content)
         run_id = f"run-{uuid.uuid4().hex[:8]}"
         directory = self.directory or Path("agl-runs") / run_id
         if dev_tasks is None:
@@ -174,6 +180,7 @@ class Trainer:
                     host=self.host,
                     port=self.port,
                     initial_resources=self.initial_resources,
+                    air=self.air,
                 )
                 if dev_tasks is None:
                     await self.algorithm.run(run)
