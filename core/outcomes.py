@@ -62,13 +62,13 @@ def tool_outcomes(join: Join) -> list[ToolOutcome]:
     failed. Runs that lie in one another under one id are one run, seen by two layers.
     """
     tools = [s for s in join.spans.values() if s.operation == semconv.EXECUTE_TOOL]
-    told = {_id(s) for s in join.spans.values() if s.operation in (semconv.EXECUTE_TOOL, semconv.HANDOFF)}
-    outcomes = [
-        _of_span(s, join)
-        for s in tools
-        if not _is_inner(s, join) and (semconv.HANDOFF_TO not in s.attributes or _failed(s))
-    ]
-    outcomes += [o for o in _of_results(join) if o.tool_call_id not in told]
+    handed_over = {_id(s) for s in join.spans.values() if semconv.HANDOFF_TO in s.attributes} - {None}
+    told = {_id(s) for s in tools} | handed_over
+    unnamed = {_tool(s) for s in tools if _id(s) is None}
+    ran = [s for s in tools if _failed(s) or (semconv.HANDOFF_TO not in s.attributes and _id(s) not in handed_over)]
+    outcomes = [_of_span(s, join) for s in ran if not _is_inner(s, join)]
+    # A run whose call the framework does not tell may be the one that a result is of.
+    outcomes += [o for o in _of_results(join) if o.tool_call_id not in told and o.tool not in unnamed]
     when = {s.span_id: s.start for s in tools}
 
     def place(outcome: ToolOutcome) -> tuple[Any, ...]:
@@ -108,7 +108,7 @@ def _of_span(span: Span, join: Join) -> ToolOutcome:
         call = _around(span, join)
     result = span.attributes.get(semconv.TOOL_CALL_RESULT)
     return ToolOutcome(
-        tool=str(span.attributes.get(semconv.TOOL_NAME) or span.name.removeprefix(f"{semconv.EXECUTE_TOOL} ")),
+        tool=_tool(span),
         tool_call_id=_id(span),
         agent=call.agent if call is not None else span.agent or "",
         call=call,
@@ -170,6 +170,10 @@ def _is_inner(span: Span, join: Join) -> bool:
 def _runs_tools(call: Call, join: Join) -> bool:
     chat = join.spans.get(call.span_id or "")
     return chat is not None and bool(chat.attributes.get(semconv.RUNS_TOOLS))
+
+
+def _tool(span: Span) -> str:
+    return str(span.attributes.get(semconv.TOOL_NAME) or span.name.removeprefix(f"{semconv.EXECUTE_TOOL} "))
 
 
 def _id(span: Span) -> str | None:

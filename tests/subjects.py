@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from provider import Reply
 
@@ -16,6 +16,9 @@ from agl.adapters.langchain import LangChainTracer
 from agl.adapters.openai import OpenAITracer
 
 KEY = "sk-provider"
+
+
+NO_NUMBERS = "no numbers today"
 
 
 class ToolFailed(Exception):
@@ -54,7 +57,7 @@ class Subject:
         async_ways: the same, awaited.
         gaps: what the framework itself does otherwise, tested in the adapter's own tests: "tool_errors" (told to the
             model, or wrapped, instead of raised), "call_errors" (wrapped in its own), "response_facts" (finish reason
-            or response id are dropped).
+            or response id are dropped), "mcp" (MCP tools need a package that is not installed).
     """
 
     name: ClassVar[str]
@@ -73,6 +76,14 @@ class Subject:
     def wrappable(self, url: str, name: str) -> Any:
         """What a user hands to `agl.wrap`."""
         return self.agent(url, name)
+
+    def reporting(self, url: str, name: str) -> Any:
+        """The same agent with a tool `add` that, in its framework's way, says `NO_NUMBERS` instead of raising."""
+        raise NotImplementedError
+
+    async def with_mcp(self, url: str, name: str, question: str) -> str:
+        """What the agent answers whose tool `add` is that of `mcp_server`."""
+        raise NotImplementedError
 
     def changed(self) -> Any:
         """What instrumentation changes, to compare before and after."""
@@ -165,6 +176,12 @@ class LangChain(Subject):
     frameworks = ("langchain", "langchain_core", "langgraph", "openai")
     ways = ("invoke", "stream", "batch")
     async_ways = ("ainvoke", "astream", "astream_events", "abatch")
+    gaps: ClassVar[frozenset[str]] = frozenset({"mcp"})
+
+    def reporting(self, url: str, name: str) -> Any:
+        from langchain.agents import create_agent
+
+        return _Graph(create_agent(chat_model(url), [no_numbers()], name=name))
 
     def agent(self, url: str, name: str) -> Any:
         from langchain.agents import create_agent
@@ -180,6 +197,19 @@ class LangChain(Subject):
         from langchain_core.tracers.context import _configure_hooks
 
         return openai.OpenAI.__dict__.get("request"), openai.AsyncOpenAI.__dict__.get("request"), [*_configure_hooks]
+
+
+def no_numbers() -> Any:
+    """A LangChain tool `add` whose message says that it failed."""
+    from langchain_core.messages import ToolMessage
+    from langchain_core.tools import InjectedToolCallId, tool
+
+    def failing(a: int, b: int, call_id: str) -> ToolMessage:
+        """Add two numbers."""
+        return ToolMessage(NO_NUMBERS, tool_call_id=call_id, status="error")
+
+    failing.__annotations__ = {"a": int, "b": int, "call_id": Annotated[str, InjectedToolCallId], "return": ToolMessage}
+    return tool("add")(failing)
 
 
 def chat_model(url: str, **options: Any) -> Any:

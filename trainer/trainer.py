@@ -60,7 +60,7 @@ class Trainer:
         agents: which agents are trained: name, glob, re.Pattern, callable, several of them, or {pattern: policy};
             None = every agent.
         credit: how rewards become returns; `agl.credit.Uniform()` if None.
-        air: reward tool outcomes, calls and handoffs by rules: True = those of `agl.air`, or an `agl.AIR()` of one's own.
+        air: rules that reward tool outcomes, calls and handoffs: True = `agl.air`, or an `agl.AIR()` of your own.
         n_workers: rollouts that run at once.
         store: "sqlite:///run.db" or a path; None keeps it in the run's directory.
         directory: where checkpoints and the store go; `agl-runs/<run id>` if None.
