@@ -148,9 +148,9 @@ def _of_results(join: Join) -> Iterator[ToolOutcome]:
 
 
 def _around(span: Span, join: Join) -> Call | None:
-    """The call in whose `chat` span or tool call a span lies, within the innermost agent's span."""
+    """The call in whose `chat` span or tool call a span of the same agent lies, within that agent's span."""
     for outer in join.upwards(span.parent_id):
-        if outer.operation == semconv.INVOKE_AGENT:
+        if outer.operation == semconv.INVOKE_AGENT or outer.agent != span.agent:
             return None
         call = join.by_span.get(outer.span_id) if outer.operation == semconv.CHAT else None
         if outer.operation == semconv.EXECUTE_TOOL:
@@ -161,10 +161,12 @@ def _around(span: Span, join: Join) -> Call | None:
 
 
 def _is_inner(span: Span, join: Join) -> bool:
-    own = _id(span)
-    return own is not None and any(
-        s.operation == semconv.EXECUTE_TOOL and _id(s) == own for s in join.upwards(span.parent_id)
-    )
+    for outer in join.upwards(span.parent_id):
+        if outer.operation == semconv.INVOKE_AGENT:
+            return False
+        if outer.operation == semconv.EXECUTE_TOOL and _id(outer) is not None and _id(outer) == _id(span):
+            return True
+    return False
 
 
 def _runs_tools(call: Call, join: Join) -> bool:
