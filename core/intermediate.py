@@ -109,6 +109,8 @@ class AIR:
     @overload
     def on_tool_success(
         self,
+        rule: None = None,
+        /,
         *,
         tool: AgentFilter = None,
         agent: AgentFilter = None,
@@ -130,6 +132,8 @@ class AIR:
     @overload
     def on_tool_failure(
         self,
+        rule: None = None,
+        /,
         *,
         tool: AgentFilter = None,
         agent: AgentFilter = None,
@@ -149,7 +153,7 @@ class AIR:
     def on_call(self, rule: Rule, /) -> Rule: ...
     @overload
     def on_call(
-        self, *, agent: AgentFilter = None, name: str | None = None, primary: bool = True
+        self, rule: None = None, /, *, agent: AgentFilter = None, name: str | None = None, primary: bool = True
     ) -> Callable[[Rule], Rule]: ...
     def on_call(self, rule: Any = None, /, *, agent: AgentFilter = None, **options: Any) -> Any:
         """A selected agent's LLM call.
@@ -164,6 +168,8 @@ class AIR:
     @overload
     def on_handoff(
         self,
+        rule: None = None,
+        /,
         *,
         from_agent: AgentFilter = None,
         to_agent: AgentFilter = None,
@@ -300,8 +306,9 @@ def as_spans(credited: Sequence[Credited], spans: Sequence[Span]) -> list[Span]:
             rollout_id=root.rollout_id,
             attempt=root.attempt,
             name=f"{semconv.REWARD} {reward.name}",
-            start=now,
-            end=now,
+            # Stores give spans back by their time; a microsecond each keeps the order.
+            start=now + i * 1e-6,
+            end=now + i * 1e-6,
             attributes={
                 semconv.OPERATION_NAME: semconv.REWARD,
                 semconv.AGENT_NAME: agents.get(reward.span_id or root.span_id) or root.agent or "",
@@ -314,7 +321,7 @@ def as_spans(credited: Sequence[Credited], spans: Sequence[Span]) -> list[Span]:
                 semconv.REWARD_CALL: call_id or "",
             },
         )
-        for reward, call_id in credited
+        for i, (reward, call_id) in enumerate(credited)
     ]
 
 
