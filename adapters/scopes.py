@@ -109,6 +109,18 @@ def tool_end(scope: Scope, result: str, *, failed: bool = False, end: End = trac
     end(scope, error=error, attributes={semconv.TOOL_CALL_RESULT: result if content else None})
 
 
+def handed_over(giver: str, taker: str, call_id: str | None) -> None:
+    """A span for a handoff that the tool call `call_id` brought about, if one did; once for each."""
+    here = tracing.current()
+    done = () if here is None else (s for s in here.rollout.spans if s.operation == semconv.HANDOFF)
+    if call_id is not None and any(s.attributes.get(semconv.TOOL_CALL_ID) == call_id for s in done):
+        return
+    attributes = {semconv.HANDOFF_FROM: giver, semconv.HANDOFF_TO: taker, semconv.TOOL_CALL_ID: call_id}
+    scope = tracing.start(semconv.HANDOFF, taker, attributes=attributes)
+    if scope is not None:
+        tracing.end(scope)
+
+
 async def within(scope: Scope | None, awaitable: Awaitable[Any], end: Callable[[Any], None] | None = None) -> Any:
     """The awaitable's result; the scope ends with it, by `end(result)` if given."""
     try:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from agl import credit, errors, rewards
     from agl.agents import Agent, LitAgent, Outcome, RolloutInfo, Tracer, rollout
     from agl.errors import AglError
+    from agl.intermediate import AIR, air
     from agl.mdp import Call, Reward, Trajectory, Transition
     from agl.plugins import wrap
     from agl.resources import LLM, Dataset, NamedResources, PromptTemplate
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "agl.agents": ("Agent", "LitAgent", "Outcome", "RolloutInfo", "Tracer", "rollout"),
     "agl.errors": ("AglError",),
+    "agl.intermediate": ("AIR", "air"),
     "agl.mdp": ("Call", "Reward", "Trajectory", "Transition"),
     "agl.plugins": ("wrap",),
     "agl.resources": ("LLM", "Dataset", "NamedResources", "PromptTemplate"),
@@ -51,6 +53,7 @@ _MODULES = frozenset({"credit", "errors", "rewards"})
 
 __version__ = "0.1.0"
 __all__ = [
+    "AIR",
     "Agent",
     "AglError",
     "Baseline",
@@ -81,6 +84,7 @@ __all__ = [
     "Trainer",
     "Trajectory",
     "Transition",
+    "air",
     "credit",
     "emit_exception",
     "emit_message",

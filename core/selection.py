@@ -42,8 +42,8 @@ class Selection:
         return ", ".join(_show(pattern) for pattern, _ in self.rules)
 
 
-def select(agents: AgentFilter = None) -> Selection:
-    """The selection that `agents=` describes; None selects every agent.
+def select(agents: AgentFilter = None, *, option: str = "agents") -> Selection:
+    """The selection that `agents=` describes; None selects every agent. `option` is its name in errors.
 
     Raises:
         ConfigError: an empty filter, or a pattern of another type.
@@ -57,15 +57,15 @@ def select(agents: AgentFilter = None) -> Selection:
     else:
         rules = tuple((pattern, DEFAULT_POLICY) for pattern in agents)
     if not rules:
-        raise ConfigError("agents= selects nobody", hint="leave it out (None) to train every agent")
+        raise ConfigError(f"{option}= selects nobody", hint="leave it out (None) for all")
     for pattern, policy in rules:
         if not (isinstance(pattern, str | re.Pattern) or callable(pattern)):
             raise ConfigError(
-                f"agents= holds {pattern!r}, a {type(pattern).__name__}",
+                f"{option}= holds {pattern!r}, a {type(pattern).__name__}",
                 hint="use a name, a glob, re.compile(...), or a function of the name",
             )
         if not isinstance(policy, str):
-            raise ConfigError(f"agents= maps {pattern!r} to {policy!r}", hint="map it to a policy's name")
+            raise ConfigError(f"{option}= maps {pattern!r} to {policy!r}", hint="map it to a policy's name")
     return Selection(rules)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agl import semconv
 from agl.errors import BypassedGatewayError, LostCallError, NoAgentMatchedError, NoLLMCallError
+from agl.joins import Join
 from agl.mdp import Call, Reward, Trajectory, Transition
 from agl.selection import Selection
 from agl.spans import Span
@@ -45,6 +46,11 @@ class Built:
         return float(sum(primary)) if primary else None
 
     @property
+    def unplaced(self) -> tuple[Reward, ...]:
+        """AIR's rewards whose call is unknown, so that they count for the whole rollout."""
+        return tuple(r for r, call_id in self.credited if call_id is None and r.source == "air")
+
+    @property
     def n_calls(self) -> int:
         """How many transitions there are."""
         return len(self.trajectory.transitions)
@@ -60,28 +66,12 @@ def build(
 ) -> Built:
     """Join calls, spans and rewards of one attempt.
 
-    A reward goes to the call whose `chat` span it was emitted in, or to the call that issued the tool call it was
-    emitted in; emitted in the span of an agent other than the outermost, to the last call made within that span;
-    otherwise, and where it names the agent whose it is, to the whole trajectory.
+    A reward goes to the call that its span names (AIR's do), or to the one whose `chat` span it was emitted in, or to
+    the call that issued the tool call it was emitted in; emitted in the span of an agent other than the outermost, to
+    the last call made within that span; otherwise, and where it names the agent whose it is, to the whole trajectory.
     """
-    by_id = {s.span_id: s for s in spans}
-    by_span = {c.span_id: c for c in calls if c.span_id}
-    by_tool_call = {tool_call: c for c in calls for tool_call in c.tool_call_ids}
-
-    def credited_call(span_id: str | None) -> Call | None:
-        while span_id is not None and (span := by_id.get(span_id)) is not None:
-            if span.operation == semconv.CHAT and span.span_id in by_span:
-                return by_span[span.span_id]
-            if span.operation == semconv.EXECUTE_TOOL:
-                issued = by_tool_call.get(str(span.attributes.get(semconv.TOOL_CALL_ID, "")))
-                if issued is not None:
-                    return issued
-            if span.operation == semconv.INVOKE_AGENT and span.parent_id is not None:
-                inside = [c for c in calls if c.span_id and _within(c.span_id, span.span_id, by_id)]
-                if inside:
-                    return inside[-1]
-            span_id = span.parent_id
-        return None
+    join = Join(calls, spans)
+    recorded = {c.id: c for c in calls}
 
     credited: list[tuple[Reward, str | None]] = []
     for span in spans:
@@ -96,8 +86,10 @@ def build(
             bool(attributes.get(semconv.REWARD_PRIMARY, True)),
             agent=attributes.get(semconv.REWARD_AGENT),
         )
-        call = credited_call(span.parent_id) if reward.agent is None else None
-        trained = call is not None and call.policy is not None
+        named = attributes.get(semconv.REWARD_CALL)
+        call = join.earner(span.parent_id) if named is None else recorded.get(str(named))
+        # A call that failed is no transition: what it earned would be lost with it.
+        trained = call is not None and call.policy is not None and call.error is None and reward.agent is None
         credited.append((reward, call.id if call is not None and trained else None))
 
     sampled = [c for c in calls if c.policy is not None and c.error is None]
@@ -117,16 +109,6 @@ def build(
     agents = dict.fromkeys([c.agent for c in calls] + [s.agent for s in asked if s.agent is not None])
     failed = tuple(c for c in calls if c.policy is not None and c.error is not None)
     return Built(trajectory, tuple(credited), tuple(agents), failed, bypassed, lost)
-
-
-def _within(span_id: str, ancestor: str, by_id: Mapping[str, Span]) -> bool:
-    here: str | None = span_id
-    while here is not None:
-        if here == ancestor:
-            return True
-        span = by_id.get(here)
-        here = span.parent_id if span else None
-    return False
 
 
 def check(built: Built, selection: Selection, *, rollout_id: str, attempt: int) -> None:

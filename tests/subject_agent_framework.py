@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, ClassVar
 
-from subjects import KEY, Subject, add
+from mcp_server import ARGUMENTS, COMMAND
+from subjects import KEY, NO_NUMBERS, Subject, add
 
 from agl.adapters.agent_framework import AgentFrameworkTracer
 
@@ -22,6 +23,22 @@ class AgentFramework(Subject):
         from agent_framework import Agent, tool
 
         return _Runs(Agent(chat_client(url), name=name, tools=[tool(add)]))
+
+    def reporting(self, url: str, name: str) -> Any:
+        from agent_framework import Agent, Content, tool
+
+        @tool(name="add")
+        def failing(a: int, b: int) -> Content:
+            """Add two numbers."""
+            return Content.from_error(message=NO_NUMBERS)
+
+        return _Runs(Agent(chat_client(url), name=name, tools=[failing]))
+
+    async def with_mcp(self, url: str, name: str, question: str) -> str:
+        from agent_framework import Agent, MCPStdioTool
+
+        async with MCPStdioTool("numbers", COMMAND, args=ARGUMENTS, load_prompts=False) as tool:
+            return await _Runs(Agent(chat_client(url), name=name, tools=[tool])).ainvoke(question)
 
     def wrappable(self, url: str, name: str) -> Any:
         return self.agent(url, name).agent

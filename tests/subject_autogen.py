@@ -1,4 +1,7 @@
-"""AutoGen under the conformance suite: an `AssistantAgent` with the tool `add`, a new one for each run."""
+"""AutoGen under the conformance suite: an `AssistantAgent` with the tool `add`, a new one for each run.
+
+MCP: autogen-ext 0.7 needs mcp 1; its `McpWorkbench` answers as the workbench of `reporting` does.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
-from subjects import KEY, Subject, add
+from subjects import KEY, NO_NUMBERS, Subject, add
 
 from agl.adapters.autogen import AutoGenTracer
 
@@ -17,12 +20,15 @@ class AutoGen(Subject):
     frameworks = ("autogen_agentchat", "autogen_core", "autogen_ext", "openai")
     ways: ClassVar[tuple[str, ...]] = ("invoke", "stream")
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
-    gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors"})
+    gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "mcp"})
     raises_tool_errors: ClassVar[bool] = False
     """AutoGen tells the model of a tool's exception and goes on."""
 
     def agent(self, url: str, name: str) -> Any:
         return _Runs(url, name)
+
+    def reporting(self, url: str, name: str) -> Any:
+        return _Runs(url, name, no_numbers())
 
     def wrappable(self, url: str, name: str) -> Any:
         return assistant(url, name)
@@ -57,20 +63,60 @@ def assistant(url: str, name: str = "solver", tools: Any = (add,), **options: An
     from autogen_agentchat.agents import AssistantAgent
 
     settings: Any = {"reflect_on_tool_use": bool(tools)} | options
-    return AssistantAgent(name, model_client=model_client(url), tools=[*tools], **settings)
+    return AssistantAgent(name, model_client=model_client(url), tools=[*tools] or None, **settings)
+
+
+def no_numbers() -> Any:
+    """A workbench with the tool `add`, whose result says that it failed."""
+    from autogen_core.tools import FunctionTool, StaticWorkbench, TextResultContent, ToolResult, Workbench
+
+    class Failing(StaticWorkbench):
+        async def call_tool(self, name: str, *args: Any, **kwargs: Any) -> ToolResult:
+            return ToolResult(name=name, result=[TextResultContent(content=NO_NUMBERS)], is_error=True)
+
+    class Remote(Workbench):
+        """One whose tools run elsewhere."""
+
+        def __init__(self) -> None:
+            self.inner = Failing([FunctionTool(add, "Add two numbers.")])
+
+        async def list_tools(self) -> Any:
+            return await self.inner.list_tools()
+
+        async def call_tool(
+            self, name: str, arguments: Any = None, cancellation_token: Any = None, call_id: str | None = None
+        ) -> ToolResult:
+            return await self.inner.call_tool(name)
+
+        async def start(self) -> None: ...
+
+        async def stop(self) -> None: ...
+
+        async def reset(self) -> None: ...
+
+        async def save_state(self) -> dict[str, Any]:
+            return {}
+
+        async def load_state(self, state: Any) -> None: ...
+
+    return Remote()
 
 
 class _Runs:
-    def __init__(self, url: str, name: str) -> None:
+    def __init__(self, url: str, name: str, workbench: Any = None) -> None:
         self.url, self.name = url, name
+        # An agent has tools or a workbench.
+        self.tools: dict[str, Any] = (
+            {} if workbench is None else {"tools": (), "workbench": workbench, "reflect_on_tool_use": True}
+        )
 
     async def ainvoke(self, question: str) -> str:
         # The first message is the question.
-        agent = assistant(self.url, self.name, system_message=None)
+        agent = assistant(self.url, self.name, system_message=None, **self.tools)
         return (await agent.run(task=question)).messages[-1].content
 
     async def astream(self, question: str) -> str:
-        agent = assistant(self.url, self.name, model_client_stream=True)
+        agent = assistant(self.url, self.name, model_client_stream=True, **self.tools)
         events: AsyncIterator[Any] = agent.run_stream(task=question)
         return [e async for e in events][-1].messages[-1].content.strip()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from subjects import LangChain, _Graph, add, chat_model
+from subjects import LangChain, _Graph, add, chat_model, no_numbers
 
 from agl.adapters.langgraph import LangGraphTracer
 
@@ -14,11 +14,19 @@ class LangGraph(LangChain):
     tracer = LangGraphTracer
 
     def agent(self, url: str, name: str) -> Any:
-        from langchain.agents import create_agent
         from langchain_core.tools import tool
+
+        return self._of(url, name, tool(add))
+
+    def reporting(self, url: str, name: str) -> Any:
+        return self._of(url, name, no_numbers())
+
+    @staticmethod
+    def _of(url: str, name: str, tool: Any) -> Any:
+        from langchain.agents import create_agent
         from langgraph.graph import START, MessagesState, StateGraph
 
         graph = StateGraph(MessagesState)
-        graph.add_node(name, create_agent(chat_model(url), [tool(add)]))
+        graph.add_node(name, create_agent(chat_model(url), [tool]))
         graph.add_edge(START, name)
         return _Graph(graph.compile(name=name))

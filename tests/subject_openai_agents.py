@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, ClassVar
 
-from subjects import KEY, Subject, add
+from mcp_server import ARGUMENTS, COMMAND
+from subjects import KEY, NO_NUMBERS, Subject, add
 
 from agl.adapters.openai_agents import OpenAIAgentsTracer
 
@@ -27,13 +28,29 @@ class OpenAIAgents(Subject):
     def wrappable(self, url: str, name: str) -> Any:
         return self.agent(url, name).agent
 
+    def reporting(self, url: str, name: str) -> Any:
+        from agents import Agent, function_tool
+
+        # As every tool does that is not told otherwise, but for the text.
+        tool = function_tool(add, failure_error_function=lambda context, error: NO_NUMBERS)
+        return _Runs(Agent(name=name, tools=[tool], model=chat_model(url)))
+
+    async def with_mcp(self, url: str, name: str, question: str) -> str:
+        from agents import Agent
+        from agents.mcp import MCPServerStdio
+
+        async with MCPServerStdio({"command": COMMAND, "args": ARGUMENTS}, client_session_timeout_seconds=60) as server:
+            return await _Runs(Agent(name=name, mcp_servers=[server], model=chat_model(url))).ainvoke(question)
+
     def changed(self) -> Any:
         import openai
+        from agents.mcp.util import MCPUtil
         from agents.tracing import get_trace_provider
 
         provider: Any = get_trace_provider()
         processors = provider._multi_processor._processors
-        return openai.OpenAI.__dict__.get("request"), openai.AsyncOpenAI.__dict__.get("request"), provider, processors
+        requests = openai.OpenAI.__dict__.get("request"), openai.AsyncOpenAI.__dict__.get("request")
+        return *requests, provider, processors, MCPUtil.__dict__["_extract_custom_data"]
 
 
 def chat_model(url: str) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from subjects import KEY, Subject, add
+from mcp_server import ARGUMENTS, COMMAND
+from subjects import KEY, NO_NUMBERS, Subject, add
 
 from agl.adapters.strands import StrandsTracer
 
@@ -20,6 +21,17 @@ class Strands(Subject):
     def agent(self, url: str, name: str) -> Any:
         return _Runs(url, name)
 
+    def reporting(self, url: str, name: str) -> Any:
+        return _Runs(url, name, (no_numbers(),))
+
+    async def with_mcp(self, url: str, name: str, question: str) -> str:
+        from mcp import StdioServerParameters
+        from mcp.client.stdio import stdio_client
+        from strands.tools.mcp import MCPClient
+
+        with MCPClient(lambda: stdio_client(StdioServerParameters(command=COMMAND, args=ARGUMENTS))) as client:
+            return await _Runs(url, name, tuple(client.list_tools_sync())).ainvoke(question)
+
     def wrappable(self, url: str, name: str) -> Any:
         return build(url, name, stream=False)
 
@@ -32,25 +44,37 @@ class Strands(Subject):
         return openai.OpenAI.__dict__.get("request"), openai.AsyncOpenAI.__dict__.get("request"), *stages
 
 
-def build(url: str, name: str, **config: Any) -> Any:
-    """An agent of that name whose model is at `url`."""
+def no_numbers() -> Any:
+    """A tool `add` whose result says that it failed."""
+    from strands import tool
+
+    @tool(name="add")
+    def failing(a: int, b: int) -> dict[str, Any]:
+        """Add two numbers."""
+        return {"status": "error", "content": [{"text": NO_NUMBERS}]}
+
+    return failing
+
+
+def build(url: str, name: str, tools: tuple[Any, ...] = (), **config: Any) -> Any:
+    """An agent of that name whose model is at `url`; its tool is `add` if none are given."""
     from strands import Agent, tool
     from strands.models.openai import OpenAIModel
 
     model = OpenAIModel(client_args={"base_url": url, "api_key": KEY, "max_retries": 0}, model_id="m", **config)
-    return Agent(model=model, tools=[tool(add)], name=name, callback_handler=None)
+    return Agent(model=model, tools=[*tools] or [tool(add)], name=name, callback_handler=None)
 
 
 class _Runs:
-    def __init__(self, url: str, name: str) -> None:
-        self.url, self.name = url, name
+    def __init__(self, url: str, name: str, tools: tuple[Any, ...] = ()) -> None:
+        self.url, self.name, self.tools = url, name, tools
 
     def invoke(self, question: str) -> str:
-        return str(build(self.url, self.name)(question)).strip()
+        return str(build(self.url, self.name, self.tools)(question)).strip()
 
     async def ainvoke(self, question: str) -> str:
-        return str(await build(self.url, self.name).invoke_async(question)).strip()
+        return str(await build(self.url, self.name, self.tools).invoke_async(question)).strip()
 
     async def astream(self, question: str) -> str:
-        events = [e async for e in build(self.url, self.name).stream_async(question)]
+        events = [e async for e in build(self.url, self.name, self.tools).stream_async(question)]
         return "".join(e["data"] for e in events if "data" in e).strip()

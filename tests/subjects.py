@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from provider import Reply
 
@@ -17,6 +17,9 @@ from agl.adapters.langchain import LangChainTracer
 from agl.adapters.openai import OpenAITracer
 
 KEY = "sk-provider"
+
+
+NO_NUMBERS = "no numbers today"
 
 
 class ToolFailed(Exception):
@@ -32,6 +35,7 @@ GAPS = {
         "The framework itself tells the model of a tool's exception, or wraps it in one of its own. Where it tells the "
         "model, the tool's span is an error all the same."
     ),
+    "mcp": "MCP tools need a package that is not installed.",
     "call_errors": "The framework wraps the SDK's exception in one of its own; the span has the one that was raised.",
 }
 """What a framework itself does otherwise, in words for the capability matrix (docs/adapters.md)."""
@@ -86,6 +90,14 @@ class Subject:
     def wrappable(self, url: str, name: str) -> Any:
         """What a user hands to `agl.wrap`."""
         return self.agent(url, name)
+
+    def reporting(self, url: str, name: str) -> Any:
+        """The same agent with a tool `add` that, in its framework's way, says `NO_NUMBERS` instead of raising."""
+        raise NotImplementedError
+
+    async def with_mcp(self, url: str, name: str, question: str) -> str:
+        """What the agent answers whose tool `add` is that of `mcp_server`."""
+        raise NotImplementedError
 
     def changed(self) -> Any:
         """What instrumentation changes, to compare before and after."""
@@ -178,6 +190,12 @@ class LangChain(Subject):
     frameworks = ("langchain", "langchain_core", "langgraph", "openai")
     ways = ("invoke", "stream", "batch")
     async_ways = ("ainvoke", "astream", "astream_events", "abatch")
+    gaps: ClassVar[frozenset[str]] = frozenset({"mcp"})
+
+    def reporting(self, url: str, name: str) -> Any:
+        from langchain.agents import create_agent
+
+        return _Graph(create_agent(chat_model(url), [no_numbers()], name=name))
 
     def agent(self, url: str, name: str) -> Any:
         from langchain.agents import create_agent
@@ -193,6 +211,19 @@ class LangChain(Subject):
         from langchain_core.tracers.context import _configure_hooks
 
         return openai.OpenAI.__dict__.get("request"), openai.AsyncOpenAI.__dict__.get("request"), [*_configure_hooks]
+
+
+def no_numbers() -> Any:
+    """A LangChain tool `add` whose message says that it failed."""
+    from langchain_core.messages import ToolMessage
+    from langchain_core.tools import InjectedToolCallId, tool
+
+    def failing(a: int, b: int, call_id: str) -> ToolMessage:
+        """Add two numbers."""
+        return ToolMessage(NO_NUMBERS, tool_call_id=call_id, status="error")
+
+    failing.__annotations__ = {"a": int, "b": int, "call_id": Annotated[str, InjectedToolCallId], "return": ToolMessage}
+    return tool("add")(failing)
 
 
 def chat_model(url: str, **options: Any) -> Any:

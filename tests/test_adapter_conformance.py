@@ -17,7 +17,7 @@ import openai
 import pytest
 from all_subjects import SUBJECTS, chosen
 from provider import Provider, Reply, serve
-from subjects import KEY, Subject, ToolFailed, uses_add
+from subjects import KEY, NO_NUMBERS, Subject, ToolFailed, uses_add
 
 import agl
 from agl import plugins, semconv, tracing
@@ -132,6 +132,38 @@ def test_a_tools_exception_is_recorded_and_goes_on_unchanged(subject: Subject, w
 
 
 @capability("a failed model call is recorded and raised unchanged", gap="call_errors")
+@every_way
+def test_a_tool_that_reports_failure_without_raising_is_a_failure(
+    subject: Subject, way: str, provider: Provider
+) -> None:
+    if not subject.traces_tools:
+        pytest.skip("tools are the program's own")
+    provider.script = uses_add(a=-1)
+    agent = subject.reporting(provider.url, "solver")
+    with subject.tracer(), tracing.running(rollout := context(subject)):
+        assert do(subject, way, agent)
+    [tool] = of(rollout, semconv.EXECUTE_TOOL)
+    assert (tool.status, tool.attributes[semconv.TOOL_NAME]) == ("error", "add")
+    assert NO_NUMBERS in str(tool.attributes[semconv.TOOL_CALL_RESULT])
+    assert tool.attributes[semconv.TOOL_CALL_ID] == provider.last.body["messages"][-1]["tool_call_id"]
+    assert {s.status for s in rollout.spans if s is not tool} == {"unset"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("a", [2, -1], ids=["succeeds", "fails"])
+def test_an_mcp_tool_that_says_it_failed_is_a_failure(subject: Subject, a: int, provider: Provider) -> None:
+    if not subject.traces_tools or "mcp" in subject.gaps:
+        pytest.skip(f"{subject.name} has no MCP tools here")
+    provider.script = uses_add(a=a)
+    with subject.tracer(), tracing.running(rollout := context(subject)):
+        asyncio.run(subject.with_mcp(provider.url, "solver", ASK))
+    [tool] = of(rollout, semconv.EXECUTE_TOOL)
+    assert tool.status == ("unset" if a == 2 else "error")
+    told = str(tool.attributes.get(semconv.TOOL_CALL_RESULT) or tool.status_message)
+    assert ("5" if a == 2 else "a is negative") in told
+    assert tool.attributes[semconv.TOOL_CALL_ID] == provider.last.body["messages"][-1]["tool_call_id"]
+
+
 @every_way
 def test_a_failed_call_is_recorded_and_raised_unchanged(subject: Subject, way: str, gateway: Provider) -> None:
     gateway.script = lambda body: Reply(status=400)

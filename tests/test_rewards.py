@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import decimal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any
 
@@ -15,11 +16,12 @@ import torch
 import agl
 from agl import semconv, tracing
 from agl.errors import RewardError
-from agl.mdp import Reward
+from agl.mdp import Call, Reward, float_array, int_array
 from agl.rewards import as_rewards
 from agl.selection import select
 from agl.spans import Span
 from agl.tracing import RolloutContext
+from agl.trajectories import build
 
 
 @pytest.mark.parametrize(
@@ -108,6 +110,48 @@ def test_a_reward_belongs_to_the_span_it_was_emitted_in() -> None:
     assert got == [(1.0, root.span_id), *((v, tool.span_id) for v in (2.0, 3.0, 4.0, 5.0))]
     names = [(s.attributes[semconv.REWARD_NAME], s.attributes[semconv.REWARD_PRIMARY]) for s in of(context, "reward")]
     assert names[1:3] == [("speed", False), ("reward", True)]
+
+
+def test_tools_that_run_at_once_keep_their_rewards_apart() -> None:
+    """In tasks and in a pool's threads, each emits while the others are open, and they end in the reverse order."""
+    calls = [
+        Call(f"c{i}", "ro", 1, i, "main", "policy", 0, int_array([1]), int_array([2]), float_array([-0.5]),
+             tool_call_ids=(f"call_{i}", f"pool_{i}"))
+        for i in range(6)
+    ]  # fmt: skip
+    began, barrier = asyncio.Event(), threading.Barrier(6)
+
+    def attributes(call_id: str) -> dict[str, str]:
+        return {semconv.TOOL_CALL_ID: call_id}
+
+    async def tool(i: int) -> None:
+        with tracing.span(semconv.EXECUTE_TOOL, "t", attributes=attributes(f"call_{i}")):
+            if i == 5:
+                began.set()
+            await began.wait()
+            await asyncio.sleep((5 - i) / 100)
+            await asyncio.to_thread(agl.emit_reward, {f"late {i}": i})
+            agl.emit_reward({f"here {i}": i})
+
+    def pooled(i: int) -> None:
+        with tracing.span(semconv.EXECUTE_TOOL, "t", attributes=attributes(f"pool_{i}")):
+            barrier.wait(10)
+
+            async def inside() -> None:
+                agl.emit_reward({f"pool {i}": i})
+
+            asyncio.run(inside())
+
+    async def main() -> None:
+        await asyncio.gather(*(tool(i) for i in range(6)))
+
+    with tracing.carried_across_threads(), tracing.running(context := rollout()):
+        asyncio.run(main())
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(pooled, range(6)))
+    built = build("ro", 1, "g", calls, context.spans, select(None))
+    got = {reward.name: call_id for reward, call_id in built.credited}
+    assert got == {f"{kind} {i}": f"c{i}" for kind in ("late", "here", "pool") for i in range(6)}
 
 
 def test_a_bad_emitted_reward_tells_the_place() -> None:

@@ -82,6 +82,20 @@ def test_a_reward_in_an_inner_agent_goes_to_its_last_call() -> None:
     assert credited(join(context, calls)) == {1.0: "c2", 2.0: None}
 
 
+def test_a_reward_never_goes_to_a_call_that_failed() -> None:
+    """It is no transition, so that the reward would be in no trajectory."""
+    with tracing.running(context := rollout()), tracing.span(semconv.INVOKE_AGENT, "sub", agent="sub"):
+        with tracing.span(semconv.CHAT, "m") as one:
+            pass
+        with tracing.span(semconv.CHAT, "m") as two:
+            agl.emit_reward(1.0)
+        agl.emit_reward(2.0)
+    calls = [call(0, one, agent="sub"), call(1, two, agent="sub", error="cut"), call(2, two, agent="sub", error="cut")]
+    built = join(context, calls)
+    assert credited(built) == {1.0: None, 2.0: "c0"}
+    assert built.trajectories["policy"].total_reward == built.reward == 3.0
+
+
 def test_a_reward_of_an_untrained_call_counts_for_the_whole_rollout() -> None:
     with tracing.running(context := rollout("main")):
         with tracing.span(semconv.CHAT, "m") as trained:

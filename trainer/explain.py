@@ -271,7 +271,7 @@ def renderable(report: Report) -> Group:
     if report.output is not None:
         lines.append(Text(f"output    {report.output}"))
     if report.total_reward is not None:
-        own = ", ".join(f"{r['name']} {r['value']:g} ({r['source']})" for r in report.rewards) or "none"
+        own = ", ".join(map(_reward, report.rewards)) or "none"
         lines.append(Text(f"reward    {report.total_reward:g}   of the whole rollout: {own}"))
     for attempt in report.attempts:
         if attempt["error"]:
@@ -322,7 +322,7 @@ def _call_panel(call: CallReport, report: Report) -> Panel:
         body.append(Text(f"error     {call.error}", style="red"))
     numbers = []
     if call.rewards:
-        numbers.append("reward " + ", ".join(f"{r['name']} {r['value']:g} ({r['source']})" for r in call.rewards))
+        numbers.append("reward " + ", ".join(map(_reward, call.rewards)))
     if call.return_ is not None:
         numbers.append(f"return {call.return_:g}")
     if call.advantage is not None:
@@ -338,6 +338,10 @@ def _call_panel(call: CallReport, report: Report) -> Panel:
     if numbers:
         body.append(Text("; ".join(numbers), style="bold"))
     return Panel(Group(*body), title=title, title_align="left", border_style="green" if call.policy else "dim")
+
+
+def _reward(reward: dict[str, Any]) -> str:
+    return f"{reward['name']} {reward['value']:g} ({reward['source']}{'' if reward['primary'] else ', not primary'})"
 
 
 def _said(message: dict[str, Any]) -> str:

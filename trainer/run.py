@@ -16,6 +16,7 @@ import numpy as np
 from agl.agents import Agent
 from agl.credit import Credit
 from agl.errors import AglError, ConfigError, DatasetError, StoreError
+from agl.intermediate import AIR
 from agl.selection import Selection
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
@@ -79,6 +80,7 @@ class Run:
         train, val: the tasks. store, gateway, progress: where facts go.
         n_workers, max_attempts, timeout: how rollouts run.
         initial_resources: what rollouts are given beside the LLM.
+        air: the rules that reward tool outcomes, calls and handoffs, if any.
     """
 
     run_id: str
@@ -100,6 +102,7 @@ class Run:
     port: int = 0
     initial_resources: Mapping[str, Any] = field(default_factory=dict)
     policies: Mapping[str, Policy] = field(default_factory=dict)
+    air: AIR | None = None
     gateway: Gateway | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
     checkpoint: Path | None = None
@@ -132,6 +135,7 @@ class Run:
             done=self._done,
             broken=self._broken,
             capture_content=self.capture_content,
+            air=self.air,
         )
         await self._runner.start()
         # A full collection goes over every object that the frameworks and torch have made, a fifth of a second each

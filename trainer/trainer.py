@@ -16,6 +16,7 @@ from agl import tracing
 from agl.agents import Agent, Tracer, as_agent
 from agl.credit import Credit, Uniform
 from agl.errors import CheckpointError, ConfigError, checked_options, nearest
+from agl.intermediate import AIR, chosen
 from agl.plugins import adapters
 from agl.resources import Dataset, as_tasks
 from agl.selection import AgentFilter, select
@@ -68,6 +69,7 @@ class Trainer:
             None = every agent.
         policies: {policy: agl.Policy(...)}, where a policy of `agents` differs from what the algorithm says.
         credit: how rewards become returns; `agl.credit.Uniform()` if None.
+        air: rules that reward tool outcomes, calls and handoffs: True = `agl.air`, or an `agl.AIR()` of your own.
         n_workers: rollouts that run at once.
         store: "sqlite:///run.db" or a path; None keeps it in the run's directory.
         directory: where checkpoints and the store go; `agl-runs/<run id>` if None.
@@ -87,6 +89,7 @@ class Trainer:
         agents: AgentFilter = None,
         policies: Mapping[str, Policy] | None = None,
         credit: Credit | None = None,
+        air: bool | AIR | None = None,
         n_workers: int = 8,
         store: str | None = None,
         directory: str | Path | None = None,
@@ -114,6 +117,7 @@ class Trainer:
         self.policies = dict(policies or {})
         self._check_policies()
         self.credit = credit or Uniform()
+        self.air = chosen(air)
         self.n_workers = n_workers
         self.store = store
         self.directory = None if directory is None else Path(directory)
@@ -156,6 +160,8 @@ class Trainer:
 
     def _drive(self, agent: Any, train: Any, val: Any, *, resume: bool, dev_tasks: int | None) -> Result:
         runnable = as_agent(agent)
+        if self.air is not None:
+            self.air.require(capture_content=self.capture_content)
         run_id = f"run-{uuid.uuid4().hex[:8]}"
         directory = self.directory or Path("agl-runs") / run_id
         if dev_tasks is None:
@@ -187,6 +193,7 @@ class Trainer:
                     port=self.port,
                     initial_resources=self.initial_resources,
                     policies=self.policies,
+                    air=self.air,
                 )
                 if dev_tasks is None:
                     await self.algorithm.run(run)

@@ -18,6 +18,7 @@ from agl.adapters.agent_framework.answers import Collected, facts
 from agl.adapters.agent_framework.wrap import handles, wrap
 from agl.adapters.aside import Aside, end, start
 from agl.adapters.base import InstrumentedTracer
+from agl.adapters.refusals import refused
 from agl.adapters.scopes import agent_turn, model_call, tool_run
 from agl.tracing import Scope
 
@@ -70,6 +71,7 @@ def _answering(get_response: Callable[..., Any]) -> Callable[..., Any]:
     def traced_response(self: Any, *args: Any, **kwargs: Any) -> Any:
         if tracing.current() is None:
             return get_response(self, *args, **kwargs)
+        _refusals(args[0] if args else kwargs.get("messages"))
         chosen = (kwargs.get("client_kwargs") or {}).get("model") or (kwargs.get("options") or {}).get("model")
         model = str(chosen or getattr(self, "model", None) or "")
 
@@ -96,7 +98,7 @@ def _invoking(invoke: Callable[..., Any]) -> Callable[..., Any]:
         def begin() -> Scope | None:
             return tool_run(self.name, given, kwargs.get("tool_call_id"), start=start)
 
-        return await _awaited(begin, functools.partial(invoke, self, *args, **kwargs), _returned)
+        return await _awaited(begin, functools.partial(invoke, self, *args, **kwargs), _returned, _failure)
 
     return traced_invoke
 
@@ -105,6 +107,7 @@ async def _awaited(
     begin: Callable[[], Scope | None],
     call: Callable[[], Any],
     tell: Callable[[Any, bool], dict[str, Any]] = lambda result, content: {},
+    failure: Callable[[Any], str | None] = lambda result: None,
 ) -> Any:
     scope = begin()
     try:
@@ -114,7 +117,9 @@ async def _awaited(
             end(scope, error=error)
         raise
     if scope is not None:
-        end(scope, attributes=tell(result, scope.rollout.capture_content))
+        content = scope.rollout.capture_content
+        error = failure(result)
+        end(scope, error=error if content or error is None else "the tool failed", attributes=tell(result, content))
     return result
 
 
@@ -148,6 +153,45 @@ def _stream(begin: Callable[[], Scope | None], call: Callable[[], Any]) -> Any:
 def _returned(result: Any, content: bool) -> dict[str, Any]:
     if not content:
         return {}
-    parts = result if isinstance(result, list) else [result]
-    texts = [part.text if getattr(part, "type", None) == "text" else str(part) for part in parts]
-    return {semconv.TOOL_CALL_RESULT: "\n".join(str(text) for text in texts)}
+    return {semconv.TOOL_CALL_RESULT: "\n".join(str(_told(part)) for part in _parts(result))}
+
+
+def _failure(result: Any) -> str | None:
+    """Why a tool failed that says so in its result: by an error, or a function's result with an exception."""
+    for part in _parts(result):
+        if getattr(part, "type", None) == "error":
+            return str(part.message or "the tool failed")
+        if getattr(part, "type", None) == "function_result" and part.exception is not None:
+            return str(part.exception or part.result or "the tool failed")
+    return None
+
+
+def _parts(result: Any) -> list[Any]:
+    return result if isinstance(result, list) else [result]
+
+
+def _told(part: Any) -> Any:
+    match getattr(part, "type", None):
+        case "text":
+            return part.text
+        case "function_result":
+            return part.result
+    return part
+
+
+def _refusals(messages: Any) -> None:
+    """Record the failed tool calls of the last answer that no tool's run stands for."""
+    if not isinstance(messages, list | tuple):
+        return
+    failed: dict[str, str] = {}
+    for message in reversed(messages):
+        parts = getattr(message, "contents", None) or ()
+        for part in parts:
+            if part.type == "function_result" and part.exception is not None:
+                failed[str(part.call_id)] = str(part.result or part.exception)
+        called = [part for part in parts if part.type == "function_call"]
+        for part in called:
+            if str(part.call_id) in failed:
+                refused(part.name, part.call_id, failed[str(part.call_id)])
+        if called or str(getattr(message, "role", "")) == "assistant":
+            return

@@ -16,10 +16,11 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
-from agl import semconv, tracing
+from agl import tracing
 from agl.adapters.aside import traced
 from agl.adapters.autogen.patching import Patches
-from agl.adapters.scopes import agent_turn, tool_end, tool_run, within
+from agl.adapters.refusals import refused
+from agl.adapters.scopes import agent_turn, handed_over, tool_end, tool_run, within
 from agl.tracing import Scope
 
 
@@ -59,20 +60,23 @@ def _on_messages_stream(original: Callable[..., Any]) -> Callable[..., Any]:
             lambda: agent_turn(self.name),
             lambda: original(self, *args, **kwargs),
             lambda scope, error: tracing.end(scope, error=error),
-            _Refusals(self.name).seen,
+            _Watch(self.name).seen,
         )
 
     return on_messages_stream
 
 
-class _Refusals:
-    """Makes spans of the tool calls that reach no tool: an unknown name, or arguments that are no JSON."""
+class _Watch:
+    """Makes spans of what only an agent's events tell: handoffs, and tool calls that reach no tool (an unknown name, or
+    arguments that are no JSON)."""
 
     def __init__(self, agent: str) -> None:
         self.agent = agent
         self.requested: dict[str, Any] = {}
+        self.results: dict[str, str] = {}
 
     def seen(self, event: Any) -> None:
+        event = getattr(event, "chat_message", event)
         # A nested team's events pass through the outer agent's stream too.
         if getattr(event, "source", None) != self.agent:
             return
@@ -81,16 +85,14 @@ class _Refusals:
             self.requested.update({call.id: call for call in event.content})
         elif kind == "ToolCallExecutionEvent":
             for result in event.content:
+                self.results[result.call_id] = result.content
                 call = self.requested.get(result.call_id)
-                if result.is_error and call is not None and not _has_span(call.id):
-                    scope = tool_run(call.name, call.arguments, call.id)
-                    if scope is not None:
-                        tool_end(scope, result.content, failed=True)
-
-
-def _has_span(call_id: str) -> bool:
-    here = tracing.current()
-    return here is None or any(s.attributes.get(semconv.TOOL_CALL_ID) == call_id for s in here.rollout.spans)
+                if result.is_error and call is not None:
+                    refused(call.name, call.id, result.content)
+        elif kind == "HandoffMessage":
+            # A handoff says what its tool's result says; one that the agent decides itself has no tool call.
+            ids = [call_id for call_id, text in self.results.items() if text == event.content]
+            handed_over(self.agent, event.target, ids[0] if ids else None)
 
 
 _senders: WeakValueDictionary[str, Scope] = WeakValueDictionary()

@@ -21,6 +21,7 @@ from agl import semconv, tracing
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.langchain.labels import Label, label_of
 from agl.adapters.langchain.wrap import handles, wrap
+from agl.adapters.refusals import refused
 from agl.adapters.scopes import model_call, place, tool_run
 from agl.tracing import RolloutContext, Scope
 
@@ -177,6 +178,9 @@ def _handler() -> BaseCallbackHandler:
             parent = self._parent(parent_run_id)
             if parent is None:
                 return
+            label = self._label(run_id, parent_run_id, metadata)
+            for name, call_id, text in _failed_calls(messages):
+                refused(name, call_id, text, parent=parent, agent=label.agent)
             params = kwargs.get("invocation_params") or {}
             model = str(params.get("model") or params.get("model_name") or (metadata or {}).get("ls_model_name") or "")
             self._open(
@@ -184,7 +188,7 @@ def _handler() -> BaseCallbackHandler:
                 model_call(
                     model,
                     (metadata or {}).get("ls_provider"),
-                    agent=self._label(run_id, parent_run_id, metadata).agent,
+                    agent=label.agent,
                     parent=parent,
                     attributes={
                         semconv.CLIENT: _client_name(serialized),
@@ -234,15 +238,51 @@ def _handler() -> BaseCallbackHandler:
             scope = self.scopes.get(run_id)
             if scope is None:
                 return
-            failed = getattr(output, "status", None) == "error"
-            text = str(getattr(output, "content", output))
-            result = text if scope.rollout.capture_content else None
-            self._close(run_id, text if failed else None, attributes={semconv.TOOL_CALL_RESULT: result})
+            told = _told(output, scope.span.attributes.get(semconv.TOOL_CALL_ID))
+            text, content = str(getattr(told, "content", told)), scope.rollout.capture_content
+            error = (text if content else "the tool failed") if getattr(told, "status", None) == "error" else None
+            attributes = {
+                semconv.TOOL_CALL_RESULT: text if content else None,
+                semconv.HANDOFF_TO: _goes_to(output),
+            }
+            self._close(run_id, error, attributes=attributes)
 
         def on_tool_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
             self._close(run_id, error)
 
     return Handler()
+
+
+def _failed_calls(messages: Sequence[Sequence[Any]]) -> Iterator[tuple[str, str, str]]:
+    """Name, id and result of each call of the last answer whose result, at the end of a conversation, is an error."""
+    for conversation in messages:
+        failed: dict[str, str] = {}
+        for message in reversed(conversation if isinstance(conversation, list | tuple) else ()):
+            if getattr(message, "type", None) != "tool":
+                calls = getattr(message, "tool_calls", None) or ()
+                yield from ((c["name"], c["id"], failed[c["id"]]) for c in calls if c["id"] in failed)
+                break
+            if message.status == "error":
+                failed[message.tool_call_id] = str(message.text)
+
+
+def _told(output: Any, call_id: Any) -> Any:
+    """What a tool tells the model: its output, or the message of a `Command` that answers the call."""
+    update = getattr(output, "update", None)
+    if not isinstance(update, Mapping) or not hasattr(output, "goto"):
+        return output
+    answers = [m for m in update.get("messages") or () if getattr(m, "tool_call_id", None) == call_id]
+    return answers[-1] if answers else output
+
+
+def _goes_to(output: Any) -> str | None:
+    """The node beside its agent that a tool's `Command` leads to, as tools that hand over give it."""
+    if getattr(output, "graph", None) is None or not hasattr(output, "goto"):
+        return None
+    goto = output.goto
+    [only] = goto if isinstance(goto, list | tuple) and len(goto) == 1 else [goto]
+    name = getattr(only, "node", only)
+    return name if isinstance(name, str) and name else None
 
 
 def _spoke(node: Scope) -> bool:

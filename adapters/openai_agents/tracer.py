@@ -2,7 +2,8 @@
 
 Hook: a `TracingProcessor` beside the user's own, and `set_trace_provider` so that switching the SDK's tracing off does
 not switch the processor off (openai-agents >= 0.24, < 0.25). The SDK's tool spans carry no call id: a tool's run is
-joined to the call with its name and arguments in the last answer of the same agent's run.
+joined to the call with its name and arguments in the last answer of the same agent's run. They carry no MCP `isError`
+either: `MCPUtil._extract_custom_data`, which every MCP result passes, is patched to see it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -32,10 +33,12 @@ class OpenAIAgentsTracer(InstrumentedTracer):
 
         processor = _processor_class()()
         self._provider = processor.provider = put(processor)
+        self._unwatch = _watch_mcp(processor)
 
     def _restore(self) -> None:
         from agl.adapters.openai_agents.provider import take_back
 
+        self._unwatch()
         take_back(self._provider)
 
 
@@ -58,6 +61,21 @@ class _Run:
                 return call.id
         return None
 
+    def claim_handoff(self, to_agent: str) -> str | None:
+        """The tool call of a handoff, which the SDK makes after the tools have run: the one of the target's usual name,
+        else the first that is left. All of them are of one answer."""
+        from agents import Handoff
+
+        usual = Handoff.default_tool_name(_Named(to_agent))  # type: ignore[arg-type]
+        call = next((c for c in self.calls if c.name == usual), self.calls[0] if self.calls else None)
+        if call is not None:
+            self.calls.remove(call)
+        return call.id if call is not None else None
+
+
+class _Named(NamedTuple):
+    name: str
+
 
 @dataclass(eq=False)
 class _Open:
@@ -68,12 +86,14 @@ class _Open:
         own: the scope that it opened, if any.
         run: of the agent in whose span it lies.
         handled: the exception that was being handled when it started, which is none of its own.
+        failed: whether its tool reported a failure that the SDK does not note.
     """
 
     around: Scope
     own: Scope | None
     run: _Run
     handled: BaseException | None
+    failed: bool = False
 
 
 @functools.cache
@@ -107,6 +127,8 @@ def _processor_class() -> Any:
                     own = tracing.start(semconv.INVOKE_AGENT, data.name, agent=data.name, parent=parent)
             elif data.type in ("response", "generation"):
                 own = tracing.start(semconv.CHAT, _model(data), parent=parent, attributes=_asked(data))
+            elif data.type == "handoff":
+                own = tracing.start(semconv.HANDOFF, "", parent=parent)
             elif data.type == "function":
                 attributes = {semconv.TOOL_NAME: data.name}
                 own = tracing.start(semconv.EXECUTE_TOOL, data.name, parent=parent, attributes=attributes)
@@ -123,7 +145,14 @@ def _processor_class() -> Any:
                 attributes = {semconv.TOOL_CALL_ID: opened.run.claim(data.name, data.input)}
                 if content:
                     attributes[semconv.TOOL_CALL_ARGUMENTS] = data.input
-                    attributes[semconv.TOOL_CALL_RESULT] = None if data.output is None else str(data.output)
+                    attributes[semconv.TOOL_CALL_RESULT] = None if data.output is None else _told(data.output)
+            elif data.type == "handoff" and data.to_agent:
+                opened.own.span.update_name(f"{semconv.HANDOFF} {data.to_agent}")
+                attributes = {
+                    semconv.HANDOFF_FROM: data.from_agent,
+                    semconv.HANDOFF_TO: data.to_agent,
+                    semconv.TOOL_CALL_ID: opened.run.claim_handoff(data.to_agent),
+                }
             elif data.type in ("response", "generation"):
                 messages = _messages(data)
                 opened.run.calls = [*_tool_calls(messages)]
@@ -139,6 +168,32 @@ def _processor_class() -> Any:
     return Processor
 
 
+def _watch_mcp(processor: Any) -> Callable[[], None]:
+    """Note the failures that MCP servers report, which the SDK hands to the model as results like any other; gives what
+    takes the hook off. Its own spans stay as they are."""
+    from agents.mcp.util import MCPUtil
+    from agents.tracing import get_current_span
+
+    original = MCPUtil.__dict__["_extract_custom_data"]
+
+    @functools.wraps(original.__func__)
+    async def extract(cls: Any, *args: Any, result: Any, **kwargs: Any) -> Any:
+        span = get_current_span()
+        opened = processor.open.get(span.span_id) if span is not None else None
+        if opened is not None and (getattr(result, "is_error", None) or getattr(result, "isError", None)):
+            opened.failed = True
+        return await original.__get__(None, cls)(*args, result=result, **kwargs)
+
+    ours = classmethod(extract)
+    MCPUtil._extract_custom_data = ours  # type: ignore[method-assign]
+
+    def unwatch() -> None:
+        if MCPUtil.__dict__["_extract_custom_data"] is ours:
+            MCPUtil._extract_custom_data = original
+
+    return unwatch
+
+
 def _error(span: Any, opened: _Open, content: bool) -> BaseException | str | None:
     """What went wrong in a span: the exception that leaves it, else what the SDK noted on it."""
     error = sys.exception()
@@ -146,6 +201,8 @@ def _error(span: Any, opened: _Open, content: bool) -> BaseException | str | Non
         # A tool's exception leaves the run as the cause of a UserError.
         wrapped = type(error).__name__ == "UserError" and isinstance(error.__cause__, Exception)
         return error.__cause__ if wrapped else error
+    if opened.failed:
+        return _told(span.span_data.output) if content and span.span_data.output else "the tool failed"
     if span.error is None:
         return None
     noted = (span.error.get("data") or {}).get("error") if content else None
@@ -155,6 +212,12 @@ def _error(span: Any, opened: _Open, content: bool) -> BaseException | str | Non
 # -- what the SDK's span data say -------------------------------------------------------------------------------------
 
 
+def _told(output: Any) -> str:
+    """A tool's output as text; MCP tools give parts."""
+    parts = output if isinstance(output, list) else [output]
+    return "\n".join(str(p["text"]) if isinstance(p, dict) and "text" in p else str(p) for p in parts)
+
+
 def _model(data: Any) -> str:
     return str(getattr(data, "model", None) or "")
 
@@ -162,6 +225,7 @@ def _model(data: Any) -> str:
 def _asked(data: Any) -> dict[str, Any]:
     config = getattr(data, "model_config", None) or {}
     return {
+        semconv.RUNS_TOOLS: True,
         semconv.REQUEST_MODEL: _model(data) or None,
         # Other clients than the openai SDK name themselves.
         semconv.PROVIDER_NAME: config.get("model_impl", "openai"),

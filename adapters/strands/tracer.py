@@ -16,6 +16,7 @@ from typing import Any
 from agl import semconv, tracing
 from agl.adapters.aside import end, start, traced
 from agl.adapters.base import InstrumentedTracer
+from agl.adapters.refusals import refused
 from agl.adapters.scopes import agent_turn, model_call, tool_run
 from agl.adapters.strands.wrap import agent_name, handles, wrap
 from agl.tracing import Scope
@@ -118,11 +119,15 @@ def _model_stage(terminal: Chain) -> Chain:
             if "stop" in event:
                 stops[:] = [event["stop"]]
 
+        def begin() -> Scope | None:
+            _refusals(context.messages)
+            return _start_chat(context.model)
+
         def finish(scope: Scope, error: BaseException | None) -> None:
             facts = _answered(context.model, stops[0], scope.rollout.capture_content) if stops else None
             end(scope, error=error, attributes=facts)
 
-        return traced(lambda: _start_chat(context.model), lambda: terminal(context), finish, seen)
+        return traced(begin, lambda: terminal(context), finish, seen)
 
     return run
 
@@ -148,12 +153,25 @@ def _tool_stage(terminal: Chain) -> Chain:
                 if scope.rollout.capture_content:
                     attributes[semconv.TOOL_CALL_RESULT] = text
                 if failure is None and event.tool_result.get("status") == "error":
-                    failure = event.exception or text
+                    failure = event.exception or (text if scope.rollout.capture_content else "the tool failed")
+                if failure is None and context.tool_use["name"] == "handoff_to_agent":
+                    attributes[semconv.HANDOFF_TO] = (context.tool_use.get("input") or {}).get("agent_name")
             end(scope, error=failure, attributes=attributes)
 
         return traced(begin, lambda: terminal(context), finish, seen)
 
     return run
+
+
+def _refusals(messages: Any) -> None:
+    """Record the failed tool calls of the last answer that no tool's run stands for."""
+    if len(messages) < 2:
+        return
+    names = {b["toolUse"]["toolUseId"]: b["toolUse"]["name"] for b in messages[-2]["content"] if "toolUse" in b}
+    for block in messages[-1]["content"]:
+        result = block.get("toolResult")
+        if result and result.get("status") == "error" and result["toolUseId"] in names:
+            refused(names[result["toolUseId"]], result["toolUseId"], _text(result))
 
 
 def _text(result: Any) -> str:

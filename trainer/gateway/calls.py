@@ -12,6 +12,7 @@ from agl.mdp import IntArray
 from agl.trainer.engine import Completion, Engine, Sampling
 from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.errors import RequestError
+from agl.trainer.gateway.normalise import with_tool_names
 from agl.trainer.gateway.rendering import Rendering
 from agl.trainer.gateway.toolparsers import ParsedMessage
 
@@ -34,6 +35,7 @@ class ChatRequest:
         messages, tools: as OpenAI chat messages and tools. force_tool: a name, or True for any.
         sampling: as the agent asked (its `seed` is mixed with the request's own).
         n: how many answers. asked: the sampling fields as sent, for the record.
+        failed_tools: the ids of the tool calls whose results say that they failed, where the dialect can say so.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -42,6 +44,7 @@ class ChatRequest:
     sampling: Sampling
     n: int = 1
     asked: Mapping[str, Any] | None = None
+    failed_tools: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True, eq=False)
@@ -139,6 +142,23 @@ def assistant_message(
     elif message["content"] is None:
         message["content"] = ""
     return message, ids
+
+
+def tool_results(request: ChatRequest, new: int) -> list[dict[str, Any]]:
+    """What the messages from index `new` on say of tool calls: `{"id", "name", "failed"}` for each result."""
+    if not any(m.get("role") == "tool" for m in request.messages[new:]):
+        return []
+    return [
+        {"id": m.get("tool_call_id"), "name": m.get("name"), "failed": m.get("tool_call_id") in request.failed_tools}
+        for m in with_tool_names(request.messages)[new:]
+        if m.get("role") == "tool"
+    ]
+
+
+def unknown_tools(request: ChatRequest, message: Mapping[str, Any]) -> list[str]:
+    """The ids of an answer's tool calls that name a tool which was not offered."""
+    offered = {t["function"]["name"] for t in request.tools or ()}
+    return [c["id"] for c in message.get("tool_calls") or () if c["function"]["name"] not in offered]
 
 
 def _json_text(text: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from agl.errors import GatewayError
 from agl.mdp import Call, IntArray, float_array, int_array
+from agl.outcomes import TOOL_RESULTS, UNKNOWN_TOOLS
 from agl.selection import DEFAULT_POLICY, Selection
 from agl.trainer.engine import Engine, Sampling
 from agl.trainer.gateway.access import Access, AccessTable, SamplingRules
@@ -27,6 +28,8 @@ from agl.trainer.gateway.calls import (
     WireCall,
     assistant_message,
     cut_at_stop,
+    tool_results,
+    unknown_tools,
 )
 from agl.trainer.gateway.errors import RequestError, invalid_key, refusal
 from agl.trainer.gateway.gate import Gate
@@ -273,7 +276,7 @@ class Gateway:
                 fork_cause=place.cause.value if place.cause else None,
                 tool_call_ids=tool_call_ids,
                 span_id=wire.span_id,
-                request=self._content(request, place, own),
+                request=self._content(request, place, own, message),
                 response=message if self.capture_content else {},
                 started_at=wire.started,
                 ended_at=time.time(),
@@ -325,15 +328,26 @@ class Gateway:
         access.finished.append(call)
         access.writes.append(asyncio.ensure_future(self.store.add_calls([call])))
 
-    def _content(self, request: ChatRequest, place: Place | None, used: Sampling | None = None) -> dict[str, Any]:
+    def _content(
+        self,
+        request: ChatRequest,
+        place: Place | None,
+        used: Sampling | None = None,
+        answer: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
         facts: dict[str, Any] = {"asked": dict(request.asked or {})}
         if used is not None:
             facts["used"] = {"temperature": used.temperature, "top_p": used.top_p, "top_k": used.top_k,
                              "max_tokens": used.max_tokens, "seed": used.seed}  # fmt: skip
         if place is not None and place.detail:
             facts["fork_detail"] = place.detail
+        new = place.new if place else 0
+        if results := tool_results(request, new):
+            facts[TOOL_RESULTS] = results
+        if answer is not None and (unknown := unknown_tools(request, answer)):
+            facts[UNKNOWN_TOOLS] = unknown
         if self.capture_content:
-            facts["messages"] = [dict(m) for m in request.messages[place.new if place else 0 :]]
+            facts["messages"] = [dict(m) for m in request.messages[new:]]
             if place is None or place.parent is None:
                 facts["tools"] = [dict(t) for t in request.tools or ()]
         return facts

@@ -103,7 +103,7 @@ def read(data: Any, *, counting: bool = False) -> tuple[ChatRequest, MessagesBod
         stop=tuple(body.stop_sequences or ()),
     )
     asked = {k: v for k, v in data.items() if k in _RECORDED}
-    return ChatRequest(messages, tools, force, sampling, asked=asked), body
+    return ChatRequest(messages, tools, force, sampling, asked=asked, failed_tools=_failed(body.messages)), body
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------
@@ -140,6 +140,12 @@ def _user(blocks: list[tuple[str, str, Mapping[str, Any]]]) -> list[dict[str, An
         else:
             raise _unreadable(kind, where)
     return [*results, {"role": "user", "content": "".join(texts)}] if texts or not results else results
+
+
+def _failed(messages: list[dict[str, Any]]) -> frozenset[str]:
+    """The ids of the tool uses whose results are marked as errors."""
+    blocks = (b for m in messages if isinstance(m.get("content"), list) for b in m["content"])
+    return frozenset(str(b["tool_use_id"]) for b in blocks if b.get("type") == "tool_result" and b.get("is_error"))
 
 
 def _assistant(blocks: list[tuple[str, str, Mapping[str, Any]]]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import orjson
 from agl import semconv, tracing
 from agl.agents import Agent, Outcome, RolloutInfo
 from agl.errors import AglError, CaptureError, RewardError, RolloutError, RolloutTimeoutError
+from agl.intermediate import AIR, as_spans
 from agl.mdp import Call
 from agl.resources import LLM, Task
 from agl.rewards.emit import as_rewards, record
@@ -64,6 +65,7 @@ class LocalRunner:
         resources: what rollouts are given beside the LLM.
         model: the name that agents see for the policy.
         done: called with each result, on the caller's loop.
+        air: the rules that reward tool outcomes, calls and handoffs, if any.
         broken: called when a worker itself fails (the store is gone, say), which no rollout can be blamed for.
     """
 
@@ -82,10 +84,12 @@ class LocalRunner:
         done: Callable[[RolloutResult], None],
         broken: Callable[[BaseException], None],
         capture_content: bool = True,
+        air: AIR | None = None,
     ) -> None:
         self.agent, self.store, self.gateway, self.selection = agent, store, gateway, selection
         self.run_id, self.n_workers, self.rules, self.resources = run_id, n_workers, rules, resources
         self.model, self.done, self.broken, self.capture_content = model, done, broken, capture_content
+        self.air = air
         self._wake = asyncio.Event()
         self._workers: list[asyncio.Task[None]] = []
         self._agents = _AgentLoop()
@@ -186,7 +190,7 @@ class LocalRunner:
         built = None
         if error is None:
             try:
-                built = self._built(rollout, attempt, calls, context)
+                built = await self._built(rollout, attempt, calls, context)
             except AglError as refused:
                 status, error = "failed", refused
         text = None if error is None else "".join(traceback.format_exception(error)).strip()
@@ -197,10 +201,20 @@ class LocalRunner:
             return
         self.done(RolloutResult(after, attempt, built, error))
 
-    def _built(self, rollout: Rollout, attempt: int, calls: list[Call], context: tracing.RolloutContext) -> Built:
-        built = build(rollout.rollout_id, attempt, rollout.group, calls, context.spans, self.selection)
+    async def _built(self, rollout: Rollout, attempt: int, calls: list[Call], context: tracing.RolloutContext) -> Built:
+        what = (rollout.rollout_id, attempt, rollout.group, calls)
+        built = build(*what, context.spans, self.selection)
         if self.gateway is not None:
             check(built, self.selection, rollout_id=rollout.rollout_id, attempt=attempt)
+        if self.air is not None and (credited := self.air.rewards(calls, context.spans, self.selection)):
+            earned = as_spans(credited, context.spans)
+            await self.store.add_spans(earned)
+            built = build(*what, [*context.spans, *earned], self.selection)
+            if built.unplaced and self.gateway is not None:
+                log.warning(
+                    "rollout %s: no call known for %d AIR reward(s) (%s); they count for the whole rollout",
+                    rollout.rollout_id, len(built.unplaced), ", ".join(sorted({r.name for r in built.unplaced})),
+                )  # fmt: skip
         if built.reward is None:
             raise RewardError(
                 f"agent {self.agent.name!r} returned no reward and emitted none",
