@@ -61,7 +61,9 @@ def tool_outcomes(join: Join) -> list[ToolOutcome]:
     tool call the tool ran, within the same agent's span; else unknown. A tool that hands over is a handoff, unless it
     failed. Runs that lie in one another under one id are one run, seen by two layers.
     """
-    tools = [s for s in join.spans.values() if s.operation == semconv.EXECUTE_TOOL]
+    tools = [
+        s for s in join.spans.values() if s.operation == semconv.EXECUTE_TOOL and not s.attributes.get(semconv.PAUSED)
+    ]
     handed_over = {_id(s) for s in join.spans.values() if semconv.HANDOFF_TO in s.attributes} - {None}
     told = {_id(s) for s in tools} | handed_over
     unnamed = {_tool(s) for s in tools if _id(s) is None}

@@ -289,6 +289,16 @@ def test_the_outcome_of_a_failed_call_is_not_lost() -> None:
     assert [c for _, c in credited] == [None]
 
 
+def test_a_tool_that_waits_for_a_human_has_no_outcome_yet() -> None:
+    calls = [
+        call(0, tool_call_ids=("a", "b")),
+        call(1, request={TOOL_RESULTS: [{"id": "b", "name": "add", "failed": True}]}),
+    ]
+    paused = {"attributes": {semconv.PAUSED: True}}
+    spans = [ROOT, tool("t1", "a", **paused), tool("t2", "a"), tool("t3", "b", **paused)]
+    assert given_by(scored(), calls, spans) == [("ok", 1.0, "c0"), ("bad", -1.0, "c0")]
+
+
 def test_one_run_seen_by_two_layers_is_one_outcome_and_a_retry_another() -> None:
     spans = [ROOT, tool("t1", "a", ok=False), tool("t2", "a"), tool("t3", "a", parent="t2")]
     assert given_by(scored(), [call(0, tool_call_ids=("a",))], spans) == [("bad", -1.0, "c0"), ("ok", 1.0, "c0")]

@@ -231,6 +231,31 @@ async def test_langchain_a_call_that_middleware_refuses_is_a_failure() -> None:
 
 
 @in_loop
+async def test_langgraph_a_tool_that_waits_for_a_human_ends_once() -> None:
+    from langchain.agents import create_agent
+    from langchain.tools import tool
+    from langgraph.checkpoint.memory import InMemorySaver
+    from langgraph.types import Command, interrupt
+
+    from agl.adapters.langchain import LangChainTracer
+
+    @tool
+    def ask(question: str) -> str:
+        """Ask a human."""
+        return interrupt(question)
+
+    agent = create_agent(chat_model(NOWHERE), [ask], name="solver", checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "1"}}
+
+    async def run() -> None:
+        await agent.ainvoke({"messages": "go"}, config)  # type: ignore[arg-type]
+        await agent.ainvoke(Command(resume="yes"), config)
+
+    told, credited, _ = await rewarded(LangChainTracer(), [calls_of(("ask", {"question": "q"})), "done"], run)
+    assert (told, credited) == ([("success", "ask", "yes", "solver")], [(1.0, 0)])
+
+
+@in_loop
 async def test_a_handoff_of_the_openai_agents_sdk() -> None:
     from agents import Agent, Runner, function_tool, handoff
     from subject_openai_agents import chat_model as model

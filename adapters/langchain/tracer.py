@@ -136,7 +136,11 @@ def _handler() -> BaseCallbackHandler:
                 if not _spoke(scope):
                     scope.span.update_name(f"{semconv.OPERATION} {scope.agent}")
                     attributes = {semconv.OPERATION_NAME: semconv.OPERATION}
-            tracing.end(scope, error=None if _is_control_flow(error) else error, attributes=attributes)
+            if _is_control_flow(error):
+                error = None
+                if scope.kind == semconv.EXECUTE_TOOL:
+                    attributes = {semconv.PAUSED: True}
+            tracing.end(scope, error=error, attributes=attributes)
 
         def on_chain_start(
             self,

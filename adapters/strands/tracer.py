@@ -147,6 +147,8 @@ def _tool_stage(terminal: Chain) -> Chain:
         def finish(scope: Scope, error: BaseException | None) -> None:
             attributes: dict[str, Any] = {}
             failure: BaseException | str | None = _failure(error)
+            if error is not None and failure is None:
+                attributes[semconv.PAUSED] = True
             if results:
                 [event] = results
                 text = _text(event.tool_result)
