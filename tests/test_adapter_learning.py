@@ -21,7 +21,7 @@ from agl.trainer.store import open_store
 pytestmark = pytest.mark.slow
 
 GAIN = 0.25
-"""By how much held-out success must rise; whole runs gave 0.43 to 0.73 over nine seeds of run and policy."""
+"""By how much held-out success must rise; whole runs gave 0.43 to 0.73 over ten seeds of run and policy."""
 
 STEPS = 6
 
