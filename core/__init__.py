@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from agl import credit, errors, rewards
     from agl.agents import Agent, LitAgent, Outcome, RolloutInfo, Tracer, rollout
     from agl.errors import AglError
+    from agl.hooks import Hook
     from agl.mdp import Call, Reward, Trajectory, Transition
     from agl.plugins import wrap
     from agl.resources import LLM, Dataset, NamedResources, PromptTemplate
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from agl.selection import Selection
     from agl.sequence import Sequence
     from agl.spans import Span
-    from agl.trainer.algorithms import GRPO, Baseline
+    from agl.trainer.algorithms import GRPO, VERL, Baseline
     from agl.trainer.explain import explain
     from agl.trainer.local.config import LoraSpec
     from agl.trainer.trainer import Result, Trainer
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "agl.agents": ("Agent", "LitAgent", "Outcome", "RolloutInfo", "Tracer", "rollout"),
     "agl.errors": ("AglError",),
+    "agl.hooks": ("Hook",),
     "agl.mdp": ("Call", "Reward", "Trajectory", "Transition"),
     "agl.plugins": ("wrap",),
     "agl.resources": ("LLM", "Dataset", "NamedResources", "PromptTemplate"),
@@ -31,7 +33,7 @@ _NAMES = {
     "agl.selection": ("Selection",),
     "agl.sequence": ("Sequence",),
     "agl.spans": ("Span",),
-    "agl.trainer.algorithms": ("GRPO", "Baseline"),
+    "agl.trainer.algorithms": ("GRPO", "VERL", "Baseline"),
     "agl.trainer.explain": ("explain",),
     "agl.trainer.local.config": ("LoraSpec",),
     "agl.trainer.trainer": ("Result", "Trainer"),
@@ -47,6 +49,7 @@ __all__ = [
     "Call",
     "Dataset",
     "GRPO",
+    "Hook",
     "LLM",
     "LitAgent",
     "LoraSpec",
@@ -63,6 +66,7 @@ __all__ = [
     "Trainer",
     "Trajectory",
     "Transition",
+    "VERL",
     "credit",
     "emit_exception",
     "emit_message",

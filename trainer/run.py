@@ -16,6 +16,7 @@ import numpy as np
 from agl.agents import Agent
 from agl.credit import Credit
 from agl.errors import AglError, ConfigError, DatasetError, StoreError
+from agl.hooks import Hook
 from agl.selection import Selection
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
@@ -66,7 +67,7 @@ class Run:
         agent, selection, credit: what is run, who is trained, how rewards become returns.
         train, val: the tasks. store, gateway, progress: where facts go.
         n_workers, max_attempts, timeout: how rollouts run.
-        initial_resources: what rollouts are given beside the LLM.
+        initial_resources: what rollouts are given beside the LLM. hooks: called around every attempt.
     """
 
     run_id: str
@@ -87,6 +88,7 @@ class Run:
     host: str = "127.0.0.1"
     port: int = 0
     initial_resources: Mapping[str, Any] = field(default_factory=dict)
+    hooks: Sequence[Hook] = ()
     gateway: Gateway | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
     checkpoint: Path | None = None
@@ -95,12 +97,15 @@ class Run:
     _runner: LocalRunner | None = None
     _waiting: dict[str, asyncio.Future[RolloutResult]] = field(default_factory=dict)
 
-    async def start(self, rules: Callable[[str], SamplingRules], model: str, *, routed: bool = True) -> None:
+    async def start(
+        self, rules: Callable[[str], SamplingRules], model: str, *, routed: bool = True, rewarded: bool = True
+    ) -> None:
         """Start the gateway and the workers.
 
         Args:
             rules: mode -> the trainer's sampling rules. model: the policy's name for agents.
             routed: whether selected agents are sent to the gateway.
+            rewarded: whether a rollout without a reward has failed.
         """
         if routed:
             self.gateway = self.gateway or Gateway(self.store, capture_content=self.capture_content)
@@ -119,12 +124,19 @@ class Run:
             done=self._done,
             broken=self._broken,
             capture_content=self.capture_content,
+            hooks=self.hooks,
+            rewarded=rewarded,
         )
         await self._runner.start()
         # A full collection goes over every object that the frameworks and torch have made, a fifth of a second each
         # time; they live as long as the run anyway.
         gc.collect()
         gc.freeze()
+
+    def wake(self) -> None:
+        """Tell idle workers that rollouts were enqueued by other means than `rollouts`. Call it on the run's loop."""
+        if self._runner is not None:
+            self._runner.wake()
 
     async def stop(self) -> None:
         """End the workers and the gateway; open rollouts are cancelled in the store."""

@@ -15,6 +15,7 @@ from agl import tracing
 from agl.agents import Agent, Tracer, as_agent
 from agl.credit import Credit, Uniform
 from agl.errors import CheckpointError, ConfigError, checked_options
+from agl.hooks import Hook
 from agl.plugins import adapters
 from agl.resources import Dataset, as_tasks
 from agl.selection import AgentFilter, select
@@ -22,7 +23,7 @@ from agl.trainer.algorithms import Algorithm
 from agl.trainer.algorithms.checkpoints import latest
 from agl.trainer.progress import Progress
 from agl.trainer.run import Run, require_positive, require_tasks
-from agl.trainer.store import open_store
+from agl.trainer.store import Store, open_store
 
 T = TypeVar("T")
 
@@ -60,13 +61,14 @@ class Trainer:
             None = every agent.
         credit: how rewards become returns; `agl.credit.Uniform()` if None.
         n_workers: rollouts that run at once.
-        store: "sqlite:///run.db" or a path; None keeps it in the run's directory.
+        store: "sqlite:///run.db", a path, or an open store, which stays open; None keeps it in the run's directory.
         directory: where checkpoints and the store go; `agl-runs/<run id>` if None.
         seed: fixes the order of tasks, every request's sampling and the learner's randomness.
         max_attempts: tries per rollout. timeout: seconds per attempt.
         host, port: where the gateway listens.
         capture_content: whether texts are recorded beside the tokens.
         initial_resources: what rollouts are given beside `llm`.
+        hooks: an `agl.Hook`, or several, called around every attempt.
         progress: show progress.
     """
 
@@ -78,7 +80,7 @@ class Trainer:
         agents: AgentFilter = None,
         credit: Credit | None = None,
         n_workers: int = 8,
-        store: str | None = None,
+        store: str | Store | None = None,
         directory: str | Path | None = None,
         seed: int = 0,
         max_attempts: int = 2,
@@ -87,6 +89,7 @@ class Trainer:
         port: int = 0,
         capture_content: bool = True,
         initial_resources: Mapping[str, Any] | None = None,
+        hooks: Hook | Iterable[Hook] | None = None,
         progress: bool = True,
     ) -> None:
         if not isinstance(algorithm, Algorithm):
@@ -111,6 +114,9 @@ class Trainer:
         self.host, self.port = host, port
         self.capture_content = capture_content
         self.initial_resources = dict(initial_resources or {})
+        self.hooks: tuple[Hook, ...] = (
+            () if hooks is None else tuple(hooks) if isinstance(hooks, Iterable) else (hooks,)
+        )
         self.progress = progress
 
     def fit(
@@ -133,7 +139,8 @@ class Trainer:
             KeyboardInterrupt: Ctrl-C, after everything was ended and the last completed step saved.
         """
         train, val = as_tasks(train_dataset), as_tasks(val_dataset)
-        require_tasks(train, "the training dataset")
+        if getattr(self.algorithm, "needs_tasks", True):
+            require_tasks(train, "the training dataset")
         return self._drive(agent, train, val, resume=resume, dev_tasks=None)
 
     def dev(self, agent: Any, dataset: Dataset[Any] | Iterable[Any], n_tasks: int = 3) -> Result:
@@ -149,11 +156,12 @@ class Trainer:
         if dev_tasks is None:
             self._check_directory(directory, resume)
         directory.mkdir(parents=True, exist_ok=True)
-        url = self.store or f"sqlite:///{directory / 'run.db'}"
+        given = None if self.store is None or isinstance(self.store, str) else self.store
+        url = repr(given) if given is not None else str(self.store or f"sqlite:///{directory / 'run.db'}")
         progress = Progress(self.progress)
 
         async def main() -> Result:
-            store = await open_store(url)
+            store = given or await open_store(url)
             try:
                 run = Run(
                     run_id=run_id,
@@ -174,6 +182,7 @@ class Trainer:
                     host=self.host,
                     port=self.port,
                     initial_resources=self.initial_resources,
+                    hooks=self.hooks,
                 )
                 if dev_tasks is None:
                     await self.algorithm.run(run)
@@ -181,7 +190,8 @@ class Trainer:
                     await self.algorithm.dev(run, dev_tasks)
                 return Result(run.run_id, directory, url, run.history, run.policy_path, run.checkpoint)
             finally:
-                await store.close()
+                if given is None:
+                    await store.close()
 
         with self._instrumented(runnable):
             try:

@@ -3,5 +3,6 @@
 from agl.trainer.algorithms.base import Algorithm
 from agl.trainer.algorithms.baseline import Baseline
 from agl.trainer.algorithms.grpo import GRPO
+from agl.trainer.algorithms.verl import VERL
 
-__all__ = ["GRPO", "Algorithm", "Baseline"]
+__all__ = ["GRPO", "VERL", "Algorithm", "Baseline"]

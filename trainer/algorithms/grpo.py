@@ -46,6 +46,7 @@ class GRPO:
         model: a Hugging Face directory or hub id.
         group_size: rollouts per task. batch_size: tasks per step.
         steps: updates; or `epochs`: passes over the training tasks. One of the two.
+        minibatches: optimiser steps per pass over a step's rows. passes: over them.
         learning_rate, warmup_steps, schedule, betas, weight_decay, grad_clip: of AdamW; the schedule is "constant" or
             "linear" (down to 0 at the last step).
         clip_low, clip_high: of the importance ratio. kl_coef, kl_kind: penalty towards the initial policy ("k1", "k2",
@@ -55,6 +56,7 @@ class GRPO:
         normalize_std: divide advantages by the group's standard deviation (False: Dr.GRPO's form).
         temperature, max_response_tokens: of training's sampling, whatever the agent asks for.
         val_temperature: of validation; None leaves the agent's own. val_every: steps between validations.
+        val_before_train: whether there is one before the first step.
         lora: train adapters of this shape instead of the full weights.
         device, dtype, max_context, threads: of the policy process; "auto"/None choose by the machine.
         renderer: a name from the `renderers` package; None chooses by the model.
@@ -68,6 +70,8 @@ class GRPO:
     batch_size: int = 16
     steps: int | None = None
     epochs: int | None = None
+    minibatches: int = 1
+    passes: int = 1
     learning_rate: float = 1e-6
     warmup_steps: int = 0
     schedule: Literal["constant", "linear"] = "constant"
@@ -87,6 +91,7 @@ class GRPO:
     max_response_tokens: int = 1024
     val_temperature: float | None = None
     val_every: int = 10
+    val_before_train: bool = True
     lora: LoraSpec | None = None
     device: str = "auto"
     dtype: str = "auto"
@@ -102,6 +107,7 @@ class GRPO:
             group_size=self.group_size, batch_size=self.batch_size, steps=self.steps, epochs=self.epochs,
             learning_rate=self.learning_rate, temperature=self.temperature, val_every=self.val_every,
             max_response_tokens=self.max_response_tokens, checkpoint_every=self.checkpoint_every,
+            minibatches=self.minibatches, passes=self.passes,
         )  # fmt: skip
         if (self.steps is None) == (self.epochs is None):
             raise ConfigError("GRPO needs either steps= or epochs=", hint="for example steps=200")
@@ -124,7 +130,7 @@ class GRPO:
             await run.start(self._rules, DEFAULT_POLICY)
             run.progress.start(steps, start)
             await run.store.add_policy_version(run.run_id, DEFAULT_POLICY, policy.version, start)
-            if start == 0 and run.val and not run.history:
+            if start == 0 and self.val_before_train and run.val and not run.history:
                 run.history.append(await self._validate(run, 0, {"step": 0}))
             await self._steps(run, policy, gateway, batches, start, steps)
             run.policy_path = run.directory / "policy"
@@ -204,6 +210,8 @@ class GRPO:
             threads=self.threads,
             max_batch=self.max_batch,
             learner=LearnerConfig(
+                epochs=self.passes,
+                minibatches=self.minibatches,
                 learning_rate=self.learning_rate,
                 betas=self.betas,
                 weight_decay=self.weight_decay,
