@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from agl.errors import ConfigError
 
@@ -141,7 +141,7 @@ def __dir__() -> list[str]:
 class _Alias(types.ModuleType):
     """A module path of 0.3 whose names are those of one of our modules, loaded on first use."""
 
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __init__(self, name: str, ours: str) -> None:
         super().__init__(name, f"0.3's path to the names of {ours}.")

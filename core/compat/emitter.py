@@ -26,7 +26,7 @@ def emit_reward(
     attributes: Mapping[str, Any] | None = None,
     propagate: bool = True,
 ) -> None:
-    """`agl.emit_reward`. 0.3's attributes linked a reward to a call by hand; ours goes to the call it is emitted for."""
+    """`agl.emit_reward`. 0.3's attributes linked a reward to a call by hand; ours finds the call itself."""
     if not propagate:
         raise refuse("emit_reward(propagate=False)", "call it where the reward is to be recorded")
     if attributes:

@@ -27,7 +27,7 @@ class LLMProxy:
     def __init__(self, *_: Any, **__: Any) -> None:
         raise refuse(
             "LLMProxy",
-            "leave it out: the trainer starts its own gateway; for a model elsewhere give initial_resources={'llm': LLM(...)}",
+            "leave it out: the trainer has a gateway; for a model elsewhere give initial_resources={'llm': LLM(...)}",
         )
 
 

@@ -53,7 +53,7 @@ _ONE_MACHINE = "training on several GPUs or machines is not available yet: set i
 _SAMPLED_AS_IS = "training samples from the policy itself; leave it out"
 
 KEYS: Mapping[str, Key] = {
-    "algorithm.adv_estimator": Key(default=None, only=("grpo",), why="use 'grpo'; verl's default, 'gae', needs a critic"),
+    "algorithm.adv_estimator": Key(default=None, only=("grpo",), why="use 'grpo'; others are not there"),
     "algorithm.norm_adv_by_std_in_grpo": Key("normalize_std", True, convert=bool),
     "algorithm.use_kl_in_reward": Key(default=False, only=(False,), why=f"use {_ACTOR}.use_kl_loss instead"),
     "data.train_batch_size": Key("batch_size", 1024, convert=int),
@@ -89,7 +89,7 @@ KEYS: Mapping[str, Key] = {
     f"{_ACTOR}.clip_ratio_high": Key("clip_high", None),
     f"{_ACTOR}.clip_ratio_c": Key(default=3.0, only=(3.0,), why="the dual clip is at 3"),
     f"{_ACTOR}.loss_agg_mode": Key("loss_agg", "token-mean", convert=str),
-    f"{_ACTOR}.policy_loss.loss_mode": Key(default="vanilla", only=("vanilla",), why="use 'vanilla', PPO's clipped loss"),
+    f"{_ACTOR}.policy_loss.loss_mode": Key(default="vanilla", only=("vanilla",), why="use 'vanilla', PPO's own"),
     f"{_ROLLOUT}.n": Key("group_size", 1, convert=int),
     f"{_ROLLOUT}.temperature": Key("temperature", 1.0, convert=float),
     f"{_ROLLOUT}.top_p": Key(default=1.0, only=(1.0,), why=_SAMPLED_AS_IS),
@@ -134,7 +134,7 @@ LAYOUT: tuple[str, ...] = (
     "trainer.balance_batch", "trainer.max_*_ckpt_to_keep", "trainer.ray_wait_register_center_timeout", "ray_kwargs.*",
     "data.dataloader_num_workers", "data.*_workers",
 )  # fmt: skip
-"""Where the work is done, how fast and in how much memory: nothing that changes a number. One machine decides itself."""
+"""Where the work is done, how fast and in how much memory: no number changes by it. One machine decides itself."""
 
 UNUSED: tuple[str, ...] = (
     "agentlightning.*", "critic.*", "algorithm.gamma", "algorithm.lam", "algorithm.kl_*", "reward_model.*",
