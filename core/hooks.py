@@ -19,6 +19,11 @@ class Hook:
         spans: every span of the attempt, as stored.
     """
 
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return type(self).__name__
+
     async def on_rollout_start(self, *, agent: Any, runner: Any, rollout: Any) -> None:
         """Before the attempt begins."""
 

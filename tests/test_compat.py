@@ -122,7 +122,6 @@ async def test_started_rollouts_are_nobody_elses_and_retries_are_by_config() -> 
     store = al.InMemoryLightningStore()
     started = await store.start_rollout("mine")
     assert (started.input, started.status, started.attempt.status) == ("mine", "preparing", "preparing")
-    assert await store.dequeue_rollout() is None or True
     config = al.RolloutConfig(max_attempts=2, retry_condition=["failed"])
     again = await store.enqueue_rollout("again", config=config)
     leased = await store.dequeue_rollout()
@@ -228,9 +227,7 @@ def test_an_algorithm_by_hand(provider: Provider, tmp_path: Path, is_async: bool
     assert said == {(f"{verb} {x}", "blue") for verb in ("Say", "Shout") for x in "ab"}
     assert len(hook.seen) == 16
     assert ("rollout_end", 1.0) in hook.seen
-    assert ("trace_end", ["invoke_agent", "chat"]) in [(k, v if k != "trace_end" else v) for k, v in hook.seen] or any(
-        k == "trace_end" and "chat" in v for k, v in hook.seen
-    )
+    assert [v for k, v in hook.seen if k == "trace_end"] == [["chat"]] * 4  # the root span is still open
     assert len(asyncio.run(trainer.store.query_rollouts())) == 4
 
 

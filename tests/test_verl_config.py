@@ -17,8 +17,9 @@ CONFIG: dict[str, Any] = {
     "actor_rollout_ref": {
         "rollout": {"tensor_model_parallel_size": 1, "n": 4, "log_prob_micro_batch_size_per_gpu": 2, "temperature": 0.9,
                     "multi_turn": {"format": "hermes"}, "name": "vllm", "gpu_memory_utilization": 0.7},
-        "actor": {"ppo_mini_batch_size": 4, "ppo_micro_batch_size_per_gpu": 2, "optim": {"lr": 3e-6}, "entropy_coeff": 0,
-                  "use_kl_loss": True, "kl_loss_coef": 0.02, "kl_loss_type": "low_var_kl", "clip_ratio_low": 0.1,
+        "actor": {"ppo_mini_batch_size": 4, "ppo_micro_batch_size_per_gpu": 2, "optim": {"lr": 3e-6},
+                  "entropy_coeff": 0, "use_kl_loss": True, "kl_loss_coef": 0.02, "kl_loss_type": "low_var_kl",
+                  "clip_ratio_low": 0.1,
                   "clip_ratio_high": 0.3, "fsdp_config": {"param_offload": True}},
         "ref": {"log_prob_micro_batch_size_per_gpu": 2, "fsdp_config": {"param_offload": True}},
         "model": {"path": "some/model", "use_remove_padding": True, "enable_gradient_checkpointing": True},
@@ -82,5 +83,5 @@ def test_what_cannot_be_honoured_is_refused(key: str, value: Any, said: str) -> 
 
 @pytest.mark.parametrize("key", ["algorithm", "actor_rollout_ref"])
 def test_what_must_be_given_is_asked_for(key: str) -> None:
-    with pytest.raises(ConfigError, match="names no algorithm|has no actor_rollout_ref"):
+    with pytest.raises(ConfigError, match=r"names no algorithm|has no actor_rollout_ref"):
         agl.VERL({k: v for k, v in CONFIG.items() if k != key})

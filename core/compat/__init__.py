@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-import types
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from agl.errors import ConfigError
@@ -138,7 +138,7 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
 
 
-class _Alias(types.ModuleType):
+class _Alias(ModuleType):
     """A module path of 0.3 whose names are those of one of our modules, loaded on first use."""
 
     __path__: ClassVar[list[str]] = []

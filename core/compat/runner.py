@@ -150,6 +150,10 @@ class Hooked(own.Hook):
     def __init__(self, hook: Any, agent: Any, runner: Any) -> None:
         self._hook, self._agent, self._runner = hook, agent, runner
 
+    @property
+    def name(self) -> str:
+        return type(self._hook).__name__
+
     async def on_rollout_start(self, *, agent: Any, runner: Any, rollout: Any) -> None:
         await self._hook.on_rollout_start(**self._facts(rollout))
 

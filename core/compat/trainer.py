@@ -166,6 +166,7 @@ class Trainer:
         finally:
             if isinstance(agent, LitAgent):
                 agent._store = None
+            self._bound = None  # a store of the run's own is closed now, and opened again when it is asked for
         return self.result
 
 

@@ -307,7 +307,7 @@ class LocalRunner:
                 await getattr(hook, name)(agent=self.agent, runner=self, rollout=leased, **facts)
             except Exception as error:
                 raise RolloutError(
-                    f"the hook {type(hook).__name__}.{name} raised {type(error).__name__}: {error}",
+                    f"the hook {hook.name}.{name} raised {type(error).__name__}: {error}",
                     hint="what it was to do has not been done; catch in it what may fail",
                     rollout=leased.rollout.rollout_id,
                     attempt=leased.attempt.attempt,
