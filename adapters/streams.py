@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -41,7 +42,12 @@ class CallObserver:
             return None
         body = options.json_data if isinstance(options.json_data, dict) else {}
         model = str(body.get("model", ""))
-        attributes = {semconv.PROVIDER_NAME: self.provider, semconv.REQUEST_MODEL: model}
+        attributes: dict[str, Any] = {semconv.PROVIDER_NAME: self.provider, semconv.REQUEST_MODEL: model}
+        here = tracing.current()
+        if here is not None and here.rollout.capture_content and not _sampled_by_us(here):
+            # The gateway keeps what its calls were asked, each turn's new messages alone.
+            asked = body.get("messages") or body.get("input")
+            attributes[semconv.INPUT_MESSAGES] = json.dumps(asked, default=str) if asked else None
         return tracing.start(semconv.CHAT, model, attributes=attributes)
 
     def finished(self, scope: Scope, result: Any) -> Any:
@@ -63,6 +69,10 @@ class CallObserver:
     def failed(self, scope: Scope, error: BaseException) -> None:
         """End it with the error that the request raised."""
         tracing.end(scope, error=error)
+
+
+def _sampled_by_us(here: Scope) -> bool:
+    return here.rollout.gateway_url is not None and here.rollout.selection.policy_for(here.agent) is not None
 
 
 class _Reader:

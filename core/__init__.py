@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from agl import credit, errors, rewards
     from agl.agents import Agent, LitAgent, Outcome, RolloutInfo, Tracer, rollout
     from agl.errors import AglError
+    from agl.hooks import Hook
     from agl.intermediate import AIR, air
     from agl.mdp import Call, Reward, Trajectory, Transition
     from agl.plugins import wrap
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from agl.selection import Selection
     from agl.sequence import Sequence
     from agl.spans import Span
-    from agl.trainer.algorithms import DAPO, GRPO, GSPO, PPO, RLOO, Baseline, DrGRPO, Overlong, REINFORCEPlusPlus
+    from agl.trainer.algorithms import DAPO, GRPO, GSPO, PPO, RLOO, VERL, Baseline, DrGRPO, Overlong, REINFORCEPlusPlus
     from agl.trainer.explain import explain
     from agl.trainer.local.config import LoraSpec, Policy
     from agl.trainer.trainer import Result, Trainer
@@ -26,6 +27,7 @@ _NAMES = {
     "agl.agents": ("Agent", "LitAgent", "Outcome", "RolloutInfo", "Tracer", "rollout"),
     "agl.errors": ("AglError",),
     "agl.intermediate": ("AIR", "air"),
+    "agl.hooks": ("Hook",),
     "agl.mdp": ("Call", "Reward", "Trajectory", "Transition"),
     "agl.plugins": ("wrap",),
     "agl.resources": ("LLM", "Dataset", "NamedResources", "PromptTemplate"),
@@ -39,6 +41,7 @@ _NAMES = {
         "GSPO",
         "PPO",
         "RLOO",
+        "VERL",
         "Baseline",
         "DrGRPO",
         "Overlong",
@@ -63,6 +66,7 @@ __all__ = [
     "DrGRPO",
     "GRPO",
     "GSPO",
+    "Hook",
     "LLM",
     "LitAgent",
     "LoraSpec",
@@ -84,6 +88,7 @@ __all__ = [
     "Trainer",
     "Trajectory",
     "Transition",
+    "VERL",
     "air",
     "credit",
     "emit_exception",

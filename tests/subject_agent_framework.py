@@ -45,14 +45,14 @@ class AgentFramework(Subject):
 
     def changed(self) -> Any:
         import openai
-        from agent_framework import FunctionTool, RawAgent
+        from agent_framework import Executor, FunctionTool, RawAgent
         from agent_framework.observability import AgentTelemetryLayer, ChatTelemetryLayer
 
         methods = [
             c.__dict__[m]
             for c, m in (
                 (FunctionTool, "invoke"), (RawAgent, "run"), (AgentTelemetryLayer, "run"),
-                (ChatTelemetryLayer, "get_response"),
+                (ChatTelemetryLayer, "get_response"), (Executor, "execute"),
             )
         ]  # fmt: skip
         return openai.OpenAI.__dict__.get("request"), openai.AsyncOpenAI.__dict__.get("request"), *methods
