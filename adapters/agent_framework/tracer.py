@@ -25,6 +25,7 @@ from agl.tracing import Scope
 class AgentFrameworkTracer(InstrumentedTracer):
     """Traces Agent Framework agents and workflows inside rollouts."""
 
+    modules = ("agent_framework",)
     handles = staticmethod(handles)
     wrap = staticmethod(wrap)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -159,6 +160,40 @@ def make_policy(
     from agl.trainer.quickstart.run import make
 
     _write(json_file, make(directory, seed=seed))
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[list[str], typer.Argument(help="The command, after `--`.", metavar="-- COMMAND...")],
+    agent: Annotated[str | None, typer.Option(help="Its name, for calls that no framework names.")] = None,
+    store: Annotated[str | None, typer.Option(help="Where it is kept: a path; else AGL_STORE.")] = None,
+    task: Annotated[str | None, typer.Option(help="The task as JSON; the command finds it in AGL_TASK.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Let this policy answer: a Hugging Face directory or a checkpoint.")
+    ] = None,
+    agents: Annotated[
+        list[str] | None, typer.Option(help="It answers these agents only (name or glob; repeatable).")
+    ] = None,
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run any program and record its model calls and tools, without a line of code; or try a policy in it."""
+    from agl.errors import ConfigError
+    from agl.trainer.launch.run import Launch, run_command, show
+
+    try:
+        value = None if task is None else json.loads(task)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"--task is not JSON: {error}", hint="""--task '{"question": "..."}'""") from None
+    launch = Launch(
+        command=command, agent=agent, store=store, task=value, model=model, agents=agents or (),
+        capture_content=os.environ.get("AGL_CAPTURE_CONTENT", "1") != "0",
+    )  # fmt: skip
+    facts, status = run_command(launch)
+    _write(json_file, facts)
+    if not quiet:
+        show(facts, launch)
+    raise typer.Exit(status)
 
 
 trace = typer.Typer(help="Read traces: which agent spoke, which tool ran.", no_args_is_help=True)

@@ -1,0 +1,140 @@
+"""Spans of what no adapter saw, from what passed on the wire: a `chat` span per call, and the tools in between.
+
+A tool runs between the answer that asks for it and the request that brings its result; the two are joined by the tool
+call's id. When it began and ended within that time is not known, so its span says that it was inferred.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agl import answers, semconv
+from agl.answers import ToolCall, ToolResult
+from agl.mdp import Call
+from agl.spans import Span
+
+
+@dataclass(eq=False)
+class Wire:
+    """The calls of one attempt, in the order in which they pass.
+
+    Attributes:
+        trace_id, parent_id: of the attempt's root span. capture_content: whether texts are recorded.
+    """
+
+    rollout_id: str
+    attempt: int
+    trace_id: str
+    parent_id: str | None
+    capture_content: bool = True
+    _issued: dict[str, tuple[ToolCall, str, float]] = field(default_factory=dict)
+    """Tool call id -> the call, whose it is, and since when it may run."""
+
+    def chat(
+        self,
+        agent: str,
+        model: str,
+        start: float,
+        end: float,
+        attributes: Mapping[str, Any],
+        calls: Iterable[ToolCall] = (),
+        error: str | None = None,
+        span_id: str | None = None,
+    ) -> Span:
+        """The span of a call, which asked for these tools."""
+        for call in calls:
+            self._issued[call.id] = call, agent, end
+        return self._span(semconv.CHAT, model, agent, start, end, attributes, error, span_id)
+
+    def tools(self, results: Mapping[str, ToolResult], before: float) -> list[Span]:
+        """The spans of the tools whose results a request at `before` brings for the first time."""
+        found = []
+        for call_id, result in results.items():
+            if (issued := self._issued.pop(call_id, None)) is None:
+                continue
+            call, agent, since = issued
+            facts = {semconv.TOOL_NAME: call.name, semconv.TOOL_CALL_ID: call_id, semconv.INFERRED: True}
+            if self.capture_content:
+                facts |= {semconv.TOOL_CALL_ARGUMENTS: call.arguments, semconv.TOOL_CALL_RESULT: result.text}
+            error = (result.text if self.capture_content else "the tool failed") if result.failed else None
+            since = min(since, before)
+            span_id = _digest(f"{self.rollout_id}/{self.attempt}/{call_id}")
+            found.append(self._span(semconv.EXECUTE_TOOL, call.name, agent, since, before, facts, error, span_id))
+        return found
+
+    def _span(
+        self,
+        kind: str,
+        name: str,
+        agent: str,
+        start: float,
+        end: float,
+        attributes: Mapping[str, Any],
+        error: str | None,
+        span_id: str | None,
+    ) -> Span:
+        facts = {
+            semconv.OPERATION_NAME: kind,
+            semconv.AGENT_NAME: agent,
+            semconv.ROLLOUT_ID: self.rollout_id,
+            semconv.ATTEMPT: self.attempt,
+            **{k: v for k, v in attributes.items() if v is not None},
+        }
+        return Span(
+            self.trace_id,
+            span_id or secrets.token_hex(8),
+            self.parent_id,
+            self.rollout_id,
+            self.attempt,
+            f"{kind} {name}".strip(),
+            start,
+            end,
+            "unset" if error is None else "error",
+            error,
+            facts,
+        )
+
+
+def with_calls(spans: Sequence[Span], calls: Sequence[Call]) -> list[Span]:
+    """The spans of an attempt, and those of its gateway calls that no client's span stands for (programs in other
+    languages have none)."""
+    known = {s.span_id for s in spans}
+    unseen = sorted((c for c in calls if c.span_id not in known), key=lambda c: c.index)
+    if not unseen:
+        return list(spans)
+    root = next((s for s in spans if s.parent_id is None), None)
+    first = unseen[0]
+    trace_id = root.trace_id if root else _digest(first.rollout_id) * 2
+    wire = Wire(first.rollout_id, first.attempt, trace_id, root.span_id if root else None)
+    made: list[Span] = []
+    for call in unseen:
+        made += wire.tools(answers.tool_results(call.request), call.started_at)
+        issued = [_tool_call(c) for c in call.response.get("tool_calls") or ()]
+        facts = {
+            semconv.ROUTED: call.policy is not None or None,
+            semconv.RESPONSE_ID: call.id,
+            semconv.FINISH_REASONS: [call.finish_reason],
+            semconv.INPUT_TOKENS: int(call.prompt_ids.size),
+            semconv.OUTPUT_TOKENS: int(call.response_ids.size),
+            **answers.asked(call.request),
+        }
+        ended = max(call.started_at, call.ended_at)
+        made.append(
+            wire.chat(
+                call.agent, call.policy or "", call.started_at, ended, facts, issued, call.error, _digest(call.id)
+            )
+        )
+    return [*spans, *made]
+
+
+def _tool_call(call: Mapping[str, Any]) -> ToolCall:
+    function = call.get("function") or {}
+    return ToolCall(str(call.get("id")), str(function.get("name")), str(function.get("arguments")))
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
