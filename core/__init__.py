@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from agl import credit, errors, rewards
     from agl.agents import Agent, LitAgent, Outcome, RolloutInfo, Tracer, rollout
+    from agl.commands import CommandAgent
     from agl.errors import AglError
     from agl.mdp import Call, Reward, Trajectory, Transition
     from agl.plugins import wrap
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "agl.agents": ("Agent", "LitAgent", "Outcome", "RolloutInfo", "Tracer", "rollout"),
+    "agl.commands": ("CommandAgent",),
     "agl.errors": ("AglError",),
     "agl.mdp": ("Call", "Reward", "Trajectory", "Transition"),
     "agl.plugins": ("wrap",),
@@ -45,6 +47,7 @@ __all__ = [
     "AglError",
     "Baseline",
     "Call",
+    "CommandAgent",
     "Dataset",
     "GRPO",
     "LLM",

@@ -92,3 +92,11 @@ def gateway_variables(attempt_url: str, agent: str, key: str) -> dict[str, str]:
     """
     url = f"{attempt_url}/agents/{urllib.parse.quote(agent, safe='')}"
     return {OPENAI_URL: f"{url}/v1", ANTHROPIC_URL: url, OPENAI_KEY: key, ANTHROPIC_KEY: key}
+
+
+def without_proxy(environ: Mapping[str, str]) -> dict[str, str]:
+    """What keeps clients from asking the environment's proxies for a server on this machine."""
+    listed = environ.get("NO_PROXY") or environ.get("no_proxy")
+    if listed is None and not any(name.lower().endswith("_proxy") for name in environ):
+        return {}
+    return dict.fromkeys(("NO_PROXY", "no_proxy"), ",".join(filter(None, [listed, "127.0.0.1"])))

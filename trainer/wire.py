@@ -7,6 +7,7 @@ call's id. When it began and ended within that time is not known, so its span sa
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -121,6 +122,7 @@ def with_calls(spans: Sequence[Span], calls: Sequence[Call]) -> list[Span]:
             semconv.INPUT_TOKENS: int(call.prompt_ids.size),
             semconv.OUTPUT_TOKENS: int(call.response_ids.size),
             **answers.asked(call.request),
+            semconv.OUTPUT_MESSAGES: json.dumps([dict(call.response)]) if call.response else None,
         }
         ended = max(call.started_at, call.ended_at)
         made.append(
@@ -129,6 +131,24 @@ def with_calls(spans: Sequence[Span], calls: Sequence[Call]) -> list[Span]:
             )
         )
     return [*spans, *made]
+
+
+def totals(spans: Sequence[Span]) -> dict[str, Any]:
+    """Counts over an attempt's spans: calls, tokens in and out (None where no provider told), tools, errors, agents."""
+    chats = [s for s in spans if s.operation == semconv.CHAT]
+
+    def total(name: str) -> int | None:
+        known = [n for s in chats if isinstance(n := s.attributes.get(name), int)]
+        return sum(known) if known else None
+
+    return {
+        "calls": len(chats),
+        "failed_calls": sum(s.status == "error" for s in chats),
+        "input_tokens": total(semconv.INPUT_TOKENS),
+        "output_tokens": total(semconv.OUTPUT_TOKENS),
+        "tools": sum(s.operation == semconv.EXECUTE_TOOL for s in spans),
+        "agents": list(dict.fromkeys(s.agent for s in chats if s.agent)),
+    }
 
 
 def _tool_call(call: Mapping[str, Any]) -> ToolCall:

@@ -45,8 +45,11 @@ def quickstart(
 @app.command()
 def train(
     tasks: Annotated[Path, typer.Option(help="Training tasks, one JSON value per line.")],
-    agent: Annotated[str, typer.Option(help="The agent: file.py:name or package.module:name.")],
     model: Annotated[str, typer.Option(help="Hugging Face directory (or hub id) to train.")],
+    agent: Annotated[str | None, typer.Option(help="The agent: file.py:name or package.module:name.")] = None,
+    agent_command: Annotated[
+        str | None, typer.Option(help="Or a command, in any language: the task on stdin, its answer on stdout.")
+    ] = None,
     reward: Annotated[
         str | None, typer.Option(help="Reward function (task, output) -> float: file.py:name or package.module:name.")
     ] = None,
@@ -78,11 +81,14 @@ def train(
 ) -> None:
     """Train an agent of your own on your tasks with your reward."""
     from agl.trainer.algorithms import GRPO
-    from agl.trainer.cli.loading import load_agent, read_tasks
+    from agl.errors import ConfigError
+    from agl.trainer.cli.loading import load_agent, load_command, read_tasks
     from agl.trainer.local.config import LoraSpec
     from agl.trainer.trainer import Trainer
 
-    runnable = load_agent(agent, reward)
+    if (agent is None) == (agent_command is None):
+        raise ConfigError("which agent?", hint="name it with --agent file.py:name, or with --agent-command COMMAND")
+    runnable = load_agent(agent, reward) if agent is not None else load_command(str(agent_command), reward)
     train_tasks = read_tasks(tasks)
     val_tasks = read_tasks(val) if val else None
     algorithm = GRPO(

@@ -18,10 +18,10 @@ from anyio.from_thread import start_blocking_portal
 
 import agl.startup
 from agl import handover, semconv, tracing
+from agl.commands import program_name
 from agl.errors import ConfigError
 from agl.handover import Handover
 from agl.selection import DEFAULT_POLICY, Selection, select
-from agl.spans import Span
 from agl.trainer.collect import new_rollout, shown_command, store_url
 from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.gateway import Gateway
@@ -32,7 +32,7 @@ from agl.trainer.launch.app import PROVIDERS, Launched
 from agl.trainer.local.process import LocalPolicy, PolicySpec
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, Store
-from agl.trainer.wire import Wire, with_calls
+from agl.trainer.wire import Wire, totals, with_calls
 
 _URLS = {"openai": handover.OPENAI_URL, "anthropic": handover.ANTHROPIC_URL}
 
@@ -122,7 +122,7 @@ class _Prepared:
             **ours,
             **handover.variables(given, self.launch.task),
             "PYTHONPATH": os.pathsep.join(paths),
-            "NO_PROXY": _with_loopback(os.environ.get("NO_PROXY") or os.environ.get("no_proxy")),
+            **handover.without_proxy(os.environ),
         }
 
     async def end(self, ended: child.Ended) -> dict[str, Any]:
@@ -152,24 +152,6 @@ class _Prepared:
         }
 
 
-def totals(spans: Sequence[Span]) -> dict[str, Any]:
-    """Counts over an attempt's spans: calls, tokens in and out (None where no provider told), tools, errors, agents."""
-    chats = [s for s in spans if s.operation == semconv.CHAT]
-
-    def total(name: str) -> int | None:
-        known = [n for s in chats if isinstance(n := s.attributes.get(name), int)]
-        return sum(known) if known else None
-
-    return {
-        "calls": len(chats),
-        "failed_calls": sum(s.status == "error" for s in chats),
-        "input_tokens": total(semconv.INPUT_TOKENS),
-        "output_tokens": total(semconv.OUTPUT_TOKENS),
-        "tools": sum(s.operation == semconv.EXECUTE_TOOL for s in spans),
-        "agents": list(dict.fromkeys(s.agent for s in chats if s.agent)),
-    }
-
-
 @contextlib.asynccontextmanager
 async def _prepared(launch: Launch) -> AsyncIterator[_Prepared]:
     url = store_url(launch.store)
@@ -183,7 +165,7 @@ async def _prepared(launch: Launch) -> AsyncIterator[_Prepared]:
             stack.push_async_callback(policy.close)
             rendering = await asyncio.to_thread(_rendering, model)
             gateway.serve(DEFAULT_POLICY, policy, rendering, policy.info.stop_token_ids)
-        agent = launch.agent or _name(launch.command)
+        agent = launch.agent or program_name(launch.command)
         selection = select(list(launch.agents) or None)
         rollout_id = f"ro-{uuid.uuid4().hex[:12]}"
         task = {"command": shown_command(launch.command)} if launch.task is None else launch.task
@@ -226,17 +208,6 @@ def _policy_directory(model: str) -> str:
     """The directory of the weights: that of a checkpoint or of a whole run holds it as `policy`."""
     path = Path(model)
     return str(path / "policy") if (path / "policy" / "config.json").is_file() else model
-
-
-def _name(command: Sequence[str]) -> str:
-    """The program's name: that of the script if an interpreter runs one."""
-    scripts = [Path(word) for word in command[1:] if Path(word).suffix and Path(word).is_file()]
-    return (scripts[0] if scripts else Path(command[0])).stem
-
-
-def _with_loopback(no_proxy: str | None) -> str:
-    """Proxies are not asked for what is on this machine."""
-    return ",".join(filter(None, [no_proxy, "127.0.0.1"]))
 
 
 def show(facts: dict[str, Any], launch: Launch) -> None:
