@@ -245,5 +245,7 @@ def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        return "".join(p if isinstance(p, str) else str(p.get("text") or "") for p in content if isinstance(p, str | dict))
+        return "".join(
+            p if isinstance(p, str) else str(p.get("text") or "") for p in content if isinstance(p, str | dict)
+        )
     return "" if content is None else json.dumps(content, default=str)

@@ -1,4 +1,4 @@
-"""Traces a whole program that knows nothing of agl: adapters on as their frameworks are imported, spans sent as they end.
+"""Traces a program that knows nothing of agl: adapters on as their frameworks are imported, spans sent as they end.
 
 Under `agl run` the attempt comes by environment. Otherwise (`opentelemetry-instrument python my_agent.py`) the process
 is a rollout of its own, in the store that AGL_STORE names. Nothing here may break the program: what fails is said in

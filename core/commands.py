@@ -29,9 +29,9 @@ class CommandAgent(Agent):
     """A command as an agent: `agl.CommandAgent(["node", "agent.mjs"], reward=score)`.
 
     For each rollout the command runs once, in a process group of its own that ends with it. It finds the task as JSON
-    on stdin and in AGL_TASK; what it writes to stdout, without the white space around it, is its output. OPENAI_BASE_URL,
-    OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY lead its clients to the policy, as one agent of this name;
-    where the agent is not trained they stay as they are.
+    on stdin and in AGL_TASK; what it writes to stdout, without the white space around it, is its output.
+    OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY lead its clients to the policy, as one
+    agent of this name; where the agent is not trained they stay as they are.
 
     Args:
         command: its words; nothing is passed through a shell.
@@ -74,9 +74,7 @@ def program_name(command: Sequence[str]) -> str:
     return (scripts[0] if scripts else Path(command[0])).stem
 
 
-async def _output(
-    command: Sequence[str], name: str, task: Any, cwd: str | Path | None, env: Mapping[str, str]
-) -> str:
+async def _output(command: Sequence[str], name: str, task: Any, cwd: str | Path | None, env: Mapping[str, str]) -> str:
     with _file(json.dumps(task).encode()) as stdin, _file() as stdout, _file() as stderr:
         # Files, not pipes: nothing the command starts and leaves behind can hold us up.
         try:
@@ -119,7 +117,7 @@ def _environment(name: str, task: Any, added: Mapping[str, str]) -> dict[str, st
 
 
 def _file(content: bytes = b"") -> IO[bytes]:
-    file = tempfile.TemporaryFile()
+    file = tempfile.TemporaryFile()  # noqa: SIM115
     file.write(content)
     file.seek(0)
     return file

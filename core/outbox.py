@@ -146,5 +146,3 @@ class Outbox:
         util: Any = sys.modules.get("multiprocessing.util")
         if util is not None:
             util.register_after_fork(self, lambda outbox: util.Finalize(outbox, outbox.flush, exitpriority=0))
-
-

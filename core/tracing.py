@@ -41,8 +41,8 @@ class RolloutContext:
         selection: which agents go to the gateway.
         gateway_url: base URL of the gateway; None when nothing is routed (collect only).
         key: the attempt's own key for the gateway.
-        capture_content: whether texts are recorded. prompts: whether what a call that is not routed asks is recorded too;
-            the gateway records the others.
+        capture_content: whether texts are recorded. prompts: whether what a call asks is recorded too, unless it is
+            routed; the gateway records that.
         spans: finished spans, in the order in which they ended.
         ended: called with each finished span, in the thread that ended it.
         open: scopes that have not ended.

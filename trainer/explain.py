@@ -85,8 +85,8 @@ class RowReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `explain` knows of a rollout. `attempts` are (number, status, error); `rewards` the rollout's own; `collected`
-    counts the calls that other models answered, of which no tokens are known."""
+    """What `explain` knows of a rollout. `attempts` are (number, status, error); `rewards` the rollout's own;
+    `collected` counts the calls that other models answered, of which no tokens are known."""
 
     rollout_id: str
     status: str

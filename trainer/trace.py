@@ -16,7 +16,7 @@ from agl.spans import Span
 from agl.trainer.explain import find_store
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Attempt
-from agl.trainer.wire import totals, with_calls
+from agl.trainer.wire import completed, totals
 
 SHOWN = 200
 """Longest text of what was said, or of an argument or result; the terminal's width cuts it further."""
@@ -41,7 +41,7 @@ def show_trace(rollout_id: str, store: str | Path | None = None, *, attempt: int
             found = (await opened.get_rollout(rollout_id)).rollout_id
             attempts = [a for a in await opened.query_attempts(found) if attempt in (None, a.attempt)]
             return found, [
-                (a, with_calls(await opened.query_spans(found, a.attempt), await opened.query_calls(found, a.attempt)))
+                (a, completed(await opened.query_spans(found, a.attempt), await opened.query_calls(found, a.attempt)))
                 for a in attempts
             ]
         finally:
@@ -131,7 +131,10 @@ def _said(facts: Mapping[str, Any]) -> str:
         for message in messages:
             content = message.get("content")
             blocks = content if isinstance(content, list) else [{"text": content}] if content else []
-            parts += [str(b.get("text") or f"[{b.get('name')}]") for b in blocks if b.get("text") or b.get("name")]
+            for block in blocks:
+                # Strands names the tool within "toolUse", Anthropic in the block itself.
+                tool = (block.get("toolUse") or block).get("name")
+                parts += [str(block["text"])] if block.get("text") else [f"[{tool}]"] if tool else []
             parts += [f"[{(c.get('function') or c).get('name')}]" for c in message.get("tool_calls") or ()]
         return " ".join(parts)
     except (ValueError, AttributeError, TypeError):

@@ -80,8 +80,8 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train an agent of your own on your tasks with your reward."""
-    from agl.trainer.algorithms import GRPO
     from agl.errors import ConfigError
+    from agl.trainer.algorithms import GRPO
     from agl.trainer.cli.loading import load_agent, load_command, read_tasks
     from agl.trainer.local.config import LoraSpec
     from agl.trainer.trainer import Trainer

@@ -81,7 +81,9 @@ def load_command(text: str, reward: str | None) -> Agent:
         ConfigError: no reward is given, or the command cannot be read.
     """
     if reward is None:
-        raise ConfigError("--agent-command needs a reward", hint="add --reward file.py:function, (task, output) -> float")
+        raise ConfigError(
+            "--agent-command needs a reward", hint="add --reward file.py:function, (task, output) -> float"
+        )
     try:
         words = shlex.split(text)
     except ValueError as error:

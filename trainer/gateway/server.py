@@ -62,8 +62,9 @@ class GatewayServer:
             ) from error
         sock.listen(2048)
         self.port = sock.getsockname()[1]
+        app = build_app(self.gateway, self.beside)
         config = uvicorn.Config(
-            build_app(self.gateway, self.beside), log_config=None, log_level="warning", access_log=False, lifespan="off",
+            app, log_config=None, log_level="warning", access_log=False, lifespan="off",
             timeout_keep_alive=75, ws="none", server_header=False, date_header=False,
         )  # fmt: skip
         self._server = _Server(config)

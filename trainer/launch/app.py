@@ -100,7 +100,9 @@ class Launched:
     def _check(self, request: Request, key: str) -> None:
         path = request.path_params
         good = hmac.compare_digest(hashlib.sha256(key.encode()).digest(), self._hash)
-        if not (self._open and good and path["rollout"] == self.wire.rollout_id and path["attempt"] == self.wire.attempt):
+        if not (
+            self._open and good and path["rollout"] == self.wire.rollout_id and path["attempt"] == self.wire.attempt
+        ):
             raise RequestError(401, "this URL is good for one program only, while it runs", code="invalid_api_key")
 
     async def _spans(self, request: Request) -> Response:
@@ -109,9 +111,7 @@ class Launched:
         if "json" not in request.headers.get("content-type", ""):
             raise RequestError(415, "spans are taken as JSON: OTEL_EXPORTER_OTLP_PROTOCOL=http/json")
         try:
-            spans = otlp.decode(
-                await http.body_of(request), rollout_id=self.wire.rollout_id, attempt=self.wire.attempt
-            )
+            spans = otlp.decode(await http.body_of(request), rollout_id=self.wire.rollout_id, attempt=self.wire.attempt)
         except ValueError as error:
             raise RequestError(400, str(error)) from None
         await self.store.add_spans(spans)
@@ -243,9 +243,11 @@ class _Call:
             **self.answer.facts(content),
         }
         facts = {k: self._clean(v) if isinstance(v, str) else v for k, v in facts.items()}
-        model, calls = str(self.body.get("model") or ""), self.answer.tool_calls()
+        model = str(self.body.get("model") or "")
         why = None if why is None else self._clean(why)
-        return self.wire.chat(self.agent, model, self.started, max(self.started, self.ended), facts, calls, why)
+        span = self.wire.chat(self.agent, model, self.started, max(self.started, self.ended), facts, why)
+        self.wire.asks(span, self.answer.tool_calls())
+        return span
 
     def _clean(self, text: str) -> str:
         """Without the program's key, which a provider may repeat in an error."""

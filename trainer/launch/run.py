@@ -1,4 +1,4 @@
-"""`agl run`: one command as one rollout, recorded on its own models or answered by a policy, with its own exit status."""
+"""`agl run`: one command as one rollout, recorded on its own models or answered by a policy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from agl.trainer.launch.app import PROVIDERS, Launched
 from agl.trainer.local.process import LocalPolicy, PolicySpec
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, Store
-from agl.trainer.wire import Wire, totals, with_calls
+from agl.trainer.wire import Wire, completed, totals
 
 _URLS = {"openai": handover.OPENAI_URL, "anthropic": handover.ANTHROPIC_URL}
 
@@ -131,7 +131,7 @@ class _Prepared:
         rollout_id, attempt = self.context.rollout_id, self.context.attempt
         calls = await self.gateway.close_attempt(rollout_id, attempt)
         await self.launched.close()
-        spans = with_calls(await self.store.query_spans(rollout_id, attempt), calls)
+        spans = completed(await self.store.query_spans(rollout_id, attempt), calls)
         error = ended.error
         if error is not None:
             raised = [s for s in spans if s.operation == semconv.EXCEPTION and s.status_message]
@@ -180,7 +180,9 @@ async def _prepared(launch: Launch) -> AsyncIterator[_Prepared]:
         root = tracing.root(context)
         trace_id, span_id = root.traceparent.split("-")[1:3]
         wire = Wire(rollout_id, attempt, trace_id, span_id, launch.capture_content)
-        launched = Launched(store, wire, {name: os.environ.get(_URLS[name]) or base for name, base in PROVIDERS.items()})
+        launched = Launched(
+            store, wire, {name: os.environ.get(_URLS[name]) or base for name, base in PROVIDERS.items()}
+        )
         stack.push_async_callback(launched.close)
         server = GatewayServer(gateway, beside=launched.routes())
         await server.start()
