@@ -14,7 +14,7 @@ from typing import Any
 from agl.spans import Span
 from agl.tracing import RolloutContext
 from agl.trainer.store import open_store
-from agl.trainer.store.base import NewRollout, RolloutConfig, Store
+from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store
 
 DEFAULT_STORE = "agl-runs/traces.db"
 _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)S?$")
@@ -42,11 +42,12 @@ def shown_command(arguments: Sequence[str]) -> str:
     return text
 
 
-def new_rollout(task: Any, mode: Any, rollout_id: str, **metadata: Any) -> NewRollout:
+def new_rollout(task: Any, mode: Mode, rollout_id: str, *, seed: int = 0, **metadata: Any) -> NewRollout:
     """A rollout with one attempt, in a run of its own, so that no other worker takes it."""
     return NewRollout(
         task=task,
         mode=mode,
+        seed=seed,
         run_id=f"run-{uuid.uuid4().hex[:8]}",
         config=RolloutConfig(max_attempts=1),
         metadata=metadata,

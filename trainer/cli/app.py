@@ -180,6 +180,7 @@ def run(
     agents: Annotated[
         list[str] | None, typer.Option(help="It answers these agents only (name or glob; repeatable).")
     ] = None,
+    seed: Annotated[int, typer.Option(help="Of its sampling.")] = 0,
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:
@@ -192,7 +193,7 @@ def run(
     except json.JSONDecodeError as error:
         raise ConfigError(f"--task is not JSON: {error}", hint="""--task '{"question": "..."}'""") from None
     launch = Launch(
-        command=command, agent=agent, store=store, task=value, model=model, agents=agents or (),
+        command=command, agent=agent, store=store, task=value, model=model, agents=agents or (), seed=seed,
         capture_content=os.environ.get("AGL_CAPTURE_CONTENT", "1") != "0",
     )  # fmt: skip
     facts, status = run_command(launch)

@@ -46,7 +46,7 @@ class Launch:
         store: URL or path; AGL_STORE or the default if None. task: any JSON value, given to the command as AGL_TASK.
         model: a Hugging Face directory or a checkpoint's, to answer the selected agents with; None records the
             command on its own models. agents: names and globs of the selected agents; every one if empty.
-        capture_content: whether texts are recorded.
+        seed: of the policy's sampling. capture_content: whether texts are recorded.
     """
 
     command: Sequence[str]
@@ -55,6 +55,7 @@ class Launch:
     task: Any = None
     model: str | None = None
     agents: Sequence[str] = ()
+    seed: int = 0
     capture_content: bool = True
 
 
@@ -170,7 +171,7 @@ async def _prepared(launch: Launch) -> AsyncIterator[_Prepared]:
         rollout_id = f"ro-{uuid.uuid4().hex[:12]}"
         task = {"command": shown_command(launch.command)} if launch.task is None else launch.task
         facts = {"agent": agent, "command": shown_command(launch.command), **({"model": model} if model else {})}
-        rollout = new_rollout(task, "dev" if model else "collect", rollout_id, **facts)
+        rollout = new_rollout(task, "dev" if model else "collect", rollout_id, seed=launch.seed, **facts)
         await store.enqueue_rollouts([rollout])
         leased = await store.dequeue_rollout(f"run-{os.getpid()}", run_id=rollout.run_id)
         assert leased is not None
@@ -189,7 +190,7 @@ async def _prepared(launch: Launch) -> AsyncIterator[_Prepared]:
         # An answer that breaks off on its way breaks off here too; that is recorded, and no news for the terminal.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         stack.push_async_callback(server.stop)
-        access, context.key = gateway.open_attempt(rollout_id, attempt, selection=selection)
+        access, context.key = gateway.open_attempt(rollout_id, attempt, selection=selection, seed=launch.seed)
         prepared = _Prepared(
             launch, store, url, gateway, launched, rollout, agent, selection, context, root, access
         )  # fmt: skip
