@@ -4,6 +4,7 @@ changes."""
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import signal
@@ -80,11 +81,12 @@ def test_a_program_of_each_framework_is_traced(name: str, how: str, provider: Pr
     assert plain.returncode == 0, plain.stderr
     untraced = [*provider.seen]
     provider.seen.clear()
+    provider.ids = itertools.count(1)
 
     if how == "agl run":
         done = launch(tmp_path, env, "--", sys.executable, program)
     else:
-        done = instrumented(tmp_path, env, "python", program)
+        done = instrumented(tmp_path, env, sys.executable, program)
     assert done.returncode == 0, done.stderr
     assert done.stdout == plain.stdout, "the program's own output is what it was"
     assert [(s.path, s.body) for s in provider.seen] == [(s.path, s.body) for s in untraced]
@@ -181,7 +183,8 @@ if __name__ == "__main__":
         ask("bare fork")
         sys.exit(0)
     os.waitpid(pid, 0)
-    code = "import openai; openai.OpenAI().chat.completions.create(model='m', messages=[{'role':'user','content':'sub'}])"
+    code = "import openai; messages = [{'role': 'user', 'content': 'sub'}]; "
+    code += "openai.OpenAI().chat.completions.create(model='m', messages=messages)"
     subprocess.run([sys.executable, "-c", code], check=True)
 """
     )
@@ -219,7 +222,7 @@ def test_modules_and_the_users_own_sitecustomize(provider: Provider, tmp_path: P
     env = environment(provider, PYTHONPATH=str(tmp_path / "site"))
     done = launch(tmp_path, env, "--", sys.executable, "-m", "package")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "mine runs\nyou said one\n"
+    assert done.stdout == "mine runs\n" * 2 + "you said one\n", "once in agl's own process, once in the program's"
     assert len(chats(trace(tmp_path))) == 1
 
 
@@ -261,7 +264,8 @@ print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["conte
 def test_ctrl_c_ends_both(group: bool, provider: Provider, tmp_path: Path) -> None:
     text = (
         ASKS
-        + "import time\nask('one')\nopen('ready', 'w').close()\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    sys.exit(5)\n"
+        + "import time\nask('one')\nopen('ready', 'w').close()\n"
+        + "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    sys.exit(5)\n"
     )
     (tmp_path / "program.py").write_text(text)
     command = [*AGL, "run", "--json", "facts.json", "--", sys.executable, "program.py"]
@@ -297,11 +301,12 @@ def test_without_a_store_the_program_runs_all_the_same(provider: Provider, tmp_p
     (tmp_path / "program.py").write_text(
         "import sys\nsys.modules['sqlalchemy'] = None\n" + ASKS + "ask('one')\nask('two')\n"
     )
-    done = instrumented(tmp_path, environment(provider), "python", "program.py")
+    done = instrumented(tmp_path, environment(provider), sys.executable, "program.py")
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
     assert 'pip install "agl[local]"' in line
-    broken = instrumented(tmp_path, environment(provider, AGL_STORE="/proc/nowhere/x.db"), "python", "program.py")
+    env = environment(provider, AGL_STORE="/proc/nowhere/x.db")
+    broken = instrumented(tmp_path, env, sys.executable, "program.py")
     assert broken.returncode == 0
     assert len(broken.stderr.splitlines()) == 1
 
@@ -311,7 +316,7 @@ def test_a_program_that_asks_nobody_leaves_nothing(provider: Provider, tmp_path:
         pytest.skip("opentelemetry-instrumentation is not installed")
     text = "import openai, threading\nt = threading.Thread(target=print, args=('ok',)); t.start(); t.join()\n"
     (tmp_path / "program.py").write_text(text)
-    done = instrumented(tmp_path, environment(provider), "python", "program.py")
+    done = instrumented(tmp_path, environment(provider), sys.executable, "program.py")
     assert (done.stdout, done.stderr) == ("ok\n", "")
     assert not (tmp_path / "agl-runs").exists()
 

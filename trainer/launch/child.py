@@ -6,12 +6,14 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """Exit statuses of a shell for a command that does not start."""
+GRACE_SECONDS = 1.0
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -53,13 +55,22 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> Ended:
 
 @contextlib.contextmanager
 def _signals_to(started: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Signals that reach this process alone go on to the child. Ctrl-C in a terminal reaches both by itself."""
+    """Signals that reach this process alone go on to the child. Ctrl-C in a terminal reaches both by itself; of one from
+    elsewhere that cannot be told, so the child gets a second to end before it is sent again."""
+
+    def send(number: int) -> None:
+        for process in started:
+            # `send_signal` does nothing once the process has ended.
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
 
     def pass_on(number: int, _: FrameType | None) -> None:
-        if number != signal.SIGINT or not _in_terminal():
-            for process in started:
-                with contextlib.suppress(ProcessLookupError):
-                    process.send_signal(number)
+        if number != signal.SIGINT:
+            send(number)
+        elif not _in_terminal():
+            timer = threading.Timer(GRACE_SECONDS, send, (number,))
+            timer.daemon = True
+            timer.start()
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, *_PASSED_ON)}
     try:
