@@ -111,14 +111,14 @@ class Answer:
                 self._chat_calls(said, message)
             elif isinstance(choice.get("text"), str):
                 said.text = choice["text"]
-            said.finish = choice.get("finish_reason") or said.finish
+            said.finish = _str(choice.get("finish_reason")) or said.finish
         if isinstance(body.get("output"), list):
             self._items(body)
         if body.get("type") == "message":
             said = self._choice(0)
             for i, block in enumerate(_dicts(body.get("content"))):
                 self._block(said, i, block)
-            said.finish = body.get("stop_reason") or said.finish
+            said.finish = _str(body.get("stop_reason")) or said.finish
 
     def event(self, data: Any) -> None:
         """Take one event of a stream."""
@@ -129,15 +129,15 @@ class Answer:
             case "message_start" | "response.completed" | "response.incomplete" | "response.failed":
                 self.whole(data.get("message") or data.get("response"))
             case "content_block_start":
-                self._block(self._choice(0), _index(data.get("index")), data.get("content_block") or {})
+                self._block(self._choice(0), _index(data.get("index")), _dict(data.get("content_block")))
             case "content_block_delta":
-                delta, said = data.get("delta") or {}, self._choice(0)
-                said.text += delta.get("text") or ""
+                delta, said = _dict(data.get("delta")), self._choice(0)
+                said.text += _str(delta.get("text"))
                 if delta.get("type") == "input_json_delta":
                     call = said.calls.setdefault(_index(data.get("index")), ToolCall())
-                    call.arguments += delta.get("partial_json") or ""
+                    call.arguments += _str(delta.get("partial_json"))
             case "message_delta":
-                self._choice(0).finish = (data.get("delta") or {}).get("stop_reason")
+                self._choice(0).finish = _str(_dict(data.get("delta")).get("stop_reason")) or None
                 self._head(data)
             case "error":
                 self._fail(data.get("error") or data.get("message"))
@@ -153,7 +153,7 @@ class Answer:
                 self._chat_calls(said, delta)
             elif isinstance(choice.get("text"), str):
                 said.text += choice["text"]
-            said.finish = choice.get("finish_reason") or said.finish
+            said.finish = _str(choice.get("finish_reason")) or said.finish
 
     def tool_calls(self) -> Iterator[ToolCall]:
         """Every tool call in it that has an id."""
@@ -181,8 +181,8 @@ class Answer:
         self.error = str(error.get("message") or error) if isinstance(error, Mapping) else str(error)
 
     def _head(self, body: Json) -> None:
-        self.id = body.get("id") or self.id
-        self.model = body.get("model") or self.model
+        self.id = _str(body.get("id")) or self.id
+        self.model = _str(body.get("model")) or self.model
         usage = body.get("usage")
         if isinstance(usage, Mapping):
             given = usage.get("prompt_tokens", usage.get("input_tokens"))
@@ -197,30 +197,28 @@ class Answer:
     def _chat_calls(self, said: _Said, message: Json) -> None:
         for place, part in enumerate(_dicts(message.get("tool_calls"))):
             call = said.calls.setdefault(_index(part.get("index", place)), ToolCall())
-            function = part.get("function") or {}
-            call.id = part.get("id") or call.id
-            call.name += function.get("name") or ""
-            call.arguments += function.get("arguments") or ""
+            function = _dict(part.get("function"))
+            call.id = _str(part.get("id")) or call.id
+            call.name += _str(function.get("name"))
+            call.arguments += _str(function.get("arguments"))
 
     def _block(self, said: _Said, index: int, block: Json) -> None:
         if block.get("type") == "text":
-            said.text += block.get("text") or ""
+            said.text += _str(block.get("text"))
         elif block.get("type") == "tool_use":
             given = block.get("input")
             said.calls[index] = ToolCall(
-                str(block.get("id") or ""), str(block.get("name") or ""), json.dumps(given) if given else ""
+                _str(block.get("id")), _str(block.get("name")), json.dumps(given) if given else ""
             )
 
     def _items(self, body: Json) -> None:
         said = self._choice(0)
         for i, item in enumerate(_dicts(body.get("output"))):
             if item.get("type") == "message":
-                said.text += "".join(str(p.get("text") or "") for p in _dicts(item.get("content")))
+                said.text += "".join(_str(p.get("text")) for p in _dicts(item.get("content")))
             elif item.get("type") == "function_call":
-                said.calls[i] = ToolCall(
-                    str(item.get("call_id") or ""), str(item.get("name") or ""), str(item.get("arguments") or "")
-                )
-        said.finish = body.get("status") or said.finish
+                said.calls[i] = ToolCall(_str(item.get("call_id")), _str(item.get("name")), _str(item.get("arguments")))
+        said.finish = _str(body.get("status")) or said.finish
 
 
 def _message(said: _Said) -> dict[str, Any]:
@@ -235,6 +233,14 @@ def _message(said: _Said) -> dict[str, Any]:
 
 def _dicts(value: Any) -> list[Json]:
     return [v for v in value if isinstance(v, Mapping)] if isinstance(value, list) else []
+
+
+def _dict(value: Any) -> Json:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _str(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _index(value: Any) -> int:

@@ -55,8 +55,8 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> Ended:
 
 @contextlib.contextmanager
 def _signals_to(started: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Signals that reach this process alone go on to the child. Ctrl-C in a terminal reaches both by itself; of one from
-    elsewhere that cannot be told, so the child gets a second to end before it is sent again."""
+    """Signals that reach this process alone go on to the child. Ctrl-C in a terminal reaches both by itself; of one
+    from elsewhere that cannot be told, so the child gets a second to end before it is sent again."""
 
     def send(number: int) -> None:
         for process in started:
