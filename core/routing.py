@@ -14,6 +14,7 @@ import asyncio
 import functools
 import importlib
 import importlib.util
+import sys
 import threading
 import urllib.parse
 from collections.abc import Callable
@@ -73,14 +74,14 @@ _async_clients: dict[tuple[str, asyncio.AbstractEventLoop], Any] = {}
 
 
 def install() -> None:
-    """Hook every installed SDK. Calls nest; `uninstall` as often as `install`."""
+    """Hook every installed SDK; in a program traced as a whole, which installs anew for each SDK that it imports,
+    those that it has imported. Calls nest; `uninstall` as often as `install`."""
     global _installs
     with _lock:
         _installs += 1
-        if _installs > 1:
-            return
         for sdk, classes in _SDKS.items():
-            if importlib.util.find_spec(sdk) is None:
+            missing = importlib.util.find_spec(sdk) is None if _nowhere() else sdk not in sys.modules
+            if missing:
                 continue
             module = importlib.import_module(sdk)
             for name in classes:
