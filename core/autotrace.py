@@ -110,11 +110,11 @@ class _Program:
         try:
             # The store is the trainer's, which the core does not import; it may not be installed.
             collect = importlib.import_module("agl.trainer.collect")
+            return collect.StoreSink(self.rollout, [Path(sys.executable).name, *sys.orig_argv[1:]])
         except ImportError as error:
             raise RuntimeError(
                 f'the store needs {error.name}: pip install "agl[local]", or run the program with agl run'
             ) from error
-        return collect.StoreSink(self.rollout, [Path(sys.executable).name, *sys.orig_argv[1:]])
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, traceback: Any) -> None:
         self.error = error
