@@ -321,6 +321,7 @@ def test_a_program_that_asks_nobody_leaves_nothing(provider: Provider, tmp_path:
     assert not (tmp_path / "agl-runs").exists()
 
 
+@pytest.mark.slow
 def test_a_policy_answers_the_selected_agents(untrained_model: Path, provider: Provider, tmp_path: Path) -> None:
     program = tmp_path / "two.py"
     program.write_text("""
