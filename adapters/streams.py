@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from agl import semconv, tracing
+from agl.answers import Answer
 from agl.tracing import Scope
 
 Facts = Mapping[str, Any]
@@ -81,6 +82,9 @@ class _Reader:
     def __init__(self, scope: Scope, chunks: Any, response: Any, of_chunk: Callable[[Any], Facts]) -> None:
         self.scope, self.chunks, self.of_chunk = scope, chunks, of_chunk
         self.facts: dict[str, Any] = {}
+        rollout = scope.rollout
+        # What the gateway answers it records itself.
+        self.answer = Answer() if rollout.prompts and rollout.capture_content else None
         self.reading = False
         closed = weakref.WeakMethod(self.closed)
         _when_closed(response, lambda: _call(closed))
@@ -92,10 +96,14 @@ class _Reader:
             self.end()
 
     def end(self, error: BaseException | None = None) -> None:
+        if self.answer is not None:
+            self.facts.update(self.answer.facts(content=True))
         tracing.end(self.scope, error=error, attributes=self.facts)
 
     def take(self, chunk: Any) -> Any:
         self.facts.update({k: v for k, v in self.of_chunk(chunk).items() if v is not None})
+        if self.answer is not None and hasattr(chunk, "model_dump"):
+            self.answer.event(chunk.model_dump(mode="json", exclude_none=True, warnings=False))
         return chunk
 
     def __iter__(self) -> Self:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from agl import credit, errors, rewards
     from agl.agents import Agent, LitAgent, Outcome, RolloutInfo, Tracer, rollout
+    from agl.commands import CommandAgent
     from agl.errors import AglError
     from agl.hooks import Hook
     from agl.intermediate import AIR, air
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "agl.agents": ("Agent", "LitAgent", "Outcome", "RolloutInfo", "Tracer", "rollout"),
+    "agl.commands": ("CommandAgent",),
     "agl.errors": ("AglError",),
     "agl.intermediate": ("AIR", "air"),
     "agl.hooks": ("Hook",),
@@ -61,6 +63,7 @@ __all__ = [
     "AglError",
     "Baseline",
     "Call",
+    "CommandAgent",
     "DAPO",
     "Dataset",
     "DrGRPO",

@@ -16,11 +16,11 @@ from agl.scoring import Scorer
 
 @dataclass(frozen=True, slots=True)
 class RolloutInfo:
-    """The rollout that an agent runs in: ids, attempt (from 1), mode ("train", "val", "dev") and training step."""
+    """The rollout that an agent runs in: ids, attempt (from 1), mode and training step."""
 
     rollout_id: str
     attempt: int
-    mode: Literal["train", "val", "dev"] = "train"
+    mode: Literal["train", "val", "dev", "collect"] = "train"
     step: int | None = None
 
 

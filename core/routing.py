@@ -14,13 +14,14 @@ import asyncio
 import functools
 import importlib
 import importlib.util
+import sys
 import threading
 import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agl import semconv, tracing
+from agl import answers, semconv, tracing
 from agl.tracing import Scope
 
 GENERATION_PATHS = {
@@ -73,14 +74,14 @@ _async_clients: dict[tuple[str, asyncio.AbstractEventLoop], Any] = {}
 
 
 def install() -> None:
-    """Hook every installed SDK. Calls nest; `uninstall` as often as `install`."""
+    """Hook every installed SDK; in a program traced as a whole, which installs anew for each SDK that it imports,
+    those that it has imported. Calls nest; `uninstall` as often as `install`."""
     global _installs
     with _lock:
         _installs += 1
-        if _installs > 1:
-            return
         for sdk, classes in _SDKS.items():
-            if importlib.util.find_spec(sdk) is None:
+            missing = importlib.util.find_spec(sdk) is None if _nowhere() else sdk not in sys.modules
+            if missing:
                 continue
             module = importlib.import_module(sdk)
             for name in classes:
@@ -128,7 +129,7 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
 
         @functools.wraps(inherited)
         async def request_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-            call = None if _here() is None else _request(sdk, self, args, kwargs)
+            call = None if _here() is None and _nowhere() else _request(sdk, self, args, kwargs)
             if call is None:
                 return await inherited(self, *args, **kwargs)
             try:
@@ -145,7 +146,7 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
 
     @functools.wraps(inherited)
     def request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call = None if _here() is None else _request(sdk, self, args, kwargs)
+        call = None if _here() is None and _nowhere() else _request(sdk, self, args, kwargs)
         if call is None:
             return inherited(self, *args, **kwargs)
         try:
@@ -162,7 +163,12 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
 
 
 _here = tracing._current.get
-"""The whole cost of the hook outside a rollout: one context variable read."""
+"""Outside a rollout the hook costs one context variable read and `_nowhere`."""
+
+
+def _nowhere() -> bool:
+    """Whether no rollout has the whole process."""
+    return tracing._of_process is None
 
 
 def _request(sdk: str, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Request | None:
@@ -205,10 +211,18 @@ class _Request:
             chat.span.set_attribute(semconv.CLIENT, type(client).__qualname__)
             chat.span.set_attribute(semconv.URL, str(getattr(client, "base_url", "")))
 
+    def _note_prompt(self) -> None:
+        """Record what a call that is not routed asks, where the rollout wants it."""
+        rollout, body = self.scope.rollout, self.options.json_data
+        if rollout.prompts and rollout.capture_content and self.scope.kind == semconv.CHAT and isinstance(body, dict):
+            for name, value in answers.asked(body).items():
+                self.scope.span.set_attribute(name, value)
+
     def client_to_use(self, *, is_async: bool) -> Any:
         """The client to send with: ours, with rewritten options, for a selected agent; otherwise the user's own."""
         rollout = self.scope.rollout
         if rollout.gateway_url is None:
+            self._note_prompt()
             return self.client
         if self.scope.untrained:
             tracing.refuse_gateway(self.scope, self.client.base_url)
@@ -217,6 +231,7 @@ class _Request:
         # under the name of the agent that makes it, so that one that is not selected is answered but not trained.
         to_gateway = str(self.client.base_url).startswith(rollout.gateway_url)
         if rollout.selection.policy_for(self.scope.agent) is None and not to_gateway:
+            self._note_prompt()
             return self.client
         self.scope.span.set_attribute(semconv.ROUTED, True)
         self._rewrite(rollout.gateway_url)

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableSequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import thread as _pool
 from contextvars import ContextVar
@@ -42,7 +42,10 @@ class RolloutContext:
         selection: which agents go to the gateway.
         gateway_url: base URL of the gateway; None when nothing is routed (collect only).
         key: the attempt's own key for the gateway.
+        capture_content: whether texts are recorded. prompts: whether what a call asks is recorded too, unless it is
+            routed; the gateway records that.
         spans: finished spans, in the order in which they ended.
+        ended: called with each finished span, in the thread that ended it.
         open: scopes that have not ended.
         closed: set at the end of the attempt (`close`); what ends later is dropped.
     """
@@ -54,7 +57,9 @@ class RolloutContext:
     gateway_url: str | None = None
     key: str = ""
     capture_content: bool = True
-    spans: list[Span] = field(default_factory=list)
+    prompts: bool = False
+    spans: MutableSequence[Span] = field(default_factory=list)
+    ended: Callable[[Span], None] | None = None
     open: dict[Scope, bool] = field(default_factory=dict)
     closed: bool = False
 
@@ -63,7 +68,8 @@ class Scope:
     """An open span in a rollout: who is speaking, and whose child the next span will be."""
 
     __slots__ = (
-        "__weakref__", "agent", "ended", "kind", "outer", "parent", "rollout", "span", "untrained", "wire_calls",
+        "__weakref__", "agent", "ended", "kind", "outer", "parent", "rollout", "span", "untrained", "visible",
+        "wire_calls",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +92,8 @@ class Scope:
         self.untrained = untrained
         """Whether calls made here stay with their own provider and are no transitions, whoever is selected."""
         self.ended = False
+        self.visible = True
+        """Whether OpenTelemetry has this span for its current one; the root of a whole process is ours alone."""
         self.wire_calls = 0
 
     def within(self, other: Scope) -> bool:
@@ -108,16 +116,31 @@ class Scope:
 
 
 _current: ContextVar[Scope | None] = ContextVar("agl_scope", default=None)
+_of_process: Callable[[], Scope | None] | None = None
+"""Gives the scope of every place in this process that lies in no other."""
 
 
 def current() -> Scope | None:
     """The innermost open scope here; None outside a rollout."""
-    scope = _current.get()
-    while scope is not None and scope.ended:
-        scope = scope.parent
+    scope = _innermost()
+    if scope is None and _of_process is not None:
+        scope = _of_process()
     if scope is not None and scope.rollout.closed:
         return None
     return scope
+
+
+def _innermost() -> Scope | None:
+    scope = _current.get()
+    while scope is not None and scope.ended:
+        scope = scope.parent
+    return scope
+
+
+def whole_process(scope: Callable[[], Scope | None] | None) -> None:
+    """Let what `scope()` gives be current wherever no other scope is, in every thread and task; None ends that."""
+    global _of_process
+    _of_process = scope
 
 
 def enclosing(kind: str) -> Scope | None:
@@ -176,7 +199,9 @@ def start(
     Returns:
         The scope, or None outside a rollout.
     """
-    parent = parent if parent is not None else current()
+    if parent is None:
+        # A rollout that a whole process runs in is not the parent of another one.
+        parent = current() if rollout is None else _innermost()
     if rollout is None:
         if parent is None or parent.rollout.closed:
             return None
@@ -187,21 +212,51 @@ def start(
     who = agent or (parent.agent if parent else rollout.agent)
     untrained = untrained or (parent is not None and parent.untrained)
     context = set_span_in_context(parent.span, otel.Context()) if parent else otel.Context()
-    span = _tracer().start_span(
+    span = _start_span(rollout, kind, name, who, context, attributes)
+    scope = Scope(rollout, kind, who, span, parent, get_current_span(), untrained)
+    rollout.open[scope] = True
+    activate(scope)
+    return scope
+
+
+def _start_span(
+    rollout: RolloutContext, kind: str, name: str, agent: str, context: Any, attributes: Mapping[str, Any] | None
+) -> Any:
+    return _tracer().start_span(
         f"{kind} {name}".strip(),
         context=context,
         attributes={
             semconv.OPERATION_NAME: kind,
-            semconv.AGENT_NAME: who,
+            semconv.AGENT_NAME: agent,
             semconv.ROLLOUT_ID: rollout.rollout_id,
             semconv.ATTEMPT: rollout.attempt,
             **({semconv.UNTRAINED: True} if untrained else {}),
             **{k: v for k, v in (attributes or {}).items() if v is not None},
         },
     )
-    scope = Scope(rollout, kind, who, span, parent, get_current_span(), untrained)
-    rollout.open[scope] = True
-    activate(scope)
+
+
+def root(rollout: RolloutContext, traceparent: str | None = None) -> Scope:
+    """A rollout's root scope, current nowhere and unseen by OpenTelemetry, for `whole_process`.
+
+    Args:
+        traceparent: of the root that another process opened and will end; None opens it here.
+
+    Raises:
+        ValueError: `traceparent` is none.
+    """
+    from opentelemetry import context as otel
+    from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, SpanContext, TraceFlags
+
+    if traceparent is None:
+        span = _start_span(rollout, semconv.INVOKE_AGENT, rollout.agent, rollout.agent, otel.Context(), None)
+    else:
+        _, trace_id, span_id, _ = traceparent.split("-")
+        span = NonRecordingSpan(SpanContext(int(trace_id, 16), int(span_id, 16), True, TraceFlags(1)))
+    scope = Scope(rollout, semconv.INVOKE_AGENT, rollout.agent, span, None, INVALID_SPAN)
+    scope.visible = False
+    if traceparent is None:
+        rollout.open[scope] = True
     return scope
 
 
@@ -241,7 +296,10 @@ def end(scope: Scope, *, error: BaseException | str | None = None, attributes: M
     if rollout.closed:
         log.debug("span %s ended after its attempt (rollout %s)", span.name, rollout.rollout_id)
     else:
-        rollout.spans.append(from_otel(span))
+        finished = from_otel(span)
+        rollout.spans.append(finished)
+        if rollout.ended is not None:
+            rollout.ended(finished)
     _step_back()
 
 
@@ -260,7 +318,8 @@ def _step_back() -> None:
         scope = scope.parent
     _current.set(scope)
     if not span.is_recording():
-        span = scope.span if scope is not None else INVALID_SPAN if _is_ours(span) else span
+        ours = scope is not None and scope.visible
+        span = scope.span if ours and scope is not None else INVALID_SPAN if _is_ours(span) else span
     if span is not before:
         otel.attach(set_span_in_context(span))
 
@@ -399,12 +458,18 @@ def _in_scope(scope: Scope, function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _carried() -> Scope | None:
+    """The scope that a thread started here begins in; a whole process's is everywhere anyway."""
+    scope = _innermost()
+    return scope if scope is not None and scope.visible and not scope.rollout.closed else None
+
+
 def _patch_threads() -> None:
     start_thread, submit = threading.Thread.start, ThreadPoolExecutor.submit
 
     @functools.wraps(start_thread)
     def carried_start(self: threading.Thread) -> None:
-        scope = current()
+        scope = _carried()
         # A pool's worker outlives the task that made it start; each of its tasks brings a scope of its own.
         if scope is not None and getattr(self, "_target", None) is not _pool._worker:  # type: ignore[attr-defined]
             self.run = _in_scope(scope, self.run)  # type: ignore[method-assign]
@@ -412,7 +477,7 @@ def _patch_threads() -> None:
 
     @functools.wraps(submit)
     def carried_submit(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        scope = current()
+        scope = _carried()
         return submit(self, fn if scope is None else _in_scope(scope, fn), *args, **kwargs)
 
     for cls, name, original, ours in (

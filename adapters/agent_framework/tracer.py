@@ -31,6 +31,7 @@ _executor: ContextVar[Any] = ContextVar("agl_agent_framework_executor", default=
 class AgentFrameworkTracer(InstrumentedTracer):
     """Traces Agent Framework agents and workflows inside rollouts."""
 
+    modules = ("agent_framework",)
     handles = staticmethod(handles)
     wrap = staticmethod(wrap)
 

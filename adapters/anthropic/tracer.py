@@ -18,6 +18,7 @@ from agl.adapters.streams import CallObserver
 class AnthropicTracer(InstrumentedTracer):
     """Traces bare `anthropic` clients, sync and async, streaming and not, inside rollouts."""
 
+    modules = ("anthropic",)
     handles = staticmethod(handles)
     wrap = staticmethod(wrap)
 

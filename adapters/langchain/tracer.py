@@ -34,6 +34,7 @@ _URL = re.compile(r"https?://[^\s'\"\\,)]+")
 class LangChainTracer(InstrumentedTracer):
     """Traces everything that runs on langchain-core inside rollouts."""
 
+    modules = ("langchain_core",)
     handles = staticmethod(handles)
     wrap = staticmethod(wrap)
 

@@ -19,6 +19,7 @@ class LangGraphTracer(InstrumentedTracer):
     runs are the agent's that asked for them.
     """
 
+    modules = ("langgraph.graph",)
     handles = staticmethod(handles)
     wrap = staticmethod(wrap)
 

@@ -17,6 +17,7 @@ from agl.adapters.streams import CallObserver
 class OpenAITracer(InstrumentedTracer):
     """Traces bare `openai` clients, sync and async, streaming and not, inside rollouts."""
 
+    modules = ("openai",)
     handles = staticmethod(handles)
     wrap = staticmethod(wrap)
 

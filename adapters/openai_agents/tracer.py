@@ -25,8 +25,14 @@ from agl.tracing import Scope
 class OpenAIAgentsTracer(InstrumentedTracer):
     """Traces every `Runner.run`, `run_sync` and `run_streamed` inside rollouts."""
 
+    modules = ("agents",)
     handles = staticmethod(handles)
     wrap = staticmethod(wrap)
+
+    @classmethod
+    def recognises(cls) -> bool:
+        # "agents" is also what many users call a package of their own.
+        return hasattr(sys.modules.get("agents"), "set_trace_processors")
 
     def _install(self) -> None:
         from agl.adapters.openai_agents.provider import put
