@@ -18,6 +18,13 @@ from agl.tracing import Scope
 Facts = Mapping[str, Any]
 """Span attributes by name; those that are None are left out."""
 
+AddFacts = Callable[[Any, dict[str, Any]], None]
+
+
+def fields(of: Any) -> Mapping[str, Any]:
+    """What an SDK's object holds itself. Its models take microseconds to say that they lack an attribute."""
+    return getattr(of, "__dict__", {})
+
 
 @dataclass(frozen=True)
 class CallObserver:
@@ -26,22 +33,22 @@ class CallObserver:
     Attributes:
         provider: the SDK's `gen_ai.provider.name`.
         of_result: (result, whether to capture content) -> what a result tells.
-        of_chunk: chunk of a stream -> what it adds.
+        of_chunk: (chunk of a stream, what is known so far): adds what the chunk tells. It is called for every chunk.
         silent: paths that ask no model for an answer.
     """
 
     provider: str
     of_result: Callable[[Any, bool], Facts]
-    of_chunk: Callable[[Any], Facts]
+    of_chunk: AddFacts
     silent: tuple[str, ...] = ()
 
-    def started(self, client: Any, path: str, options: Any) -> Scope | None:
+    def started(self, path: str, options: Any, wire: Facts) -> Scope | None:
         """Open the span of a request."""
         if path in self.silent:
             return None
         body = options.json_data if isinstance(options.json_data, dict) else {}
         model = str(body.get("model", ""))
-        attributes = {semconv.PROVIDER_NAME: self.provider, semconv.REQUEST_MODEL: model}
+        attributes = {semconv.PROVIDER_NAME: self.provider, semconv.REQUEST_MODEL: model, **wire}
         return tracing.start(semconv.CHAT, model, attributes=attributes)
 
     def finished(self, scope: Scope, result: Any) -> Any:
@@ -50,7 +57,7 @@ class CallObserver:
             reader = _AsyncReader if hasattr(result._iterator, "__anext__") else _Reader
             result._iterator = reader(scope, result._iterator, result.response, self.of_chunk)
             return result
-        raw = getattr(result, "http_response", None)
+        raw = fields(result).get("http_response")
         if raw is None:
             tracing.end(scope, attributes=self.of_result(result, scope.rollout.capture_content))
         elif raw.is_closed:
@@ -68,7 +75,7 @@ class CallObserver:
 class _Reader:
     """A stream's chunks, unchanged; the span ends when they do, when the stream is closed, or when nobody holds it."""
 
-    def __init__(self, scope: Scope, chunks: Any, response: Any, of_chunk: Callable[[Any], Facts]) -> None:
+    def __init__(self, scope: Scope, chunks: Any, response: Any, of_chunk: AddFacts) -> None:
         self.scope, self.chunks, self.of_chunk = scope, chunks, of_chunk
         self.facts: dict[str, Any] = {}
         self.reading = False
@@ -85,7 +92,7 @@ class _Reader:
         tracing.end(self.scope, error=error, attributes=self.facts)
 
     def take(self, chunk: Any) -> Any:
-        self.facts.update({k: v for k, v in self.of_chunk(chunk).items() if v is not None})
+        self.of_chunk(chunk, self.facts)
         return chunk
 
     def __iter__(self) -> Self:

@@ -5,9 +5,9 @@
 
 Each case (`overhead_cases.CASES`) is real SDK or framework code over a transport that answers in its own process.
 Instrumentation is global, so each variant has a process of its own, of the same Python with the same packages. They
-take turns, one at a time, in a new order each round; a variant's cost is the median over the rounds of the difference
-to no tracing in the same round, in CPU time of all threads, divided by the run's LLM calls. Garbage collection is off
-within a round. agl in a rollout includes the rollout's own set-up where a run is a whole agent's; its spans end where
+take turns, one at a time, in a new order each round. A cost is CPU time of all threads above that of no tracing, divided
+by the run's LLM calls: of the least disturbed rounds (the first decile of each side; other programs only ever add), and
+as the median of the differences within a round. Garbage collection is off within a round. agl in a rollout includes the rollout's own set-up where a run is a whole agent's; its spans end where
 the runner collects them. The rivals' go through a `BatchSpanProcessor` to an exporter that drops them.
 """
 
@@ -35,7 +35,7 @@ PACKAGES = (
     *(f"opentelemetry-instrumentation-{name}" for name in ("openai", "anthropic", "langchain", "openai-agents")),
 )  # fmt: skip
 WORKER = Path(__file__).with_name("overhead_cases.py")
-ROUND_SECONDS = 0.1
+ROUND_SECONDS = 0.02
 """CPU time that a round of the untraced variant is made to take."""
 
 
@@ -69,7 +69,8 @@ class Worker:
         return json.loads(self._line())
 
     def _line(self) -> str:
-        assert self.process.stdout is not None and self.process.stderr is not None
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
         if line := self.process.stdout.readline():
             return line
         raise RuntimeError(f"{self.what} stopped:\n{self.process.stderr.read()[-2000:]}")
@@ -93,12 +94,12 @@ def workers(python: str, case: str, variants: list[str]) -> Iterator[dict[str, W
 
 
 def measure(python: str, case: str, *, rounds: int, rivals: bool) -> dict[str, Any]:
-    """The figures of a case: µs per LLM call above no tracing, with the quartiles over the rounds."""
+    """The figures of a case, µs per LLM call."""
     variants = [*VARIANTS, *(RIVALS[case] if rivals else ())]
     calls = CASES[case].calls
     taken: dict[str, list[dict[str, float]]] = {variant: [] for variant in variants}
     with workers(python, case, variants) as running:
-        n = max(5, round(ROUND_SECONDS / running["nothing"].run(10)["cpu"]))
+        n = max(2, round(ROUND_SECONDS / running["nothing"].run(10)["cpu"]))
         for worker in running.values():
             worker.run(n)
         for i in range(rounds):
@@ -106,18 +107,20 @@ def measure(python: str, case: str, *, rounds: int, rivals: bool) -> dict[str, A
             random.Random(i).shuffle(order)
             for variant in order:
                 taken[variant].append(running[variant].run(n))
-        own = running["agl outside"].run(-n)["own"]
-    plain = statistics.median(r["cpu"] for r in taken["nothing"]) / calls
-    figures: dict[str, Any] = {"calls": calls, "runs_per_round": n, "plain_us": plain * 1e6, "variants": {}}
-    for variant, rows in taken.items():
-        if variant == "nothing":
-            continue
-        figures["variants"][variant] = facts = {"spans_per_run": rows[-1]["spans"]}
+        own = running["agl outside"].run(-max(2, n // 4))["own"]
+
+    def us(variant: str, clock: str) -> list[float]:
+        return [row[clock] / calls * 1e6 for row in taken[variant]]
+
+    plain = _undisturbed(us("nothing", "cpu"))
+    figures: dict[str, Any] = {"calls": calls, "runs_per_round": n, "plain_us": plain, "variants": {}}
+    for variant in variants[1:]:
+        figures["variants"][variant] = facts = {"spans_per_run": taken[variant][-1]["spans"]}
         for clock in ("cpu", "wall"):
-            above = [(r[clock] - base[clock]) / calls * 1e6 for r, base in zip(rows, taken["nothing"], strict=True)]
-            low, middle, high = statistics.quantiles(above, n=4)
-            facts |= {f"{clock}_us": middle, f"{clock}_quartiles_us": [low, high]}
-        facts["ratio"] = 1 + facts["cpu_us"] / (plain * 1e6)
+            base, here = us("nothing", clock), us(variant, clock)
+            facts[f"{clock}_us"] = _undisturbed(here) - _undisturbed(base)
+            facts[f"{clock}_median_us"] = statistics.median(a - b for a, b in zip(here, base, strict=True))
+        facts["ratio"] = 1 + facts["cpu_us"] / plain
     figures["variants"]["agl outside"]["own_us"] = own / calls * 1e6
     # What records nothing has no cost to compare with.
     recording = {
@@ -129,15 +132,19 @@ def measure(python: str, case: str, *, rounds: int, rivals: bool) -> dict[str, A
     return figures
 
 
+def _undisturbed(times: list[float]) -> float:
+    """The first decile."""
+    return sorted(times)[len(times) // 10]
+
+
 def show(case: str, figures: dict[str, Any]) -> None:
     print(f"\n{case}: {figures['plain_us']:.0f} µs of CPU per LLM call untraced, {figures['calls']} in a run")
+    print(f"  {'':16}{'CPU':>9}{'median':>9}{'wall':>9} µs{'ratio':>8}{'spans':>7}")
     for variant, f in figures["variants"].items():
-        low, high = f["cpu_quartiles_us"]
-        spread = f"[{low:.0f}, {high:.0f}]"
-        told = f"  agl's own functions {f['own_us']:.2f} µs" if "own_us" in f else ""
+        told = f"   agl's own functions: {f['own_us']:.2f} µs" if "own_us" in f else ""
         print(
-            f"  {variant:16}{f['cpu_us']:+9.1f} µs {spread:16} wall {f['wall_us']:+9.1f} µs"
-            f"  {f['ratio']:.2f}x  {f['spans_per_run']:.1f} spans{told}"
+            f"  {variant:16}{f['cpu_us']:+9.1f}{f['cpu_median_us']:+9.1f}{f['wall_us']:+9.1f}   "
+            f"{f['ratio']:8.2f}{f['spans_per_run']:7.1f}{told}"
         )
     if "best_rival" in figures:
         print(f"  agl / {figures['best_rival']}: {figures['of_best_rival']:.2f}", flush=True)
@@ -149,7 +156,7 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", choices=CASES, default=[*CASES], metavar="CASE", help="of " + ", ".join(CASES)
     )
-    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--rounds", type=int, default=61)
     parser.add_argument("--rival-venv", type=Path, default=cache, help="the rivals' environment (default: %(default)s)")
     parser.add_argument("--no-rivals", dest="rivals", action="store_false", help="leave the rivals out")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")

@@ -16,7 +16,7 @@ import importlib
 import importlib.util
 import threading
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -57,7 +57,8 @@ class _Patch:
 class Observer(Protocol):
     """Makes a span of a request that no framework span encloses."""
 
-    def started(self, client: Any, path: str, options: Any) -> Scope | None: ...
+    def started(self, path: str, options: Any, wire: Mapping[str, Any]) -> Scope | None:
+        """`wire`: attributes of the span it opens."""
 
     def finished(self, scope: Scope, result: Any) -> Any: ...
 
@@ -128,7 +129,7 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
 
         @functools.wraps(inherited)
         async def request_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-            call = None if _here() is None else _request(sdk, self, args, kwargs)
+            call = None if tracing.here() is None else _request(sdk, self, args, kwargs)
             if call is None:
                 return await inherited(self, *args, **kwargs)
             try:
@@ -145,7 +146,7 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
 
     @functools.wraps(inherited)
     def request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call = None if _here() is None else _request(sdk, self, args, kwargs)
+        call = None if tracing.here() is None else _request(sdk, self, args, kwargs)
         if call is None:
             return inherited(self, *args, **kwargs)
         try:
@@ -159,10 +160,6 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
 
     cls.request = request
     return _Patch(cls, original, request)
-
-
-_here = tracing._current.get
-"""The whole cost of the hook outside a rollout: one context variable read."""
 
 
 def _request(sdk: str, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Request | None:
@@ -192,16 +189,17 @@ class _Request:
         self.options, self.path, self.scope = options, path, scope
         self.own: Scope | None = None
         self.observer = _observers.get(sdk)
+        self.url = str(getattr(client, "base_url", ""))
+        wire = {semconv.WIRE_CALLS: 1, semconv.CLIENT: type(client).__qualname__, semconv.URL: self.url}
         # A span is opened unless a framework's `chat` span is open already; the wire call is noted on either.
         chat = tracing.enclosing(semconv.CHAT)
-        if chat is None and self.observer is not None:
-            chat = self.own = self.observer.started(client, path, options)
+        if chat is not None:
+            chat.span.set_attributes({**wire, semconv.WIRE_CALLS: chat.wire_calls + 1})
+        elif self.observer is not None:
+            chat = self.own = self.observer.started(path, options, wire)
         if chat is not None:
             self.scope = chat
             chat.wire_calls += 1
-            chat.span.set_attribute(semconv.WIRE_CALLS, chat.wire_calls)
-            chat.span.set_attribute(semconv.CLIENT, type(client).__qualname__)
-            chat.span.set_attribute(semconv.URL, str(getattr(client, "base_url", "")))
 
     def client_to_use(self, *, is_async: bool) -> Any:
         """The client to send with: ours, with rewritten options, for a selected agent; otherwise the user's own."""
@@ -210,7 +208,7 @@ class _Request:
             return self.client
         # A client that was set up with the rollout's LLM resource has the gateway for a provider: its call goes there
         # under the name of the agent that makes it, so that one that is not selected is answered but not trained.
-        to_gateway = str(self.client.base_url).startswith(rollout.gateway_url)
+        to_gateway = self.url.startswith(rollout.gateway_url)
         if rollout.selection.policy_for(self.scope.agent) is None and not to_gateway:
             return self.client
         self.scope.span.set_attribute(semconv.ROUTED, True)

@@ -95,6 +95,8 @@ def _processor_class() -> Any:
             self.provider.forget(trace.trace_id)
 
         def on_span_start(self, span: Any) -> None:
+            if not self.open and tracing.here() is None:
+                return
             outer = self.open.get(span.parent_id)
             parent = _parent(outer)
             if parent is None:
