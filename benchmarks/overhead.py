@@ -5,10 +5,16 @@
 
 Each case (`overhead_cases.CASES`) is real SDK or framework code over a transport that answers in its own process.
 Instrumentation is global, so each variant has a process of its own, of the same Python with the same packages. They
-take turns, one at a time, in a new order each round. A cost is CPU time of all threads above that of no tracing, divided
-by the run's LLM calls: of the least disturbed rounds (the first decile of each side; other programs only ever add), and
-as the median of the differences within a round. Garbage collection is off within a round. agl in a rollout includes the rollout's own set-up where a run is a whole agent's; its spans end where
-the runner collects them. The rivals' go through a `BatchSpanProcessor` to an exporter that drops them.
+take turns, one at a time, in a new order each round. A cost is CPU time of all threads above that of no tracing,
+divided by the run's LLM calls: of the least disturbed rounds (the first decile of each side; other programs only ever
+add), and as the median of the differences within a round. Garbage collection is off within a round.
+
+agl in a rollout includes the rollout's own set-up where a run is a whole agent's; its spans end where the runner
+collects them. The rivals' go through a `BatchSpanProcessor` to an exporter that drops them.
+
+Beside the times stands what no other program disturbs: how many functions, of Python and of C, a call adds in the
+agent's thread. Outside a rollout the cost drowns in the noise; how many of agl's functions are entered there is exact,
+and `routing.py` times one.
 """
 
 from __future__ import annotations
@@ -63,9 +69,9 @@ class Worker:
     def ready(self) -> None:
         self._line()
 
-    def run(self, n: int) -> dict[str, float]:
+    def run(self, what: int | str) -> dict[str, float]:
         assert self.process.stdin is not None
-        print(n, file=self.process.stdin, flush=True)
+        print(what, file=self.process.stdin, flush=True)
         return json.loads(self._line())
 
     def _line(self) -> str:
@@ -107,13 +113,15 @@ def measure(python: str, case: str, *, rounds: int, rivals: bool) -> dict[str, A
             random.Random(i).shuffle(order)
             for variant in order:
                 taken[variant].append(running[variant].run(n))
-        own = running["agl outside"].run(-max(2, n // 4))["own"]
+        counted = {variant: worker.run("count") for variant, worker in running.items()}
 
     def us(variant: str, clock: str) -> list[float]:
         return [row[clock] / calls * 1e6 for row in taken[variant]]
 
     plain = _undisturbed(us("nothing", "cpu"))
-    figures: dict[str, Any] = {"calls": calls, "runs_per_round": n, "plain_us": plain, "variants": {}}
+    functions = counted["nothing"]["all"] / calls
+    figures: dict[str, Any] = {"calls": calls, "runs_per_round": n, "plain_us": plain, "plain_functions": functions}
+    figures["variants"] = {}
     for variant in variants[1:]:
         figures["variants"][variant] = facts = {"spans_per_run": taken[variant][-1]["spans"]}
         for clock in ("cpu", "wall"):
@@ -121,14 +129,15 @@ def measure(python: str, case: str, *, rounds: int, rivals: bool) -> dict[str, A
             facts[f"{clock}_us"] = _undisturbed(here) - _undisturbed(base)
             facts[f"{clock}_median_us"] = statistics.median(a - b for a, b in zip(here, base, strict=True))
         facts["ratio"] = 1 + facts["cpu_us"] / plain
-    figures["variants"]["agl outside"]["own_us"] = own / calls * 1e6
+        facts["functions"] = counted[variant]["all"] / calls - functions
+        facts["functions_ratio"] = 1 + facts["functions"] / functions
+        facts["agl_functions"] = counted[variant]["agl"] / calls
     # What records nothing has no cost to compare with.
-    recording = {
-        v: f["cpu_us"] for v, f in figures["variants"].items() if v in RIVALS[case] and f["spans_per_run"] >= 1
-    }
-    if recording:
-        figures["best_rival"] = best = min(recording, key=lambda v: recording[v])
-        figures["of_best_rival"] = figures["variants"]["agl"]["cpu_us"] / recording[best]
+    for clock, key in (("cpu_us", "best_rival"), ("functions", "fewest_functions")):
+        known = {v: f[clock] for v, f in figures["variants"].items() if v in RIVALS[case] and f["spans_per_run"] >= 1}
+        if known:
+            best = min(known, key=lambda v: known[v])
+            figures[key] = {"rival": best, "ratio": figures["variants"]["agl"][clock] / known[best]}
     return figures
 
 
@@ -139,15 +148,16 @@ def _undisturbed(times: list[float]) -> float:
 
 def show(case: str, figures: dict[str, Any]) -> None:
     print(f"\n{case}: {figures['plain_us']:.0f} µs of CPU per LLM call untraced, {figures['calls']} in a run")
-    print(f"  {'':16}{'CPU':>9}{'median':>9}{'wall':>9} µs{'ratio':>8}{'spans':>7}")
+    print(f"  {'':14}{'CPU':>9}{'median':>9}{'wall':>9} µs{'ratio':>7}{'functions':>11}{'ratio':>7}{'spans':>7}")
     for variant, f in figures["variants"].items():
-        told = f"   agl's own functions: {f['own_us']:.2f} µs" if "own_us" in f else ""
+        told = f"   {f['agl_functions']:.1f} of agl's own" if variant == "agl outside" else ""
         print(
-            f"  {variant:16}{f['cpu_us']:+9.1f}{f['cpu_median_us']:+9.1f}{f['wall_us']:+9.1f}   "
-            f"{f['ratio']:8.2f}{f['spans_per_run']:7.1f}{told}"
+            f"  {variant:14}{f['cpu_us']:+9.1f}{f['cpu_median_us']:+9.1f}{f['wall_us']:+9.1f}   {f['ratio']:7.2f}"
+            f"{f['functions']:+11.1f}{f['functions_ratio']:7.2f}{f['spans_per_run']:7.1f}{told}"
         )
-    if "best_rival" in figures:
-        print(f"  agl / {figures['best_rival']}: {figures['of_best_rival']:.2f}", flush=True)
+    for key, what in (("best_rival", "CPU"), ("fewest_functions", "functions")):
+        if key in figures:
+            print(f"  {what}, agl / {figures[key]['rival']}: {figures[key]['ratio']:.2f}", flush=True)
 
 
 def main() -> None:

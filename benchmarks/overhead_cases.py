@@ -13,6 +13,7 @@ import contextlib
 import cProfile
 import gc
 import importlib
+import importlib.util
 import json
 import logging
 import pstats
@@ -30,8 +31,8 @@ ANSWER = "The sum of the two numbers that you gave me is five, as the tool that 
 URL = "http://provider.invalid/v1"
 CHUNKS = 20
 """Pieces of content in the streamed answer."""
-PROFILES = 15
-"""Profiles, of which the least disturbed counts."""
+COUNTED = 10
+"""Runs of which the function calls are counted."""
 
 
 # -- the provider -----------------------------------------------------------------------------------------------------
@@ -450,8 +451,7 @@ RIVALS: dict[str, dict[str, Callable[[Case], Tracing]]] = {
 
 def main(name: str, variant: str) -> None:
     """Take numbers of runs from standard input; for each, say how many seconds of CPU (all threads) and of wall time a
-    run took, and how many spans it made. A negative number is profiled: how many seconds of a run agl's own functions
-    took at the least, the profiler's own share included."""
+    run took, and how many spans it made. At `count`, say how many functions a run calls."""
     logging.disable()
     case = CASES[name]
     case.prepare()
@@ -473,13 +473,10 @@ def main(name: str, variant: str) -> None:
         gc.freeze()  # what the frameworks are made of need not be walked at each round
         print("ready", flush=True)
         for line in sys.stdin:
-            if int(line) < 0:
-                own = []
-                for _ in range(PROFILES):
-                    profiler = cProfile.Profile()
-                    profiler.runcall(loop.run, runs(-int(line)))
-                    own.append(_own_seconds(profiler) / -int(line))
-                print(json.dumps({"own": min(own)}), flush=True)
+            if line == "count\n":
+                profiler = cProfile.Profile()
+                profiler.runcall(loop.run, runs(COUNTED))
+                print(json.dumps({name: count / COUNTED for name, count in _entered(profiler).items()}), flush=True)
                 continue
             n, spans = int(line), traced.spans()
             gc.collect()
@@ -491,14 +488,18 @@ def main(name: str, variant: str) -> None:
             print(json.dumps({"cpu": cpu / n, "wall": wall / n, "spans": (traced.spans() - spans) / n}), flush=True)
 
 
-def _own_seconds(profiler: cProfile.Profile) -> float:
-    """Time in functions of agl's files, what they call in other files left out."""
-    import agl
-    import agl.adapters
-
-    folders = tuple(str(Path(package.__file__).parent) for package in (agl, agl.adapters) if package.__file__)
+def _entered(profiler: cProfile.Profile) -> dict[str, int]:
+    """How many functions were called in this thread, and how many of them are agl's."""
     stats: Any = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
-    return sum(own for (file, _, _), (_, _, own, _, _) in stats.items() if file.startswith(folders))
+    folders = tuple(str(Path(spec.origin).parent) for name in ("agl", "agl.adapters") if (spec := _spec(name)))
+    return {
+        "all": sum(calls for _, calls, _, _, _ in stats.values()),
+        "agl": sum(calls for (file, _, _), (_, calls, _, _, _) in stats.items() if file.startswith(folders)),
+    }
+
+
+def _spec(name: str) -> Any:
+    return importlib.util.find_spec(name) if "agl" in sys.modules else None
 
 
 if __name__ == "__main__":
