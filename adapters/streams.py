@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,13 @@ from agl.tracing import Scope
 Facts = Mapping[str, Any]
 """Span attributes by name; those that are None are left out."""
 
+AddFacts = Callable[[Any, dict[str, Any]], None]
+
+
+def fields(of: Any) -> Mapping[str, Any]:
+    """What an SDK's object holds itself. Its models take microseconds to say that they lack an attribute."""
+    return getattr(of, "__dict__", {})
+
 
 @dataclass(frozen=True)
 class CallObserver:
@@ -28,27 +34,22 @@ class CallObserver:
     Attributes:
         provider: the SDK's `gen_ai.provider.name`.
         of_result: (result, whether to capture content) -> what a result tells.
-        of_chunk: chunk of a stream -> what it adds.
+        of_chunk: (chunk of a stream, what is known so far): adds what the chunk tells. It is called for every chunk.
         silent: paths that ask no model for an answer.
     """
 
     provider: str
     of_result: Callable[[Any, bool], Facts]
-    of_chunk: Callable[[Any], Facts]
+    of_chunk: AddFacts
     silent: tuple[str, ...] = ()
 
-    def started(self, client: Any, path: str, options: Any) -> Scope | None:
+    def started(self, path: str, options: Any, wire: Facts) -> Scope | None:
         """Open the span of a request."""
         if path in self.silent:
             return None
         body = options.json_data if isinstance(options.json_data, dict) else {}
         model = str(body.get("model", ""))
-        attributes: dict[str, Any] = {semconv.PROVIDER_NAME: self.provider, semconv.REQUEST_MODEL: model}
-        here = tracing.current()
-        if here is not None and here.rollout.capture_content and not _sampled_by_us(here):
-            # The gateway keeps what its calls were asked, each turn's new messages alone.
-            asked = body.get("messages") or body.get("input")
-            attributes[semconv.INPUT_MESSAGES] = json.dumps(asked, default=str) if asked else None
+        attributes = {semconv.PROVIDER_NAME: self.provider, semconv.REQUEST_MODEL: model, **wire}
         return tracing.start(semconv.CHAT, model, attributes=attributes)
 
     def finished(self, scope: Scope, result: Any) -> Any:
@@ -57,7 +58,7 @@ class CallObserver:
             reader = _AsyncReader if hasattr(result._iterator, "__anext__") else _Reader
             result._iterator = reader(scope, result._iterator, result.response, self.of_chunk)
             return result
-        raw = getattr(result, "http_response", None)
+        raw = fields(result).get("http_response")
         if raw is None:
             tracing.end(scope, attributes=self.of_result(result, scope.rollout.capture_content))
         elif raw.is_closed:
@@ -72,14 +73,10 @@ class CallObserver:
         tracing.end(scope, error=error)
 
 
-def _sampled_by_us(here: Scope) -> bool:
-    return here.rollout.gateway_url is not None and here.rollout.selection.policy_for(here.agent) is not None
-
-
 class _Reader:
     """A stream's chunks, unchanged; the span ends when they do, when the stream is closed, or when nobody holds it."""
 
-    def __init__(self, scope: Scope, chunks: Any, response: Any, of_chunk: Callable[[Any], Facts]) -> None:
+    def __init__(self, scope: Scope, chunks: Any, response: Any, of_chunk: AddFacts) -> None:
         self.scope, self.chunks, self.of_chunk = scope, chunks, of_chunk
         self.facts: dict[str, Any] = {}
         rollout = scope.rollout
@@ -101,7 +98,7 @@ class _Reader:
         tracing.end(self.scope, error=error, attributes=self.facts)
 
     def take(self, chunk: Any) -> Any:
-        self.facts.update({k: v for k, v in self.of_chunk(chunk).items() if v is not None})
+        self.of_chunk(chunk, self.facts)
         if self.answer is not None and hasattr(chunk, "model_dump"):
             self.answer.event(chunk.model_dump(mode="json", exclude_none=True, warnings=False))
         return chunk

@@ -17,7 +17,7 @@ import importlib.util
 import sys
 import threading
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -58,7 +58,8 @@ class _Patch:
 class Observer(Protocol):
     """Makes a span of a request that no framework span encloses."""
 
-    def started(self, client: Any, path: str, options: Any) -> Scope | None: ...
+    def started(self, path: str, options: Any, wire: Mapping[str, Any]) -> Scope | None:
+        """`wire`: attributes of the span it opens."""
 
     def finished(self, scope: Scope, result: Any) -> Any: ...
 
@@ -129,7 +130,7 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
 
         @functools.wraps(inherited)
         async def request_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-            call = None if _here() is None and _nowhere() else _request(sdk, self, args, kwargs)
+            call = None if tracing.here() is None and _nowhere() else _request(sdk, self, args, kwargs)
             if call is None:
                 return await inherited(self, *args, **kwargs)
             try:
@@ -146,7 +147,7 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
 
     @functools.wraps(inherited)
     def request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call = None if _here() is None and _nowhere() else _request(sdk, self, args, kwargs)
+        call = None if tracing.here() is None and _nowhere() else _request(sdk, self, args, kwargs)
         if call is None:
             return inherited(self, *args, **kwargs)
         try:
@@ -160,10 +161,6 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
 
     cls.request = request
     return _Patch(cls, original, request)
-
-
-_here = tracing._current.get
-"""Outside a rollout the hook costs one context variable read and `_nowhere`."""
 
 
 def _nowhere() -> bool:
@@ -198,18 +195,19 @@ class _Request:
         self.options, self.path, self.scope = options, path, scope
         self.own: Scope | None = None
         self.observer = _observers.get(sdk)
+        self.url = str(getattr(client, "base_url", ""))
+        wire = {semconv.WIRE_CALLS: 1, semconv.CLIENT: type(client).__qualname__, semconv.URL: self.url}
         # A span is opened unless a framework's `chat` span is open already; the wire call is noted on either.
         chat = tracing.enclosing(semconv.CHAT)
         if chat is not None and scope.untrained and not chat.untrained:
             chat = None  # the agent's own call, in the midst of which something else asks a model
-        if chat is None and self.observer is not None:
-            chat = self.own = self.observer.started(client, path, options)
+        if chat is not None:
+            chat.span.set_attributes({**wire, semconv.WIRE_CALLS: chat.wire_calls + 1})
+        elif self.observer is not None:
+            chat = self.own = self.observer.started(path, options, wire)
         if chat is not None:
             self.scope = chat
             chat.wire_calls += 1
-            chat.span.set_attribute(semconv.WIRE_CALLS, chat.wire_calls)
-            chat.span.set_attribute(semconv.CLIENT, type(client).__qualname__)
-            chat.span.set_attribute(semconv.URL, str(getattr(client, "base_url", "")))
 
     def _note_prompt(self) -> None:
         """Record what a call that is not routed asks, where the rollout wants it."""
@@ -229,7 +227,7 @@ class _Request:
             return self.client
         # A client that was set up with the rollout's LLM resource has the gateway for a provider: its call goes there
         # under the name of the agent that makes it, so that one that is not selected is answered but not trained.
-        to_gateway = str(self.client.base_url).startswith(rollout.gateway_url)
+        to_gateway = self.url.startswith(rollout.gateway_url)
         if rollout.selection.policy_for(self.scope.agent) is None and not to_gateway:
             self._note_prompt()
             return self.client

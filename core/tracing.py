@@ -18,6 +18,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry import context as otel
+from opentelemetry.trace import INVALID_SPAN, Status, StatusCode, get_current_span, set_span_in_context
+
 from agl import semconv
 from agl.errors import ConfigError
 from agl.selection import Selection
@@ -120,6 +123,11 @@ _of_process: Callable[[], Scope | None] | None = None
 """Gives the scope of every place in this process that lies in no other."""
 
 
+here = _current.get
+"""The innermost scope here, perhaps an ended one; None outside a rollout. The whole cost of a hook that nothing asks
+for: one context variable read."""
+
+
 def current() -> Scope | None:
     """The innermost open scope here; None outside a rollout."""
     scope = _innermost()
@@ -206,9 +214,6 @@ def start(
         if parent is None or parent.rollout.closed:
             return None
         rollout = parent.rollout
-    from opentelemetry import context as otel
-    from opentelemetry.trace import get_current_span, set_span_in_context
-
     who = agent or (parent.agent if parent else rollout.agent)
     untrained = untrained or (parent is not None and parent.untrained)
     context = set_span_in_context(parent.span, otel.Context()) if parent else otel.Context()
@@ -245,8 +250,7 @@ def root(rollout: RolloutContext, traceparent: str | None = None) -> Scope:
     Raises:
         ValueError: `traceparent` is none.
     """
-    from opentelemetry import context as otel
-    from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, SpanContext, TraceFlags
+    from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
     if traceparent is None:
         span = _start_span(rollout, semconv.INVOKE_AGENT, rollout.agent, rollout.agent, otel.Context(), None)
@@ -262,9 +266,6 @@ def root(rollout: RolloutContext, traceparent: str | None = None) -> Scope:
 
 def activate(scope: Scope) -> None:
     """Make `scope` the current one in this context, for OpenTelemetry too."""
-    from opentelemetry import context as otel
-    from opentelemetry.trace import set_span_in_context
-
     _current.set(scope)
     otel.attach(set_span_in_context(scope.span))
 
@@ -281,12 +282,9 @@ def end(scope: Scope, *, error: BaseException | str | None = None, attributes: M
         return
     scope.ended = True
     span = scope.span
-    for key, value in (attributes or {}).items():
-        if value is not None:
-            span.set_attribute(key, value)
+    if attributes:
+        span.set_attributes({k: v for k, v in attributes.items() if v is not None})
     if error is not None:
-        from opentelemetry.trace import Status, StatusCode
-
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         span.set_status(Status(StatusCode.ERROR, text))
         if isinstance(error, BaseException):
@@ -305,9 +303,6 @@ def end(scope: Scope, *, error: BaseException | str | None = None, attributes: M
 
 def _step_back() -> None:
     """Make the innermost open scope current here, and give OpenTelemetry back the span that it had before."""
-    from opentelemetry import context as otel
-    from opentelemetry.trace import INVALID_SPAN, get_current_span, set_span_in_context
-
     scope = _current.get()
     if scope is None or not scope.ended:
         return
@@ -328,10 +323,10 @@ def _step_back() -> None:
 def unseen() -> Iterator[None]:
     """Within the block OpenTelemetry's current span is the user's own, as if we were not there: no propagator sends our
     ids to a third party."""
-    from opentelemetry import context as otel
-    from opentelemetry.trace import INVALID_SPAN, get_current_span, set_span_in_context
-
     span, scope = get_current_span(), _current.get()
+    if not _is_ours(span):
+        yield
+        return
     while _is_ours(span) and scope is not None:
         span, scope = scope.outer, scope.parent
     attached = otel.attach(set_span_in_context(INVALID_SPAN if _is_ours(span) else span))
@@ -415,7 +410,7 @@ def running(rollout: RolloutContext) -> Iterator[Scope]:
 _carry_lock = threading.Lock()
 _carry_count = 0
 _patches: list[tuple[type, str, Any, Any]] = []
-"""(class, attribute, what was there, ours)."""
+"""(class, attribute, what the class's own namespace held (None: it was inherited), ours)."""
 
 
 @contextlib.contextmanager
@@ -437,16 +432,16 @@ def carried_across_threads() -> Iterator[None]:
             # Where another library has patched over ours, ours stays inside and does nothing outside a rollout.
             if _carry_count == 0 and all(cls.__dict__[name] is ours for cls, name, _, ours in _patches):
                 for cls, name, original, _ in _patches:
-                    setattr(cls, name, original)
+                    if original is None:
+                        delattr(cls, name)
+                    else:
+                        setattr(cls, name, original)
                 _patches.clear()
 
 
 def _in_scope(scope: Scope, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        from opentelemetry import context as otel
-        from opentelemetry.trace import set_span_in_context
-
         previous = _current.set(scope)
         attached = otel.attach(set_span_in_context(scope.span))
         try:
@@ -480,9 +475,6 @@ def _patch_threads() -> None:
         scope = _carried()
         return submit(self, fn if scope is None else _in_scope(scope, fn), *args, **kwargs)
 
-    for cls, name, original, ours in (
-        (threading.Thread, "start", start_thread, carried_start),
-        (ThreadPoolExecutor, "submit", submit, carried_submit),
-    ):
+    for cls, name, ours in ((threading.Thread, "start", carried_start), (ThreadPoolExecutor, "submit", carried_submit)):
+        _patches.append((cls, name, cls.__dict__.get(name), ours))
         setattr(cls, name, ours)
-        _patches.append((cls, name, original, ours))

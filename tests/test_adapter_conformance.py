@@ -131,7 +131,7 @@ def test_a_tools_exception_is_recorded_and_goes_on_unchanged(subject: Subject, w
     assert {s.status for s in of(rollout, semconv.CHAT)} == {"unset"}
 
 
-@capability("a failed model call is recorded and raised unchanged", gap="call_errors")
+@capability("a tool that says it failed, without raising, is recorded as failed", needs="traces_tools")
 @every_way
 def test_a_tool_that_reports_failure_without_raising_is_a_failure(
     subject: Subject, way: str, provider: Provider
@@ -149,6 +149,7 @@ def test_a_tool_that_reports_failure_without_raising_is_a_failure(
     assert {s.status for s in rollout.spans if s is not tool} == {"unset"}
 
 
+@capability("MCP tools are traced, and one that says it failed is recorded so", gap="mcp", needs="traces_tools")
 @pytest.mark.slow
 @pytest.mark.parametrize("a", [2, -1], ids=["succeeds", "fails"])
 def test_an_mcp_tool_that_says_it_failed_is_a_failure(subject: Subject, a: int, provider: Provider) -> None:
@@ -164,6 +165,7 @@ def test_an_mcp_tool_that_says_it_failed_is_a_failure(subject: Subject, a: int, 
     assert tool.attributes[semconv.TOOL_CALL_ID] == provider.last.body["messages"][-1]["tool_call_id"]
 
 
+@capability("a failed model call is recorded and raised unchanged", gap="call_errors")
 @every_way
 def test_a_failed_call_is_recorded_and_raised_unchanged(subject: Subject, way: str, gateway: Provider) -> None:
     gateway.script = lambda body: Reply(status=400)

@@ -1,8 +1,8 @@
 """Spans of LangChain runs: `invoke_agent` for named agents, `chat` for model calls, `execute_tool` for tools.
 
-Hook: `register_configure_hook` with a context variable whose *default* is our handler (langchain-core >= 1.0), which
-reaches every thread, task and bare model call without a patch. LangChain offers no way to take such a hook back, so
-`uninstrument` removes it from the list it was put in.
+Hook: `register_configure_hook` with a variable of ours that holds our handler inside rollouts (langchain-core >= 1.0),
+which reaches every thread, task and bare model call without a patch. LangChain offers no way to take such a hook back,
+so `uninstrument` removes it from the list it was put in.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -63,7 +62,8 @@ def attach(*, nodes: bool = False) -> None:
 
     with _lock:
         if not _attached:
-            register_configure_hook(ContextVar("agl_langchain", default=_handler()), inheritable=True)  # noqa: B039
+            variable: Any = _HandlerInRollouts(_handler())
+            register_configure_hook(variable, inheritable=True)
         _attached.append(_attached[0] if _attached else _configure_hooks[-1])
         _naming_nodes += nodes
 
@@ -78,6 +78,19 @@ def detach(*, nodes: bool = False) -> None:
         _naming_nodes -= nodes
         if not _attached:
             _configure_hooks.remove(hook)
+
+
+class _HandlerInRollouts:
+    """Stands for a context variable, of which LangChain asks its value at the start of every run that it configures.
+
+    It asks twice in a row, so the answer depends on nothing that another thread may change between.
+    """
+
+    def __init__(self, handler: BaseCallbackHandler) -> None:
+        self.handler = handler
+
+    def get(self) -> BaseCallbackHandler | None:
+        return None if tracing.here() is None else self.handler
 
 
 @functools.cache

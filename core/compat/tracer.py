@@ -116,7 +116,9 @@ class Tracer:
         """What runs inside is traced; nothing is sent to a gateway. The spans go to `get_last_trace`, and to the store
         when an attempt is named."""
         number = T.attempt_number(attempt_id) if attempt_id else 1
-        context = RolloutContext(rollout_id or f"trace-{uuid.uuid4().hex[:12]}", number, name or "agent", select(None))
+        context = RolloutContext(
+            rollout_id or f"trace-{uuid.uuid4().hex[:12]}", number, name or "agent", select(None), prompts=True
+        )
         self._last = context
         before = get_active_tracer()
         set_active_tracer(self)

@@ -158,8 +158,10 @@ class LocalRunner:
     async def _attempt(self, leased: AttemptedRollout) -> None:
         rollout, attempt = leased.rollout, leased.attempt.attempt
         context = tracing.RolloutContext(
-            rollout.rollout_id, attempt, self.agent.name, self.selection, capture_content=self.capture_content
-        )
+            rollout.rollout_id, attempt, self.agent.name, self.selection, capture_content=self.capture_content,
+            # With a gateway, what is trained is recorded there; what the others ask grows with every turn.
+            prompts=self.gateway is None,
+        )  # fmt: skip
         llm: dict[str, LLM] = {}
         if self.gateway is not None:
             rules = self.rules(rollout.mode)
