@@ -23,7 +23,7 @@ def untrained_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from agl.trainer.quickstart.policy import build_tokenizer
+    from agl.trainer.quickstart.tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer()
     torch.manual_seed(0)

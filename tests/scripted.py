@@ -22,7 +22,7 @@ from agl.trainer.gateway.access import Access, SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.rendering import Rendering
 from agl.trainer.gateway.server import GatewayServer
-from agl.trainer.quickstart.policy import build_tokenizer
+from agl.trainer.quickstart.tokenizer import build_tokenizer
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, Store
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from provider import Reply
+from provider import Reply, last_said
 
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.langchain import LangChainTracer
@@ -33,12 +33,12 @@ def uses_add(a: int = 2, b: int = 3) -> Callable[[dict[str, Any]], Reply]:
     """A policy that calls `add` once, where it has tools, and then repeats the result."""
 
     def script(body: dict[str, Any]) -> Reply:
-        last = body["messages"][-1]
-        if last["role"] == "tool":
-            return Reply(f"sum {last['content']}")
+        who, text = last_said(body)
+        if who == "tool":
+            return Reply(f"sum {text}")
         if body.get("tools"):
             return Reply(None, (("add", {"a": a, "b": b}),))
-        return Reply(f"you said {last['content']}")
+        return Reply(f"you said {text}")
 
     return script
 

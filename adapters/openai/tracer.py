@@ -11,6 +11,7 @@ from typing import Any
 from agl import routing, semconv
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.openai.wrap import handles, wrap
+from agl.adapters.responses import finish_reason
 from agl.adapters.streams import CallObserver
 
 
@@ -38,6 +39,9 @@ def _facts(response: Any, content: bool) -> dict[str, Any]:
     usage = getattr(response, "usage", None)
     choices = getattr(response, "choices", None) or []
     reasons = [c.finish_reason for c in choices if getattr(c, "finish_reason", None)]
+    output = getattr(response, "output", None) or []
+    if not choices and (reason := _responses_reason(response, output)) is not None:
+        reasons = [reason]
     facts: dict[str, Any] = {
         semconv.RESPONSE_ID: getattr(response, "id", None),
         semconv.RESPONSE_MODEL: getattr(response, "model", None),
@@ -47,6 +51,13 @@ def _facts(response: Any, content: bool) -> dict[str, Any]:
     }
     if content:
         messages = [c.message.model_dump(exclude_none=True) for c in choices if getattr(c, "message", None) is not None]
+        messages += [item.model_dump(exclude_none=True) for item in output]
         if messages:
             facts[semconv.OUTPUT_MESSAGES] = json.dumps(messages, default=str)
     return facts
+
+
+def _responses_reason(response: Any, output: list[Any]) -> str | None:
+    incomplete = getattr(getattr(response, "incomplete_details", None), "reason", None)
+    calls_tools = any(getattr(item, "type", None) == "function_call" for item in output)
+    return finish_reason(getattr(response, "status", None), incomplete, calls_tools=calls_tools)
