@@ -221,9 +221,16 @@ def _call(reference: Callable[[], Callable[..., Any] | None]) -> None:
 
 def _parsed(raw: Any) -> Any:
     """What a raw response that was read holds; the SDK keeps it for the caller's own `parse()`."""
-    if inspect.iscoroutinefunction(raw.parse):
-        return None
     try:
-        return raw.parse()
+        parsed = raw.parse()
+        if not inspect.iscoroutine(parsed):
+            return parsed
+        # The body is here, so that nothing is left to wait for.
+        try:
+            parsed.send(None)
+        except StopIteration as done:
+            return done.value
+        parsed.close()
     except Exception:
-        return None
+        pass
+    return None

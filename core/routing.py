@@ -202,6 +202,14 @@ class _Request:
             chat.span.set_attribute(semconv.WIRE_CALLS, chat.wire_calls)
             chat.span.set_attribute(semconv.CLIENT, type(client).__qualname__)
             chat.span.set_attribute(semconv.URL, str(getattr(client, "base_url", "")))
+            self._tell_model(chat)
+
+    def _tell_model(self, chat: Scope) -> None:
+        """Note the model that is asked, where the framework did not tell it."""
+        model = self.options.json_data.get("model") if isinstance(self.options.json_data, dict) else None
+        if model and semconv.REQUEST_MODEL not in chat.span.attributes:
+            chat.span.set_attribute(semconv.REQUEST_MODEL, str(model))
+            chat.span.update_name(f"{semconv.CHAT} {model}")
 
     def client_to_use(self, *, is_async: bool) -> Any:
         """The client to send with: ours, with rewritten options, for a selected agent; otherwise the user's own."""

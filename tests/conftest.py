@@ -12,8 +12,20 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests first."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--subjects", default="", help="conformance: these subjects only, by name, with commas between")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Fast tests first; of the conformance suite only the subjects that were asked for."""
+    if wanted := {*config.getoption("subjects").split(",")} - {""}:
+        subjects = {item: getattr(item, "callspec", None) for item in items}
+        others = [
+            item for item, spec in subjects.items()
+            if spec is not None and "subject" in spec.params and spec.params["subject"].name not in wanted
+        ]  # fmt: skip
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
 
 

@@ -65,7 +65,7 @@ def last_said(body: dict[str, Any]) -> tuple[str, str]:
     last = said[-1]
     if last.get("type") == "function_call_output":
         return "tool", _text(last["output"])
-    content = last["content"]
+    content = last.get("content") or ""
     if isinstance(content, list) and content[-1].get("type") == "tool_result":
         return "tool", _text(content[-1].get("content", ""))
     return last["role"], _text(content)

@@ -1,11 +1,11 @@
-"""Agent Framework under the conformance suite: an agent with the tool `add`, over Chat Completions."""
+"""Agent Framework under the conformance suite: an agent with the tool `add`, over both of its wires."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any, ClassVar
 
-from subjects import KEY, Subject, add
+from subjects import KEY, Subject, add, sdk_requests
 
 from agl.adapters.agent_framework import AgentFrameworkTracer
 
@@ -13,6 +13,7 @@ from agl.adapters.agent_framework import AgentFrameworkTracer
 class AgentFramework(Subject):
     name = "agent_framework"
     tracer = AgentFrameworkTracer
+    requires = ("agent_framework", "agent_framework_openai")
     frameworks = ("agent_framework", "agent_framework_openai", "openai")
     ways: ClassVar[tuple[str, ...]] = ("invoke",)
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
@@ -21,13 +22,15 @@ class AgentFramework(Subject):
     def agent(self, url: str, name: str) -> Any:
         from agent_framework import Agent, tool
 
-        return _Runs(Agent(chat_client(url), name=name, tools=[tool(add)]))
+        return _Runs(Agent(self.model(url), name=name, tools=[tool(add)]))
+
+    def model(self, url: str) -> Any:
+        return chat_client(url)
 
     def wrappable(self, url: str, name: str) -> Any:
         return self.agent(url, name).agent
 
     def changed(self) -> Any:
-        import openai
         from agent_framework import FunctionTool, RawAgent
         from agent_framework.observability import AgentTelemetryLayer, ChatTelemetryLayer
 
@@ -38,7 +41,16 @@ class AgentFramework(Subject):
                 (ChatTelemetryLayer, "get_response"),
             )
         ]  # fmt: skip
-        return openai.OpenAI.__dict__.get("request"), openai.AsyncOpenAI.__dict__.get("request"), *methods
+        return sdk_requests(), *methods
+
+
+class AgentFrameworkResponses(AgentFramework):
+    name = "agent_framework_responses"
+    adapter = "agent_framework"
+    response_id = "resp_"
+
+    def model(self, url: str) -> Any:
+        return responses_client(url)
 
 
 def chat_client(url: str) -> Any:
@@ -74,4 +86,7 @@ class _Runs:
         return (await self.agent.run(question)).text.strip()
 
     async def astream(self, question: str) -> str:
-        return "".join([u.text async for u in self.agent.run(question, stream=True)]).strip()
+        stream = self.agent.run(question, stream=True)
+        async for _ in stream:
+            pass
+        return (await stream.get_final_response()).text.strip()

@@ -1,11 +1,11 @@
-"""The OpenAI Agents SDK under the conformance suite: an agent with the tool `add`, over Chat Completions."""
+"""The OpenAI Agents SDK under the conformance suite: an agent with the tool `add`, over both of its wires."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any, ClassVar
 
-from subjects import KEY, Subject, add
+from subjects import KEY, Subject, add, sdk_requests
 
 from agl.adapters.openai_agents import OpenAIAgentsTracer
 
@@ -13,6 +13,7 @@ from agl.adapters.openai_agents import OpenAIAgentsTracer
 class OpenAIAgents(Subject):
     name = "openai_agents"
     tracer = OpenAIAgentsTracer
+    requires = ("agents",)
     frameworks = ("agents", "openai")
     ways: ClassVar[tuple[str, ...]] = ("invoke", "stream")
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
@@ -22,18 +23,30 @@ class OpenAIAgents(Subject):
         from agents import Agent, function_tool
 
         tool = function_tool(add, failure_error_function=None)
-        return _Runs(Agent(name=name, tools=[tool], model=chat_model(url)))
+        return _Runs(Agent(name=name, tools=[tool], model=self.model(url)))
+
+    def model(self, url: str) -> Any:
+        return chat_model(url)
 
     def wrappable(self, url: str, name: str) -> Any:
         return self.agent(url, name).agent
 
     def changed(self) -> Any:
-        import openai
         from agents.tracing import get_trace_provider
 
         provider: Any = get_trace_provider()
         processors = provider._multi_processor._processors
-        return openai.OpenAI.__dict__.get("request"), openai.AsyncOpenAI.__dict__.get("request"), provider, processors
+        return sdk_requests(), provider, processors
+
+
+class OpenAIAgentsResponses(OpenAIAgents):
+    name = "openai_agents_responses"
+    adapter = "openai_agents"
+    response_id = "resp_"
+    gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors"})
+
+    def model(self, url: str) -> Any:
+        return responses_model(url)
 
 
 def chat_model(url: str) -> Any:

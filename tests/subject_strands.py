@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from subjects import KEY, Subject, add
+from subjects import KEY, Subject, add, sdk_requests
 
 from agl.adapters.strands import StrandsTracer
 
@@ -12,6 +12,7 @@ from agl.adapters.strands import StrandsTracer
 class Strands(Subject):
     name = "strands"
     tracer = StrandsTracer
+    requires = ("strands", "openai")
     frameworks = ("strands", "openai")
     ways: ClassVar[tuple[str, ...]] = ("invoke",)
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
@@ -24,12 +25,11 @@ class Strands(Subject):
         return build(url, name, stream=False)
 
     def changed(self) -> Any:
-        import openai
         from strands import Agent
         from strands.middleware._registry import MiddlewareRegistry
 
         stages = MiddlewareRegistry.__dict__["compose"], Agent.__dict__["structured_output_async"]
-        return openai.OpenAI.__dict__.get("request"), openai.AsyncOpenAI.__dict__.get("request"), *stages
+        return sdk_requests(), *stages
 
 
 def build(url: str, name: str, **config: Any) -> Any:
