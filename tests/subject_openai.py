@@ -14,6 +14,7 @@ PARAMETERS = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
     "required": ["a", "b"],
+    "additionalProperties": False,
 }
 
 
@@ -33,7 +34,7 @@ class ChatLoop(Loop):
         return resource.stream if hasattr(resource, "stream") else beta.chat.completions.stream
 
     def request(self, history: list[Any]) -> dict[str, Any]:
-        tool = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}
+        tool = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS, "strict": True}}
         return {"model": "m", "messages": history, "tools": [tool]}
 
     def collect(self, events: Iterable[Any]) -> Any:
@@ -65,7 +66,7 @@ class ResponsesLoop(Loop):
         return (self.async_client if is_async else self.client).responses
 
     def request(self, history: list[Any]) -> dict[str, Any]:
-        tool = {"type": "function", "name": "add", "parameters": PARAMETERS, "strict": False}
+        tool = {"type": "function", "name": "add", "parameters": PARAMETERS, "strict": True}
         return {"model": "m", "input": history, "tools": [tool]}
 
     def collect(self, events: Iterable[Any]) -> Any:
