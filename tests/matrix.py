@@ -88,7 +88,33 @@ FRAMEWORKS = (
     Framework("autogen-agentchat", "autogen", ("autogen",), ("test_autogen.py",)),
     Framework("ag2", "ag2", ("ag2", "ag2_responses"), ("test_autogen_ag2.py",)),
     Framework("classic autogen", "autogen-classic", files=("test_autogen_classic.py",)),
+    Framework(
+        "beside instrumentors", "langchain", files=("test_beside_instrumentors.py",), resolutions=("newest",),
+        also=(
+            "opentelemetry-instrumentation-openai>=0.62", "opentelemetry-instrumentation-anthropic>=0.62",
+            "opentelemetry-instrumentation-langchain>=0.62", "openinference-instrumentation-openai>=0.1.66",
+            "openinference-instrumentation-anthropic>=3", "openinference-instrumentation-langchain>=0.1.80",
+            "openinference-instrumentation-openai-agents>=2.6",
+        ),
+        beside=("anthropic", "openai-agents"),
+    ),
 )  # fmt: skip
+
+HEAD = """\
+# Versions that pass
+
+Each row is a fresh environment with one framework alone, in which that adapter's cases of the conformance suite and its
+own tests ran. *lowest* is the lower bound in `pyproject.toml`, *newest* the newest releases that resolve together.
+`python tests/matrix.py --table docs/versions.md` runs it all again and writes this page.
+
+| framework | | versions | passed | failed | skipped | gaps |
+|---|---|---|---|---|---|---|"""
+
+FOOT = """
+Gaps are what a framework itself does otherwise; its cases are skipped and its adapter's own tests say what holds
+instead. `tool_errors`: a tool's exception is told to the model, or wrapped. `call_errors`: a failed call is raised as
+an exception of the framework's own. `response_facts`: the response's id or finish reason is dropped.
+"""
 
 
 @dataclass(frozen=True)
@@ -170,22 +196,21 @@ def run_row(framework: Framework, resolution: str, *, wheel: Path, scratch: Path
     venv = scratch / f"{framework.name} {resolution}".replace(" ", "-")
     counts = Counts()
     versions: dict[str, str] = {}
+    asked = requested(framework, resolution)
+    wanted = {canonicalize_name(Requirement(text).name) for text in asked} | {"openai", "anthropic"}
     try:
         uv("venv", "--quiet", "--python", sys.executable, str(venv))
-        asked = requested(framework, resolution)
         install(venv, [f"agl @ {wheel.as_uri()}", *asked, *framework.beside, *TEST_TOOLS])
         uv("pip", "check", "--python", str(venv))
-        versions = installed(venv)
-        wanted = {canonicalize_name(Requirement(text).name) for text in asked} | {"openai", "anthropic"}
+        versions = {name: version for name, version in installed(venv).items() if name in wanted}
         if framework.subjects:
             chosen = ("--subjects", ",".join(framework.subjects))
             pytest(venv, counts, ("test_adapter_conformance.py",), chosen)
         if framework.files:
-            kept = [f"{name}=={version}" for name, version in versions.items() if name in wanted]
+            kept = [f"{name}=={version}" for name, version in versions.items()]
             # `renderers` asks for a newer openai than its parts for a gateway need; what is tested stays as it is.
             install(venv, gateway(), overrides=kept)
             pytest(venv, counts, framework.files, ("-k", framework.select) if framework.select else ())
-        versions = {name: version for name, version in installed(venv).items() if name in wanted}
     except Broken as problem:
         counts.failed += 1
         counts.problems.append(str(problem))
@@ -264,30 +289,14 @@ def versions_text(versions: dict[str, str]) -> str:
 
 def table(rows: Iterable[Row]) -> str:
     """The rows as a page of Markdown, the same for the same results."""
-    lines = [
-        "# Versions that pass",
-        "",
-        "Each row is a fresh environment with one framework alone, in which that adapter's cases of the conformance",
-        "suite and its own tests ran. *lowest* is the lower bound in `pyproject.toml`, *newest* the newest releases that",
-        "resolve together. `python tests/matrix.py --table docs/versions.md` runs it all again and writes this page.",
-        "",
-        "| framework | | versions | passed | failed | skipped | gaps |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = [HEAD]
     for row in rows:
         cells = (
             row.framework, row.resolution, versions_text(row.versions), row.passed, row.failed, row.skipped,
             ", ".join(f"`{gap}`" for gap in row.gaps),
         )  # fmt: skip
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    lines += [
-        "",
-        "Gaps are what a framework itself does otherwise; its cases are skipped and its adapter's own tests say what",
-        "holds instead. `tool_errors`: a tool's exception is told to the model, or wrapped. `call_errors`: a failed call",
-        "is raised as an exception of the framework's own. `response_facts`: the response's id or finish reason is",
-        "dropped.",
-        "",
-    ]
+    lines.append(FOOT)
     return "\n".join(lines)
 
 
