@@ -5,10 +5,11 @@ Nothing here keeps a stream or its response alive: one that is dropped is closed
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -55,22 +56,85 @@ class CallObserver:
     def finished(self, scope: Scope, result: Any) -> Any:
         """End it with its result; the span of a stream ends later, with the stream."""
         if hasattr(result, "_iterator"):
-            reader = _AsyncReader if hasattr(result._iterator, "__anext__") else _Reader
-            result._iterator = reader(scope, result._iterator, result.response, self.of_chunk)
+            self._read_by_us(scope, result)
             return result
         raw = fields(result).get("http_response")
         if raw is None:
-            tracing.end(scope, attributes=self.of_result(result, scope.rollout.capture_content))
+            self._end(scope, result)
         elif raw.is_closed:
-            tracing.end(scope, attributes=self.of_result(_parsed(result), scope.rollout.capture_content))
+            self._end(scope, _parsed(result))
         else:
-            _when_closed(raw, functools.partial(tracing.end, scope))
-            weakref.finalize(raw, tracing.end, scope).atexit = False
+            _Unread(self, scope, result)
         return result
+
+    def _read_by_us(self, scope: Scope, stream: Any) -> None:
+        if not isinstance(stream._iterator, _Reader):
+            reader = _AsyncReader if hasattr(stream._iterator, "__anext__") else _Reader
+            stream._iterator = reader(scope, stream._iterator, stream.response, self.of_chunk)
+
+    def _end(self, scope: Scope, result: Any) -> None:
+        tracing.end(scope, attributes=self.of_result(result, scope.rollout.capture_content))
 
     def failed(self, scope: Scope, error: BaseException) -> None:
         """End it with the error that the request raised."""
         tracing.end(scope, error=error)
+
+
+class _Unread:
+    """A raw response whose body is still to come: the span ends with the body, and tells what `parse()` makes of it."""
+
+    def __init__(self, observer: CallObserver, scope: Scope, raw: Any) -> None:
+        self.observer, self.scope = observer, scope
+        self.parsing = self.streams = False
+        _when_closed(raw.http_response, self.closed)
+        weakref.finalize(raw.http_response, tracing.end, scope).atexit = False
+        # A class of its own, and no function on the object, which would keep the object alive or lose it too early.
+        raw._agl_unread = self
+        raw.__class__ = _telling(type(raw))
+
+    def closed(self) -> None:
+        # `parse()` reads the body, which closes the response, before there is a result to tell of.
+        if not self.parsing and not self.streams:
+            tracing.end(self.scope)
+
+    def told(self, result: Any) -> Any:
+        """Take note of what was parsed, which goes on unchanged."""
+        if hasattr(result, "_iterator"):
+            self.streams = True
+            self.observer._read_by_us(self.scope, result)
+        else:
+            self.observer._end(self.scope, result)
+        return result
+
+    @contextlib.contextmanager
+    def within(self, response: Any) -> Iterator[None]:
+        self.parsing = True
+        try:
+            yield
+        finally:
+            self.parsing = False
+            if response.is_closed:
+                self.closed()
+
+
+@functools.cache
+def _telling(cls: Any) -> Any:
+    """The class of a raw response, whose `parse()` also tells the `_Unread` of the object."""
+    if inspect.iscoroutinefunction(cls.parse):
+
+        async def parse_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._agl_unread.within(self.http_response):
+                return self._agl_unread.told(await cls.parse(self, *args, **kwargs))
+
+        parse: Any = functools.wraps(cls.parse)(parse_async)
+    else:
+
+        def parse_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._agl_unread.within(self.http_response):
+                return self._agl_unread.told(cls.parse(self, *args, **kwargs))
+
+        parse = functools.wraps(cls.parse)(parse_sync)
+    return type(cls.__name__, (cls,), {"parse": parse, "__module__": cls.__module__, "__doc__": cls.__doc__})
 
 
 class _Reader:
@@ -172,9 +236,16 @@ def _call(reference: Callable[[], Callable[..., Any] | None]) -> None:
 
 def _parsed(raw: Any) -> Any:
     """What a raw response that was read holds; the SDK keeps it for the caller's own `parse()`."""
-    if inspect.iscoroutinefunction(raw.parse):
-        return None
     try:
-        return raw.parse()
+        parsed = raw.parse()
+        if not inspect.iscoroutine(parsed):
+            return parsed
+        # The body is here, so that nothing is left to wait for.
+        try:
+            parsed.send(None)
+        except StopIteration as done:
+            return done.value
+        parsed.close()
     except Exception:
-        return None
+        pass
+    return None

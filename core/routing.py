@@ -203,11 +203,19 @@ class _Request:
             chat = None  # the agent's own call, in the midst of which something else asks a model
         if chat is not None:
             chat.span.set_attributes({**wire, semconv.WIRE_CALLS: chat.wire_calls + 1})
+            self._tell_model(chat)
         elif self.observer is not None:
             chat = self.own = self.observer.started(path, options, wire)
         if chat is not None:
             self.scope = chat
             chat.wire_calls += 1
+
+    def _tell_model(self, chat: Scope) -> None:
+        """Note the model that is asked, where the framework did not tell it."""
+        model = self.options.json_data.get("model") if isinstance(self.options.json_data, dict) else None
+        if model and semconv.REQUEST_MODEL not in chat.span.attributes:
+            chat.span.set_attribute(semconv.REQUEST_MODEL, str(model))
+            chat.span.update_name(f"{semconv.CHAT} {model}")
 
     def _note_prompt(self) -> None:
         """Record what a call that is not routed asks, where the rollout wants it."""

@@ -47,9 +47,7 @@ def of(rollout: RolloutContext, operation: str) -> list[Span]:
 
 
 def config(url: str, **options: Any) -> Any:
-    return {"config_list": [{"model": "m", "base_url": url, "api_key": KEY, "max_retries": 0, **options}]} | {
-        "cache_seed": None
-    }
+    return {"config_list": [{"model": "m", "base_url": url, "api_key": KEY, **options}]} | {"cache_seed": None}
 
 
 def speaker(url: str, name: str, **options: Any) -> ConversableAgent:

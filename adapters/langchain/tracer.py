@@ -21,6 +21,7 @@ from agl.adapters.base import InstrumentedTracer
 from agl.adapters.langchain.labels import Label, label_of
 from agl.adapters.langchain.wrap import handles, wrap
 from agl.adapters.refusals import refused
+from agl.adapters.responses import finish_reason
 from agl.adapters.scopes import model_call, place, tool_run
 from agl.tracing import RolloutContext, Scope
 
@@ -346,7 +347,7 @@ def _facts(response: Any, content: bool) -> dict[str, Any]:
         return {}
     metadata = messages[0].response_metadata
     usage = getattr(messages[0], "usage_metadata", None) or {}
-    reasons = [r for m in messages if (r := m.response_metadata.get("finish_reason"))]
+    reasons = [r for m in messages if (r := _finish_reason(m))]
     facts = {
         semconv.RESPONSE_ID: metadata.get("id") or _provider_id(messages[0].id),
         semconv.RESPONSE_MODEL: metadata.get("model_name"),
@@ -358,6 +359,15 @@ def _facts(response: Any, content: bool) -> dict[str, Any]:
         said = [{"role": "assistant", "content": m.content, "tool_calls": m.tool_calls} for m in messages]
         facts[semconv.OUTPUT_MESSAGES] = json.dumps(said, default=str)
     return facts
+
+
+def _finish_reason(message: Any) -> str | None:
+    """As Chat Completions, Anthropic's Messages or OpenAI's Responses tell it."""
+    metadata = message.response_metadata
+    if told := metadata.get("finish_reason") or metadata.get("stop_reason"):
+        return told
+    incomplete = (metadata.get("incomplete_details") or {}).get("reason")
+    return finish_reason(metadata.get("status"), incomplete, calls_tools=bool(message.tool_calls))
 
 
 def _provider_id(message_id: str | None) -> str | None:

@@ -6,11 +6,13 @@ Hook: `OpenAI.request` and `AsyncOpenAI.request` through `agl.routing` (openai >
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agl import routing, semconv
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.openai.wrap import handles, wrap
+from agl.adapters.responses import finish_reason
 from agl.adapters.streams import CallObserver, fields
 
 
@@ -47,7 +49,10 @@ def _added(chunk: Any, facts: dict[str, Any]) -> None:
 def _facts(response: Any, content: bool) -> dict[str, Any]:
     held = fields(response)
     choices = held.get("choices") or ()
+    output = held.get("output") or ()
     reasons = [c.finish_reason for c in choices if c.finish_reason]
+    if not choices and (reason := _responses_reason(held, output)) is not None:
+        reasons = [reason]
     facts: dict[str, Any] = {
         semconv.RESPONSE_ID: held.get("id"),
         semconv.RESPONSE_MODEL: held.get("model"),
@@ -56,9 +61,16 @@ def _facts(response: Any, content: bool) -> dict[str, Any]:
     }
     if content:
         messages = [m.model_dump(exclude_none=True) for c in choices if (m := fields(c).get("message")) is not None]
+        messages += [item.model_dump(exclude_none=True) for item in output]
         if messages:
             facts[semconv.OUTPUT_MESSAGES] = json.dumps(messages, default=str)
     return facts
+
+
+def _responses_reason(held: Mapping[str, Any], output: Sequence[Any]) -> str | None:
+    incomplete = fields(held.get("incomplete_details")).get("reason")
+    calls_tools = any(fields(item).get("type") == "function_call" for item in output)
+    return finish_reason(held.get("status"), incomplete, calls_tools=calls_tools)
 
 
 def _usage(usage: Any) -> dict[str, Any]:

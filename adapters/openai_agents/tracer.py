@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from agl import semconv, tracing
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.openai_agents.wrap import handles, wrap
+from agl.adapters.responses import finish_reason
 from agl.adapters.scopes import place
 from agl.tracing import Scope
 
@@ -274,16 +275,11 @@ def _answered(data: Any, messages: list[Mapping[str, Any]], content: bool) -> di
     if response is not None:
         facts[semconv.RESPONSE_ID] = response.id
         facts[semconv.RESPONSE_MODEL] = response.model
-        facts[semconv.FINISH_REASONS] = [_finish_reason(response)]
+        incomplete = getattr(response.incomplete_details, "reason", None)
+        calls_tools = any(item.type == "function_call" for item in response.output)
+        reason = finish_reason(response.status, incomplete, calls_tools=calls_tools)
+        facts[semconv.FINISH_REASONS] = None if reason is None else [reason]
         if response.usage is not None:
             facts[semconv.INPUT_TOKENS] = response.usage.input_tokens
             facts[semconv.OUTPUT_TOKENS] = response.usage.output_tokens
     return facts
-
-
-def _finish_reason(response: Any) -> str:
-    """Responses tell a status; in the words of Chat Completions."""
-    if response.status == "incomplete":
-        reason = getattr(response.incomplete_details, "reason", None)
-        return "length" if reason == "max_output_tokens" else str(reason)
-    return "tool_calls" if any(item.type == "function_call" for item in response.output) else "stop"
