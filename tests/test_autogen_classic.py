@@ -58,7 +58,9 @@ def of(rollout: RolloutContext, operation: str) -> list[Span]:
 
 
 def config(url: str, **options: Any) -> Any:
-    return {"config_list": [{"model": "m", "base_url": url, "api_key": KEY}], "cache_seed": None, **options}
+    # Older releases count a stream's tokens themselves, for models that they know.
+    model = {"model": "gpt-4", "base_url": url, "api_key": KEY, **options}
+    return {"config_list": [model], "cache_seed": None}
 
 
 def speaker(url: str, name: str, **options: Any) -> ConversableAgent:

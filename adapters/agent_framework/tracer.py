@@ -1,6 +1,6 @@
 """Spans of Agent Framework runs: `invoke_agent` for named agents, `chat` for model calls, `execute_tool` for tools.
 
-Hook: the three places where the framework makes its own OpenTelemetry spans (agent-framework-core >= 1.23, < 2):
+Hook: the three places where the framework makes its own OpenTelemetry spans (agent-framework-core >= 1.21, < 2):
 `AgentTelemetryLayer.run`, `ChatTelemetryLayer.get_response` and `FunctionTool.invoke`; `RawAgent.run` for agents
 without telemetry. They are patched: the framework's middleware is registered per agent or client, and its spans carry
 content only with a flag, stop when the user switches telemetry off, and belong to the user's provider, where they stay

@@ -1,4 +1,4 @@
-"""Hooks of classic AutoGen, the distribution `autogen` or `ag2` below 1.0 (>= 0.9, < 1), and `pyautogen` 0.2.
+"""Hooks of classic AutoGen, the distribution `autogen` or `ag2` below 1.0 (>= 0.9.10, < 1), and `pyautogen` 0.2.
 
 Replaced in every `ConversableAgent`, because its loggers speak up only after the call: `generate_reply` and
 `a_generate_reply` (an agent's turn, in chats, group chats and speaker selection alike), `execute_function` and

@@ -1,7 +1,7 @@
 """Spans of OpenAI Agents runs: `invoke_agent` for agents, `chat` for model calls, `execute_tool` for tools.
 
 Hook: a `TracingProcessor` beside the user's own, and `set_trace_provider` so that switching the SDK's tracing off does
-not switch the processor off (openai-agents >= 0.24, < 0.25). The SDK's tool spans carry no call id: a tool's run is
+not switch the processor off (openai-agents >= 0.20, < 1). The SDK's tool spans carry no call id: a tool's run is
 joined to the call with its name and arguments in the last answer of the same agent's run.
 """
 
