@@ -28,9 +28,9 @@ from agl.tracing import RolloutContext
 
 ASK = "what is 2+3?"
 every_subject = pytest.mark.parametrize("subject", SUBJECTS, ids=lambda s: s.name)
-every_way = pytest.mark.parametrize(
-    ("subject", "way"), [pytest.param(s, w, id=f"{s.name}-{w}") for s in SUBJECTS for w in s.ways + s.async_ways]
-)
+WAYS = [pytest.param(s, w, id=f"{s.name}-{w}") for s in SUBJECTS for w in s.ways + s.async_ways]
+every_way = pytest.mark.parametrize(("subject", "way"), WAYS)
+every_way_with_tools = pytest.mark.parametrize(("subject", "way"), [w for w in WAYS if w.values[0].traces_tools])
 
 
 @pytest.fixture
@@ -85,10 +85,8 @@ def test_every_call_has_a_chat_span_joined_to_the_wire_by_id(
     assert {s.status for s in rollout.spans} == {"unset"}
 
 
-@every_way
+@every_way_with_tools
 def test_a_tool_span_tells_all_and_nests_in_its_agent(subject: Subject, way: str, provider: Provider) -> None:
-    if not subject.traces_tools:
-        pytest.skip("tools are the program's own")
     agent = subject.agent(provider.url, "solver")
     with subject.tracer(), tracing.running(rollout := context(subject)):
         do(subject, way, agent)
