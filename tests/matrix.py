@@ -40,7 +40,7 @@ class Framework:
     """One framework of the table.
 
     Attributes:
-        name: as in `--only`. extra: of pyproject, whose bounds are tested.
+        name: as in `--only`. extra: of pyproject, whose bounds are tested; "" for none.
         subjects: its subjects in the conformance suite. files: its adapter's own test files.
         also: requirements beside the extra's whose lower bounds are tested too.
         beside: what the tests need as well, in whichever version fits.
@@ -88,6 +88,10 @@ FRAMEWORKS = (
     Framework("autogen-agentchat", "autogen", ("autogen",), ("test_autogen.py",)),
     Framework("ag2", "ag2", ("ag2", "ag2_responses"), ("test_autogen_ag2.py",)),
     Framework("classic autogen", "autogen-classic", files=("test_autogen_classic.py",)),
+    Framework(
+        "pyautogen 0.2", "", files=("test_autogen_classic.py",), also=("pyautogen>=0.2.35,<0.3",),
+        resolutions=("newest",),
+    ),
     Framework(
         "beside instrumentors", "langchain", files=("test_beside_instrumentors.py",), resolutions=("newest",),
         also=(
@@ -157,7 +161,7 @@ class Broken(Exception):
 
 def bounds(framework: Framework) -> list[Requirement]:
     """The requirements whose versions a row is about."""
-    given = PROJECT["optional-dependencies"][framework.extra]
+    given = PROJECT["optional-dependencies"][framework.extra] if framework.extra else ()
     return [Requirement(text) for text in (*given, *framework.also)]
 
 

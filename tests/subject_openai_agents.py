@@ -52,7 +52,7 @@ class OpenAIAgents(Subject):
 
         provider: Any = get_trace_provider()
         processors = provider._multi_processor._processors
-        return sdk_requests(), provider, processors, MCPUtil.__dict__["_extract_custom_data"]
+        return sdk_requests(), provider, processors, MCPUtil.__dict__.get("_extract_custom_data")
 
 
 class OpenAIAgentsResponses(OpenAIAgents):

@@ -1,6 +1,6 @@
 """Spans of Agent Framework runs: `invoke_agent` for named agents, `chat` for model calls, `execute_tool` for tools.
 
-Hook: the three places where the framework makes its own OpenTelemetry spans (agent-framework-core >= 1.23, < 2):
+Hook: the three places where the framework makes its own OpenTelemetry spans (agent-framework-core >= 1.21, < 2):
 `AgentTelemetryLayer.run`, `ChatTelemetryLayer.get_response` and `FunctionTool.invoke`; `RawAgent.run` for agents
 without telemetry; and `Executor.execute`, because in a workflow an agent without a name goes by its executor's id.
 They are patched: the framework's middleware is registered per agent or client, and its spans carry

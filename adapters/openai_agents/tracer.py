@@ -1,9 +1,9 @@
 """Spans of OpenAI Agents runs: `invoke_agent` for agents, `chat` for model calls, `execute_tool` for tools.
 
 Hook: a `TracingProcessor` beside the user's own, and `set_trace_provider` so that switching the SDK's tracing off does
-not switch the processor off (openai-agents >= 0.24, < 0.25). The SDK's tool spans carry no call id: a tool's run is
+not switch the processor off (openai-agents >= 0.20, < 1). The SDK's tool spans carry no call id: a tool's run is
 joined to the call with its name and arguments in the last answer of the same agent's run. They carry no MCP `isError`
-either: `MCPUtil._extract_custom_data`, which every MCP result passes, is patched to see it.
+either: `MCPUtil._extract_custom_data`, which every MCP result passes where it exists, is patched to see it.
 """
 
 from __future__ import annotations
@@ -179,11 +179,13 @@ def _processor_class() -> Any:
 
 def _watch_mcp(processor: Any) -> Callable[[], None]:
     """Note the failures that MCP servers report, which the SDK hands to the model as results like any other; gives what
-    takes the hook off. Its own spans stay as they are."""
+    takes the hook off. Its own spans stay as they are; releases that have no such place do not tell."""
     from agents.mcp.util import MCPUtil
     from agents.tracing import get_current_span
 
-    original = MCPUtil.__dict__["_extract_custom_data"]
+    original = MCPUtil.__dict__.get("_extract_custom_data")
+    if original is None:
+        return lambda: None
 
     @functools.wraps(original.__func__)
     async def extract(cls: Any, *args: Any, result: Any, **kwargs: Any) -> Any:
