@@ -12,7 +12,8 @@ import openai
 import pytest
 from all_subjects import SUBJECTS
 from scripted import ScriptedEngine, in_loop, quick_tokenizer, rendering_of, serving
-from subjects import NO_NUMBERS, BareOpenAI, Subject, add, chat_model
+from subject_openai import BareOpenAI
+from subjects import NO_NUMBERS, Subject, add, chat_model
 
 import agl
 from agl import tracing
@@ -107,7 +108,7 @@ async def test_a_result_that_says_it_failed_is_a_failure(subject: Subject) -> No
 @every_subject
 @in_loop
 async def test_a_tool_that_does_not_exist_is_a_failure(subject: Subject) -> None:
-    if subject.name == "openai_agents":
+    if subject.name.startswith("openai_agents"):
         pytest.skip("the SDK ends the run")
     agent = subject.agent(NOWHERE, "solver")
     script = [calls_of(("add", {"a": 2, "b": 3})), calls_of(("subtract", {"a": 2, "b": 3})), "done"]
