@@ -33,6 +33,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 LARGE = ("torch", "safetensors", "peft", "matplotlib")
 """What `agl[local]` needs for training and pictures alone: a gateway with a scripted engine does without."""
 TEST_TOOLS = ("pytest>=8.3",)
+TIMEOUT = 600
+"""Seconds for one command; the slowest takes a tenth of that on a machine of its own."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +251,7 @@ def pytest(venv: Path, counts: Counts, files: Sequence[str], options: Sequence[s
         str(venv / "bin" / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short",
         f"--junit-xml={report}", *options, *(f"tests/{file}" for file in files),
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    done = execute(command)
     if done.returncode not in (0, 1) or not report.exists():
         raise Broken(f"pytest {' '.join(files)}: {tail(done.stdout + done.stderr)}")
     cases = [*ElementTree.parse(report).iter("testcase")]
@@ -266,10 +268,18 @@ def pytest(venv: Path, counts: Counts, files: Sequence[str], options: Sequence[s
 
 
 def uv(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "uv", *arguments], capture_output=True, text=True, timeout=600)
+    done = execute([sys.executable, "-m", "uv", *arguments])
     if done.returncode:
         raise Broken(f"uv {arguments[0]} {arguments[1]}: {tail(done.stderr)}")
     return done.stdout
+
+
+def execute(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT)
+    except subprocess.TimeoutExpired as late:
+        said = (late.stdout or b"").decode(errors="replace")
+        raise Broken(f"{' '.join(command[:4])} ... took more than {TIMEOUT} s: {tail(said)}") from None
 
 
 def tail(text: str) -> str:
