@@ -84,7 +84,7 @@ FRAMEWORKS = (
     ),
     Framework(
         "agent-framework", "agent-framework", ("agent_framework", "agent_framework_responses"),
-        ("test_agent_framework.py",), beside=("mcp>=2",),
+        ("test_agent_framework.py",),
     ),
     Framework("strands", "strands", ("strands",), ("test_strands.py",)),
     Framework("autogen-agentchat", "autogen", ("autogen",), ("test_autogen.py",)),
