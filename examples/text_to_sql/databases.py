@@ -1,8 +1,8 @@
 """Questions and SQLite databases from a folder of defog's sql-eval: python databases.py SQL_EVAL_FOLDER OUT_FOLDER
 
 The folder holds `questions_gen_sqlite.csv` (columns `db_name`, `question`, `query`; alternatives of the query separated
-by semicolons) and a PostgreSQL dump `<db_name>.sql` per database. Rows are dated relative to the day on which a database
-is made, as in the dumps.
+by semicolons) and a PostgreSQL dump `<db_name>.sql` per database. As the dumps have it, many rows are dated relative to
+the day on which a database is made.
 """
 
 from __future__ import annotations

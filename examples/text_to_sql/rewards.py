@@ -9,8 +9,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import agl
 from agent import Node, State, approved, rows
+
+import agl
 from agl.rewards import SQLResult
 
 RUNS, FAILS, NO_QUERY = 0.1, -0.1, -0.2

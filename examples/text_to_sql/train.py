@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import agl
 import databases
 from agent import AGENTS, ROUNDS, chat_models, nodes, program
+from rewards import Earnings, credit, rules
+
+import agl
 from agl import semconv
 from agl.trainer.store import open_store
-from rewards import Earnings, credit, rules
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -26,9 +27,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--data", type=Path, required=True, help="a folder of sql-eval: questions_gen_sqlite.csv and PostgreSQL dumps")
     add("--out", type=Path, default=Path("text-to-sql-run"), help="the run's directory; databases are made in it")
     who = parser.add_mutually_exclusive_group()
-    who.add_argument(
-        "--select", default="writer,rewriter", help="agents to train as one policy; the others keep theirs"
-    )
+    who.add_argument("--select", default="writer,rewriter", help="agents to train, as one policy; others keep theirs")
     who.add_argument("--joint", action="store_true", help="train all four, each a policy of its own")
     who.add_argument("--shared", action="store_true", help="train all four as one policy")
     add("--model", help="the model to train: a Hugging Face directory or hub id")
@@ -64,20 +63,18 @@ def selection(given: argparse.Namespace) -> list[str] | dict[str, str]:
     return list(AGENTS) if given.shared or not given.model else given.select.split(",")
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    given = arguments(argv)
-    folder = given.out / "databases"
-    if not given.resume:
-        databases.make_databases(given.data, folder)
-    questions = databases.tasks(given.data, folder)[: given.limit]
-    held_out = questions[:: max(len(questions) // given.val, 2)][: given.val] if given.val and not given.dev else []
-    train = [q for q in questions if q not in held_out]
+def wrapped(given: argparse.Namespace, questions: Sequence[dict[str, Any]], folder: Path) -> agl.Agent:
+    """The program with its rewards.
 
-    trained = selection(given)
+    Args:
+        questions: as `databases.tasks` makes them. folder: of the SQLite files.
+    """
+    # Never another provider's key: the endpoint may be anybody's.
+    key = os.environ.get(given.api_key_env) or f"{given.api_key_env} is not set"
+    models = chat_models(given.provider_model, given.endpoint, key, given.max_tokens)
     earnings = Earnings(questions, folder)
-    models = chat_models(given.provider_model, given.endpoint, os.environ.get(given.api_key_env), given.max_tokens)
-    agent = agl.wrap(
-        program(earnings.graded(nodes(models), trained), rounds=given.rounds),
+    return agl.wrap(
+        program(earnings.graded(nodes(models), selection(given)), rounds=given.rounds),
         reward=earnings.final_match,
         input=lambda task: {
             "id": task["id"],
@@ -87,23 +84,39 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         },
         output=lambda state: {name: state[name] for name in ("query", "verdict", "answer")},
     )
-    algorithm = agl.Baseline() if not given.model else agl.GRPO(
-        model=given.model,
-        steps=given.steps,
-        batch_size=given.batch_size,
-        group_size=given.group_size,
-        learning_rate=given.learning_rate,
-        max_response_tokens=given.max_tokens,
-        lora=agl.LoraSpec(rank=given.lora, alpha=2.0 * given.lora) if given.lora else None,
-    )  # fmt: skip
-    trainer = agl.Trainer(
-        algorithm, agents=trained, credit=credit, air=rules, n_workers=given.workers, directory=given.out,
+
+
+def trainer(given: argparse.Namespace, algorithm: Any) -> agl.Trainer:
+    """Who is trained by it, and how rewards are credited."""
+    return agl.Trainer(
+        algorithm, agents=selection(given), credit=credit, air=rules, n_workers=given.workers, directory=given.out,
         seed=given.seed,
     )  # fmt: skip
-    if given.dev:
-        result = trainer.dev(agent, train)
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    given = arguments(argv)
+    folder = given.out / "databases"
+    if not given.resume:
+        databases.make_databases(given.data, folder)
+    questions = databases.tasks(given.data, folder)[: given.limit]
+    held_out = questions[:: max(len(questions) // given.val, 2)][: given.val] if given.val and not given.dev else []
+    train = [q for q in questions if q not in held_out]
+    agent = wrapped(given, questions, folder)
+    if not given.model:
+        result = trainer(given, agl.Baseline()).dev(agent, train)
     else:
-        result = trainer.fit(agent, train, held_out or None, resume=given.resume)
+        algorithm = agl.GRPO(
+            model=given.model,
+            steps=given.steps,
+            batch_size=given.batch_size,
+            group_size=given.group_size,
+            learning_rate=given.learning_rate,
+            max_response_tokens=given.max_tokens,
+            lora=agl.LoraSpec(rank=given.lora, alpha=2.0 * given.lora) if given.lora else None,
+        )
+        made = trainer(given, algorithm)
+        result = made.dev(agent, train) if given.dev else made.fit(agent, train, held_out, resume=given.resume)
     facts = {
         "store": result.store,
         "policies": {name: str(path) for name, path in result.policies.items()},
