@@ -1,127 +1,36 @@
-"""examples/text_to_sql: who reaches the gateway and who the provider, what every call earns, and what it is trained on."""
+"""examples/text_to_sql: who reaches the gateway and who the provider, what calls earn, and what they are trained on."""
 
 from __future__ import annotations
 
-import csv
-import importlib
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
+import datetime
+import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from provider import Provider, Reply, serve
+from provider import serve
 from real_data import folder
-from scripted import Line, ScriptedRollouts, tool_call_of
-
-from agl.mdp import Trajectory, Transition
-from agl.sequence import merge
-from agl.trainer.algorithms.advantages import Scored, score
+from scripted import Line, tool_call_of
 
 pytest.importorskip("sqlglot", reason="the example's databases are made with sqlglot")
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "text_to_sql"
-MODULES = ("agent", "databases", "rewards", "train")
-KEY = "sk-provider"
+from text_to_sql import BROKEN, KEY, RIGHT, WRONG, Run, asks, frozen, make_shop, modules, named
 
-DUMP = """
-CREATE TABLE public.item (name text NOT NULL, price real, stock bigint DEFAULT '0'::bigint NOT NULL, added date);
-INSERT INTO public.item (name, price, stock, added) VALUES
-('lamp', 30.5, 4, CURRENT_DATE - INTERVAL '3 days'),
-('chair', 80, 1, DATE_TRUNC('month', CURRENT_DATE) - INTERVAL '2 weeks'),
-('mug', 7.25, 12, '2024-02-29');
-"""
-QUESTION = "Which item is the dearest?"
-RIGHT = "SELECT name FROM item ORDER BY price DESC LIMIT 1"
-WRONG = "SELECT name FROM item ORDER BY price LIMIT 1"
-BROKEN = "SELECT nme FROM item"
+from agl.sequence import merge
 
 
 @pytest.fixture(scope="module")
 def example() -> Iterator[SimpleNamespace]:
-    """The example's modules."""
-    sys.path.insert(0, str(EXAMPLE))
-    try:
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
-    finally:
-        sys.path.remove(str(EXAMPLE))
-        for name in MODULES:
-            sys.modules.pop(name, None)
+    with modules() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder like sql-eval's, with one small database and one question that has two right answers."""
-    data = tmp_path_factory.mktemp("sql-eval")
-    (data / "shop.sql").write_text(DUMP)
-    with (data / "questions_gen_sqlite.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["db_name", "question", "query", "instructions"])
-        writer.writeheader()
-        queries = f"{RIGHT};SELECT name, price FROM item ORDER BY price DESC LIMIT 1;"
-        writer.writerow({"db_name": "shop", "question": QUESTION, "query": queries, "instructions": ""})
-    return data
-
-
-def asks(query: str) -> str:
-    """What the policy says to have a query run."""
-    return tool_call_of("run_sql", {"query": query})
-
-
-def frozen(checks: Callable[[str], str], answer: str = "It is the chair.") -> Callable[[dict[str, Any]], Reply]:
-    """The provider's checker and answerer."""
-
-    def script(body: dict[str, Any]) -> Reply:
-        told, asked = (m["content"] for m in body["messages"])
-        return Reply(checks(asked) if told.startswith("Does this query") else answer)
-
-    return script
-
-
-class Run:
-    """A group of rollouts of each question on scripted completions, one after the other."""
-
-    def __init__(
-        self,
-        example: SimpleNamespace,
-        data: Path,
-        out: Path,
-        provider: Provider,
-        script: list[Line],
-        *options: str,
-        group_size: int = 1,
-        ids: list[str] | None = None,
-    ) -> None:
-        given = example.train.arguments(
-            ["--data", str(data), "--out", str(out), "--model", "scripted", "--endpoint", provider.url, "--workers", "1",
-             "--api-key-env", "AGL_TEST_KEY", *options]
-        )  # fmt: skip
-        example.databases.make_databases(data, out / "databases")
-        questions = example.databases.tasks(data, out / "databases")
-        self.questions = [q for q in questions if ids is None or q["id"] in ids]
-        self.algorithm = ScriptedRollouts(script, group_size=group_size)
-        trainer = example.train.trainer(given, self.algorithm)
-        trainer.progress = False
-        trainer.fit(example.train.wrapped(given, questions, out / "databases"), self.questions)
-        self.trajectories: list[Trajectory] = self.algorithm.trajectories
-        self.scored: Scored = score(self.trajectories, trainer.credit)
-
-    def earned(self) -> list[list[tuple[str, dict[str, float]]]]:
-        """Per rollout and call: the agent, and what the call earned by name."""
-        return [[(t.call.agent, named(t)) for t in x.transitions] for x in self.trajectories]
-
-    def numbers(self) -> tuple[list[float], list[float]]:
-        """Returns and advantages of every call, in order."""
-        return [c.return_ for c in self.scored.calls], [c.advantage for c in self.scored.calls]
-
-
-def named(what: Transition | Trajectory) -> dict[str, float]:
-    assert len({r.name for r in what.rewards}) == len(what.rewards)
-    return {r.name: r.value for r in what.rewards}
+    return make_shop(tmp_path_factory.mktemp("sql-eval"))
 
 
 @pytest.fixture
@@ -139,7 +48,7 @@ def test_writer_and_rewriter_are_trained_and_the_others_stay_where_they_are(
         asks(RIGHT), asks(WRONG),  # the checker is wrong about a right one
     ]  # fmt: skip
     verdicts = iter(
-        ["OK"] + ["There is no such column.", "ok, that is it"] + ["Not it.", "Not it.", "Not it."] + ["Not it.", "OK."]
+        ["OK", "There is no such column.", "ok, that is it", "Not it.", "Not it.", "Not it.", "Not it.", "OK."]
     )
     with serve(frozen(lambda asked: next(verdicts))) as provider:
         run = Run(example, shop, tmp_path, provider, script, group_size=4)
@@ -239,9 +148,7 @@ JOINT_EARNED = [
 
 
 @pytest.mark.parametrize("option", ["--joint", "--shared"])
-def test_all_four_are_trained(
-    example: SimpleNamespace, shop: Path, tmp_path: Path, key: None, option: str
-) -> None:
+def test_all_four_are_trained(example: SimpleNamespace, shop: Path, tmp_path: Path, key: None, option: str) -> None:
     with serve(frozen(lambda asked: "OK")) as provider:
         run = Run(example, shop, tmp_path, provider, JOINT, option, group_size=2)
     assert provider.seen == []
@@ -262,9 +169,7 @@ def test_all_four_are_trained(
     assert policies == ({"writer", "checker", "answerer"} if option == "--joint" else {"policy"})
 
 
-def test_one_query_a_turn_and_no_other_tool(
-    example: SimpleNamespace, shop: Path, tmp_path: Path, key: None
-) -> None:
+def test_one_query_a_turn_and_no_other_tool(example: SimpleNamespace, shop: Path, tmp_path: Path, key: None) -> None:
     """Several queries earn no more than one, and what is no query earns what none earns."""
     script: list[Line] = [f"{asks(WRONG)}\n{asks(RIGHT)}", tool_call_of("shell", {"c": "ls"}), asks("DROP TABLE item")]
     with serve(frozen(lambda asked: "No.")) as provider:
@@ -297,11 +202,8 @@ def test_what_an_answer_states(example: SimpleNamespace, answer: str, rows: Any,
 
 
 def test_a_dump_becomes_a_database(example: SimpleNamespace, shop: Path, tmp_path: Path) -> None:
-    import datetime
-    import sqlite3
-
     path = example.databases.make_databases(shop, tmp_path)["shop"]
-    today = datetime.date.today()  # noqa: DTZ011
+    today = datetime.date.today()
     rows = dict(sqlite3.connect(path).execute("SELECT name, added FROM item"))
     assert rows["mug"] == "2024-02-29"
     assert rows["chair"] == (today.replace(day=1) - datetime.timedelta(14)).isoformat()
@@ -338,67 +240,3 @@ def test_real_questions(example: SimpleNamespace, tmp_path: Path, key: None) -> 
         ]
     ] * len(some)
     assert run.numbers()[0] == pytest.approx([1.6, 0.6, 1.6] * len(some))
-
-
-# -- the command line -------------------------------------------------------------------------------------------------
-
-
-def command(*options: object, env: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:  # noqa: B006
-    clean = {k: v for k, v in os.environ.items() if k not in ("OPENAI_API_KEY", "OPENAI_BASE_URL")}
-    return subprocess.run(
-        [sys.executable, str(EXAMPLE / "train.py"), *map(str, options)],
-        env={**clean, **env}, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-
-
-def test_a_dry_run_on_an_endpoint(shop: Path, tmp_path: Path) -> None:
-    """All four agents ask the endpoint, with its key alone; nothing is trained."""
-
-    def script(body: dict[str, Any]) -> Reply:
-        told, asked = (m["content"] for m in body["messages"])
-        if told.startswith(("Write", "The query")):
-            return Reply(tools=(("run_sql", {"query": RIGHT if "Query:" in asked else BROKEN}),))
-        return Reply("OK" if told.startswith("Does") and "chair" in asked else "Not the chair.")
-
-    with serve(script) as provider:
-        done = command(
-            "--data", shop, "--out", tmp_path / "run", "--dev", "--endpoint", provider.url, "--api-key-env", "MY_KEY",
-            "--json", tmp_path / "facts.json", env={"MY_KEY": KEY, "OPENAI_API_KEY": "sk-another"},
-        )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert len(provider.seen) == 5
-    assert {s.headers["authorization"] for s in provider.seen} == {f"Bearer {KEY}"}
-    facts = json.loads((tmp_path / "facts.json").read_text())
-    assert facts["policies"] == {}
-    assert facts["rewards"]["dev"] == pytest.approx(
-        {
-            "final_match": 1.0, "query_matches": 0.5, "query_fails": -0.1, "query_runs": 0.1, "verdict_is_right": 1.0,
-            "answer_states_result": 1.0,
-        }
-    )  # fmt: skip
-
-
-def test_without_its_key_an_endpoint_is_not_given_another(shop: Path, tmp_path: Path) -> None:
-    with serve(frozen(lambda asked: "OK")) as provider:
-        command(
-            "--data", shop, "--out", tmp_path / "run", "--dev", "--endpoint", provider.url, "--api-key-env", "NO_SUCH_KEY",
-            env={"OPENAI_API_KEY": "sk-another"},
-        )  # fmt: skip
-    assert {s.headers["authorization"] for s in provider.seen} == {"Bearer NO_SUCH_KEY is not set"}
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--data", "."], "--model is needed"),
-        (["--data", ".", "--model", "m", "--select", "writer,poet"], "no agent is called poet"),
-        (["--data", "/nowhere", "--model", "m"], "does not hold"),
-        (["--data", ".", "--model", "m", "--joint", "--shared"], "not allowed with"),
-    ],
-)
-def test_what_is_refused(
-    example: SimpleNamespace, options: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        example.train.main([*options, "--out", str(tmp_path)])
-    assert said in capsys.readouterr().err + str(stopped.value)

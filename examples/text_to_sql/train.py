@@ -125,14 +125,16 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     }
     if given.json:
         given.json.write_text(json.dumps(facts, indent=1) + "\n")
-    for mode, means in facts["rewards"].items():
-        print(f"{mode}: " + ", ".join(f"{name} {value:.3f}" for name, value in means.items()))
+    for means in facts["rewards"]:
+        values = ", ".join(f"{name} {value:.3f}" for name, value in means.items() if isinstance(value, float))
+        print(f"{means['mode']} {means['step']}: {values}")
     return facts
 
 
-async def mean_rewards(result: agl.Result) -> dict[str, dict[str, float]]:
-    """Mode -> name of a reward -> its mean over every time it was earned in this run."""
-    earned: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+async def mean_rewards(result: agl.Result) -> list[dict[str, Any]]:
+    """Per step and mode, the mean of every reward by name, over all times that it was earned: `final_match` tells how
+    good the program is, where the history's sum of all rewards also grows with the number of calls."""
+    earned: dict[tuple[int, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     store = await open_store(result.store)
     try:
         for rollout in await store.query_rollouts(run_id=result.run_id, status=["succeeded"]):
@@ -140,13 +142,14 @@ async def mean_rewards(result: agl.Result) -> dict[str, dict[str, float]]:
             for span in await store.query_spans(rollout.rollout_id, attempts[-1].attempt):
                 if span.operation == semconv.REWARD:
                     name, value = span.attributes[semconv.REWARD_NAME], span.attributes[semconv.REWARD_VALUE]
-                    earned[rollout.mode][str(name)].append(float(value))
+                    step = (rollout.step or 0) + (rollout.mode == "train")
+                    earned[step, rollout.mode][str(name)].append(float(value))
     finally:
         await store.close()
-    return {
-        mode: {name: sum(values) / len(values) for name, values in sorted(by_name.items())}
-        for mode, by_name in earned.items()
-    }
+    return [
+        {"step": step, "mode": mode} | {name: sum(values) / len(values) for name, values in sorted(by_name.items())}
+        for (step, mode), by_name in sorted(earned.items())
+    ]
 
 
 if __name__ == "__main__":
