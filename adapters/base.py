@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from agl import routing
 from agl.errors import ConfigError
@@ -18,13 +18,22 @@ class InstrumentedTracer:
 
     `instrument` and `uninstrument` are idempotent; usable as a context manager. A subclass says what to change in
     `_install` and how to restore it in `_restore`; that SDK requests are routed meanwhile is seen to here.
+
+    Attributes:
+        modules: a program that is traced without code gets this tracer when it imports one of these.
     """
 
+    modules: ClassVar[tuple[str, ...]] = ()
     _lock = threading.RLock()
     _active: InstrumentedTracer | None = None
 
     def __init_subclass__(cls) -> None:
         cls._active = None
+
+    @classmethod
+    def recognises(cls) -> bool:
+        """Whether what was imported under one of `modules` is the framework, and no package of the user's own."""
+        return True
 
     @property
     def instrumented(self) -> bool:

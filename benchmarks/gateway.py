@@ -166,7 +166,8 @@ async def against_engine(n: int) -> dict[str, dict[int, dict[str, float]]]:
     from agl.trainer.engine import Sampling
     from agl.trainer.gateway.rendering import Rendering
     from agl.trainer.local.policy import LocalPolicy, PolicySpec
-    from agl.trainer.quickstart.policy import Recipe, build_tokenizer, make_policy
+    from agl.trainer.quickstart.policy import Recipe, make_policy
+    from agl.trainer.quickstart.tokenizer import build_tokenizer
 
     rendering = Rendering(build_tokenizer())
     with tempfile.TemporaryDirectory() as directory:
@@ -191,7 +192,7 @@ async def against_engine(n: int) -> dict[str, dict[int, dict[str, float]]]:
 async def instant(n: int) -> dict[int, dict[str, float]]:
     """The gateway with an engine that answers at once."""
     from agl.trainer.gateway.rendering import Rendering
-    from agl.trainer.quickstart.policy import build_tokenizer
+    from agl.trainer.quickstart.tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer()
     async with gateway(Instant(tokenizer), Rendering(tokenizer)) as (url, key):

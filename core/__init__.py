@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from agl import credit, errors, rewards
     from agl.agents import Agent, LitAgent, Outcome, RolloutInfo, Tracer, rollout
+    from agl.commands import CommandAgent
     from agl.errors import AglError
+    from agl.hooks import Hook
     from agl.intermediate import AIR, air
     from agl.mdp import Call, Reward, Trajectory, Transition
     from agl.plugins import wrap
@@ -17,15 +19,17 @@ if TYPE_CHECKING:
     from agl.selection import Selection
     from agl.sequence import Sequence
     from agl.spans import Span
-    from agl.trainer.algorithms import DAPO, GRPO, GSPO, PPO, RLOO, Baseline, DrGRPO, Overlong, REINFORCEPlusPlus
+    from agl.trainer.algorithms import DAPO, GRPO, GSPO, PPO, RLOO, VERL, Baseline, DrGRPO, Overlong, REINFORCEPlusPlus
     from agl.trainer.explain import explain
     from agl.trainer.local.config import LoraSpec, Policy
     from agl.trainer.trainer import Result, Trainer
 
 _NAMES = {
     "agl.agents": ("Agent", "LitAgent", "Outcome", "RolloutInfo", "Tracer", "rollout"),
+    "agl.commands": ("CommandAgent",),
     "agl.errors": ("AglError",),
     "agl.intermediate": ("AIR", "air"),
+    "agl.hooks": ("Hook",),
     "agl.mdp": ("Call", "Reward", "Trajectory", "Transition"),
     "agl.plugins": ("wrap",),
     "agl.resources": ("LLM", "Dataset", "NamedResources", "PromptTemplate"),
@@ -39,6 +43,7 @@ _NAMES = {
         "GSPO",
         "PPO",
         "RLOO",
+        "VERL",
         "Baseline",
         "DrGRPO",
         "Overlong",
@@ -58,11 +63,13 @@ __all__ = [
     "AglError",
     "Baseline",
     "Call",
+    "CommandAgent",
     "DAPO",
     "Dataset",
     "DrGRPO",
     "GRPO",
     "GSPO",
+    "Hook",
     "LLM",
     "LitAgent",
     "LoraSpec",
@@ -84,6 +91,7 @@ __all__ = [
     "Trainer",
     "Trajectory",
     "Transition",
+    "VERL",
     "air",
     "credit",
     "emit_exception",

@@ -16,11 +16,11 @@ from agl.scoring import Scorer
 
 @dataclass(frozen=True, slots=True)
 class RolloutInfo:
-    """The rollout that an agent runs in: ids, attempt (from 1), mode ("train", "val", "dev") and training step."""
+    """The rollout that an agent runs in: ids, attempt (from 1), mode and training step."""
 
     rollout_id: str
     attempt: int
-    mode: Literal["train", "val", "dev"] = "train"
+    mode: Literal["train", "val", "dev", "collect"] = "train"
     step: int | None = None
 
 
@@ -221,6 +221,14 @@ class LitAgent:
 
     name: str | None = None
 
+    def to_agent(self) -> Agent:
+        """This as an `Agent`.
+
+        Raises:
+            ConfigError: neither form is overridden.
+        """
+        return _from_class(self)
+
     def rollout(self, task: Any, resources: NamedResources, rollout: RolloutInfo) -> Any:
         raise NotImplementedError
 
@@ -275,7 +283,7 @@ def as_agent(value: Any) -> Agent:
     if isinstance(value, FunctionAgent):
         return value.agent
     if isinstance(value, LitAgent):
-        return _from_class(value)
+        return value.to_agent()
     if inspect.isfunction(value) or inspect.ismethod(value):
         return FunctionAgent(value, value.__name__).agent
     raise ConfigError(

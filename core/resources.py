@@ -51,6 +51,10 @@ class LLM:
     api_key: str | None = None
     sampling_parameters: Mapping[str, Any] = field(default_factory=dict)
 
+    def get_base_url(self, *_: Any) -> str:
+        """The endpoint, which is this attempt's own already; takes the ids that Agent Lightning's form takes."""
+        return self.endpoint
+
 
 @dataclass(frozen=True, slots=True)
 class PromptTemplate:

@@ -14,13 +14,14 @@ import asyncio
 import functools
 import importlib
 import importlib.util
+import sys
 import threading
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agl import semconv, tracing
+from agl import answers, semconv, tracing
 from agl.tracing import Scope
 
 GENERATION_PATHS = {
@@ -57,7 +58,8 @@ class _Patch:
 class Observer(Protocol):
     """Makes a span of a request that no framework span encloses."""
 
-    def started(self, client: Any, path: str, options: Any) -> Scope | None: ...
+    def started(self, path: str, options: Any, wire: Mapping[str, Any]) -> Scope | None:
+        """`wire`: attributes of the span it opens."""
 
     def finished(self, scope: Scope, result: Any) -> Any: ...
 
@@ -73,14 +75,14 @@ _async_clients: dict[tuple[str, asyncio.AbstractEventLoop], Any] = {}
 
 
 def install() -> None:
-    """Hook every installed SDK. Calls nest; `uninstall` as often as `install`."""
+    """Hook every installed SDK; in a program traced as a whole, which installs anew for each SDK that it imports,
+    those that it has imported. Calls nest; `uninstall` as often as `install`."""
     global _installs
     with _lock:
         _installs += 1
-        if _installs > 1:
-            return
         for sdk, classes in _SDKS.items():
-            if importlib.util.find_spec(sdk) is None:
+            missing = importlib.util.find_spec(sdk) is None if _nowhere() else sdk not in sys.modules
+            if missing:
                 continue
             module = importlib.import_module(sdk)
             for name in classes:
@@ -128,7 +130,7 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
 
         @functools.wraps(inherited)
         async def request_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-            call = None if _here() is None else _request(sdk, self, args, kwargs)
+            call = None if tracing.here() is None and _nowhere() else _request(sdk, self, args, kwargs)
             if call is None:
                 return await inherited(self, *args, **kwargs)
             try:
@@ -145,7 +147,7 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
 
     @functools.wraps(inherited)
     def request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call = None if _here() is None else _request(sdk, self, args, kwargs)
+        call = None if tracing.here() is None and _nowhere() else _request(sdk, self, args, kwargs)
         if call is None:
             return inherited(self, *args, **kwargs)
         try:
@@ -161,8 +163,9 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
     return _Patch(cls, original, request)
 
 
-_here = tracing._current.get
-"""The whole cost of the hook outside a rollout: one context variable read."""
+def _nowhere() -> bool:
+    """Whether no rollout has the whole process."""
+    return tracing._of_process is None
 
 
 def _request(sdk: str, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Request | None:
@@ -192,31 +195,49 @@ class _Request:
         self.options, self.path, self.scope = options, path, scope
         self.own: Scope | None = None
         self.observer = _observers.get(sdk)
+        self.url = str(getattr(client, "base_url", ""))
+        wire = {semconv.WIRE_CALLS: 1, semconv.CLIENT: type(client).__qualname__, semconv.URL: self.url}
         # A span is opened unless a framework's `chat` span is open already; the wire call is noted on either.
         chat = tracing.enclosing(semconv.CHAT)
         if chat is not None and scope.untrained and not chat.untrained:
             chat = None  # the agent's own call, in the midst of which something else asks a model
-        if chat is None and self.observer is not None:
-            chat = self.own = self.observer.started(client, path, options)
+        if chat is not None:
+            chat.span.set_attributes({**wire, semconv.WIRE_CALLS: chat.wire_calls + 1})
+            self._tell_model(chat)
+        elif self.observer is not None:
+            chat = self.own = self.observer.started(path, options, wire)
         if chat is not None:
             self.scope = chat
             chat.wire_calls += 1
-            chat.span.set_attribute(semconv.WIRE_CALLS, chat.wire_calls)
-            chat.span.set_attribute(semconv.CLIENT, type(client).__qualname__)
-            chat.span.set_attribute(semconv.URL, str(getattr(client, "base_url", "")))
+
+    def _tell_model(self, chat: Scope) -> None:
+        """Note the model that is asked, where the framework did not tell it."""
+        model = self.options.json_data.get("model") if isinstance(self.options.json_data, dict) else None
+        if model and semconv.REQUEST_MODEL not in chat.span.attributes:
+            chat.span.set_attribute(semconv.REQUEST_MODEL, str(model))
+            chat.span.update_name(f"{semconv.CHAT} {model}")
+
+    def _note_prompt(self) -> None:
+        """Record what a call that is not routed asks, where the rollout wants it."""
+        rollout, body = self.scope.rollout, self.options.json_data
+        if rollout.prompts and rollout.capture_content and self.scope.kind == semconv.CHAT and isinstance(body, dict):
+            for name, value in answers.asked(body).items():
+                self.scope.span.set_attribute(name, value)
 
     def client_to_use(self, *, is_async: bool) -> Any:
         """The client to send with: ours, with rewritten options, for a selected agent; otherwise the user's own."""
         rollout = self.scope.rollout
         if rollout.gateway_url is None:
+            self._note_prompt()
             return self.client
         if self.scope.untrained:
             tracing.refuse_gateway(self.scope, self.client.base_url)
             return self.client
         # A client that was set up with the rollout's LLM resource has the gateway for a provider: its call goes there
         # under the name of the agent that makes it, so that one that is not selected is answered but not trained.
-        to_gateway = str(self.client.base_url).startswith(rollout.gateway_url)
+        to_gateway = self.url.startswith(rollout.gateway_url)
         if rollout.selection.policy_for(self.scope.agent) is None and not to_gateway:
+            self._note_prompt()
             return self.client
         self.scope.span.set_attribute(semconv.ROUTED, True)
         self._rewrite(rollout.gateway_url)

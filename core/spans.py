@@ -69,7 +69,8 @@ def from_otel(span: ReadableSpan) -> Span:
     context = span.get_span_context()
     if context is None or span.start_time is None or span.end_time is None:
         raise ValueError(f"span {span.name!r} is not finished")
-    attributes = dict(span.attributes or {})
+    # A view's own copy; `dict(view)` asks the SDK's locked mapping key by key.
+    attributes: dict[str, Any] = (span.attributes or {}).copy()  # type: ignore[attr-defined]
     return Span(
         trace_id=f"{context.trace_id:032x}",
         span_id=f"{context.span_id:016x}",

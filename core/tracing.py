@@ -11,12 +11,15 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableSequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import thread as _pool
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from opentelemetry import context as otel
+from opentelemetry.trace import INVALID_SPAN, Status, StatusCode, get_current_span, set_span_in_context
 
 from agl import semconv
 from agl.errors import ConfigError
@@ -42,7 +45,10 @@ class RolloutContext:
         selection: which agents go to the gateway.
         gateway_url: base URL of the gateway; None when nothing is routed (collect only).
         key: the attempt's own key for the gateway.
+        capture_content: whether texts are recorded. prompts: whether what a call asks is recorded too, unless it is
+            routed; the gateway records that.
         spans: finished spans, in the order in which they ended.
+        ended: called with each finished span, in the thread that ended it.
         open: scopes that have not ended.
         closed: set at the end of the attempt (`close`); what ends later is dropped.
     """
@@ -54,7 +60,9 @@ class RolloutContext:
     gateway_url: str | None = None
     key: str = ""
     capture_content: bool = True
-    spans: list[Span] = field(default_factory=list)
+    prompts: bool = False
+    spans: MutableSequence[Span] = field(default_factory=list)
+    ended: Callable[[Span], None] | None = None
     open: dict[Scope, bool] = field(default_factory=dict)
     closed: bool = False
 
@@ -63,7 +71,8 @@ class Scope:
     """An open span in a rollout: who is speaking, and whose child the next span will be."""
 
     __slots__ = (
-        "__weakref__", "agent", "ended", "kind", "outer", "parent", "rollout", "span", "untrained", "wire_calls",
+        "__weakref__", "agent", "ended", "kind", "outer", "parent", "rollout", "span", "untrained", "visible",
+        "wire_calls",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +95,8 @@ class Scope:
         self.untrained = untrained
         """Whether calls made here stay with their own provider and are no transitions, whoever is selected."""
         self.ended = False
+        self.visible = True
+        """Whether OpenTelemetry has this span for its current one; the root of a whole process is ours alone."""
         self.wire_calls = 0
 
     def within(self, other: Scope) -> bool:
@@ -108,16 +119,36 @@ class Scope:
 
 
 _current: ContextVar[Scope | None] = ContextVar("agl_scope", default=None)
+_of_process: Callable[[], Scope | None] | None = None
+"""Gives the scope of every place in this process that lies in no other."""
+
+
+here = _current.get
+"""The innermost scope here, perhaps an ended one; None outside a rollout. The whole cost of a hook that nothing asks
+for: one context variable read."""
 
 
 def current() -> Scope | None:
     """The innermost open scope here; None outside a rollout."""
-    scope = _current.get()
-    while scope is not None and scope.ended:
-        scope = scope.parent
+    scope = _innermost()
+    if scope is None and _of_process is not None:
+        scope = _of_process()
     if scope is not None and scope.rollout.closed:
         return None
     return scope
+
+
+def _innermost() -> Scope | None:
+    scope = _current.get()
+    while scope is not None and scope.ended:
+        scope = scope.parent
+    return scope
+
+
+def whole_process(scope: Callable[[], Scope | None] | None) -> None:
+    """Let what `scope()` gives be current wherever no other scope is, in every thread and task; None ends that."""
+    global _of_process
+    _of_process = scope
 
 
 def enclosing(kind: str) -> Scope | None:
@@ -176,40 +207,65 @@ def start(
     Returns:
         The scope, or None outside a rollout.
     """
-    parent = parent if parent is not None else current()
+    if parent is None:
+        # A rollout that a whole process runs in is not the parent of another one.
+        parent = current() if rollout is None else _innermost()
     if rollout is None:
         if parent is None or parent.rollout.closed:
             return None
         rollout = parent.rollout
-    from opentelemetry import context as otel
-    from opentelemetry.trace import get_current_span, set_span_in_context
-
     who = agent or (parent.agent if parent else rollout.agent)
     untrained = untrained or (parent is not None and parent.untrained)
     context = set_span_in_context(parent.span, otel.Context()) if parent else otel.Context()
-    span = _tracer().start_span(
-        f"{kind} {name}".strip(),
-        context=context,
-        attributes={
-            semconv.OPERATION_NAME: kind,
-            semconv.AGENT_NAME: who,
-            semconv.ROLLOUT_ID: rollout.rollout_id,
-            semconv.ATTEMPT: rollout.attempt,
-            **({semconv.UNTRAINED: True} if untrained else {}),
-            **{k: v for k, v in (attributes or {}).items() if v is not None},
-        },
-    )
+    span = _start_span(rollout, kind, name, who, context, attributes)
     scope = Scope(rollout, kind, who, span, parent, get_current_span(), untrained)
     rollout.open[scope] = True
     activate(scope)
     return scope
 
 
+def _start_span(
+    rollout: RolloutContext, kind: str, name: str, agent: str, context: Any, attributes: Mapping[str, Any] | None
+) -> Any:
+    return _tracer().start_span(
+        f"{kind} {name}".strip(),
+        context=context,
+        attributes={
+            semconv.OPERATION_NAME: kind,
+            semconv.AGENT_NAME: agent,
+            semconv.ROLLOUT_ID: rollout.rollout_id,
+            semconv.ATTEMPT: rollout.attempt,
+            **({semconv.UNTRAINED: True} if untrained else {}),
+            **{k: v for k, v in (attributes or {}).items() if v is not None},
+        },
+    )
+
+
+def root(rollout: RolloutContext, traceparent: str | None = None) -> Scope:
+    """A rollout's root scope, current nowhere and unseen by OpenTelemetry, for `whole_process`.
+
+    Args:
+        traceparent: of the root that another process opened and will end; None opens it here.
+
+    Raises:
+        ValueError: `traceparent` is none.
+    """
+    from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
+
+    if traceparent is None:
+        span = _start_span(rollout, semconv.INVOKE_AGENT, rollout.agent, rollout.agent, otel.Context(), None)
+    else:
+        _, trace_id, span_id, _ = traceparent.split("-")
+        span = NonRecordingSpan(SpanContext(int(trace_id, 16), int(span_id, 16), True, TraceFlags(1)))
+    scope = Scope(rollout, semconv.INVOKE_AGENT, rollout.agent, span, None, INVALID_SPAN)
+    scope.visible = False
+    if traceparent is None:
+        rollout.open[scope] = True
+    return scope
+
+
 def activate(scope: Scope) -> None:
     """Make `scope` the current one in this context, for OpenTelemetry too."""
-    from opentelemetry import context as otel
-    from opentelemetry.trace import set_span_in_context
-
     _current.set(scope)
     otel.attach(set_span_in_context(scope.span))
 
@@ -226,12 +282,9 @@ def end(scope: Scope, *, error: BaseException | str | None = None, attributes: M
         return
     scope.ended = True
     span = scope.span
-    for key, value in (attributes or {}).items():
-        if value is not None:
-            span.set_attribute(key, value)
+    if attributes:
+        span.set_attributes({k: v for k, v in attributes.items() if v is not None})
     if error is not None:
-        from opentelemetry.trace import Status, StatusCode
-
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         span.set_status(Status(StatusCode.ERROR, text))
         if isinstance(error, BaseException):
@@ -241,15 +294,15 @@ def end(scope: Scope, *, error: BaseException | str | None = None, attributes: M
     if rollout.closed:
         log.debug("span %s ended after its attempt (rollout %s)", span.name, rollout.rollout_id)
     else:
-        rollout.spans.append(from_otel(span))
+        finished = from_otel(span)
+        rollout.spans.append(finished)
+        if rollout.ended is not None:
+            rollout.ended(finished)
     _step_back()
 
 
 def _step_back() -> None:
     """Make the innermost open scope current here, and give OpenTelemetry back the span that it had before."""
-    from opentelemetry import context as otel
-    from opentelemetry.trace import INVALID_SPAN, get_current_span, set_span_in_context
-
     scope = _current.get()
     if scope is None or not scope.ended:
         return
@@ -260,7 +313,8 @@ def _step_back() -> None:
         scope = scope.parent
     _current.set(scope)
     if not span.is_recording():
-        span = scope.span if scope is not None else INVALID_SPAN if _is_ours(span) else span
+        ours = scope is not None and scope.visible
+        span = scope.span if ours and scope is not None else INVALID_SPAN if _is_ours(span) else span
     if span is not before:
         otel.attach(set_span_in_context(span))
 
@@ -269,10 +323,10 @@ def _step_back() -> None:
 def unseen() -> Iterator[None]:
     """Within the block OpenTelemetry's current span is the user's own, as if we were not there: no propagator sends our
     ids to a third party."""
-    from opentelemetry import context as otel
-    from opentelemetry.trace import INVALID_SPAN, get_current_span, set_span_in_context
-
     span, scope = get_current_span(), _current.get()
+    if not _is_ours(span):
+        yield
+        return
     while _is_ours(span) and scope is not None:
         span, scope = scope.outer, scope.parent
     attached = otel.attach(set_span_in_context(INVALID_SPAN if _is_ours(span) else span))
@@ -356,7 +410,7 @@ def running(rollout: RolloutContext) -> Iterator[Scope]:
 _carry_lock = threading.Lock()
 _carry_count = 0
 _patches: list[tuple[type, str, Any, Any]] = []
-"""(class, attribute, what was there, ours)."""
+"""(class, attribute, what the class's own namespace held (None: it was inherited), ours)."""
 
 
 @contextlib.contextmanager
@@ -378,16 +432,16 @@ def carried_across_threads() -> Iterator[None]:
             # Where another library has patched over ours, ours stays inside and does nothing outside a rollout.
             if _carry_count == 0 and all(cls.__dict__[name] is ours for cls, name, _, ours in _patches):
                 for cls, name, original, _ in _patches:
-                    setattr(cls, name, original)
+                    if original is None:
+                        delattr(cls, name)
+                    else:
+                        setattr(cls, name, original)
                 _patches.clear()
 
 
 def _in_scope(scope: Scope, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        from opentelemetry import context as otel
-        from opentelemetry.trace import set_span_in_context
-
         previous = _current.set(scope)
         attached = otel.attach(set_span_in_context(scope.span))
         try:
@@ -399,12 +453,18 @@ def _in_scope(scope: Scope, function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _carried() -> Scope | None:
+    """The scope that a thread started here begins in; a whole process's is everywhere anyway."""
+    scope = _innermost()
+    return scope if scope is not None and scope.visible and not scope.rollout.closed else None
+
+
 def _patch_threads() -> None:
     start_thread, submit = threading.Thread.start, ThreadPoolExecutor.submit
 
     @functools.wraps(start_thread)
     def carried_start(self: threading.Thread) -> None:
-        scope = current()
+        scope = _carried()
         # A pool's worker outlives the task that made it start; each of its tasks brings a scope of its own.
         if scope is not None and getattr(self, "_target", None) is not _pool._worker:  # type: ignore[attr-defined]
             self.run = _in_scope(scope, self.run)  # type: ignore[method-assign]
@@ -412,12 +472,9 @@ def _patch_threads() -> None:
 
     @functools.wraps(submit)
     def carried_submit(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        scope = current()
+        scope = _carried()
         return submit(self, fn if scope is None else _in_scope(scope, fn), *args, **kwargs)
 
-    for cls, name, original, ours in (
-        (threading.Thread, "start", start_thread, carried_start),
-        (ThreadPoolExecutor, "submit", submit, carried_submit),
-    ):
+    for cls, name, ours in ((threading.Thread, "start", carried_start), (ThreadPoolExecutor, "submit", carried_submit)):
+        _patches.append((cls, name, cls.__dict__.get(name), ours))
         setattr(cls, name, ours)
-        _patches.append((cls, name, original, ours))

@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 from collections.abc import Sequence
 
-from subjects import BareOpenAI, LangChain, Subject
+from subject_ag2 import AG2, AG2Responses
+from subject_agent_framework import AgentFramework, AgentFrameworkResponses
+from subject_anthropic import BareAnthropic
+from subject_autogen import AutoGen
+from subject_langchain import LangChainAnthropic, LangChainResponses
+from subject_langgraph import LangGraph
+from subject_openai import BareOpenAI, BareOpenAIResponses
+from subject_openai_agents import OpenAIAgents, OpenAIAgentsResponses
+from subject_strands import Strands
+from subjects import LangChain, Subject
 
-FRAMEWORKS = {
-    "agent_framework": ("subject_agent_framework", "AgentFramework"),
-    "agents": ("subject_openai_agents", "OpenAIAgents"),
-    "autogen_agentchat": ("subject_autogen", "AutoGen"),
-    "langgraph": ("subject_langgraph", "LangGraph"),
-    "strands": ("subject_strands", "Strands"),
-}
-"""Framework's module -> where its `Subject` is."""
+ALL: tuple[Subject, ...] = (
+    BareOpenAI(),
+    BareOpenAIResponses(),
+    BareAnthropic(),
+    LangChain(),
+    LangChainResponses(),
+    LangChainAnthropic(),
+    LangGraph(),
+    OpenAIAgents(),
+    OpenAIAgentsResponses(),
+    AgentFramework(),
+    AgentFrameworkResponses(),
+    Strands(),
+    AutoGen(),
+    AG2(),
+    AG2Responses(),
+)
 
 
-def _installed() -> list[Subject]:
-    return [
-        getattr(importlib.import_module(module), name)()
-        for framework, (module, name) in FRAMEWORKS.items()
-        if importlib.util.find_spec(framework) is not None
-    ]
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it would be in
+        return False
 
 
-_LANGCHAIN = () if importlib.util.find_spec("langchain_openai") is None else (LangChain(),)
-
-SUBJECTS: tuple[Subject, ...] = (BareOpenAI(), *_LANGCHAIN, *_installed())
+SUBJECTS = tuple(s for s in ALL if all(map(_installed, s.requires)))
 
 
 def chosen(specs: Sequence[str] | None) -> Sequence[Subject]:

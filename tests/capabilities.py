@@ -28,6 +28,7 @@ WAYS = {
     "async": ("ainvoke",),
     "streaming": ("stream", "astream", "astream_events"),
     "batch": ("batch", "abatch"),
+    "raw responses": ("raw", "raw_stream", "raw_body", "araw", "araw_stream", "araw_body"),
 }
 """In the reader's word -> the suite's ways to run an agent."""
 
@@ -190,6 +191,8 @@ class Recorder:
                     if (case, who) == (row.case, id(subject)) and (not row.ways or way in row.ways)
                 ]
                 cell, place = row.declared(subject), f"{subject.name}, {row.words!r}"
+                if not ran and cell == NONE:
+                    continue
                 if not ran or "failed" in ran:
                     yield f"{place}: {'a case failed' if ran else 'no case ran'}"
                 elif cell == YES and "passed" not in ran:

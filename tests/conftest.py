@@ -23,6 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FILE.py:CLASS",
         help="run the adapters' conformance suite over this subclass of subjects.Subject instead of our own",
     )
+    group.addoption("--subjects", default="", help="of our own subjects these only, by name, with commas between")
     group.addoption(
         "--capabilities", type=Path, metavar="FILE.md", help="write what the conformance suite proves into this file"
     )
@@ -36,8 +37,16 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Recorder(file))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests first."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Fast tests first; of the conformance suite only the subjects that were asked for."""
+    if wanted := {*config.getoption("subjects").split(",")} - {""}:
+        subjects = {item: getattr(item, "callspec", None) for item in items}
+        others = [
+            item for item, spec in subjects.items()
+            if spec is not None and "subject" in spec.params and spec.params["subject"].name not in wanted
+        ]  # fmt: skip
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
 
 
@@ -47,7 +56,7 @@ def untrained_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from agl.trainer.quickstart.policy import build_tokenizer
+    from agl.trainer.quickstart.tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer()
     torch.manual_seed(0)

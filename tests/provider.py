@@ -1,6 +1,7 @@
 """A small real HTTP server that stands for a provider (or for the gateway): it answers by script and keeps what it got.
 
-Chat Completions (streaming and not, tools, n), Responses, Anthropic Messages and embeddings, whatever path is in front.
+Chat Completions (with n), Responses and Anthropic Messages, streaming and not, with tools; embeddings. Whatever path is
+in front.
 """
 
 from __future__ import annotations
@@ -54,6 +55,32 @@ Script = Callable[[dict[str, Any]], Reply]
 def says(text: str) -> Script:
     """Always this text."""
     return lambda body: Reply(text)
+
+
+def last_said(body: dict[str, Any]) -> tuple[str, str]:
+    """Who spoke last in a request of any dialect ("user" or "tool"), and the text."""
+    said = body.get("messages", body.get("input"))
+    if isinstance(said, str):
+        return "user", said
+    last = said[-1]
+    if last.get("type") == "function_call_output":
+        return "tool", _text(last["output"])
+    content = last.get("content") or ""
+    if isinstance(content, list) and content[-1].get("type") == "tool_result":
+        return "tool", _text(content[-1].get("content", ""))
+    return last["role"], _text(content)
+
+
+def last_tool_call_id(body: dict[str, Any]) -> str:
+    """Which call the result at the end of a request, of any dialect, answers."""
+    last = body.get("messages", body.get("input"))[-1]
+    if last.get("type") == "function_call_output":
+        return last["call_id"]
+    return last["tool_call_id"] if "tool_call_id" in last else last["content"][-1]["tool_use_id"]
+
+
+def _text(content: str | list[dict[str, Any]]) -> str:
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 @dataclass
@@ -135,7 +162,7 @@ def _answer(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str,
     elif path.endswith("/chat/completions"):
         _chat(handler, provider, body, reply)
     elif path.endswith("/responses"):
-        _send(handler, _response(provider, body, reply))
+        _responses(handler, provider, body, reply)
     elif path.endswith("/messages"):
         _messages(handler, provider, body, reply)
     else:
@@ -208,32 +235,78 @@ def _chat(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str, A
     _stream(handler, events())
 
 
-def _response(provider: Provider, body: dict[str, Any], reply: Reply) -> dict[str, Any]:
-    part = {"type": "output_text", "text": reply.content or "", "annotations": []}
-    message = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [part]}
-    return {
+def _responses(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str, Any], reply: Reply) -> None:
+    output: list[dict[str, Any]] = []
+    if reply.content is not None:
+        part = {"type": "output_text", "text": reply.content, "annotations": []}
+        output.append({"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [part]})
+    for name, arguments in reply.tools:
+        call = {"type": "function_call", "id": provider.next_id("fc_"), "call_id": provider.next_id("call_")}
+        output.append(call | {"name": name, "arguments": json.dumps(arguments), "status": "completed"})
+    response = {
         "id": provider.next_id("resp_"), "object": "response", "created_at": 1, "model": body.get("model", "m"),
-        "status": "completed", "output": [message], "parallel_tool_calls": True, "tool_choice": "auto", "tools": [],
+        "status": "completed", "output": output, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [],
         "usage": {"input_tokens": 7, "output_tokens": 3, "total_tokens": 10,
                   "input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}},
     }  # fmt: skip
+    if not body.get("stream"):
+        _send(handler, response)
+        return
+
+    def events() -> Iterator[dict[str, Any]]:
+        begun = {k: v for k, v in response.items() if k != "usage"} | {"status": "in_progress", "output": []}
+        yield {"type": "response.created", "response": begun}
+        for i, item in enumerate(output):
+            at = {"output_index": i, "item_id": item["id"]}
+            if item["type"] == "function_call":
+                yield {"type": "response.output_item.added", "output_index": i, "item": item | {"arguments": ""}}
+                arguments = {"arguments": item["arguments"], "name": item["name"]}
+                yield {"type": "response.function_call_arguments.delta", **at, "delta": item["arguments"]}
+                yield {"type": "response.function_call_arguments.done", **at, **arguments}
+            else:
+                at["content_index"] = 0
+                [whole] = item["content"]
+                yield {"type": "response.output_item.added", "output_index": i, "item": item | {"content": []}}
+                yield {"type": "response.content_part.added", **at, "part": whole | {"text": ""}}
+                yield {"type": "response.output_text.delta", **at, "delta": whole["text"], "logprobs": []}
+                yield {"type": "response.output_text.done", **at, "text": whole["text"], "logprobs": []}
+                yield {"type": "response.content_part.done", **at, "part": whole}
+            yield {"type": "response.output_item.done", "output_index": i, "item": item}
+        if reply.fails:
+            yield {"type": "error", "code": "scripted", "message": "scripted failure", "param": None}
+            return
+        yield {"type": "response.completed", "response": response}
+
+    _stream(handler, ((e["type"], e | {"sequence_number": n}) for n, e in enumerate(events())))
 
 
 def _messages(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str, Any], reply: Reply) -> None:
+    blocks: list[dict[str, Any]] = [] if reply.content is None else [{"type": "text", "text": reply.content}]
+    for name, arguments in reply.tools:
+        blocks.append({"type": "tool_use", "id": provider.next_id("toolu_"), "name": name, "input": arguments})
+    reason = "tool_use" if reply.tools else "end_turn"
     message = {
         "id": provider.next_id("msg_"), "type": "message", "role": "assistant", "model": body.get("model", "m"),
-        "stop_reason": "end_turn", "stop_sequence": None, "usage": {"input_tokens": 7, "output_tokens": 3},
+        "stop_reason": reason, "stop_sequence": None, "usage": {"input_tokens": 7, "output_tokens": 3},
     }  # fmt: skip
-    text = {"type": "text", "text": reply.content or ""}
     if not body.get("stream"):
-        _send(handler, {**message, "content": [text]})
+        _send(handler, {**message, "content": blocks})
         return
-    names: list[dict[str, Any]] = [
-        {"type": "message_start", "message": {**message, "content": [], "stop_reason": None}},
-        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
-        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": reply.content or ""}},
-        {"type": "content_block_stop", "index": 0},
-        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 3}},
-        {"type": "message_stop"},
-    ]
-    _stream(handler, iter([(e["type"], e) for e in names]))
+
+    def events() -> Iterator[dict[str, Any]]:
+        yield {"type": "message_start", "message": {**message, "content": [], "stop_reason": None}}
+        for i, block in enumerate(blocks):
+            if block["type"] == "text":
+                empty: dict[str, Any] = {"text": ""}
+                delta = {"type": "text_delta", "text": block["text"]}
+            else:
+                empty = {"input": {}}
+                delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+            yield {"type": "content_block_start", "index": i, "content_block": block | empty}
+            yield {"type": "content_block_delta", "index": i, "delta": delta}
+            yield {"type": "content_block_stop", "index": i}
+        ended = {"stop_reason": reason, "stop_sequence": None}
+        yield {"type": "message_delta", "delta": ended, "usage": {"output_tokens": 3}}
+        yield {"type": "message_stop"}
+
+    _stream(handler, ((e["type"], e) for e in events()))

@@ -8,11 +8,9 @@ import functools
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
-from openai.types.chat import ChatCompletion
 
 from agl.errors import ContextLengthError
 from agl.mdp import Call, IntArray, Trajectory
@@ -23,10 +21,14 @@ from agl.trainer.gateway.access import Access, SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.rendering import Rendering
 from agl.trainer.gateway.server import GatewayServer
-from agl.trainer.quickstart.policy import build_tokenizer
+from agl.trainer.quickstart.tokenizer import build_tokenizer
 from agl.trainer.run import Run, require_some
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, Store
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, OpenAI
+    from openai.types.chat import ChatCompletion
 
 
 @dataclass(frozen=True)
@@ -169,12 +171,16 @@ class Attempt:
 
     def client(self, agent: str = "agent", key: str | None = None, **options: Any) -> AsyncOpenAI:
         """The official client, as an agent would make it."""
+        from openai import AsyncOpenAI
+
         http = self.rig.http
         return AsyncOpenAI(
             base_url=self.url(agent), api_key=key or self.key, http_client=http, **{"max_retries": 0} | options
         )
 
     def sync_client(self, **options: Any) -> OpenAI:
+        from openai import DefaultHttpxClient, OpenAI
+
         return OpenAI(
             base_url=self.url(), api_key=self.key, http_client=DefaultHttpxClient(trust_env=False),
             **{"max_retries": 0} | options,
@@ -202,7 +208,13 @@ class Rig:
     server: GatewayServer
     store: Store
     engine: Any
-    http: Any
+
+    @functools.cached_property
+    def http(self) -> Any:
+        """What the clients of all attempts send with."""
+        from openai import DefaultAsyncHttpxClient
+
+        return DefaultAsyncHttpxClient(trust_env=False)
 
     async def attempt(self, *, seed: int = 0, rules: SamplingRules | None = None, agents: Any = None) -> Attempt:
         """Open the first attempt of a new rollout."""
@@ -223,11 +235,12 @@ async def serving(engine: Any, tokenizer: Any = None, **options: Any) -> AsyncIt
     gateway.serve("policy", engine, rendering_of(tokenizer))
     server = GatewayServer(gateway)
     await server.start()
-    http = DefaultAsyncHttpxClient(trust_env=False)
+    rig = Rig(gateway, server, store, engine)
     try:
-        yield Rig(gateway, server, store, engine, http)
+        yield rig
     finally:
-        await http.aclose()
+        if "http" in vars(rig):
+            await rig.http.aclose()
         await server.stop()
         await store.close()
 

@@ -1,4 +1,4 @@
-"""Agent Framework under the conformance suite: an agent with the tool `add`, over Chat Completions."""
+"""Agent Framework under the conformance suite: an agent with the tool `add`, over both of its wires."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, ClassVar
 
 from mcp_server import ARGUMENTS, COMMAND
-from subjects import KEY, NO_NUMBERS, Subject, add
+from subjects import KEY, NO_NUMBERS, Subject, add, sdk_requests
 
 from agl.adapters.agent_framework import AgentFrameworkTracer
 
@@ -14,6 +14,7 @@ from agl.adapters.agent_framework import AgentFrameworkTracer
 class AgentFramework(Subject):
     name = "agent_framework"
     tracer = AgentFrameworkTracer
+    requires = ("agent_framework", "agent_framework_openai")
     frameworks = ("agent_framework", "agent_framework_openai", "openai")
     ways: ClassVar[tuple[str, ...]] = ("invoke",)
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
@@ -22,7 +23,10 @@ class AgentFramework(Subject):
     def agent(self, url: str, name: str) -> Any:
         from agent_framework import Agent, tool
 
-        return _Runs(Agent(chat_client(url), name=name, tools=[tool(add)]))
+        return _Runs(Agent(self.model(url), name=name, tools=[tool(add)]))
+
+    def model(self, url: str) -> Any:
+        return chat_client(url)
 
     def reporting(self, url: str, name: str) -> Any:
         from agent_framework import Agent, Content, tool
@@ -32,30 +36,38 @@ class AgentFramework(Subject):
             """Add two numbers."""
             return Content.from_error(message=NO_NUMBERS)
 
-        return _Runs(Agent(chat_client(url), name=name, tools=[failing]))
+        return _Runs(Agent(self.model(url), name=name, tools=[failing]))
 
     async def with_mcp(self, url: str, name: str, question: str) -> str:
         from agent_framework import Agent, MCPStdioTool
 
         async with MCPStdioTool("numbers", COMMAND, args=ARGUMENTS, load_prompts=False) as tool:
-            return await _Runs(Agent(chat_client(url), name=name, tools=[tool])).ainvoke(question)
+            return await _Runs(Agent(self.model(url), name=name, tools=[tool])).ainvoke(question)
 
     def wrappable(self, url: str, name: str) -> Any:
         return self.agent(url, name).agent
 
     def changed(self) -> Any:
-        import openai
-        from agent_framework import FunctionTool, RawAgent
+        from agent_framework import Executor, FunctionTool, RawAgent
         from agent_framework.observability import AgentTelemetryLayer, ChatTelemetryLayer
 
         methods = [
             c.__dict__[m]
             for c, m in (
                 (FunctionTool, "invoke"), (RawAgent, "run"), (AgentTelemetryLayer, "run"),
-                (ChatTelemetryLayer, "get_response"),
+                (ChatTelemetryLayer, "get_response"), (Executor, "execute"),
             )
         ]  # fmt: skip
-        return openai.OpenAI.__dict__.get("request"), openai.AsyncOpenAI.__dict__.get("request"), *methods
+        return sdk_requests(), *methods
+
+
+class AgentFrameworkResponses(AgentFramework):
+    name = "agent_framework_responses"
+    adapter = "agent_framework"
+    response_id = "resp_"
+
+    def model(self, url: str) -> Any:
+        return responses_client(url)
 
 
 def chat_client(url: str) -> Any:
@@ -91,4 +103,7 @@ class _Runs:
         return (await self.agent.run(question)).text.strip()
 
     async def astream(self, question: str) -> str:
-        return "".join([u.text async for u in self.agent.run(question, stream=True)]).strip()
+        stream = self.agent.run(question, stream=True)
+        async for _ in stream:
+            pass
+        return (await stream.get_final_response()).text.strip()

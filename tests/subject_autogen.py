@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
-from subjects import KEY, NO_NUMBERS, Subject, add
+from subjects import KEY, NO_NUMBERS, Subject, add, sdk_requests
 
 from agl.adapters.autogen import AutoGenTracer
 
@@ -17,6 +17,7 @@ from agl.adapters.autogen import AutoGenTracer
 class AutoGen(Subject):
     name = "autogen"
     tracer = AutoGenTracer
+    requires = ("autogen_agentchat", "autogen_ext")
     frameworks = ("autogen_agentchat", "autogen_core", "autogen_ext", "openai")
     ways: ClassVar[tuple[str, ...]] = ("invoke", "stream")
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
@@ -34,13 +35,12 @@ class AutoGen(Subject):
         return assistant(url, name)
 
     def changed(self) -> Any:
-        import openai
         from autogen_agentchat.agents import AssistantAgent, BaseChatAgent
         from autogen_core import BaseAgent
         from autogen_core.tools import BaseTool, Workbench
 
         classes = (BaseChatAgent, AssistantAgent, BaseAgent, BaseTool, Workbench)
-        requests = openai.OpenAI.__dict__.get("request"), openai.AsyncOpenAI.__dict__.get("request")
+        requests = sdk_requests()
         return requests, [{k: v for k, v in vars(c).items() if not k.startswith("_abc")} for c in classes]
 
 

@@ -12,6 +12,7 @@ from agl.adapters.langgraph import LangGraphTracer
 class LangGraph(LangChain):
     name = "langgraph"
     tracer = LangGraphTracer
+    requires = ("langgraph", "langchain", "langchain_openai")
 
     def agent(self, url: str, name: str) -> Any:
         from langchain_core.tools import tool

@@ -1,4 +1,4 @@
-"""The OpenAI Agents SDK under the conformance suite: an agent with the tool `add`, over Chat Completions."""
+"""The OpenAI Agents SDK under the conformance suite: an agent with the tool `add`, over both of its wires."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, ClassVar
 
 from mcp_server import ARGUMENTS, COMMAND
-from subjects import KEY, NO_NUMBERS, Subject, add
+from subjects import KEY, NO_NUMBERS, Subject, add, sdk_requests
 
 from agl.adapters.openai_agents import OpenAIAgentsTracer
 
@@ -14,6 +14,7 @@ from agl.adapters.openai_agents import OpenAIAgentsTracer
 class OpenAIAgents(Subject):
     name = "openai_agents"
     tracer = OpenAIAgentsTracer
+    requires = ("agents",)
     frameworks = ("agents", "openai")
     ways: ClassVar[tuple[str, ...]] = ("invoke", "stream")
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
@@ -23,7 +24,10 @@ class OpenAIAgents(Subject):
         from agents import Agent, function_tool
 
         tool = function_tool(add, failure_error_function=None)
-        return _Runs(Agent(name=name, tools=[tool], model=chat_model(url)))
+        return _Runs(Agent(name=name, tools=[tool], model=self.model(url)))
+
+    def model(self, url: str) -> Any:
+        return chat_model(url)
 
     def wrappable(self, url: str, name: str) -> Any:
         return self.agent(url, name).agent
@@ -33,24 +37,32 @@ class OpenAIAgents(Subject):
 
         # As every tool does that is not told otherwise, but for the text.
         tool = function_tool(add, failure_error_function=lambda context, error: NO_NUMBERS)
-        return _Runs(Agent(name=name, tools=[tool], model=chat_model(url)))
+        return _Runs(Agent(name=name, tools=[tool], model=self.model(url)))
 
     async def with_mcp(self, url: str, name: str, question: str) -> str:
         from agents import Agent
         from agents.mcp import MCPServerStdio
 
         async with MCPServerStdio({"command": COMMAND, "args": ARGUMENTS}, client_session_timeout_seconds=60) as server:
-            return await _Runs(Agent(name=name, mcp_servers=[server], model=chat_model(url))).ainvoke(question)
+            return await _Runs(Agent(name=name, mcp_servers=[server], model=self.model(url))).ainvoke(question)
 
     def changed(self) -> Any:
-        import openai
         from agents.mcp.util import MCPUtil
         from agents.tracing import get_trace_provider
 
         provider: Any = get_trace_provider()
         processors = provider._multi_processor._processors
-        requests = openai.OpenAI.__dict__.get("request"), openai.AsyncOpenAI.__dict__.get("request")
-        return *requests, provider, processors, MCPUtil.__dict__["_extract_custom_data"]
+        return sdk_requests(), provider, processors, MCPUtil.__dict__.get("_extract_custom_data")
+
+
+class OpenAIAgentsResponses(OpenAIAgents):
+    name = "openai_agents_responses"
+    adapter = "openai_agents"
+    response_id = "resp_"
+    gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors"})
+
+    def model(self, url: str) -> Any:
+        return responses_model(url)
 
 
 def chat_model(url: str) -> Any:

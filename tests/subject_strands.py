@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from mcp_server import ARGUMENTS, COMMAND
-from subjects import KEY, NO_NUMBERS, Subject, add
+from subjects import KEY, NO_NUMBERS, Subject, add, sdk_requests
 
 from agl.adapters.strands import StrandsTracer
 
@@ -13,6 +13,7 @@ from agl.adapters.strands import StrandsTracer
 class Strands(Subject):
     name = "strands"
     tracer = StrandsTracer
+    requires = ("strands", "openai")
     frameworks = ("strands", "openai")
     ways: ClassVar[tuple[str, ...]] = ("invoke",)
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
@@ -36,12 +37,11 @@ class Strands(Subject):
         return build(url, name, stream=False)
 
     def changed(self) -> Any:
-        import openai
         from strands import Agent
         from strands.middleware._registry import MiddlewareRegistry
 
         stages = MiddlewareRegistry.__dict__["compose"], Agent.__dict__["structured_output_async"]
-        return openai.OpenAI.__dict__.get("request"), openai.AsyncOpenAI.__dict__.get("request"), *stages
+        return sdk_requests(), *stages
 
 
 def no_numbers() -> Any:

@@ -6,15 +6,16 @@ distribution's by `--subject` (docs/write-an-adapter.md).
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Annotated, Any, ClassVar
 
-from provider import Reply
+from provider import Reply, last_said
 
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.langchain import LangChainTracer
-from agl.adapters.openai import OpenAITracer
 
 KEY = "sk-provider"
 
@@ -35,6 +36,7 @@ GAPS = {
         "The framework itself tells the model of a tool's exception, or wraps it in one of its own. Where it tells the "
         "model, the tool's span is an error all the same."
     ),
+    "tool_reports": "The framework has no way for a tool to say that it failed but to raise.",
     "mcp": "MCP tools need a package that is not installed.",
     "call_errors": "The framework wraps the SDK's exception in one of its own; the span has the one that was raised.",
 }
@@ -52,12 +54,12 @@ def uses_add(a: int = 2, b: int = 3) -> Callable[[dict[str, Any]], Reply]:
     """A policy that calls `add` once, where it has tools, and then repeats the result."""
 
     def script(body: dict[str, Any]) -> Reply:
-        last = body["messages"][-1]
-        if last["role"] == "tool":
-            return Reply(f"sum {last['content']}")
+        who, text = last_said(body)
+        if who == "tool":
+            return Reply(f"sum {text}")
         if body.get("tools"):
             return Reply(None, (("add", {"a": a, "b": b}),))
-        return Reply(f"you said {last['content']}")
+        return Reply(f"you said {text}")
 
     return script
 
@@ -66,25 +68,35 @@ class Subject:
     """A framework's agent with the tool `add`.
 
     Attributes:
-        tracer: the adapter. frameworks: modules that importing the adapter must not import.
+        tracer: the adapter. adapter: the name of its entry point; the subject's own if empty.
+        requires: modules without which the subject is left out.
+        frameworks: modules that importing the adapter must not import.
         names_agents: whether the framework tells an agent's name; otherwise the rollout's is used.
         traces_tools: whether tools run by the framework, so that there are tool spans.
+        sdk: whose client makes the calls, which is also their `gen_ai.provider.name`.
+        response_id: how the provider's ids of responses begin.
+        finish_reasons: of the call that asks for a tool, and of the one that answers.
         ways: how an agent can be run, by method name; each returns the final text.
         async_ways: the same, awaited.
         gaps: what the framework itself does otherwise (`GAPS`), tested in the adapter's own tests.
     """
 
     name: ClassVar[str]
+    adapter: ClassVar[str] = ""
     tracer: ClassVar[type[InstrumentedTracer]]
+    requires: ClassVar[tuple[str, ...]]
     frameworks: ClassVar[tuple[str, ...]]
     names_agents: ClassVar[bool] = True
     traces_tools: ClassVar[bool] = True
+    sdk: ClassVar[str] = "openai"
+    response_id: ClassVar[str] = "chatcmpl-"
+    finish_reasons: ClassVar[tuple[str, str]] = ("tool_calls", "stop")
     ways: ClassVar[tuple[str, ...]]
     async_ways: ClassVar[tuple[str, ...]]
     gaps: ClassVar[frozenset[str]] = frozenset()
 
     def agent(self, url: str, name: str) -> Any:
-        """An agent of that name whose model is at `url`."""
+        """An agent of that name whose model is at `url`, which ends in /v1."""
         raise NotImplementedError
 
     def wrappable(self, url: str, name: str) -> Any:
@@ -101,92 +113,148 @@ class Subject:
 
     def changed(self) -> Any:
         """What instrumentation changes, to compare before and after."""
+        return sdk_requests()
+
+    def bad_request(self) -> type[Exception]:
+        """What the SDK raises at status 400."""
+        return importlib.import_module(self.sdk).BadRequestError
+
+
+def sdk_requests() -> list[Any]:
+    """The `request` that each installed SDK's clients have of their own."""
+    clients = (("openai", "OpenAI", "AsyncOpenAI"), ("anthropic", "Anthropic", "AsyncAnthropic"))
+    return [
+        vars(getattr(importlib.import_module(sdk), name)).get("request")
+        for sdk, *names in clients
+        if importlib.util.find_spec(sdk) is not None
+        for name in names
+    ]
+
+
+class Loop:
+    """The loop that everyone writes around a bare client: ask, run the tools, ask again; in every way there is to ask.
+
+    `raw` is `with_raw_response`, `raw_stream` the same of a stream, `raw_body` is `with_streaming_response`.
+    """
+
+    ways: ClassVar[tuple[str, ...]] = ("invoke", "stream", "raw", "raw_stream", "raw_body")
+    async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream", "araw", "araw_stream", "araw_body")
+    final: ClassVar[str]
+    """The method of the streaming helper that gives the whole answer."""
+
+    def resource(self, *, is_async: bool) -> Any:
+        """What has `create`."""
         raise NotImplementedError
 
+    def helper(self, *, is_async: bool) -> Any:
+        """The SDK's own `stream()`, which puts an answer together."""
+        return self.resource(is_async=is_async).stream
 
-class BareOpenAI(Subject):
-    name = "openai"
-    tracer = OpenAITracer
-    frameworks = ("openai",)
-    names_agents = False
-    traces_tools = False
-    ways = ("invoke", "stream")
-    async_ways = ("ainvoke", "astream")
+    def request(self, history: list[Any]) -> dict[str, Any]:
+        raise NotImplementedError
 
-    def agent(self, url: str, name: str) -> Any:
-        return _Loop(url)
+    def collect(self, events: Iterable[Any]) -> Any:
+        """The answer that a stream's events make."""
+        raise NotImplementedError
 
-    def wrappable(self, url: str, name: str) -> Any:
-        loop = self.agent(url, name)
+    def step(self, history: list[Any], answer: Any) -> str | None:
+        """Run the tools that were asked for and note their results in the history; or else the text."""
+        raise NotImplementedError
+
+    def function(self, name: str) -> Callable[[Any], str]:
+        """The loop as a function of a task."""
 
         def answer(task: Any) -> str:
-            return loop.invoke(task["question"])
+            return self.invoke(task["question"])
 
         answer.__name__ = name
         return answer
 
-    def changed(self) -> Any:
-        import openai
+    def run(self, question: str, ask: Callable[[dict[str, Any]], Any]) -> str:
+        history: list[Any] = [{"role": "user", "content": question}]
+        while True:
+            if (text := self.step(history, ask(self.request(history)))) is not None:
+                return text.strip()
 
-        return openai.OpenAI.__dict__.get("request"), openai.AsyncOpenAI.__dict__.get("request")
-
-
-class _Loop:
-    """The loop that everyone writes around a bare client."""
-
-    tools: ClassVar[list[Any]] = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-
-    def __init__(self, url: str) -> None:
-        import openai
-
-        self.client = openai.OpenAI(base_url=url, api_key=KEY, max_retries=0)
-        self.async_client = openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0)
-
-    @staticmethod
-    def step(messages: list[Any], message: Any) -> str | None:
-        if not message.tool_calls:
-            return message.content
-        messages.append(message.model_dump(exclude_none=True))
-        for call in message.tool_calls:
-            result = add(**json.loads(call.function.arguments))
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": str(result)})
-        return None
+    async def arun(self, question: str, ask: Callable[[dict[str, Any]], Awaitable[Any]]) -> str:
+        history: list[Any] = [{"role": "user", "content": question}]
+        while True:
+            if (text := self.step(history, await ask(self.request(history)))) is not None:
+                return text.strip()
 
     def invoke(self, question: str) -> str:
-        messages: list[Any] = [{"role": "user", "content": question}]
-        while True:
-            answer = self.client.chat.completions.create(model="m", messages=messages, tools=self.tools)
-            if (text := self.step(messages, answer.choices[0].message)) is not None:
-                return text
+        return self.run(question, lambda request: self.resource(is_async=False).create(**request))
 
     async def ainvoke(self, question: str) -> str:
-        messages: list[Any] = [{"role": "user", "content": question}]
-        while True:
-            answer = await self.async_client.chat.completions.create(model="m", messages=messages, tools=self.tools)
-            if (text := self.step(messages, answer.choices[0].message)) is not None:
-                return text
+        return await self.arun(question, lambda request: self.resource(is_async=True).create(**request))
 
     def stream(self, question: str) -> str:
-        messages: list[Any] = [{"role": "user", "content": question}]
-        while True:
-            with self.client.chat.completions.stream(model="m", messages=messages, tools=self.tools) as stream:
-                message = stream.get_final_completion().choices[0].message
-            if (text := self.step(messages, message)) is not None:
-                return text.strip()
+        def ask(request: dict[str, Any]) -> Any:
+            with self.helper(is_async=False)(**request) as stream:
+                return getattr(stream, self.final)()
+
+        return self.run(question, ask)
 
     async def astream(self, question: str) -> str:
-        messages: list[Any] = [{"role": "user", "content": question}]
-        while True:
-            create = self.async_client.chat.completions.stream
-            async with create(model="m", messages=messages, tools=self.tools) as stream:
-                message = (await stream.get_final_completion()).choices[0].message
-            if (text := self.step(messages, message)) is not None:
-                return text.strip()
+        async def ask(request: dict[str, Any]) -> Any:
+            async with self.helper(is_async=True)(**request) as stream:
+                return await getattr(stream, self.final)()
+
+        return await self.arun(question, ask)
+
+    def raw(self, question: str) -> str:
+        create = self.resource(is_async=False).with_raw_response.create
+        return self.run(question, lambda request: create(**request).parse())
+
+    async def araw(self, question: str) -> str:
+        create = self.resource(is_async=True).with_raw_response.create
+
+        async def ask(request: dict[str, Any]) -> Any:
+            return await _now(await create(**request))
+
+        return await self.arun(question, ask)
+
+    def raw_stream(self, question: str) -> str:
+        create = self.resource(is_async=False).with_raw_response.create
+        return self.run(question, lambda request: self.collect(create(**request, stream=True).parse()))
+
+    async def araw_stream(self, question: str) -> str:
+        create = self.resource(is_async=True).with_raw_response.create
+
+        async def ask(request: dict[str, Any]) -> Any:
+            return self.collect([e async for e in await _now(await create(**request, stream=True))])
+
+        return await self.arun(question, ask)
+
+    def raw_body(self, question: str) -> str:
+        create = self.resource(is_async=False).with_streaming_response.create
+
+        def ask(request: dict[str, Any]) -> Any:
+            with create(**request) as response:
+                return response.parse()
+
+        return self.run(question, ask)
+
+    async def araw_body(self, question: str) -> str:
+        create = self.resource(is_async=True).with_streaming_response.create
+
+        async def ask(request: dict[str, Any]) -> Any:
+            async with create(**request) as response:
+                return await response.parse()
+
+        return await self.arun(question, ask)
+
+
+async def _now(raw: Any) -> Any:
+    """What a raw response of an async client holds; reading it is async in some versions."""
+    parsed = raw.parse()
+    return await parsed if inspect.isawaitable(parsed) else parsed
 
 
 class LangChain(Subject):
     name = "langchain"
     tracer = LangChainTracer
+    requires = ("langchain", "langchain_openai")
     frameworks = ("langchain", "langchain_core", "langgraph", "openai")
     ways = ("invoke", "stream", "batch")
     async_ways = ("ainvoke", "astream", "astream_events", "abatch")
@@ -201,16 +269,18 @@ class LangChain(Subject):
         from langchain.agents import create_agent
         from langchain_core.tools import tool
 
-        return _Graph(create_agent(chat_model(url), [tool(add)], name=name))
+        return _Graph(create_agent(self.model(url), [tool(add)], name=name))
+
+    def model(self, url: str) -> Any:
+        return chat_model(url)
 
     def wrappable(self, url: str, name: str) -> Any:
         return self.agent(url, name).graph
 
     def changed(self) -> Any:
-        import openai
         from langchain_core.tracers.context import _configure_hooks
 
-        return openai.OpenAI.__dict__.get("request"), openai.AsyncOpenAI.__dict__.get("request"), [*_configure_hooks]
+        return sdk_requests(), [*_configure_hooks]
 
 
 def no_numbers() -> Any:
@@ -244,7 +314,7 @@ class _Graph:
 
     @staticmethod
     def last(result: dict[str, Any]) -> str:
-        return result["messages"][-1].content.strip()
+        return result["messages"][-1].text.strip()
 
     def invoke(self, question: str) -> str:
         return self.last(self.graph.invoke(self.ask(question)))
@@ -257,7 +327,7 @@ class _Graph:
 
     async def astream(self, question: str) -> str:
         tokens = [t async for t, _ in self.graph.astream(self.ask(question), stream_mode="messages")]
-        return "".join(t.content for t in tokens if t.type != "tool").strip()
+        return "".join(t.text for t in tokens if t.type != "tool").strip()
 
     async def astream_events(self, question: str) -> str:
         events = [e async for e in self.graph.astream_events(self.ask(question), version="v2")]

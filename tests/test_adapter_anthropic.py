@@ -190,18 +190,27 @@ def test_closed_early(provider: Provider, rollout: RolloutContext) -> None:
 
 
 @pytest.mark.parametrize("read", [0, 1])
-def test_a_forgotten_stream_ends_at_once(read: int, provider: Provider, rollout: RolloutContext) -> None:
+def test_a_forgotten_stream_ends_as_early_as_without_us(read: int, provider: Provider) -> None:
     client = sync_client(provider)
-    gc.collect()
-    gc.disable()
-    try:
+
+    def forget() -> bool:
+        """Whether a stream that was dropped is gone before the garbage is collected; in anthropic < 1 it is not."""
         stream = client.messages.create(**ASK, stream=True)
         for _ in range(read):
             next(stream)
         response = weakref.ref(stream.response)
         del stream
-        assert len(chats(rollout)) == 1
-        assert response() is None
+        return response() is None
+
+    gc.collect()
+    gc.disable()
+    try:
+        at_once = forget()
+        with AnthropicTracer(), tracing.running(rollout := context()):
+            assert forget() is at_once
+            if not at_once:
+                gc.collect()
+            assert len(chats(rollout)) == 1
     finally:
         gc.enable()
 

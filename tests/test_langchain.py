@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain_core.callbacks import CallbackManager
 from langchain_core.messages import ToolMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -69,6 +70,14 @@ def test_a_bare_model_speaks_for_the_agent_around_it(provider: Provider, rollout
     assert agents(rollout) == ["outer"] * 8
     assert len({s.parent_id for s in chats}) == 1
     assert all(s.attributes[semconv.WIRE_CALLS] == 1 for s in chats)
+
+
+def test_outside_a_rollout_langchain_has_no_handler_to_call() -> None:
+    with LangChainTracer():
+        assert CallbackManager.configure().handlers == []
+        with tracing.running(RolloutContext("ro", 1, "outer", select(None))):
+            assert len(CallbackManager.configure().handlers) == 1
+        assert CallbackManager.configure().handlers == []
 
 
 def test_a_chain_is_no_agent_and_its_model_is_seen(provider: Provider, rollout: RolloutContext) -> None:

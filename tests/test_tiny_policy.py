@@ -19,7 +19,8 @@ from renderers.parsers import get_tool_parser  # noqa: E402
 
 from agl.errors import ConfigError, DatasetError  # noqa: E402
 from agl.trainer.quickstart import demos, tasks  # noqa: E402
-from agl.trainer.quickstart.policy import Recipe, build_tokenizer, make_policy  # noqa: E402
+from agl.trainer.quickstart.policy import Recipe, make_policy  # noqa: E402
+from agl.trainer.quickstart.tokenizer import build_tokenizer  # noqa: E402
 
 QUICK = Recipe(capability_steps=4, mixed_steps=2, rows=2, row_tokens=128, warmup_steps=2)
 TOOLS = [{"type": "function", "function": {"name": "calculator", "description": "...", "parameters": {}}}]

@@ -106,6 +106,24 @@ def test_thread_subclasses_too_and_only_inside() -> None:
     assert (inside.seen, outside.seen) == ("ro", None)
 
 
+def test_another_librarys_hook_of_threads_is_put_back_as_it_was() -> None:
+    pytest.importorskip("wrapt")
+    # In a process of its own: in this one a framework may have hooked threads for good. Such a wrapper is a descriptor,
+    # so what the class gives for the attribute is not what its namespace holds.
+    code = """
+import threading, wrapt
+from agl import tracing
+from agl.selection import select
+wrapt.wrap_function_wrapper(threading.Thread, "start", lambda wrapped, _, args, kwargs: wrapped(*args, **kwargs))
+hooked = threading.Thread.__dict__["start"]
+with tracing.running(tracing.RolloutContext("ro", 1, "a", select(None))):
+    print(threading.Thread.__dict__["start"] is hooked)
+print(threading.Thread.__dict__["start"] is hooked)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "True"], done.stderr
+
+
 def test_a_pools_worker_carries_each_tasks_rollout_and_nothing_over() -> None:
     with ThreadPoolExecutor(1) as pool:
         with tracing.running(context("a")):

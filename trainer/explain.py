@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from agl.errors import StoreError
 from agl.mdp import Call
 from agl.selection import Selection
 from agl.sequence import merge
+from agl.trainer.collect import DEFAULT_STORE
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Attempt, Rollout, Store
 from agl.trajectories import build
@@ -82,7 +85,8 @@ class RowReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `explain` knows of a rollout. `attempts` are (number, status, error); `rewards` the rollout's own."""
+    """What `explain` knows of a rollout. `attempts` are (number, status, error); `rewards` the rollout's own;
+    `collected` counts the calls that other models answered, of which no tokens are known."""
 
     rollout_id: str
     status: str
@@ -96,6 +100,7 @@ class Report:
     calls: list[CallReport]
     rows: list[RowReport]
     tools: list[dict[str, Any]]
+    collected: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values."""
@@ -173,6 +178,7 @@ async def describe(
         None if output is None else str(output),
         [{"attempt": a.attempt, "status": a.status, "error": a.error} for a in attempts],
         [r for r, call_id in rewards if call_id is None], built.reward, reports, rows, tools,
+        sum(s.operation == semconv.CHAT and s.span_id not in {c.span_id for c in calls} for s in spans),
     )  # fmt: skip
 
 
@@ -205,10 +211,12 @@ def find_store(store: str | Path | None) -> str:
     """The URL of an existing store.
 
     Raises:
-        StoreError: there is none at that path, or no run below ./agl-runs.
+        StoreError: there is none at that path, or no run below ./agl-*.
     """
+    store = store or os.environ.get("AGL_STORE")
     if store is None:
-        found = sorted([*Path().glob("agl-*/run.db"), *Path().glob("agl-*/*/run.db")], key=lambda p: p.stat().st_mtime)
+        patterns = ("agl-*/run.db", "agl-*/*/run.db", DEFAULT_STORE)
+        found = sorted((p for pattern in patterns for p in Path().glob(pattern)), key=_changed)
         if not found:
             raise StoreError("there is no run below this directory", hint="name its store with --store PATH")
         return f"sqlite:///{found[-1]}"
@@ -221,6 +229,12 @@ def find_store(store: str | Path | None) -> str:
             raise StoreError("there is no store at this path", hint="it is the run.db in a run's directory", path=path)
         return f"sqlite:///{path}"
     return text
+
+
+def _changed(path: Path) -> float:
+    """When a store was last written to; what is new is in its log first."""
+    log = path.with_name(f"{path.name}-wal")
+    return max(p.stat().st_mtime for p in (path, log) if p.exists())
 
 
 def _attempt(attempts: list[Attempt], number: int | None, rollout: Rollout) -> Attempt:
@@ -278,6 +292,15 @@ def renderable(report: Report) -> Group:
             last = attempt["error"].strip().splitlines()
             lines.append(Text(f"attempt {attempt['attempt']} {attempt['status']}: {last[-1]}", style="red"))
     lines += [_call_panel(c, report) for c in report.calls]
+    if report.collected:
+        what = "calls were" if report.collected > 1 else "call was"
+        lines.append(
+            Text(
+                f"{report.collected} {what} answered by another model than a policy, so there are no token ids and "
+                f"nothing to train; what was said: agl trace show {report.rollout_id}",
+                style="yellow",
+            )
+        )
     if report.rows:
         table = Table(title="training rows", title_justify="left", box=None, pad_edge=False)
         for column in ("row", "calls merged", "tokens", "trained", "tokens if unmerged", "shape"):
@@ -368,17 +391,27 @@ def list_rollouts(store: str | Path | None = None, limit: int = 40) -> list[dict
 
     rollouts = run_in_thread(main())
     table = Table(box=None, pad_edge=False, expand=True)
-    for column in ("rollout", "mode", "step", "status", "attempts"):
-        table.add_column(column, no_wrap=True)
+    for column in ("rollout", "began", "took", "mode", "step", "status"):
+        table.add_column(column, no_wrap=True, justify="right" if column in ("took", "step") else "left")
     table.add_column("task", overflow="ellipsis", no_wrap=True, ratio=1)
     for r in rollouts[-limit:]:
         step = "" if r.step is None else str(r.step + 1 if r.mode == "train" else r.step)
-        table.add_row(r.rollout_id, r.mode, step, r.status, str(r.attempts), str(r.task))
+        took = "" if r.ended_at is None else f"{r.ended_at - r.created_at:.1f} s"
+        status = r.status if r.attempts < 2 else f"{r.status} ({r.attempts} attempts)"
+        began = time.strftime("%m-%d %H:%M:%S", time.localtime(r.created_at))
+        color = {"succeeded": "green", "failed": "red"}.get(r.status, "")
+        table.add_row(r.rollout_id, began, took, r.mode, step, Text(status, style=color), Text(_task(r.task)))
     console = Console(highlight=False)
     console.print(table)
     if len(rollouts) > limit:
         console.print(f"the newest {limit} of {len(rollouts)} rollouts", style="dim")
     return [
-        {"rollout_id": r.rollout_id, "mode": r.mode, "step": r.step, "status": r.status, "task": r.task}
+        {"rollout_id": r.rollout_id, "mode": r.mode, "step": r.step, "status": r.status, "task": r.task,
+         "attempts": r.attempts, "began": r.created_at, "ended": r.ended_at}
         for r in rollouts
-    ]
+    ]  # fmt: skip
+
+
+def _task(task: Any) -> str:
+    """A task in a line; a command as it was typed."""
+    return str(task["command"] if isinstance(task, dict) and task.keys() == {"command"} else task)

@@ -16,6 +16,7 @@ import numpy as np
 from agl.agents import Agent
 from agl.credit import Credit
 from agl.errors import AglError, ConfigError, DatasetError, StoreError
+from agl.hooks import Hook
 from agl.intermediate import AIR
 from agl.selection import Selection
 from agl.trainer.gateway.access import SamplingRules
@@ -79,7 +80,7 @@ class Run:
         policies: name -> where a policy differs from what the algorithm says.
         train, val: the tasks. store, gateway, progress: where facts go.
         n_workers, max_attempts, timeout: how rollouts run.
-        initial_resources: what rollouts are given beside the LLM.
+        initial_resources: what rollouts are given beside the LLM. hooks: called around every attempt.
         air: the rules that reward tool outcomes, calls and handoffs, if any.
     """
 
@@ -103,6 +104,7 @@ class Run:
     initial_resources: Mapping[str, Any] = field(default_factory=dict)
     policies: Mapping[str, Policy] = field(default_factory=dict)
     air: AIR | None = None
+    hooks: Sequence[Hook] = ()
     gateway: Gateway | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
     checkpoint: Path | None = None
@@ -111,12 +113,15 @@ class Run:
     _runner: LocalRunner | None = None
     _waiting: dict[str, asyncio.Future[RolloutResult]] = field(default_factory=dict)
 
-    async def start(self, rules: Callable[[str], SamplingRules], model: str, *, routed: bool = True) -> None:
+    async def start(
+        self, rules: Callable[[str], SamplingRules], model: str, *, routed: bool = True, rewarded: bool = True
+    ) -> None:
         """Start the gateway and the workers.
 
         Args:
             rules: mode -> the trainer's sampling rules. model: the policy's name for agents.
             routed: whether selected agents are sent to the gateway.
+            rewarded: whether a rollout without a reward has failed.
         """
         if routed:
             self.gateway = self.gateway or Gateway(self.store, capture_content=self.capture_content)
@@ -136,12 +141,19 @@ class Run:
             broken=self._broken,
             capture_content=self.capture_content,
             air=self.air,
+            hooks=self.hooks,
+            rewarded=rewarded,
         )
         await self._runner.start()
         # A full collection goes over every object that the frameworks and torch have made, a fifth of a second each
         # time; they live as long as the run anyway.
         gc.collect()
         gc.freeze()
+
+    def wake(self) -> None:
+        """Tell idle workers that rollouts were enqueued by other means than `rollouts`. Call it on the run's loop."""
+        if self._runner is not None:
+            self._runner.wake()
 
     async def stop(self) -> None:
         """End the workers and the gateway; open rollouts are cancelled in the store."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from agl import semconv
 from agl.spans import Span
 from agl.trainer.explain import find_store
 from agl.trainer.store import open_store
+from agl.trainer.store.base import Attempt
+from agl.trainer.wire import completed, totals
 
-SHOWN = 96
-"""Longest text of an argument or result in a line."""
+SHOWN = 200
+"""Longest text of what was said, or of an argument or result; the terminal's width cuts it further."""
 
 
 def show_trace(rollout_id: str, store: str | Path | None = None, *, attempt: int | None = None) -> list[dict[str, Any]]:
@@ -24,7 +27,7 @@ def show_trace(rollout_id: str, store: str | Path | None = None, *, attempt: int
 
     Args:
         rollout_id: or a unique beginning of it.
-        store: URL or path of the store; that of the newest run below ./agl-* if None.
+        store: URL or path of the store; AGL_STORE, or that of the newest run below ./agl-*, if None.
         attempt: one attempt alone; all if None.
 
     Raises:
@@ -32,61 +35,118 @@ def show_trace(rollout_id: str, store: str | Path | None = None, *, attempt: int
     """
     from agl.trainer.trainer import run_in_thread
 
-    async def main() -> tuple[str, list[Span]]:
+    async def main() -> tuple[str, list[tuple[Attempt, list[Span]]]]:
         opened = await open_store(find_store(store))
         try:
-            rollout = await opened.get_rollout(rollout_id)
-            return rollout.rollout_id, await opened.query_spans(rollout.rollout_id, attempt)
+            found = (await opened.get_rollout(rollout_id)).rollout_id
+            attempts = [a for a in await opened.query_attempts(found) if attempt in (None, a.attempt)]
+            return found, [
+                (a, completed(await opened.query_spans(found, a.attempt), await opened.query_calls(found, a.attempt)))
+                for a in attempts
+            ]
         finally:
             await opened.close()
 
-    found, spans = run_in_thread(main())
+    found, traced = run_in_thread(main())
     console = Console(highlight=False)
-    for number in sorted({s.attempt for s in spans}):
-        console.print(tree(f"{found} attempt {number}", [s for s in spans if s.attempt == number]))
-    if not spans:
-        console.print(f"{found} has no spans")
-    return [as_json(s) for s in spans]
+    for one, spans in traced:
+        console.print(tree(heading(found, one, spans), spans))
+    if not traced:
+        console.print(f"{found} has no attempt" if attempt is None else f"{found} has no attempt {attempt}")
+    return [as_json(s) for _, spans in traced for s in spans]
 
 
-def tree(title: str, spans: Sequence[Span]) -> Tree:
+def heading(rollout_id: str, attempt: Attempt, spans: Sequence[Span]) -> Text:
+    """What an attempt came to, in a line, and its error in the next."""
+    known = totals(spans)
+    text = Text.assemble((rollout_id, "bold"), f" attempt {attempt.attempt}  ")
+    text.append(attempt.status, style="green" if attempt.status == "succeeded" else "red")
+    said = [f"{known['calls']} calls"]
+    if known["output_tokens"] is not None:
+        said.append(f"{known['input_tokens']} -> {known['output_tokens']} tokens")
+    said.append(f"{known['tools']} tools")
+    text.append(f"  {', '.join(said)}", style="dim")
+    if attempt.error:
+        # The last line of a traceback that says something: agl's own hints come after it.
+        lines = [x for x in attempt.error.strip().splitlines() if x.strip() and not x.lstrip().startswith("->")]
+        text.append(f"\n{lines[-1].strip()}", style="red")
+    return text
+
+
+def tree(title: Text, spans: Sequence[Span]) -> Tree:
     """The spans of one attempt under their parents; one whose parent is not among them stands at the top."""
     known = {s.span_id for s in spans}
     children: dict[str | None, list[Span]] = {}
     for span in sorted(spans, key=lambda s: (s.start, s.end)):
         children.setdefault(span.parent_id if span.parent_id in known else None, []).append(span)
-    root = Tree(Text(title, style="bold"))
+    root = Tree(title)
 
-    def grow(branch: Tree, parent: str | None) -> None:
+    def grow(branch: Tree, parent: str | None, agent: str | None) -> None:
         for span in children.get(parent, ()):
-            grow(branch.add(line(span)), span.span_id)
+            inside = span.agent if span.operation == semconv.INVOKE_AGENT else agent
+            grow(branch.add(line(span, agent)), span.span_id, inside)
 
-    grow(root, None)
+    grow(root, None, None)
     return root
 
 
-def line(span: Span) -> Text:
-    """What a span says in one line."""
+def line(span: Span, within: str | None = None) -> Text:
+    """What a span says in one line.
+
+    Args:
+        within: the agent that the lines above it name.
+    """
     facts = span.attributes
-    text = Text(span.name, style="red" if span.status == "error" else "")
+    text = Text(span.name, style="red" if span.status == "error" else "", no_wrap=True, overflow="ellipsis")
+    if span.operation in (semconv.CHAT, semconv.EXECUTE_TOOL) and span.agent != within:
+        text.append(f"  {span.agent}", style="cyan")
+    if span.operation == semconv.CHAT and facts.get(semconv.ROUTED):
+        text.append("  policy", style="green")
+    duration = f"  {'<' if facts.get(semconv.INFERRED) else ''}{_seconds(span.end - span.start)}"
+    if span.operation in (semconv.CHAT, semconv.EXECUTE_TOOL, semconv.INVOKE_AGENT):
+        text.append(duration, style="dim")
+    if (sampled := facts.get(semconv.OUTPUT_TOKENS)) is not None:
+        text.append(f"  {facts.get(semconv.INPUT_TOKENS)} -> {sampled} tokens", style="dim")
     match span.operation:
         case semconv.CHAT:
-            text.append(f"  {span.agent}", style="cyan")
-            if facts.get(semconv.ROUTED):
-                text.append("  trained", style="green")
-            tokens = facts.get(semconv.INPUT_TOKENS), facts.get(semconv.OUTPUT_TOKENS)
-            if tokens[1] is not None:
-                text.append(f"  {tokens[0]} -> {tokens[1]} tokens", style="dim")
+            text.append(f"  {_short(_said(facts))}")
         case semconv.EXECUTE_TOOL:
-            text.append(_short(f"({facts.get(semconv.TOOL_CALL_ARGUMENTS, '')})"), style="dim")
+            text.append(f"  {_short(str(facts.get(semconv.TOOL_CALL_ARGUMENTS, '')))}", style="dim")
             if (result := facts.get(semconv.TOOL_CALL_RESULT)) is not None:
-                text.append(_short(f" -> {result}"))
+                text.append(f" -> {_short(str(result))}")
         case semconv.REWARD:
             text.append(f"  {facts.get(semconv.REWARD_VALUE)} ({facts.get(semconv.REWARD_SOURCE)})", style="yellow")
-    text.append(f"  {(span.end - span.start) * 1000:.1f} ms", style="dim")
+        case semconv.MESSAGE | semconv.OBJECT:
+            text.append(f"  {_short(str(facts.get(semconv.VALUE, '')))}")
     if span.status == "error" and span.status_message:
-        text.append(_short(f"  {span.status_message}"), style="red")
+        text.append(f"  {_short(span.status_message)}", style="red")
     return text
+
+
+def _said(facts: Mapping[str, Any]) -> str:
+    """What a model answered: its text, and the tools it asked for."""
+    try:
+        messages = json.loads(facts.get(semconv.OUTPUT_MESSAGES) or "[]")
+        parts = []
+        for message in messages:
+            content = message.get("content")
+            blocks = content if isinstance(content, list) else [{"text": content}] if content else []
+            for block in blocks:
+                # Strands names the tool within "toolUse", Anthropic in the block itself.
+                tool = (block.get("toolUse") or block).get("name")
+                parts += [str(block["text"])] if block.get("text") else [f"[{tool}]"] if tool else []
+            parts += [f"[{(c.get('function') or c).get('name')}]" for c in message.get("tool_calls") or ()]
+        return " ".join(parts)
+    except (ValueError, AttributeError, TypeError):
+        return ""
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 0.01:
+        return f"{seconds * 1000:.1f} ms"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
 
 
 def as_json(span: Span) -> dict[str, Any]:
@@ -112,5 +172,5 @@ def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _short(text: str) -> str:
-    one = " ".join(text.split()) if "\n" in text else text
+    one = " ".join(text.split())
     return one if len(one) <= SHOWN else f"{one[: SHOWN - 1]}…"

@@ -16,6 +16,7 @@ from agl import tracing
 from agl.agents import Agent, Tracer, as_agent
 from agl.credit import Credit, Uniform
 from agl.errors import CheckpointError, ConfigError, checked_options, nearest
+from agl.hooks import Hook
 from agl.intermediate import AIR, chosen
 from agl.plugins import adapters
 from agl.resources import Dataset, as_tasks
@@ -25,7 +26,7 @@ from agl.trainer.algorithms.checkpoints import latest
 from agl.trainer.local.config import Policy
 from agl.trainer.progress import Progress
 from agl.trainer.run import Run, require_positive, require_tasks
-from agl.trainer.store import open_store
+from agl.trainer.store import Store, open_store
 
 T = TypeVar("T")
 
@@ -71,13 +72,14 @@ class Trainer:
         credit: how rewards become returns; `agl.credit.Uniform()` if None.
         air: rules that reward tool outcomes, calls and handoffs: True = `agl.air`, or an `agl.AIR()` of your own.
         n_workers: rollouts that run at once.
-        store: "sqlite:///run.db" or a path; None keeps it in the run's directory.
+        store: "sqlite:///run.db", a path, or an open store, which stays open; None keeps it in the run's directory.
         directory: where checkpoints and the store go; `agl-runs/<run id>` if None.
         seed: fixes the order of tasks, every request's sampling and the learner's randomness.
         max_attempts: tries per rollout. timeout: seconds per attempt.
         host, port: where the gateway listens.
         capture_content: whether texts are recorded beside the tokens.
         initial_resources: what rollouts are given beside `llm`.
+        hooks: an `agl.Hook`, or several, called around every attempt.
         progress: show progress.
     """
 
@@ -91,7 +93,7 @@ class Trainer:
         credit: Credit | None = None,
         air: bool | AIR | None = None,
         n_workers: int = 8,
-        store: str | None = None,
+        store: str | Store | None = None,
         directory: str | Path | None = None,
         seed: int = 0,
         max_attempts: int = 2,
@@ -100,6 +102,7 @@ class Trainer:
         port: int = 0,
         capture_content: bool = True,
         initial_resources: Mapping[str, Any] | None = None,
+        hooks: Hook | Iterable[Hook] | None = None,
         progress: bool = True,
     ) -> None:
         if not isinstance(algorithm, Algorithm):
@@ -127,6 +130,9 @@ class Trainer:
         self.host, self.port = host, port
         self.capture_content = capture_content
         self.initial_resources = dict(initial_resources or {})
+        self.hooks: tuple[Hook, ...] = (
+            () if hooks is None else tuple(hooks) if isinstance(hooks, Iterable) else (hooks,)
+        )
         self.progress = progress
 
     def fit(
@@ -149,7 +155,8 @@ class Trainer:
             KeyboardInterrupt: Ctrl-C, after everything was ended and the last completed step saved.
         """
         train, val = as_tasks(train_dataset), as_tasks(val_dataset)
-        require_tasks(train, "the training dataset")
+        if getattr(self.algorithm, "needs_tasks", True):
+            require_tasks(train, "the training dataset")
         return self._drive(agent, train, val, resume=resume, dev_tasks=None)
 
     def dev(self, agent: Any, dataset: Dataset[Any] | Iterable[Any], n_tasks: int = 3) -> Result:
@@ -167,11 +174,12 @@ class Trainer:
         if dev_tasks is None:
             self._check_directory(directory, resume)
         directory.mkdir(parents=True, exist_ok=True)
-        url = self.store or f"sqlite:///{directory / 'run.db'}"
+        given = None if self.store is None or isinstance(self.store, str) else self.store
+        url = repr(given) if given is not None else str(self.store or f"sqlite:///{directory / 'run.db'}")
         progress = Progress(self.progress)
 
         async def main() -> Result:
-            store = await open_store(url)
+            store = given or await open_store(url)
             try:
                 run = Run(
                     run_id=run_id,
@@ -194,6 +202,7 @@ class Trainer:
                     initial_resources=self.initial_resources,
                     policies=self.policies,
                     air=self.air,
+                    hooks=self.hooks,
                 )
                 if dev_tasks is None:
                     await self.algorithm.run(run)
@@ -201,7 +210,8 @@ class Trainer:
                     await self.algorithm.dev(run, dev_tasks)
                 return Result(run.run_id, directory, url, run.history, run.policy_paths, run.checkpoint)
             finally:
-                await store.close()
+                if given is None:
+                    await store.close()
 
         with self._instrumented(runnable):
             try:

@@ -1,8 +1,9 @@
 """Spans of Agent Framework runs: `invoke_agent` for named agents, `chat` for model calls, `execute_tool` for tools.
 
-Hook: the three places where the framework makes its own OpenTelemetry spans (agent-framework-core >= 1.23, < 2):
+Hook: the three places where the framework makes its own OpenTelemetry spans (agent-framework-core >= 1.21, < 2):
 `AgentTelemetryLayer.run`, `ChatTelemetryLayer.get_response` and `FunctionTool.invoke`; `RawAgent.run` for agents
-without telemetry. They are patched: the framework's middleware is registered per agent or client, and its spans carry
+without telemetry; and `Executor.execute`, because in a workflow an agent without a name goes by its executor's id.
+They are patched: the framework's middleware is registered per agent or client, and its spans carry
 content only with a flag, stop when the user switches telemetry off, and belong to the user's provider, where they stay
 as they are. Streams are followed by the framework's own `with_pull_context_manager` and hooks.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from agl import semconv, tracing
@@ -22,15 +24,19 @@ from agl.adapters.refusals import refused
 from agl.adapters.scopes import agent_turn, model_call, tool_run
 from agl.tracing import Scope
 
+_executor: ContextVar[Any] = ContextVar("agl_agent_framework_executor", default=None)
+"""The workflow's executor that is at work here."""
+
 
 class AgentFrameworkTracer(InstrumentedTracer):
     """Traces Agent Framework agents and workflows inside rollouts."""
 
+    modules = ("agent_framework",)
     handles = staticmethod(handles)
     wrap = staticmethod(wrap)
 
     def _install(self) -> None:
-        from agent_framework import FunctionTool, RawAgent
+        from agent_framework import Executor, FunctionTool, RawAgent
         from agent_framework.observability import AgentTelemetryLayer, ChatTelemetryLayer
 
         self._originals: list[tuple[Any, str, Any]] = []
@@ -39,6 +45,7 @@ class AgentFrameworkTracer(InstrumentedTracer):
             (RawAgent, "run", _running),
             (ChatTelemetryLayer, "get_response", _answering),
             (FunctionTool, "invoke", _invoking),
+            (Executor, "execute", _executing),
         ):
             original = cls.__dict__[name]
             self._originals.append((cls, name, original))
@@ -53,7 +60,7 @@ def _running(run: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(run)
     def traced_run(self: Any, *args: Any, **kwargs: Any) -> Any:
         here = tracing.current()
-        name = getattr(self, "name", None)
+        name = getattr(self, "name", None) or _name_in_workflow(self)
         if here is None or not name or name == here.agent:
             return run(self, *args, **kwargs)
 
@@ -64,6 +71,26 @@ def _running(run: Callable[..., Any]) -> Callable[..., Any]:
         return _stream(begin, call) if kwargs.get("stream") else _awaited(begin, call)
 
     return traced_run
+
+
+def _executing(execute: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(execute)
+    async def traced_execute(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = _executor.set(self)
+        try:
+            return await execute(self, *args, **kwargs)
+        finally:
+            _executor.reset(before)
+
+    return traced_execute
+
+
+def _name_in_workflow(agent: Any) -> str | None:
+    """The id that the workflow's author gave the executor of this agent; None for one made up."""
+    executor = _executor.get()
+    if executor is None or getattr(executor, "agent", None) is not agent or executor.id == getattr(agent, "id", None):
+        return None
+    return executor.id
 
 
 def _answering(get_response: Callable[..., Any]) -> Callable[..., Any]:

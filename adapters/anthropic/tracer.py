@@ -12,12 +12,13 @@ from typing import Any
 from agl import routing, semconv
 from agl.adapters.anthropic.wrap import handles, wrap
 from agl.adapters.base import InstrumentedTracer
-from agl.adapters.streams import CallObserver
+from agl.adapters.streams import CallObserver, fields
 
 
 class AnthropicTracer(InstrumentedTracer):
     """Traces bare `anthropic` clients, sync and async, streaming and not, inside rollouts."""
 
+    modules = ("anthropic",)
     handles = staticmethod(handles)
     wrap = staticmethod(wrap)
 
@@ -29,38 +30,38 @@ class AnthropicTracer(InstrumentedTracer):
 
 
 def _facts(message: Any, content: bool) -> dict[str, Any]:
-    reason = getattr(message, "stop_reason", None)
+    held = fields(message)
+    reason = held.get("stop_reason")
     facts: dict[str, Any] = {
-        semconv.RESPONSE_ID: getattr(message, "id", None),
-        semconv.RESPONSE_MODEL: getattr(message, "model", None),
+        semconv.RESPONSE_ID: held.get("id"),
+        semconv.RESPONSE_MODEL: held.get("model"),
         semconv.FINISH_REASONS: None if reason is None else [reason],
-        **_usage(getattr(message, "usage", None)),
+        **_usage(held.get("usage")),
     }
-    blocks = getattr(message, "content", None)
+    blocks = held.get("content")
     if content and blocks:
         said = [{"role": "assistant", "content": [b.model_dump(exclude_none=True) for b in blocks]}]
         facts[semconv.OUTPUT_MESSAGES] = json.dumps(said, default=str)
     return facts
 
 
-def _added(event: Any) -> dict[str, Any]:
-    """What an event adds: the first one holds the message as it begins, the last but one how it ended."""
-    match getattr(event, "type", None):
+def _added(event: Any, facts: dict[str, Any]) -> None:
+    """Add what an event tells: the first one holds the message as it begins, the last but one how it ended."""
+    match fields(event).get("type"):
         case "message_start":
-            return _facts(event.message, False)
+            facts |= _facts(event.message, False)
         case "message_delta":
-            reason = event.delta.stop_reason
-            return {semconv.FINISH_REASONS: reason and [reason], **_usage(event.usage)}
-    return {}
+            if event.delta.stop_reason:
+                facts[semconv.FINISH_REASONS] = [event.delta.stop_reason]
+            facts |= {name: count for name, count in _usage(event.usage).items() if count is not None}
 
 
 def _usage(usage: Any) -> dict[str, Any]:
     """Token counts. Anthropic's input leaves out what its cache holds; the attribute counts the whole prompt."""
-    fresh = getattr(usage, "input_tokens", None)
-    cached = ("cache_read_input_tokens", "cache_creation_input_tokens")
+    held = fields(usage)
+    fresh = held.get("input_tokens")
+    cached = (held.get("cache_read_input_tokens") or 0) + (held.get("cache_creation_input_tokens") or 0)
     return {
-        semconv.INPUT_TOKENS: None
-        if fresh is None
-        else fresh + sum(getattr(usage, name, None) or 0 for name in cached),
-        semconv.OUTPUT_TOKENS: getattr(usage, "output_tokens", None),
+        semconv.INPUT_TOKENS: None if fresh is None else fresh + cached,
+        semconv.OUTPUT_TOKENS: held.get("output_tokens"),
     }

@@ -30,21 +30,26 @@ def install(patches: Patches) -> None:
 
 def _turn_scope(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    @contextlib.asynccontextmanager
-    async def turn_scope(
-        self: Any, *args: Any, additional_middleware: Any = (), **kwargs: Any
-    ) -> AsyncIterator[Callable[..., Any]]:
-        if tracing.current() is not None:
-            additional_middleware = (*additional_middleware, _middleware())
-        turn = original(self, *args, additional_middleware=additional_middleware, **kwargs)
-        async with turn as drive:
-
-            async def driven() -> Any:
-                return await within(agent_turn(self.name), drive())
-
-            yield driven
+    def turn_scope(self: Any, *args: Any, **kwargs: Any) -> contextlib.AbstractAsyncContextManager[Any]:
+        if tracing.current() is None:
+            return original(self, *args, **kwargs)
+        kwargs["additional_middleware"] = (*kwargs.get("additional_middleware", ()), _middleware())
+        return _traced(self.name, original(self, *args, **kwargs))
 
     return turn_scope
+
+
+@contextlib.asynccontextmanager
+async def _traced(
+    name: str, turn: contextlib.AbstractAsyncContextManager[Callable[..., Any]]
+) -> AsyncIterator[Callable[..., Any]]:
+    """A turn that is driven in its agent's scope."""
+    async with turn as drive:
+
+        async def driven() -> Any:
+            return await within(agent_turn(name), drive())
+
+        yield driven
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Hooks of classic AutoGen, the distribution `autogen` or `ag2` below 1.0 (>= 0.9, < 1).
+"""Hooks of classic AutoGen, the distribution `autogen` or `ag2` below 1.0 (>= 0.9.10, < 1), and `pyautogen` 0.2.
 
 Replaced in every `ConversableAgent`, because its loggers speak up only after the call: `generate_reply` and
 `a_generate_reply` (an agent's turn, in chats, group chats and speaker selection alike), `execute_function` and
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agl import tracing
@@ -61,12 +61,11 @@ def _a_generate_reply(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _execute_function(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def execute_function(
-        self: Any, func_call: dict[str, Any], call_id: str | None = None, *args: Any, **kwargs: Any
-    ) -> Any:
+    def execute_function(self: Any, func_call: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        call_id = _call_id(self, func_call, args, kwargs)
         scope = tool_run(func_call.get("name", ""), func_call.get("arguments", ""), call_id)
         try:
-            result = original(self, func_call, call_id, *args, **kwargs)
+            result = original(self, func_call, *args, **kwargs)
         except BaseException as error:
             if scope is not None:
                 tracing.end(scope, error=error)
@@ -80,14 +79,25 @@ def _execute_function(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _a_execute_function(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    async def a_execute_function(
-        self: Any, func_call: dict[str, Any], call_id: str | None = None, *args: Any, **kwargs: Any
-    ) -> Any:
+    async def a_execute_function(self: Any, func_call: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        call_id = _call_id(self, func_call, args, kwargs)
         scope = tool_run(func_call.get("name", ""), func_call.get("arguments", ""), call_id)
-        run = original(self, func_call, call_id, *args, **kwargs)
+        run = original(self, func_call, *args, **kwargs)
         return await within(scope, run, lambda result: _end(scope, result))
 
     return a_execute_function
+
+
+def _call_id(agent: Any, func_call: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """Which call a tool answers; pyautogen 0.2 does not say, but runs the very object that its message holds."""
+    given = kwargs.get("call_id", args[0] if args else None)
+    if isinstance(given, str):
+        return given
+    for messages in getattr(agent, "_oai_messages", {}).values():
+        for call in messages[-1].get("tool_calls") or () if messages else ():
+            if call.get("function") is func_call:
+                return call.get("id")
+    return None
 
 
 def _end(scope: Any, result: tuple[bool, dict[str, Any]]) -> None:

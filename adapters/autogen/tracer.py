@@ -27,6 +27,7 @@ _FAMILIES: dict[str, Callable[[Patches], None]] = {
 class AutoGenTracer(InstrumentedTracer):
     """Traces agents, teams and tools of autogen-agentchat, autogen-core, classic AutoGen and ag2 inside rollouts."""
 
+    modules = ("autogen_agentchat", "autogen", "ag2")
     handles = staticmethod(handles)
     wrap = staticmethod(wrap)
 

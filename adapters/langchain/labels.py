@@ -1,4 +1,4 @@
-"""Which agent a LangChain run is a part of, told from the metadata and tags that callbacks carry (langchain >= 1.4)."""
+"""Which agent a LangChain run is a part of, told from the metadata and tags of callbacks (langchain >= 1.2.15)."""
 
 from __future__ import annotations
 

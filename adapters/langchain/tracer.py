@@ -1,8 +1,8 @@
 """Spans of LangChain runs: `invoke_agent` for named agents, `chat` for model calls, `execute_tool` for tools.
 
-Hook: `register_configure_hook` with a context variable whose *default* is our handler (langchain-core >= 1.0), which
-reaches every thread, task and bare model call without a patch. LangChain offers no way to take such a hook back, so
-`uninstrument` removes it from the list it was put in.
+Hook: `register_configure_hook` with a variable of ours that holds our handler inside rollouts (langchain-core >= 1.0),
+which reaches every thread, task and bare model call without a patch. LangChain offers no way to take such a hook back,
+so `uninstrument` removes it from the list it was put in.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -22,6 +21,7 @@ from agl.adapters.base import InstrumentedTracer
 from agl.adapters.langchain.labels import Label, label_of
 from agl.adapters.langchain.wrap import handles, wrap
 from agl.adapters.refusals import refused
+from agl.adapters.responses import finish_reason
 from agl.adapters.scopes import model_call, place, tool_run
 from agl.tracing import RolloutContext, Scope
 
@@ -34,6 +34,7 @@ _URL = re.compile(r"https?://[^\s'\"\\,)]+")
 class LangChainTracer(InstrumentedTracer):
     """Traces everything that runs on langchain-core inside rollouts."""
 
+    modules = ("langchain_core",)
     handles = staticmethod(handles)
     wrap = staticmethod(wrap)
 
@@ -62,7 +63,8 @@ def attach(*, nodes: bool = False) -> None:
 
     with _lock:
         if not _attached:
-            register_configure_hook(ContextVar("agl_langchain", default=_handler()), inheritable=True)  # noqa: B039
+            variable: Any = _HandlerInRollouts(_handler())
+            register_configure_hook(variable, inheritable=True)
         _attached.append(_attached[0] if _attached else _configure_hooks[-1])
         _naming_nodes += nodes
 
@@ -77,6 +79,19 @@ def detach(*, nodes: bool = False) -> None:
         _naming_nodes -= nodes
         if not _attached:
             _configure_hooks.remove(hook)
+
+
+class _HandlerInRollouts:
+    """Stands for a context variable, of which LangChain asks its value at the start of every run that it configures.
+
+    It asks twice in a row, so the answer depends on nothing that another thread may change between.
+    """
+
+    def __init__(self, handler: BaseCallbackHandler) -> None:
+        self.handler = handler
+
+    def get(self) -> BaseCallbackHandler | None:
+        return None if tracing.here() is None else self.handler
 
 
 @functools.cache
@@ -332,7 +347,7 @@ def _facts(response: Any, content: bool) -> dict[str, Any]:
         return {}
     metadata = messages[0].response_metadata
     usage = getattr(messages[0], "usage_metadata", None) or {}
-    reasons = [r for m in messages if (r := m.response_metadata.get("finish_reason"))]
+    reasons = [r for m in messages if (r := _finish_reason(m))]
     facts = {
         semconv.RESPONSE_ID: metadata.get("id") or _provider_id(messages[0].id),
         semconv.RESPONSE_MODEL: metadata.get("model_name"),
@@ -344,6 +359,15 @@ def _facts(response: Any, content: bool) -> dict[str, Any]:
         said = [{"role": "assistant", "content": m.content, "tool_calls": m.tool_calls} for m in messages]
         facts[semconv.OUTPUT_MESSAGES] = json.dumps(said, default=str)
     return facts
+
+
+def _finish_reason(message: Any) -> str | None:
+    """As Chat Completions, Anthropic's Messages or OpenAI's Responses tell it."""
+    metadata = message.response_metadata
+    if told := metadata.get("finish_reason") or metadata.get("stop_reason"):
+        return told
+    incomplete = (metadata.get("incomplete_details") or {}).get("reason")
+    return finish_reason(metadata.get("status"), incomplete, calls_tools=bool(message.tool_calls))
 
 
 def _provider_id(message_id: str | None) -> str | None:

@@ -1,7 +1,7 @@
 """Spans of LangGraph runs: a node that asks a model is an agent by the node's name.
 
-Hook: LangChain's, shared with its adapter, so that both together make each span once (langgraph >= 1.2 and
-langchain >= 1.4, whose metadata tell `create_agent`'s graphs from the user's own).
+Hook: LangChain's, shared with its adapter, so that both together make each span once (langgraph >= 1.2.4 and
+langchain >= 1.3.6, whose metadata tell `create_agent`'s graphs from the user's own).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ class LangGraphTracer(InstrumentedTracer):
     runs are the agent's that asked for them.
     """
 
+    modules = ("langgraph.graph",)
     handles = staticmethod(handles)
     wrap = staticmethod(wrap)
 

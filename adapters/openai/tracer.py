@@ -6,17 +6,20 @@ Hook: `OpenAI.request` and `AsyncOpenAI.request` through `agl.routing` (openai >
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agl import routing, semconv
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.openai.wrap import handles, wrap
-from agl.adapters.streams import CallObserver
+from agl.adapters.responses import finish_reason
+from agl.adapters.streams import CallObserver, fields
 
 
 class OpenAITracer(InstrumentedTracer):
     """Traces bare `openai` clients, sync and async, streaming and not, inside rollouts."""
 
+    modules = ("openai",)
     handles = staticmethod(handles)
     wrap = staticmethod(wrap)
 
@@ -27,24 +30,53 @@ class OpenAITracer(InstrumentedTracer):
         routing.observe("openai", None)
 
 
-def _added(chunk: Any) -> dict[str, Any]:
-    """What a chunk adds; a Responses stream carries the whole response in its terminal event."""
-    return _facts(getattr(chunk, "response", chunk), False)
+def _added(chunk: Any, facts: dict[str, Any]) -> None:
+    """Add what a chunk tells; a Responses stream carries the whole response in its first and its terminal event."""
+    held = fields(chunk)
+    if "choices" not in held:
+        if held.get("response") is not None:
+            facts.update(_facts(held["response"], False))
+        return
+    if not facts.get(semconv.RESPONSE_ID):
+        facts |= {semconv.RESPONSE_ID: held.get("id"), semconv.RESPONSE_MODEL: held.get("model")}
+    for choice in held["choices"] or ():
+        if choice.finish_reason:
+            facts.setdefault(semconv.FINISH_REASONS, []).append(choice.finish_reason)
+    if held.get("usage") is not None:
+        facts |= _usage(held["usage"])
 
 
 def _facts(response: Any, content: bool) -> dict[str, Any]:
-    usage = getattr(response, "usage", None)
-    choices = getattr(response, "choices", None) or []
-    reasons = [c.finish_reason for c in choices if getattr(c, "finish_reason", None)]
+    held = fields(response)
+    choices = held.get("choices") or ()
+    output = held.get("output") or ()
+    reasons = [c.finish_reason for c in choices if c.finish_reason]
+    if not choices and (reason := _responses_reason(held, output)) is not None:
+        reasons = [reason]
     facts: dict[str, Any] = {
-        semconv.RESPONSE_ID: getattr(response, "id", None),
-        semconv.RESPONSE_MODEL: getattr(response, "model", None),
+        semconv.RESPONSE_ID: held.get("id"),
+        semconv.RESPONSE_MODEL: held.get("model"),
         semconv.FINISH_REASONS: reasons or None,
-        semconv.INPUT_TOKENS: getattr(usage, "prompt_tokens", None) or getattr(usage, "input_tokens", None),
-        semconv.OUTPUT_TOKENS: getattr(usage, "completion_tokens", None) or getattr(usage, "output_tokens", None),
+        **_usage(held.get("usage")),
     }
     if content:
-        messages = [c.message.model_dump(exclude_none=True) for c in choices if getattr(c, "message", None) is not None]
+        messages = [m.model_dump(exclude_none=True) for c in choices if (m := fields(c).get("message")) is not None]
+        messages += [item.model_dump(exclude_none=True) for item in output]
         if messages:
             facts[semconv.OUTPUT_MESSAGES] = json.dumps(messages, default=str)
     return facts
+
+
+def _responses_reason(held: Mapping[str, Any], output: Sequence[Any]) -> str | None:
+    incomplete = fields(held.get("incomplete_details")).get("reason")
+    calls_tools = any(fields(item).get("type") == "function_call" for item in output)
+    return finish_reason(held.get("status"), incomplete, calls_tools=calls_tools)
+
+
+def _usage(usage: Any) -> dict[str, Any]:
+    """Token counts; Responses name them otherwise than Chat Completions."""
+    held = fields(usage)
+    return {
+        semconv.INPUT_TOKENS: held.get("prompt_tokens") or held.get("input_tokens"),
+        semconv.OUTPUT_TOKENS: held.get("completion_tokens") or held.get("output_tokens"),
+    }

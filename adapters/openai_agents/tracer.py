@@ -1,9 +1,9 @@
 """Spans of OpenAI Agents runs: `invoke_agent` for agents, `chat` for model calls, `execute_tool` for tools.
 
 Hook: a `TracingProcessor` beside the user's own, and `set_trace_provider` so that switching the SDK's tracing off does
-not switch the processor off (openai-agents >= 0.24, < 0.25). The SDK's tool spans carry no call id: a tool's run is
+not switch the processor off (openai-agents >= 0.20, < 1). The SDK's tool spans carry no call id: a tool's run is
 joined to the call with its name and arguments in the last answer of the same agent's run. They carry no MCP `isError`
-either: `MCPUtil._extract_custom_data`, which every MCP result passes, is patched to see it.
+either: `MCPUtil._extract_custom_data`, which every MCP result passes where it exists, is patched to see it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from agl import semconv, tracing
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.openai_agents.wrap import handles, wrap
+from agl.adapters.responses import finish_reason
 from agl.adapters.scopes import place
 from agl.tracing import Scope
 
@@ -25,8 +26,14 @@ from agl.tracing import Scope
 class OpenAIAgentsTracer(InstrumentedTracer):
     """Traces every `Runner.run`, `run_sync` and `run_streamed` inside rollouts."""
 
+    modules = ("agents",)
     handles = staticmethod(handles)
     wrap = staticmethod(wrap)
+
+    @classmethod
+    def recognises(cls) -> bool:
+        # "agents" is also what many users call a package of their own.
+        return hasattr(sys.modules.get("agents"), "set_trace_processors")
 
     def _install(self) -> None:
         from agl.adapters.openai_agents.provider import put
@@ -114,6 +121,8 @@ def _processor_class() -> Any:
             self.provider.forget(trace.trace_id)
 
         def on_span_start(self, span: Any) -> None:
+            if not self.open and tracing.here() is None:
+                return
             outer = self.open.get(span.parent_id)
             parent = place(outer.around if outer is not None else None, [o.own for o in list(self.open.values())])
             if parent is None:
@@ -170,11 +179,13 @@ def _processor_class() -> Any:
 
 def _watch_mcp(processor: Any) -> Callable[[], None]:
     """Note the failures that MCP servers report, which the SDK hands to the model as results like any other; gives what
-    takes the hook off. Its own spans stay as they are."""
+    takes the hook off. Its own spans stay as they are; releases that have no such place do not tell."""
     from agents.mcp.util import MCPUtil
     from agents.tracing import get_current_span
 
-    original = MCPUtil.__dict__["_extract_custom_data"]
+    original = MCPUtil.__dict__.get("_extract_custom_data")
+    if original is None:
+        return lambda: None
 
     @functools.wraps(original.__func__)
     async def extract(cls: Any, *args: Any, result: Any, **kwargs: Any) -> Any:
@@ -266,16 +277,11 @@ def _answered(data: Any, messages: list[Mapping[str, Any]], content: bool) -> di
     if response is not None:
         facts[semconv.RESPONSE_ID] = response.id
         facts[semconv.RESPONSE_MODEL] = response.model
-        facts[semconv.FINISH_REASONS] = [_finish_reason(response)]
+        incomplete = getattr(response.incomplete_details, "reason", None)
+        calls_tools = any(item.type == "function_call" for item in response.output)
+        reason = finish_reason(response.status, incomplete, calls_tools=calls_tools)
+        facts[semconv.FINISH_REASONS] = None if reason is None else [reason]
         if response.usage is not None:
             facts[semconv.INPUT_TOKENS] = response.usage.input_tokens
             facts[semconv.OUTPUT_TOKENS] = response.usage.output_tokens
     return facts
-
-
-def _finish_reason(response: Any) -> str:
-    """Responses tell a status; in the words of Chat Completions."""
-    if response.status == "incomplete":
-        reason = getattr(response.incomplete_details, "reason", None)
-        return "length" if reason == "max_output_tokens" else str(reason)
-    return "tool_calls" if any(item.type == "function_call" for item in response.output) else "stop"

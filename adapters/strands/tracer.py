@@ -33,6 +33,7 @@ Chain = Callable[[Any], AsyncGenerator[Any, None]]
 class StrandsTracer(InstrumentedTracer):
     """Traces Strands agents, graphs and swarms inside rollouts."""
 
+    modules = ("strands",)
     handles = staticmethod(handles)
     wrap = staticmethod(wrap)
 

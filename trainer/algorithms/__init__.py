@@ -4,5 +4,18 @@ from agl.trainer.algorithms.base import Algorithm
 from agl.trainer.algorithms.baseline import Baseline
 from agl.trainer.algorithms.family import DAPO, GRPO, GSPO, PPO, RLOO, DrGRPO, REINFORCEPlusPlus
 from agl.trainer.algorithms.shaping import Overlong
+from agl.trainer.algorithms.verl import VERL
 
-__all__ = ["DAPO", "GRPO", "GSPO", "PPO", "RLOO", "Algorithm", "Baseline", "DrGRPO", "Overlong", "REINFORCEPlusPlus"]
+__all__ = [
+    "DAPO",
+    "GRPO",
+    "GSPO",
+    "PPO",
+    "RLOO",
+    "VERL",
+    "Algorithm",
+    "Baseline",
+    "DrGRPO",
+    "Overlong",
+    "REINFORCEPlusPlus",
+]

@@ -58,6 +58,7 @@ class LocalAlgorithm:
         update_epochs: passes over a step's rows. minibatches: optimiser steps per pass.
         temperature, max_response_tokens: of training's sampling, whatever the agent asks for.
         val_temperature: of validation; None leaves the agent's own. val_every: steps between validations.
+        val_before_train: whether there is one before the first step.
         lora: train adapters of this shape instead of the full weights.
         device, dtype, max_context, threads: of the policy process; "auto"/None choose by the machine.
         renderer: a name from the `renderers` package; None chooses by the model.
@@ -102,6 +103,7 @@ class LocalAlgorithm:
     max_response_tokens: int = 1024
     val_temperature: float | None = None
     val_every: int = 10
+    val_before_train: bool = True
     lora: LoraSpec | None = None
     device: str = "auto"
     dtype: str = "auto"
@@ -152,7 +154,7 @@ class LocalAlgorithm:
             run.progress.start(steps, start)
             for name, policy in policies:
                 await run.store.add_policy_version(run.run_id, name, policy.version, start)
-            if start == 0 and run.val and not run.history:
+            if start == 0 and self.val_before_train and run.val and not run.history:
                 run.history.append(await self._validate(run, 0, {"step": 0}))
             await self._steps(run, policies, batches, start, steps)
             run.policy_paths = await policies.save_models(run.directory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,8 +45,11 @@ def quickstart(
 @app.command()
 def train(
     tasks: Annotated[Path, typer.Option(help="Training tasks, one JSON value per line.")],
-    agent: Annotated[str, typer.Option(help="The agent: file.py:name or package.module:name.")],
     model: Annotated[str, typer.Option(help="Hugging Face directory (or hub id) to train.")],
+    agent: Annotated[str | None, typer.Option(help="The agent: file.py:name or package.module:name.")] = None,
+    agent_command: Annotated[
+        str | None, typer.Option(help="Or a command, in any language: the task on stdin, its answer on stdout.")
+    ] = None,
     reward: Annotated[
         str | None, typer.Option(help="Reward function (task, output) -> float: file.py:name or package.module:name.")
     ] = None,
@@ -76,12 +80,15 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train an agent of your own on your tasks with your reward."""
+    from agl.errors import ConfigError
     from agl.trainer.algorithms import GRPO
-    from agl.trainer.cli.loading import load_agent, read_tasks
+    from agl.trainer.cli.loading import load_agent, load_command, read_tasks
     from agl.trainer.local.config import LoraSpec
     from agl.trainer.trainer import Trainer
 
-    runnable = load_agent(agent, reward)
+    if (agent is None) == (agent_command is None):
+        raise ConfigError("which agent?", hint="name it with --agent file.py:name, or with --agent-command COMMAND")
+    runnable = load_agent(agent, reward) if agent is not None else load_command(str(agent_command), reward)
     train_tasks = read_tasks(tasks)
     val_tasks = read_tasks(val) if val else None
     algorithm = GRPO(
@@ -160,6 +167,41 @@ def make_policy(
     from agl.trainer.quickstart.run import make
 
     _write(json_file, make(directory, seed=seed))
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[list[str], typer.Argument(help="The command, after `--`.", metavar="-- COMMAND...")],
+    agent: Annotated[str | None, typer.Option(help="Its name, for calls that no framework names.")] = None,
+    store: Annotated[str | None, typer.Option(help="Where it is kept: a path; else AGL_STORE.")] = None,
+    task: Annotated[str | None, typer.Option(help="The task as JSON; the command finds it in AGL_TASK.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Let this policy answer: a Hugging Face directory or a checkpoint.")
+    ] = None,
+    agents: Annotated[
+        list[str] | None, typer.Option(help="It answers these agents only (name or glob; repeatable).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of its sampling.")] = 0,
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run any program and record its model calls and tools, without a line of code; or try a policy in it."""
+    from agl.errors import ConfigError
+    from agl.trainer.launch.run import Launch, run_command, show
+
+    try:
+        value = None if task is None else json.loads(task)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"--task is not JSON: {error}", hint="""--task '{"question": "..."}'""") from None
+    launch = Launch(
+        command=command, agent=agent, store=store, task=value, model=model, agents=agents or (), seed=seed,
+        capture_content=os.environ.get("AGL_CAPTURE_CONTENT", "1") != "0",
+    )  # fmt: skip
+    facts, status = run_command(launch)
+    _write(json_file, facts)
+    if not quiet:
+        show(facts, launch)
+    raise typer.Exit(status)
 
 
 trace = typer.Typer(help="Read traces: which agent spoke, which tool ran.", no_args_is_help=True)

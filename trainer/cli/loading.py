@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 from agl.agents import Agent, FunctionAgent, LitAgent, as_agent
+from agl.commands import CommandAgent
 from agl.errors import ConfigError, DatasetError, nearest
 from agl.plugins import wrap
 
@@ -70,6 +72,23 @@ def load_agent(spec: str, reward: str | None) -> Agent:
     if score is None:
         raise ConfigError(f"{spec} needs a reward", hint="add --reward file.py:function, (task, output) -> float")
     return wrap(value, score)
+
+
+def load_command(text: str, reward: str | None) -> Agent:
+    """The agent that a command makes.
+
+    Raises:
+        ConfigError: no reward is given, or the command cannot be read.
+    """
+    if reward is None:
+        raise ConfigError(
+            "--agent-command needs a reward", hint="add --reward file.py:function, (task, output) -> float"
+        )
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"--agent-command cannot be read: {error}", hint="check its quotes") from None
+    return CommandAgent(words, reward=load_object(reward, "--reward"))
 
 
 def read_tasks(path: Path) -> list[Any]:

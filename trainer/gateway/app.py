@@ -16,8 +16,8 @@ from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
 
 
-def build_app(gateway: Gateway) -> Starlette:
-    """The ASGI application that serves a gateway."""
+def build_app(gateway: Gateway, beside: Sequence[Route] = ()) -> Starlette:
+    """The ASGI application that serves a gateway, and what else is to be served beside it."""
 
     async def models(request: Request) -> Response:
         http.attempt_of(gateway, request)
@@ -57,6 +57,7 @@ def build_app(gateway: Gateway) -> Starlette:
         )
 
     routes = [
+        *beside,
         Route("/health", health),
         Route(f"{http.PREFIX}/models", models),
         Route(f"{http.PREFIX}/models/{{model:path}}", model),

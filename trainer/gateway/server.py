@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Sequence
 
 import uvicorn
+from starlette.routing import Route
 
 from agl.errors import GatewayError
 from agl.trainer.gateway.app import build_app
@@ -29,12 +31,14 @@ class GatewayServer:
     """A listening gateway.
 
     Args:
-        gateway: what to serve.
+        gateway: what to serve. beside: other routes to serve.
         host: address to bind. port: 0 takes a free one.
     """
 
-    def __init__(self, gateway: Gateway, *, host: str = "127.0.0.1", port: int = 0) -> None:
-        self.gateway, self.host, self.port = gateway, host, port
+    def __init__(
+        self, gateway: Gateway, *, host: str = "127.0.0.1", port: int = 0, beside: Sequence[Route] = ()
+    ) -> None:
+        self.gateway, self.host, self.port, self.beside = gateway, host, port, beside
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -58,8 +62,9 @@ class GatewayServer:
             ) from error
         sock.listen(2048)
         self.port = sock.getsockname()[1]
+        app = build_app(self.gateway, self.beside)
         config = uvicorn.Config(
-            build_app(self.gateway), log_config=None, log_level="warning", access_log=False, lifespan="off",
+            app, log_config=None, log_level="warning", access_log=False, lifespan="off",
             timeout_keep_alive=75, ws="none", server_header=False, date_header=False,
         )  # fmt: skip
         self._server = _Server(config)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,18 +20,10 @@ from torch.nn import functional
 
 from agl.errors import ConfigError
 from agl.trainer.quickstart.demos import CAPABLE, MIXED, Demo, Quality, demonstrate
+from agl.trainer.quickstart.tokenizer import MAX_CONTEXT, build_tokenizer
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
-
-SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-"""Single tokens that stay in decoded text, as in Qwen's tokenizers."""
-
-_WORDS = r" [-+*/] |[-+*/]|[0-9]| ?[A-Za-z]+|[^A-Za-z0-9*/+-]+"
-"""A digit is always a token of its own, so that numbers are copied digit by digit."""
-
-MAX_CONTEXT = 2048
 
 Progress = Callable[[str, int, int, float], None]
 """Called as `progress(stage, step, steps, loss)`; stage is "capability" or "mixed quality"."""
@@ -134,40 +125,6 @@ def _save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, target: P
     file = target / "tokenizer_config.json"
     settings = json.loads(file.read_text(encoding="utf-8")) | {"tokenizer_class": "PreTrainedTokenizerFast"}
     file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer trained on demonstrations, with the chat template beside this module."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    rng = random.Random(0)
-    single = re.compile("|".join(re.escape(text) for text in SPECIAL_TOKENS + MARKERS))
-    texts = (turn.prompt + turn.answer for _ in range(400) for turn in demonstrate(rng, MIXED))
-    corpus = [piece for text in texts for piece in single.split(text)]
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
-        [
-            pre_tokenizers.Split(Regex(_WORDS), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend.train_from_iterator(
-        corpus, trainers.BpeTrainer(vocab_size=512, initial_alphabet=alphabet, show_progress=False)
-    )
-    backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in SPECIAL_TOKENS])
-    backend.add_tokens([AddedToken(text, normalized=False, special=False) for text in MARKERS])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        extra_special_tokens=["<|im_start|>"],
-        model_max_length=MAX_CONTEXT,
-    )
-    tokenizer.chat_template = Path(__file__).with_name("template.jinja").read_text(encoding="utf-8")
-    return tokenizer
 
 
 def _build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:

@@ -12,7 +12,7 @@ import logging
 import threading
 import traceback
 import urllib.parse
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ import orjson
 from agl import semconv, tracing
 from agl.agents import Agent, Outcome, RolloutInfo
 from agl.errors import AglError, CaptureError, RewardError, RolloutError, RolloutTimeoutError
+from agl.hooks import Hook
 from agl.intermediate import AIR, as_spans
 from agl.mdp import Call
 from agl.resources import LLM, Task
@@ -59,7 +60,7 @@ class LocalRunner:
     Args:
         agent: what to run. store, gateway: where facts go; without a gateway nothing is routed.
         selection: which agents are trained.
-        run_id: the run whose rollouts are leased.
+        run_id: the run whose rollouts are leased; None = any.
         n_workers: how many rollouts run at once.
         rules: mode -> what the trainer decides about sampling.
         resources: what rollouts are given beside the LLM.
@@ -67,6 +68,8 @@ class LocalRunner:
         done: called with each result, on the caller's loop.
         air: the rules that reward tool outcomes, calls and handoffs, if any.
         broken: called when a worker itself fails (the store is gone, say), which no rollout can be blamed for.
+        hooks: called around every attempt.
+        rewarded: whether an attempt without a reward has failed.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class LocalRunner:
         store: Store,
         gateway: Gateway | None,
         selection: Selection,
-        run_id: str,
+        run_id: str | None,
         n_workers: int,
         rules: Callable[[str], SamplingRules],
         resources: Mapping[str, Any],
@@ -85,7 +88,10 @@ class LocalRunner:
         broken: Callable[[BaseException], None],
         capture_content: bool = True,
         air: AIR | None = None,
+        hooks: Sequence[Hook] = (),
+        rewarded: bool = True,
     ) -> None:
+        self.hooks, self.rewarded = tuple(hooks), rewarded
         self.agent, self.store, self.gateway, self.selection = agent, store, gateway, selection
         self.run_id, self.n_workers, self.rules, self.resources = run_id, n_workers, rules, resources
         self.model, self.done, self.broken, self.capture_content = model, done, broken, capture_content
@@ -129,12 +135,7 @@ class LocalRunner:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), 1.0)
                 continue
-            key = (leased.rollout.rollout_id, leased.attempt.attempt)
-            self._running[key] = None
-            try:
-                await self._attempt(leased)
-            finally:
-                self._running.pop(key, None)
+            await self.attempt(leased)
 
     async def _beat(self) -> None:
         while True:
@@ -145,27 +146,40 @@ class LocalRunner:
                 except AglError as error:
                     log.debug("heartbeat: %s", error)
 
+    async def attempt(self, leased: AttemptedRollout) -> None:
+        """Run one leased rollout; `done` gets its result, unless it is queued for another try."""
+        key = (leased.rollout.rollout_id, leased.attempt.attempt)
+        self._running[key] = None
+        try:
+            await self._attempt(leased)
+        finally:
+            self._running.pop(key, None)
+
     async def _attempt(self, leased: AttemptedRollout) -> None:
         rollout, attempt = leased.rollout, leased.attempt.attempt
         context = tracing.RolloutContext(
-            rollout.rollout_id, attempt, self.agent.name, self.selection, capture_content=self.capture_content
-        )
+            rollout.rollout_id, attempt, self.agent.name, self.selection, capture_content=self.capture_content,
+            # With a gateway, what is trained is recorded there; what the others ask grows with every turn.
+            prompts=self.gateway is None,
+        )  # fmt: skip
         llm: dict[str, LLM] = {}
         if self.gateway is not None:
+            rules = self.rules(rollout.mode)
             access, context.key = self.gateway.open_attempt(
-                rollout.rollout_id, attempt, selection=self.selection, seed=rollout.seed,
-                rules=self.rules(rollout.mode),
-            )  # fmt: skip
+                rollout.rollout_id, attempt, selection=self.selection, seed=rollout.seed, rules=rules
+            )
             context.gateway_url = self.gateway.base_url
             name = urllib.parse.quote(self.agent.name, safe="")
-            llm["llm"] = LLM(f"{access.url}/agents/{name}/v1", self.model, context.key)
+            sampling = {} if rules.temperature is None else {"temperature": rules.temperature}
+            llm["llm"] = LLM(f"{access.url}/agents/{name}/v1", self.model, context.key, sampling)
         calls: list[Call] = []
         error: BaseException | None = None
         status = "succeeded"
         await self.store.update_attempt(rollout.rollout_id, attempt, "running")
         try:
             info = RolloutInfo(rollout.rollout_id, attempt, rollout.mode, rollout.step)
-            await self._run(context, Task.of(rollout.task), {**llm, **self.resources}, info, rollout)
+            await self._hook("on_rollout_start", leased)
+            await self._run(context, Task.of(rollout.task), {**llm, **self.resources}, info, leased)
         except TimeoutError:
             status = "timeout"
             error = RolloutTimeoutError(
@@ -187,6 +201,13 @@ class LocalRunner:
         if self.gateway is not None:
             calls = await self.gateway.close_attempt(rollout.rollout_id, attempt)
         await self.store.add_spans(context.spans)
+        try:
+            await self._hook("on_rollout_end", leased, spans=tuple(context.spans))
+        except Exception as raised:
+            if error is None:
+                status, error = "failed", _located(raised, rollout.rollout_id, attempt, self.agent.name)
+            else:
+                log.warning("rollout %s attempt %d: %s", rollout.rollout_id, attempt, raised)
         built = None
         if error is None:
             try:
@@ -215,7 +236,7 @@ class LocalRunner:
                     "rollout %s: no call known for %d AIR reward(s) (%s); they count for the whole rollout",
                     rollout.rollout_id, len(built.unplaced), ", ".join(sorted({r.name for r in built.unplaced})),
                 )  # fmt: skip
-        if built.reward is None:
+        if self.rewarded and built.reward is None:
             raise RewardError(
                 f"agent {self.agent.name!r} returned no reward and emitted none",
                 hint="return a number, pass reward= to agl.wrap, or call agl.emit_reward",
@@ -230,7 +251,7 @@ class LocalRunner:
         task: Any,
         resources: dict[str, Any],
         info: RolloutInfo,
-        rollout: Rollout,
+        leased: AttemptedRollout,
     ) -> None:
         agent = self.agent
         where = {"rollout": info.rollout_id, "attempt": info.attempt, "agent": agent.name}
@@ -255,8 +276,11 @@ class LocalRunner:
             async def run_async() -> None:
                 with tracing.running(context) as scope:
                     try:
+                        await self._each_hook("on_trace_start", leased, tracer=context)
                         result: Any = agent.run(task, resources, info)
-                        note(scope, await result)
+                        outcome = await result
+                        await self._each_hook("on_trace_end", leased, tracer=context)
+                        note(scope, outcome)
                     except Exception as error:
                         failed(scope, error)
 
@@ -266,13 +290,37 @@ class LocalRunner:
             def run_sync() -> None:
                 with tracing.running(context) as scope:
                     try:
+                        # In this thread, so that the hook is inside the attempt too.
+                        if self.hooks:
+                            asyncio.run(self._each_hook("on_trace_start", leased, tracer=context))
                         outcome: Any = agent.run(task, resources, info)
+                        if self.hooks:
+                            asyncio.run(self._each_hook("on_trace_end", leased, tracer=context))
                         note(scope, outcome)
                     except Exception as error:
                         failed(scope, error)
 
             future = _in_thread(run_sync, f"agl-rollout-{info.rollout_id}")
-        await asyncio.wait_for(future, rollout.config.timeout_seconds)
+        await asyncio.wait_for(future, leased.rollout.config.timeout_seconds)
+
+    async def _hook(self, name: str, leased: AttemptedRollout, **facts: Any) -> None:
+        """Call every hook from outside the attempt, on the agents' loop: one that blocks cannot block the gateway."""
+        if self.hooks:
+            call = self._agents.submit(self._each_hook(name, leased, **facts))
+            await asyncio.wait_for(call, leased.rollout.config.timeout_seconds)
+
+    async def _each_hook(self, name: str, leased: AttemptedRollout, **facts: Any) -> None:
+        for hook in self.hooks:
+            try:
+                await getattr(hook, name)(agent=self.agent, runner=self, rollout=leased, **facts)
+            except Exception as error:
+                raise RolloutError(
+                    f"the hook {hook.name}.{name} raised {type(error).__name__}: {error}",
+                    hint="what it was to do has not been done; catch in it what may fail",
+                    rollout=leased.rollout.rollout_id,
+                    attempt=leased.attempt.attempt,
+                    agent=self.agent.name,
+                ) from error
 
 
 class _AgentLoop:

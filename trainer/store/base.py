@@ -11,7 +11,8 @@ from agl.spans import Span
 
 RolloutStatus = Literal["queuing", "preparing", "running", "succeeded", "failed", "cancelled"]
 AttemptStatus = Literal["preparing", "running", "succeeded", "failed", "timeout", "unresponsive"]
-Mode = Literal["train", "val", "dev"]
+Mode = Literal["train", "val", "dev", "collect"]
+"""What a rollout is for: training, validation, a dry run, or the record of a program on its own models."""
 
 ATTEMPT_TRANSITIONS: Mapping[str, frozenset[str]] = {
     "preparing": frozenset({"running", "succeeded", "failed", "timeout", "unresponsive"}),
@@ -48,7 +49,7 @@ class NewRollout:
     """A rollout to enqueue.
 
     Attributes:
-        task: any JSON value. mode: train, val or dev. run_id: the training run; step: its step.
+        task: any JSON value. mode: train, val, dev or collect. run_id: the training run; step: its step.
         group: rollouts of one group are compared. index: place within the step, which fixes the seed.
         seed: of the rollout's sampling. resources_id: version of the resources it uses; None = the latest.
         rollout_id: chosen by the caller to make enqueueing idempotent; None = a new one.

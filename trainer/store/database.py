@@ -86,7 +86,9 @@ class Database:
             if not self._closed:
                 self._closed = True
                 self._waiting.put(None)
-        await asyncio.to_thread(self._thread.join)
+        # Not in a worker thread: while the interpreter ends there are none to be had.
+        while self._thread.is_alive():
+            await asyncio.sleep(0.002)
 
     def _submit(self, operation: Callable[[Connection], T], *, writes: bool) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()

@@ -1,0 +1,468 @@
+"""`LightningStore`: Agent Lightning 0.3's method names over our store."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from agl import semconv
+from agl import spans as own
+from agl.compat import types as T
+from agl.compat.missing import refuse
+from agl.errors import ConfigError
+from agl.resources import resource_from_json, resource_to_json
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+    from agl.mdp import Call
+    from agl.trainer.store.base import Store
+
+__all__ = [
+    "InMemoryLightningStore", "LightningStore", "LightningStoreClient", "LightningStoreServer",
+    "LightningStoreThreaded",
+]  # fmt: skip
+
+V = TypeVar("V")
+UNSET: Any = object()
+_STARTED = "/started"
+"""Rollouts that their caller runs itself are in a run of their own, where no runner looks for work."""
+_FACTS = "agl.compat"
+"""Beside the named resources: their version (from 1) and when they were stored."""
+
+
+class LightningStore:
+    """A store with 0.3's methods; every method may be called from any event loop.
+
+    Args:
+        store: an open store, or the URL of one ("sqlite:///run.db"); None keeps it in memory.
+        run_id: rollouts are enqueued for, and seen of, this run alone; None = all.
+    """
+
+    def __init__(self, store: Store | str | None = None, *, run_id: str | None = None) -> None:
+        self._url = store if isinstance(store, str) else None
+        self._store: Store | None = None if isinstance(store, str) else store
+        self.run_id = run_id
+        self._opening = threading.Lock()
+        self._sequence = itertools.count(1)
+        self._names: dict[str, str] = {}
+        self._live: dict[str, T.NamedResources] = {}
+        self.on_enqueued: Callable[[], None] | None = None
+        """Called after rollouts were enqueued, so that idle runners need not look for them."""
+
+    @property
+    def ours(self) -> Store:
+        """The store itself, opened on first use."""
+        with self._opening:
+            if self._store is None:
+                from agl.trainer.store import open_store
+                from agl.trainer.trainer import run_in_thread
+
+                self._store = run_in_thread(open_store(self._url))
+            return self._store
+
+    def bound(self, run_id: str) -> LightningStore:
+        """The same store, seen from one run."""
+        other = LightningStore(self.ours, run_id=run_id)
+        other._names, other._live = self._names, self._live
+        return other
+
+    async def close(self) -> None:
+        """Release the database."""
+        if self._store is not None:
+            await self._store.close()
+
+    @property
+    def capabilities(self) -> dict[str, bool]:
+        return {"thread_safe": True, "async_safe": True, "zero_copy": False, "otlp_traces": False}
+
+    async def statistics(self) -> dict[str, Any]:
+        """How many rollouts there are, in all and by status."""
+        rollouts = await self._rollouts()
+        counts: dict[str, Any] = {"name": type(self).__name__, "total_rollouts": len(rollouts)}
+        for rollout in rollouts:
+            counts[rollout.status] = counts.get(rollout.status, 0) + 1
+        return counts
+
+    def otlp_traces_endpoint(self) -> str:
+        raise refuse("the OTLP endpoint of a store")
+
+    # -- rollouts -------------------------------------------------------------------------------------------------
+    async def enqueue_rollout(
+        self,
+        input: Any,
+        mode: T.RolloutMode | None = None,
+        resources_id: str | None = None,
+        config: T.RolloutConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> T.Rollout:
+        """Queue one rollout; StoreError for an input that is no JSON value."""
+        request = T.EnqueueRolloutRequest(
+            input=input, mode=mode, resources_id=resources_id, config=config, metadata=metadata
+        )
+        return (await self.enqueue_many_rollouts([request]))[0]
+
+    async def enqueue_many_rollouts(self, rollouts: Sequence[T.EnqueueRolloutRequest]) -> Sequence[T.Rollout]:
+        """Queue several, all or none."""
+        return await self._enqueue(rollouts, self.run_id)
+
+    async def _enqueue(self, rollouts: Sequence[T.EnqueueRolloutRequest], run_id: str | None) -> list[T.Rollout]:
+        from agl.trainer.store.base import NewRollout
+
+        new = [
+            NewRollout(
+                task=r.input,
+                mode=r.mode if r.mode in ("train", "val") else "dev",  # type: ignore[arg-type]
+                run_id=run_id,
+                resources_id=self._names.get(r.resources_id, r.resources_id) if r.resources_id else None,
+                config=(r.config or T.RolloutConfig()).to_ours(),
+                metadata={**(r.metadata or {}), T.MODE: r.mode},
+                rollout_id=f"ro-{uuid.uuid4().hex[:12]}",
+            )
+            for r in rollouts
+        ]
+        queued = [T.Rollout.of(r) for r in await self.ours.enqueue_rollouts(new)]
+        if self.on_enqueued is not None:
+            self.on_enqueued()
+        return queued
+
+    async def start_rollout(
+        self,
+        input: Any,
+        mode: T.RolloutMode | None = None,
+        resources_id: str | None = None,
+        config: T.RolloutConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+        worker_id: str | None = None,
+    ) -> T.AttemptedRollout:
+        """A rollout that the caller runs: never queued for a runner, its first attempt open."""
+        request = T.EnqueueRolloutRequest(
+            input=input, mode=mode, resources_id=resources_id, config=config, metadata=metadata
+        )
+        run_id = f"{self.run_id or uuid.uuid4().hex}{_STARTED}/{uuid.uuid4().hex[:8]}"
+        await self._enqueue([request], run_id)
+        leased = await self.ours.dequeue_rollout(worker_id, run_id=run_id)
+        assert leased is not None
+        return T.AttemptedRollout.of_leased(leased)
+
+    async def dequeue_rollout(self, worker_id: str | None = None) -> T.AttemptedRollout | None:
+        """Lease the next queued rollout and open its attempt; None when there is none."""
+        leased = await self.ours.dequeue_rollout(worker_id, run_id=self.run_id)
+        return None if leased is None else T.AttemptedRollout.of_leased(leased)
+
+    async def dequeue_many_rollouts(
+        self, *, limit: int = 1, worker_id: str | None = None
+    ) -> Sequence[T.AttemptedRollout]:
+        """Lease up to `limit`."""
+        leased = []
+        while len(leased) < limit and (one := await self.dequeue_rollout(worker_id)) is not None:
+            leased.append(one)
+        return leased
+
+    async def start_attempt(self, rollout_id: str, worker_id: str | None = None) -> T.AttemptedRollout:
+        raise refuse("start_attempt", "give the rollout RolloutConfig(max_attempts=..., retry_condition=[...])")
+
+    async def get_rollout_by_id(self, rollout_id: str) -> T.Rollout | None:
+        """One rollout, or None."""
+        found = await self.query_rollouts(rollout_id_in=[rollout_id])
+        return found[0] if found else None
+
+    async def query_rollouts(
+        self,
+        *,
+        status_in: Sequence[T.RolloutStatus] | None = None,
+        rollout_id_in: Sequence[str] | None = None,
+        rollout_id_contains: str | None = None,
+        filter_logic: Literal["and", "or"] = "and",
+        sort_by: str | None = None,
+        sort_order: Literal["asc", "desc"] = "asc",
+        limit: int = -1,
+        offset: int = 0,
+        status: Sequence[T.RolloutStatus] | None = None,
+        rollout_ids: Sequence[str] | None = None,
+    ) -> Sequence[T.Rollout]:
+        """Rollouts that fit the filters, oldest first unless sorted otherwise."""
+        states, ids = status_in or status, rollout_id_in or rollout_ids
+        filters: list[Callable[[T.Rollout], bool]] = []
+        if states is not None:
+            filters.append(lambda r: r.status in states)
+        if ids is not None:
+            filters.append(lambda r: r.rollout_id in ids)
+        if rollout_id_contains is not None:
+            filters.append(lambda r: rollout_id_contains in r.rollout_id)
+        return _page(await self._rollouts(), filters, filter_logic, sort_by, sort_order, limit, offset)
+
+    async def _rollouts(self) -> list[T.Rollout]:
+        found = await self.ours.query_rollouts()
+        if self.run_id is not None:
+            found = [
+                r for r in found if r.run_id == self.run_id or str(r.run_id).startswith(f"{self.run_id}{_STARTED}")
+            ]
+        return [T.Rollout.of(r) for r in found]
+
+    async def wait_for_rollouts(self, *, rollout_ids: list[str], timeout: float | None = None) -> list[T.Rollout]:
+        """Those that have ended, as soon as all have or `timeout` seconds have passed."""
+        return [T.Rollout.of(r) for r in await self.ours.wait_for_rollouts(rollout_ids, timeout)]
+
+    async def update_rollout(
+        self,
+        rollout_id: str,
+        input: Any = UNSET,
+        mode: Any = UNSET,
+        resources_id: Any = UNSET,
+        status: Any = UNSET,
+        config: Any = UNSET,
+        metadata: Any = UNSET,
+    ) -> T.Rollout:
+        """Cancel a rollout (`status="cancelled"`); nothing else of a rollout changes once it is enqueued."""
+        given = {"input": input, "mode": mode, "resources_id": resources_id, "config": config, "metadata": metadata}
+        changed = [name for name, value in given.items() if value is not UNSET]
+        if changed or status != "cancelled":
+            what = ", ".join(changed) or f"status={status!r}"
+            raise refuse(f"update_rollout({what})", "enqueue another rollout; update_attempt moves one on")
+        await self.ours.cancel_rollouts([rollout_id])
+        return T.Rollout.of(await self.ours.get_rollout(rollout_id))
+
+    # -- attempts -------------------------------------------------------------------------------------------------
+    async def query_attempts(
+        self,
+        rollout_id: str,
+        *,
+        sort_by: str | None = "sequence_id",
+        sort_order: Literal["asc", "desc"] = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> Sequence[T.Attempt]:
+        """A rollout's attempts."""
+        found = [T.Attempt.of(a) for a in await self.ours.query_attempts(rollout_id)]
+        return _page(found, [], "and", sort_by, sort_order, limit, offset)
+
+    async def get_latest_attempt(self, rollout_id: str) -> T.Attempt | None:
+        """The last attempt, or None."""
+        found = await self.ours.query_attempts(rollout_id)
+        return T.Attempt.of(found[-1]) if found else None
+
+    async def update_attempt(
+        self,
+        rollout_id: str,
+        attempt_id: str,
+        status: Any = UNSET,
+        worker_id: Any = UNSET,
+        last_heartbeat_time: Any = UNSET,
+        metadata: Any = UNSET,
+    ) -> T.Attempt:
+        """Move an attempt on, its rollout with it; `attempt_id` may be "latest"."""
+        if worker_id is not UNSET or metadata is not UNSET:
+            raise refuse("update_attempt(worker_id=, metadata=)", "emit what you want to keep as a span")
+        number = await self._number(rollout_id, attempt_id)
+        if last_heartbeat_time is not UNSET:
+            await self.ours.heartbeat(rollout_id, number)
+        if status is not UNSET:
+            await self.ours.update_attempt(rollout_id, number, status)
+        return T.Attempt.of((await self.ours.query_attempts(rollout_id))[number - 1])
+
+    async def _number(self, rollout_id: str, attempt_id: str) -> int:
+        if attempt_id != "latest":
+            return T.attempt_number(attempt_id)
+        found = await self.ours.query_attempts(rollout_id)
+        if not found:
+            raise ConfigError(f"rollout {rollout_id} has no attempt yet", hint="dequeue it first")
+        return found[-1].attempt
+
+    # -- spans ----------------------------------------------------------------------------------------------------
+    async def add_span(self, span: T.Span) -> T.Span:
+        """Keep a span; the first one of an attempt says that it is running."""
+        return (await self.add_many_spans([span]))[0]
+
+    async def add_many_spans(self, spans: Sequence[T.Span]) -> Sequence[T.Span]:
+        """Keep several."""
+        await self.ours.add_spans([span.to_ours() for span in spans])
+        for rollout_id, number in {(s.rollout_id, T.attempt_number(s.attempt_id)) for s in spans}:
+            attempts = await self.ours.query_attempts(rollout_id)
+            if number <= len(attempts) and attempts[number - 1].status in ("preparing", "unresponsive"):
+                await self.ours.update_attempt(rollout_id, number, "running")
+        return spans
+
+    async def add_otel_span(
+        self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
+    ) -> T.Span:
+        """Keep an SDK span."""
+        number = await self.get_next_span_sequence_id(rollout_id, attempt_id) if sequence_id is None else sequence_id
+        return await self.add_span(T.Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number))
+
+    async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
+        """A number above every one that was given out."""
+        return next(self._sequence)
+
+    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
+        """One such number each."""
+        return [next(self._sequence) for _ in rollout_attempt_ids]
+
+    async def query_spans(
+        self,
+        rollout_id: str,
+        attempt_id: str | None = None,
+        *,
+        trace_id: str | None = None,
+        trace_id_contains: str | None = None,
+        span_id: str | None = None,
+        span_id_contains: str | None = None,
+        parent_id: str | None = None,
+        parent_id_contains: str | None = None,
+        name: str | None = None,
+        name_contains: str | None = None,
+        filter_logic: Literal["and", "or"] = "and",
+        limit: int = -1,
+        offset: int = 0,
+        sort_by: str | None = "sequence_id",
+        sort_order: Literal["asc", "desc"] = "asc",
+    ) -> Sequence[T.Span]:
+        """A rollout's spans, in order; `attempt_id` may be "latest", None is every attempt.
+
+        The `chat` spans of trained agents carry what was sampled: `prompt_token_ids`, `response_token_ids`, and the
+        conversation as `gen_ai.input.messages` and `gen_ai.output.messages`.
+        """
+        number = None if attempt_id is None else await self._number(rollout_id, attempt_id)
+        ours = await self.ours.query_spans(rollout_id, number)
+        calls = await self.ours.query_calls(rollout_id, number)
+        filters: list[Callable[[T.Span], bool]] = []
+        exact = {"trace_id": trace_id, "span_id": span_id, "parent_id": parent_id, "name": name}
+        parts = {
+            "trace_id": trace_id_contains, "span_id": span_id_contains, "parent_id": parent_id_contains,
+            "name": name_contains,
+        }  # fmt: skip
+        for key, value in exact.items():
+            if value is not None:
+                filters.append(lambda s, key=key, value=value: getattr(s, key) == value)
+        for key, value in parts.items():
+            if value is not None:
+                filters.append(lambda s, key=key, value=value: value in (getattr(s, key) or ""))
+        return _page(T.numbered(with_calls(ours, calls)), filters, filter_logic, sort_by, sort_order, limit, offset)
+
+    # -- resources ------------------------------------------------------------------------------------------------
+    async def add_resources(self, resources: T.NamedResources) -> T.ResourcesUpdate:
+        """A new version of the named resources; rollouts that name none get the latest."""
+        latest = await self.ours.get_resources()
+        version = latest[1].get(_FACTS, {}).get("version", 0) + 1 if latest else 1
+        body = {name: resource_to_json(value) for name, value in resources.items()}
+        body[_FACTS] = {"version": version, "created": time.time()}
+        resources_id = await self.ours.update_resources(body)
+        # Keys are not stored; whoever shares this object still gets them.
+        self._live[resources_id] = dict(resources)
+        return self._update(resources_id, resources_id, body)
+
+    async def update_resources(self, resources_id: str, resources: T.NamedResources) -> T.ResourcesUpdate:
+        """The same under an id of the caller's own, which later calls of this store may use."""
+        update = await self.add_resources(resources)
+        self._names[resources_id] = update.resources_id
+        return dataclasses.replace(update, resources_id=resources_id)
+
+    async def get_resources_by_id(self, resources_id: str) -> T.ResourcesUpdate | None:
+        """That version, or None."""
+        found = await self.ours.get_resources(self._names.get(resources_id, resources_id))
+        return None if found is None else self._update(resources_id, *found)
+
+    async def get_latest_resources(self) -> T.ResourcesUpdate | None:
+        """The latest version, or None."""
+        found = await self.ours.get_resources()
+        return None if found is None else self._update(found[0], *found)
+
+    def _update(self, name: str, resources_id: str, body: Mapping[str, Any]) -> T.ResourcesUpdate:
+        facts = body.get(_FACTS, {})
+        created = float(facts.get("created", 0.0))
+        stored = {k: resource_from_json(v) for k, v in body.items() if k != _FACTS and isinstance(v, Mapping)}
+        return T.ResourcesUpdate(
+            resources_id=name,
+            create_time=created,
+            update_time=created,
+            version=int(facts.get("version", 1)),
+            resources={**stored, **self._live.get(resources_id, {})},
+        )
+
+    async def query_resources(self, **_: Any) -> Sequence[T.ResourcesUpdate]:
+        raise refuse("query_resources", "use get_resources_by_id or get_latest_resources")
+
+    # -- workers --------------------------------------------------------------------------------------------------
+    async def query_workers(self, **_: Any) -> Sequence[Any]:
+        raise refuse("query_workers", "an attempt names its worker: query_attempts(...)[i].worker_id")
+
+    async def get_worker_by_id(self, worker_id: str) -> Any:
+        raise refuse("get_worker_by_id", "an attempt names its worker: query_attempts(...)[i].worker_id")
+
+    async def update_worker(self, worker_id: str, heartbeat_stats: Any = UNSET) -> Any:
+        raise refuse("update_worker", "runners send heartbeats by themselves")
+
+
+class InMemoryLightningStore(LightningStore):
+    """A store that ends with the process."""
+
+    def __init__(self, *, thread_safe: bool = True, **_: Any) -> None:
+        super().__init__()
+
+
+class LightningStoreThreaded(LightningStore):
+    """The store as it is: it may be called from any thread."""
+
+    def __init__(self, store: LightningStore) -> None:
+        super().__init__(store.ours, run_id=store.run_id)
+
+
+class LightningStoreClient:
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise refuse("LightningStoreClient (a store over HTTP)", 'use one process, or a file: store="sqlite:///run.db"')
+
+
+class LightningStoreServer:
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise refuse("LightningStoreServer (a store over HTTP)", 'use one process, or a file: store="sqlite:///run.db"')
+
+
+def with_calls(spans: Sequence[own.Span], calls: Sequence[Call]) -> list[own.Span]:
+    """Spans, those of sampled calls with the tokens and messages of their call."""
+    by_span = {call.span_id: call for call in calls if call.span_id}
+    said: dict[str, list[Any]] = {}
+    by_id = {call.id: call for call in calls}
+    for call in calls:
+        parent = by_id.get(call.parent_id or "")
+        before = [*said.get(parent.id, []), dict(parent.response)] if parent is not None and parent.response else []
+        said[call.id] = [*before, *call.request.get("messages", [])]
+    result = []
+    for span in spans:
+        call = by_span.get(span.span_id)
+        if call is None or span.operation != semconv.CHAT:
+            result.append(span)
+            continue
+        facts: Mapping[str, Any] = {
+            T.PROMPT_TOKEN_IDS: call.prompt_ids.tolist(),
+            T.RESPONSE_TOKEN_IDS: call.response_ids.tolist(),
+            semconv.INPUT_MESSAGES: json.dumps(said[call.id], default=str),
+            semconv.OUTPUT_MESSAGES: json.dumps([dict(call.response)] if call.response else [], default=str),
+        }
+        result.append(dataclasses.replace(span, attributes={**span.attributes, **facts}))
+    return result
+
+
+def _page(
+    items: Sequence[V],
+    filters: Sequence[Callable[[V], bool]],
+    logic: str,
+    sort_by: str | None,
+    order: str,
+    limit: int,
+    offset: int,
+) -> list[V]:
+    chosen = [i for i in items if not filters or (all if logic == "and" else any)(f(i) for f in filters)]
+    if sort_by is not None:
+        chosen.sort(key=lambda i: (getattr(i, sort_by) is not None, getattr(i, sort_by)), reverse=order == "desc")
+    return chosen[offset:] if limit < 0 else chosen[offset : offset + limit]
+
+
+def as_store(given: Any) -> LightningStore:
+    """A `LightningStore` from one, from an open store, or from a URL."""
+    return given if isinstance(given, LightningStore) else LightningStore(given)

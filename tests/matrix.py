@@ -1,0 +1,359 @@
+"""Run each adapter's tests in a fresh environment with one framework alone: its newest release, and its lower bounds.
+
+    python tests/matrix.py                            everything
+    python tests/matrix.py --only strands --jobs 1    one row of the table, or all of one framework
+    python tests/matrix.py --table docs/versions.md   and write the table
+
+Each row makes two environments' worth of proof in one: first the framework and `agl[extra]` alone, for the conformance
+suite; then, with what a gateway needs added (not torch), the adapter's own tests. Exits with 1 if any row fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from xml.etree import ElementTree
+
+from all_subjects import ALL
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+LARGE = ("torch", "safetensors", "peft", "matplotlib")
+"""What `agl[local]` needs for training and pictures alone: a gateway with a scripted engine does without."""
+TEST_TOOLS = ("pytest>=8.3",)
+
+
+@dataclass(frozen=True)
+class Framework:
+    """One framework of the table.
+
+    Attributes:
+        name: as in `--only`. extra: of pyproject, whose bounds are tested; "" for none.
+        subjects: its subjects in the conformance suite. files: its adapter's own test files.
+        also: requirements beside the extra's whose lower bounds are tested too.
+        beside: what the tests need as well, in whichever version fits.
+        select: of the own tests, as pytest's -k.
+        pins: more rows: a label -> requirements that replace those of the same name.
+        resolutions: of "newest" and "lowest".
+    """
+
+    name: str
+    extra: str
+    subjects: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    select: str = ""
+    pins: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    resolutions: tuple[str, ...] = ("lowest", "newest")
+
+
+FRAMEWORKS = (
+    Framework(
+        "openai", "openai", ("openai", "openai_responses"), ("test_openai_streams.py",),
+        pins={"newest 1.x": ("openai<2",), "newest 2.x": ("openai<3",)},
+    ),
+    Framework(
+        "anthropic", "anthropic", ("anthropic",), ("test_adapter_anthropic.py",),
+        pins={"newest 0.x": ("anthropic<1",), "newest 1.x": ("anthropic<2",)},
+    ),
+    Framework("langchain", "langchain", ("langchain", "langchain_responses"), ("test_langchain.py",)),
+    Framework(
+        "langchain with Anthropic", "langchain", ("langchain_anthropic",), ("test_adapter_anthropic.py",),
+        also=("langchain-anthropic>=1.0",), select="langchain",
+    ),
+    Framework(
+        "langgraph", "langgraph", ("langgraph",), ("test_langgraph.py",), beside=("langchain", "langchain-openai"),
+    ),
+    Framework(
+        "openai-agents", "openai-agents", ("openai_agents", "openai_agents_responses"), ("test_openai_agents.py",)
+    ),
+    Framework(
+        "agent-framework", "agent-framework", ("agent_framework", "agent_framework_responses"),
+        ("test_agent_framework.py",),
+    ),
+    Framework("strands", "strands", ("strands",), ("test_strands.py",)),
+    Framework("autogen-agentchat", "autogen", ("autogen",), ("test_autogen.py",)),
+    Framework("ag2", "ag2", ("ag2", "ag2_responses"), ("test_autogen_ag2.py",)),
+    Framework("classic autogen", "autogen-classic", files=("test_autogen_classic.py",)),
+    Framework(
+        "pyautogen 0.2", "", files=("test_autogen_classic.py",), also=("pyautogen>=0.2.35,<0.3",),
+        resolutions=("newest",),
+    ),
+    Framework(
+        "beside instrumentors", "langchain", files=("test_beside_instrumentors.py",), resolutions=("newest",),
+        also=(
+            "opentelemetry-instrumentation-openai>=0.62", "opentelemetry-instrumentation-anthropic>=0.62",
+            "opentelemetry-instrumentation-langchain>=0.62", "openinference-instrumentation-openai>=0.1.66",
+            "openinference-instrumentation-anthropic>=3", "openinference-instrumentation-langchain>=0.1.80",
+            "openinference-instrumentation-openai-agents>=2.6",
+        ),
+        beside=("anthropic", "openai-agents"),
+    ),
+)  # fmt: skip
+
+HEAD = """\
+# Versions that pass
+
+Each row is a fresh environment with one framework alone, in which that adapter's cases of the conformance suite and its
+own tests ran. *lowest* is the lower bound in `pyproject.toml`, *newest* the newest releases that resolve together.
+`python tests/matrix.py --table docs/versions.md` runs it all again and writes this page.
+
+| framework | | versions | passed | failed | skipped | gaps |
+|---|---|---|---|---|---|---|"""
+
+FOOT = """
+Gaps are what a framework itself does otherwise; its cases are skipped and its adapter's own tests say what holds
+instead. `tool_errors`: a tool's exception is told to the model, or wrapped. `call_errors`: a failed call is raised as
+an exception of the framework's own. `response_facts`: the response's id or finish reason is dropped.
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one environment showed.
+
+    Attributes:
+        framework: of the table. resolution: which versions.
+        versions: of what was asked for, and of the SDKs: distribution -> version.
+        passed, failed, skipped: how many tests. gaps: what the subjects name as the framework's own doing.
+        problems: the tests that failed; or why there was no environment.
+        seconds: wall time.
+    """
+
+    framework: str
+    resolution: str
+    versions: dict[str, str] = field(default_factory=dict)
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    gaps: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass
+class Counts:
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+class Broken(Exception):
+    """A command failed; its text is the end of what it printed."""
+
+
+# -- what to install --------------------------------------------------------------------------------------------------
+
+
+def bounds(framework: Framework) -> list[Requirement]:
+    """The requirements whose versions a row is about."""
+    given = PROJECT["optional-dependencies"][framework.extra] if framework.extra else ()
+    return [Requirement(text) for text in (*given, *framework.also)]
+
+
+def lowest(requirement: Requirement) -> str:
+    """The lower bound of a requirement."""
+    [bound] = [s.version for s in requirement.specifier if s.operator in (">=", "~=")]
+    return bound
+
+
+def requested(framework: Framework, resolution: str) -> list[str]:
+    """The requirements of a row, as texts."""
+    pins = {Requirement(text).name: text for text in framework.pins.get(resolution, ())}
+    found = []
+    for requirement in bounds(framework):
+        extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+        if resolution == "lowest":
+            found.append(f"{requirement.name}{extras}=={lowest(requirement)}")
+        else:
+            found += [str(requirement), *([pins[requirement.name]] if requirement.name in pins else [])]
+    return found
+
+
+def gateway() -> list[str]:
+    """What a gateway with a scripted engine needs."""
+    local = map(Requirement, PROJECT["optional-dependencies"]["local"])
+    return [str(r) for r in local if r.name not in LARGE]
+
+
+# -- one row ----------------------------------------------------------------------------------------------------------
+
+
+def run_row(framework: Framework, resolution: str, *, wheel: Path, scratch: Path) -> Row:
+    """Make a row's environment and run its tests in it."""
+    started = time.monotonic()
+    row = partial(Row, framework.name, resolution, gaps=gaps(framework))
+    venv = scratch / f"{framework.name} {resolution}".replace(" ", "-")
+    counts = Counts()
+    versions: dict[str, str] = {}
+    asked = requested(framework, resolution)
+    wanted = {canonicalize_name(Requirement(text).name) for text in asked} | {"openai", "anthropic"}
+    try:
+        uv("venv", "--quiet", "--python", sys.executable, str(venv))
+        install(venv, [f"agl @ {wheel.as_uri()}", *asked, *framework.beside, *TEST_TOOLS])
+        uv("pip", "check", "--python", str(venv))
+        versions = {name: version for name, version in installed(venv).items() if name in wanted}
+        if framework.subjects:
+            chosen = ("--subjects", ",".join(framework.subjects))
+            pytest(venv, counts, ("test_adapter_conformance.py",), chosen)
+        if framework.files:
+            kept = [f"{name}=={version}" for name, version in versions.items()]
+            # `renderers` asks for a newer openai than its parts for a gateway need; what is tested stays as it is.
+            install(venv, gateway(), overrides=kept)
+            pytest(venv, counts, framework.files, ("-k", framework.select) if framework.select else ())
+    except Broken as problem:
+        counts.failed += 1
+        counts.problems.append(str(problem))
+    seconds = round(time.monotonic() - started, 1)
+    done = row(versions, counts.passed, counts.failed, counts.skipped, problems=tuple(counts.problems), seconds=seconds)
+    report(done)
+    return done
+
+
+def gaps(framework: Framework) -> tuple[str, ...]:
+    """The named gaps of a framework's subjects."""
+    return tuple(sorted({gap for subject in ALL if subject.name in framework.subjects for gap in subject.gaps}))
+
+
+def install(venv: Path, requirements: Iterable[str], *, overrides: Sequence[str] = ()) -> None:
+    given = venv / "overrides.txt"
+    given.write_text("\n".join(overrides), encoding="utf-8")
+    uv("pip", "install", "--quiet", "--python", str(venv), "--overrides", str(given), *requirements)
+
+
+def installed(venv: Path) -> dict[str, str]:
+    """Distribution -> version of everything in an environment."""
+    listed = json.loads(uv("pip", "list", "--quiet", "--format", "json", "--python", str(venv)))
+    return {canonicalize_name(entry["name"]): entry["version"] for entry in listed}
+
+
+def pytest(venv: Path, counts: Counts, files: Sequence[str], options: Sequence[str]) -> None:
+    """Run test files in an environment and count."""
+    report = venv / "report.xml"
+    report.unlink(missing_ok=True)
+    command = [
+        str(venv / "bin" / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short",
+        f"--junit-xml={report}", *options, *(f"tests/{file}" for file in files),
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    if done.returncode not in (0, 1) or not report.exists():
+        raise Broken(f"pytest {' '.join(files)}: {tail(done.stdout + done.stderr)}")
+    cases = [*ElementTree.parse(report).iter("testcase")]
+    for case in cases:
+        kinds = {child.tag for child in case}
+        if kinds & {"failure", "error"}:
+            counts.failed += 1
+            said = next((child.get("message") or "" for child in case if child.tag in ("failure", "error")), "")
+            counts.problems.append(f"{case.get('name')}: {said[:200]}")
+        elif "skipped" in kinds:
+            counts.skipped += 1
+        else:
+            counts.passed += 1
+
+
+def uv(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-m", "uv", *arguments], capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        raise Broken(f"uv {arguments[0]} {arguments[1]}: {tail(done.stderr)}")
+    return done.stdout
+
+
+def tail(text: str) -> str:
+    return text.strip()[-1500:]
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+
+
+def report(row: Row) -> None:
+    verdict = "FAILED" if row.failed else "ok"
+    numbers = f"{row.passed} passed, {row.failed} failed, {row.skipped} skipped in {row.seconds:.0f} s"
+    print(f"{verdict:6} {row.framework} {row.resolution}: {numbers} ({versions_text(row.versions)})", flush=True)
+    for problem in row.problems:
+        print(f"       {problem}", flush=True)
+
+
+def versions_text(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def table(rows: Iterable[Row]) -> str:
+    """The rows as a page of Markdown, the same for the same results."""
+    lines = [HEAD]
+    for row in rows:
+        cells = (
+            row.framework, row.resolution, versions_text(row.versions), row.passed, row.failed, row.skipped,
+            ", ".join(f"`{gap}`" for gap in row.gaps),
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    lines.append(FOOT)
+    return "\n".join(lines)
+
+
+def planned(only: Sequence[str], resolutions: Sequence[str]) -> list[tuple[Framework, str]]:
+    """The rows to run."""
+    rows = [
+        (framework, resolution) for framework in FRAMEWORKS for resolution in (*framework.resolutions, *framework.pins)
+    ]
+    unknown = {*only} - {f.name for f in FRAMEWORKS}
+    if unknown:
+        raise SystemExit(f"no such framework: {', '.join(sorted(unknown))}; there are {[f.name for f in FRAMEWORKS]}")
+    return [(f, r) for f, r in rows if (not only or f.name in only) and (not resolutions or r in resolutions)]
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--only", nargs="+", default=[], metavar="FRAMEWORK")
+    options.add_argument(
+        "--resolution", nargs="+", default=[], help='"lowest", "newest", or another label of the table'
+    )
+    options.add_argument("--jobs", type=int, default=2, help="environments at a time")
+    options.add_argument("--json", type=Path, help="write the results here; rows that are there already stay")
+    options.add_argument("--table", type=Path, help="write the table here; of all rows in --json, if given")
+    given = options.parse_args()
+    plan = planned(given.only, given.resolution)
+    with tempfile.TemporaryDirectory(prefix="agl-matrix-") as made:
+        scratch = Path(made)
+        uv("build", "--quiet", "--out-dir", str(scratch / "dist"), str(ROOT))
+        [wheel] = (scratch / "dist").glob("*.whl")
+        with ThreadPoolExecutor(given.jobs) as pool:
+            rows = [*pool.map(lambda row: run_row(*row, wheel=wheel, scratch=scratch), plan)]
+    failed = sum(row.failed > 0 for row in rows)
+    rows = write(rows, given.json, given.table)
+    print(f"{len(plan) - failed} of {len(plan)} rows passed", flush=True)
+    return 1 if failed else 0
+
+
+def write(rows: list[Row], results: Path | None, page: Path | None) -> list[Row]:
+    """Save the results and the table, in the order of `FRAMEWORKS`."""
+    found = {(row.framework, row.resolution): row for row in rows}
+    if results is not None:
+        if results.exists():
+            earlier = [Row(**entry) for entry in json.loads(results.read_text(encoding="utf-8"))]
+            found = {(row.framework, row.resolution): row for row in earlier} | found
+        order = {(f.name, r): i for i, (f, r) in enumerate(planned((), ()))}
+        rows = sorted(
+            (row for key, row in found.items() if key in order), key=lambda r: order[r.framework, r.resolution]
+        )
+        results.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n", encoding="utf-8")
+    if page is not None:
+        page.write_text(table(rows), encoding="utf-8")
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""verl's config dict: its numbers reach GRPO, and nothing in it is ignored in silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import agl
+from agl.errors import ConfigError
+from agl.trainer.algorithms.verl import as_grpo
+from agl.trainer.verl.config import read
+
+CONFIG: dict[str, Any] = {
+    "algorithm": {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False},
+    "data": {"train_batch_size": 8, "max_prompt_length": 400, "max_response_length": 100},
+    "actor_rollout_ref": {
+        "rollout": {"tensor_model_parallel_size": 1, "n": 4, "log_prob_micro_batch_size_per_gpu": 2, "temperature": 0.9,
+                    "multi_turn": {"format": "hermes"}, "name": "vllm", "gpu_memory_utilization": 0.7},
+        "actor": {"ppo_mini_batch_size": 4, "ppo_micro_batch_size_per_gpu": 2, "optim": {"lr": 3e-6},
+                  "entropy_coeff": 0, "use_kl_loss": True, "kl_loss_coef": 0.02, "kl_loss_type": "low_var_kl",
+                  "clip_ratio_low": 0.1,
+                  "clip_ratio_high": 0.3, "fsdp_config": {"param_offload": True}},
+        "ref": {"log_prob_micro_batch_size_per_gpu": 2, "fsdp_config": {"param_offload": True}},
+        "model": {"path": "some/model", "use_remove_padding": True, "enable_gradient_checkpointing": True},
+    },
+    "trainer": {"n_gpus_per_node": 1, "val_before_train": False, "critic_warmup": 0, "logger": ["console", "wandb"],
+                "project_name": "p", "nnodes": 1, "test_freq": 4, "total_epochs": 3},
+}  # fmt: skip
+
+
+def changed(key: str, value: Any) -> dict[str, Any]:
+    """The config with one dotted key set."""
+
+    def put(node: dict[str, Any], parts: list[str]) -> dict[str, Any]:
+        head, *rest = parts
+        return {**node, head: put(node.get(head, {}), rest) if rest else value}
+
+    return put(CONFIG, key.split("."))
+
+
+def test_the_numbers_reach_grpo() -> None:
+    grpo = as_grpo(agl.VERL(CONFIG).settings, n_tasks=21)
+    assert (grpo.model, grpo.batch_size, grpo.group_size, grpo.minibatches) == ("some/model", 8, 4, 2)
+    assert grpo.steps == 21 // 8 * 3  # verl drops an epoch's incomplete batch
+    assert (grpo.learning_rate, grpo.weight_decay, grpo.grad_clip) == (3e-6, 0.01, 1.0)
+    assert (grpo.clip_low, grpo.clip_high, grpo.kl_coef, grpo.kl_kind) == (0.1, 0.3, 0.02, "k3")
+    assert (grpo.temperature, grpo.val_temperature, grpo.val_every, grpo.val_before_train) == (0.9, 0.0, 4, False)
+    assert (grpo.max_context, grpo.max_response_tokens, grpo.normalize_std) == (500, 100, False)
+    assert agl.VERL(CONFIG).settings.unused == ("trainer.critic_warmup", "trainer.logger", "trainer.project_name")
+
+
+def test_without_a_kl_loss_its_coefficient_does_not_count() -> None:
+    assert read(changed("actor_rollout_ref.actor.use_kl_loss", False)).kl_coef == 0.0
+
+
+def test_steps_come_before_epochs_and_a_small_dataset_makes_one() -> None:
+    assert read(changed("trainer.total_training_steps", 5)).total_steps(1000) == 5
+    assert read(CONFIG).total_steps(3) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("data.train_batchsize", 3, "data.train_batch_size"),
+        ("actor_rollout_ref.train_batch_size", 3, "data.train_batch_size"),
+        ("actor_rollout_ref.actor.optim.learning_rate", 1.0, "did you mean"),
+        ("trainer.nnodes", 2, "several GPUs"),
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size", 2, "several GPUs"),
+        ("algorithm.adv_estimator", "gae", "grpo"),
+        ("actor_rollout_ref.rollout.top_p", 0.9, "policy itself"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size", 3, "mini-batches"),
+        ("actor_rollout_ref.actor.kl_loss_type", "low_kl", "low_var_kl"),
+        ("actor_rollout_ref.rollout.n", 1, "at least 2"),
+        ("actor_rollout_ref.actor.optim.lr", "fast", "lr='fast'"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(key: str, value: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        agl.VERL(changed(key, value))
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["algorithm", "actor_rollout_ref"])
+def test_what_must_be_given_is_asked_for(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"names no algorithm|has no actor_rollout_ref"):
+        agl.VERL({k: v for k, v in CONFIG.items() if k != key})

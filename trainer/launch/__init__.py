@@ -1,0 +1,1 @@
+"""Runs a program that knows nothing of agl as a rollout: `agl run`."""

@@ -1,0 +1,89 @@
+"""The launched command: it has the terminal, gets the signals, and its exit status is ours."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+"""Exit statuses of a shell for a command that does not start."""
+GRACE_SECONDS = 1.0
+_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended: its exit status (-n for signal n, as `subprocess` has it), and the error if it failed."""
+
+    status: int
+    error: str | None
+
+    @property
+    def exit_status(self) -> int:
+        """As a shell reports it: 128 + n for signal n."""
+        return self.status if self.status >= 0 else 128 - self.status
+
+
+def run(command: Sequence[str], environment: Mapping[str, str]) -> Ended:
+    """Run a command to its end, with this process's standard streams. From the main thread."""
+    started: list[subprocess.Popen[bytes]] = []
+    with _signals_to(started):
+        try:
+            process = subprocess.Popen(command, env=dict(environment))
+        except FileNotFoundError:
+            return Ended(NOT_FOUND, f"there is no command {command[0]!r}")
+        except OSError as error:
+            return Ended(NOT_EXECUTABLE, f"{command[0]!r} cannot be run: {error.strerror}")
+        started.append(process)
+        status = process.wait()
+    if status == 0:
+        return Ended(0, None)
+    if status > 0:
+        return Ended(status, f"the command ended with exit status {status}")
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return Ended(status, f"the command was ended by {name}")
+
+
+@contextlib.contextmanager
+def _signals_to(started: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Signals that reach this process alone go on to the child. Ctrl-C in a terminal reaches both by itself; of one
+    from elsewhere that cannot be told, so the child gets a second to end before it is sent again."""
+
+    def send(number: int) -> None:
+        for process in started:
+            # `send_signal` does nothing once the process has ended.
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        if number != signal.SIGINT:
+            send(number)
+        elif not _in_terminal():
+            timer = threading.Timer(GRACE_SECONDS, send, (number,))
+            timer.daemon = True
+            timer.start()
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, *_PASSED_ON)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _in_terminal() -> bool:
+    """Whether we are in the foreground of a terminal, which sends Ctrl-C to all of its foreground processes."""
+    try:
+        with open("/dev/tty") as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False

@@ -1,0 +1,232 @@
+"""`agl run`: one command as one rollout, recorded on its own models or answered by a policy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anyio.from_thread import start_blocking_portal
+
+import agl.startup
+from agl import handover, semconv, tracing
+from agl.commands import program_name
+from agl.errors import ConfigError
+from agl.handover import Handover
+from agl.selection import DEFAULT_POLICY, Selection, select
+from agl.trainer.collect import new_rollout, shown_command, store_url
+from agl.trainer.gateway.access import Access
+from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.gateway.rendering import Rendering
+from agl.trainer.gateway.server import GatewayServer
+from agl.trainer.launch import child
+from agl.trainer.launch.app import PROVIDERS, Launched
+from agl.trainer.local.process import LocalPolicy, PolicySpec
+from agl.trainer.store import open_store
+from agl.trainer.store.base import NewRollout, Store
+from agl.trainer.wire import Wire, completed, totals
+
+_URLS = {"openai": handover.OPENAI_URL, "anthropic": handover.ANTHROPIC_URL}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What to run, and how.
+
+    Attributes:
+        command: its words. agent: the name for calls that no adapter names; the program's if None.
+        store: URL or path; AGL_STORE or the default if None. task: any JSON value, given to the command as AGL_TASK.
+        model: a Hugging Face directory or a checkpoint's, to answer the selected agents with; None records the
+            command on its own models. agents: names and globs of the selected agents; every one if empty.
+        seed: of the policy's sampling. capture_content: whether texts are recorded.
+    """
+
+    command: Sequence[str]
+    agent: str | None = None
+    store: str | None = None
+    task: Any = None
+    model: str | None = None
+    agents: Sequence[str] = ()
+    seed: int = 0
+    capture_content: bool = True
+
+
+def run_command(launch: Launch) -> tuple[dict[str, Any], int]:
+    """Run it to its end. From the main thread.
+
+    Returns:
+        What is known of the rollout, as JSON values, and the exit status for the shell.
+
+    Raises:
+        AglError: it was not started: no such model, a store that cannot be opened, ...
+    """
+    if launch.agents and launch.model is None:
+        raise ConfigError("--agents selects who is answered by a policy", hint="name the policy with --model DIR")
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(_prepared(launch)) as prepared,
+    ):
+        ended = child.run(launch.command, prepared.environment())
+        return portal.call(prepared.end, ended), ended.exit_status
+
+
+@dataclass(eq=False)
+class _Prepared:
+    """A rollout whose command can start."""
+
+    launch: Launch
+    store: Store
+    url: str
+    gateway: Gateway
+    launched: Launched
+    rollout: NewRollout
+    agent: str
+    selection: Selection
+    context: tracing.RolloutContext
+    root: tracing.Scope
+    access: Access
+    ended: bool = False
+
+    def environment(self) -> dict[str, str]:
+        """The command's environment: ours, pointed at the attempt."""
+        routed = self.launch.model is not None
+        if routed and self.selection.policy_for(self.agent) is not None:
+            ours = handover.gateway_variables(self.access.url, self.agent, self.context.key)
+        else:
+            urls = self.launched.provider_urls(self.gateway.base_url, self.agent)
+            ours = {_URLS[name]: url for name, url in urls.items()}
+        given = Handover(
+            rollout_id=self.context.rollout_id,
+            attempt=self.context.attempt,
+            agent=self.agent,
+            traceparent=self.root.traceparent,
+            spans_url=self.launched.spans_url(self.gateway.base_url),
+            spans_key=self.launched.secret,
+            gateway_url=self.gateway.base_url if routed else None,
+            key=self.context.key if routed else "",
+            agents=tuple(self.launch.agents) or ("*",),
+            capture_content=self.launch.capture_content,
+            replaced={name: os.environ.get(name) for name in ours},
+        )
+        first = str(Path(agl.startup.__file__).parent)
+        paths = [first, *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {
+            **os.environ,
+            **ours,
+            **handover.variables(given, self.launch.task),
+            "PYTHONPATH": os.pathsep.join(paths),
+            **handover.without_proxy(os.environ),
+        }
+
+    async def end(self, ended: child.Ended) -> dict[str, Any]:
+        """Record how it ended. Returns what is known of it."""
+        self.ended = True
+        rollout_id, attempt = self.context.rollout_id, self.context.attempt
+        calls = await self.gateway.close_attempt(rollout_id, attempt)
+        await self.launched.close()
+        spans = completed(await self.store.query_spans(rollout_id, attempt), calls)
+        error = ended.error
+        if error is not None:
+            raised = [s for s in spans if s.operation == semconv.EXCEPTION and s.status_message]
+            if ended.status > 0 and raised:
+                error = f"{raised[-1].status_message} ({error})"
+        tracing.end(self.root, error=error, attributes={semconv.EXIT_STATUS: ended.status})
+        tracing.close(self.context)
+        await self.store.add_spans(list(self.context.spans))
+        status = "succeeded" if error is None else "failed"
+        await self.store.update_attempt(rollout_id, attempt, status, error=error)
+        return {
+            "rollout_id": rollout_id,
+            "store": self.url,
+            "status": status,
+            "exit_status": ended.status,
+            "error": error,
+            **totals(spans),
+        }
+
+
+@contextlib.asynccontextmanager
+async def _prepared(launch: Launch) -> AsyncIterator[_Prepared]:
+    url = store_url(launch.store)
+    async with contextlib.AsyncExitStack() as stack:
+        store = await open_store(url)
+        stack.push_async_callback(store.close)
+        gateway = Gateway(store, capture_content=launch.capture_content)
+        model = None if launch.model is None else _policy_directory(launch.model)
+        if model is not None:
+            policy = await LocalPolicy.start(PolicySpec(model=model, name=DEFAULT_POLICY))
+            stack.push_async_callback(policy.close)
+            rendering = await asyncio.to_thread(_rendering, model)
+            gateway.serve(DEFAULT_POLICY, policy, rendering, policy.info.stop_token_ids)
+        agent = launch.agent or program_name(launch.command)
+        selection = select(list(launch.agents) or None)
+        rollout_id = f"ro-{uuid.uuid4().hex[:12]}"
+        task = {"command": shown_command(launch.command)} if launch.task is None else launch.task
+        facts = {"agent": agent, "command": shown_command(launch.command), **({"model": model} if model else {})}
+        rollout = new_rollout(task, "dev" if model else "collect", rollout_id, seed=launch.seed, **facts)
+        await store.enqueue_rollouts([rollout])
+        leased = await store.dequeue_rollout(f"run-{os.getpid()}", run_id=rollout.run_id)
+        assert leased is not None
+        attempt = leased.attempt.attempt
+        await store.update_attempt(rollout_id, attempt, "running")
+        context = tracing.RolloutContext(rollout_id, attempt, agent, selection, capture_content=launch.capture_content)
+        root = tracing.root(context)
+        trace_id, span_id = root.traceparent.split("-")[1:3]
+        wire = Wire(rollout_id, attempt, trace_id, span_id, launch.capture_content)
+        launched = Launched(
+            store, wire, {name: os.environ.get(_URLS[name]) or base for name, base in PROVIDERS.items()}
+        )
+        stack.push_async_callback(launched.close)
+        server = GatewayServer(gateway, beside=launched.routes())
+        await server.start()
+        # An answer that breaks off on its way breaks off here too; that is recorded, and no news for the terminal.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        stack.push_async_callback(server.stop)
+        access, context.key = gateway.open_attempt(rollout_id, attempt, selection=selection, seed=launch.seed)
+        prepared = _Prepared(
+            launch, store, url, gateway, launched, rollout, agent, selection, context, root, access
+        )  # fmt: skip
+        try:
+            yield prepared
+        finally:
+            if not prepared.ended:
+                await prepared.end(child.Ended(-signal.SIGINT, "agl run was stopped before the command ended"))
+
+
+def _rendering(model: str) -> Rendering:
+    from agl.trainer.local.model import load_tokenizer
+
+    return Rendering(load_tokenizer(model))
+
+
+def _policy_directory(model: str) -> str:
+    """The directory of the weights: that of a checkpoint or of a whole run holds it as `policy`."""
+    path = Path(model)
+    return str(path / "policy") if (path / "policy" / "config.json").is_file() else model
+
+
+def show(facts: dict[str, Any], launch: Launch) -> None:
+    """Print the one line on a rollout to stderr, since stdout is the command's."""
+    tokens = "" if facts["input_tokens"] is None else f", {facts['input_tokens']} -> {facts['output_tokens']} tokens"
+    failed = f" ({facts['failed_calls']} failed)" if facts["failed_calls"] else ""
+    store = "" if launch.store is None else f" --store {launch.store}"
+    look = f"agl trace show {facts['rollout_id']}{store}"
+    if launch.model is not None:
+        look += f", agl explain {facts['rollout_id']}{store}"
+    print(
+        f"agl: {facts['rollout_id']} {facts['status']}: {_count(facts['calls'], 'call')}{failed}{tokens}, "
+        f"{_count(facts['tools'], 'tool')}; {look}",
+        file=sys.stderr,
+    )
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"

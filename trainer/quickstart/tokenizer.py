@@ -1,0 +1,56 @@
+"""The tokenizer of the quickstart's policy, trained from scratch; needs no torch."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agl.trainer.quickstart.demos import MIXED, demonstrate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+"""Single tokens that stay in decoded text, as in Qwen's tokenizers."""
+
+_WORDS = r" [-+*/] |[-+*/]|[0-9]| ?[A-Za-z]+|[^A-Za-z0-9*/+-]+"
+"""A digit is always a token of its own, so that numbers are copied digit by digit."""
+
+MAX_CONTEXT = 2048
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer trained on demonstrations, with the chat template beside this module."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    rng = random.Random(0)
+    single = re.compile("|".join(re.escape(text) for text in SPECIAL_TOKENS + MARKERS))
+    texts = (turn.prompt + turn.answer for _ in range(400) for turn in demonstrate(rng, MIXED))
+    corpus = [piece for text in texts for piece in single.split(text)]
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
+        [
+            pre_tokenizers.Split(Regex(_WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend.train_from_iterator(
+        corpus, trainers.BpeTrainer(vocab_size=512, initial_alphabet=alphabet, show_progress=False)
+    )
+    backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in SPECIAL_TOKENS])
+    backend.add_tokens([AddedToken(text, normalized=False, special=False) for text in MARKERS])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        extra_special_tokens=["<|im_start|>"],
+        model_max_length=MAX_CONTEXT,
+    )
+    tokenizer.chat_template = Path(__file__).with_name("template.jinja").read_text(encoding="utf-8")
+    return tokenizer

@@ -1,0 +1,1 @@
+"""verl: reading its configuration."""
