@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agl.errors import ContextLengthError
-from agl.mdp import Call, IntArray
+from agl.mdp import Call, IntArray, Trajectory
 from agl.selection import select
 from agl.spans import Span
 from agl.trainer.engine import Completion, OnTokens, Sampling
@@ -246,34 +246,39 @@ async def serving(engine: Any, tokenizer: Any = None, **options: Any) -> AsyncIt
 
 
 class ScriptedRollouts:
-    """An algorithm for `agl.Trainer`: each task is run once, on a scripted engine; nothing is trained.
+    """An algorithm for `agl.Trainer`: tasks are run on a scripted engine, which all policies share; nothing is trained.
 
     Args:
         script: as `ScriptedEngine`'s.
+        group_size: rollouts per task.
 
     Attributes:
         calls: of each rollout in order, as the store holds them. rewards: likewise, of the whole rollout.
-        spans: likewise.
+        spans: likewise. trajectories: likewise, what training would be given.
     """
 
-    def __init__(self, script: Iterable[Line] | Callable[[Asked], Line]) -> None:
+    def __init__(self, script: Iterable[Line] | Callable[[Asked], Line], *, group_size: int = 1) -> None:
         self.engine = ScriptedEngine(quick_tokenizer(), script)
+        self.group_size = group_size
+        self.trajectories: list[Trajectory] = []
         self.calls: list[list[Call]] = []
         self.rewards: list[float | None] = []
         self.spans: list[Sequence[Span]] = []
 
     async def run(self, run: Run) -> None:
         run.gateway = Gateway(run.store)
-        run.gateway.serve("policy", self.engine, rendering_of(quick_tokenizer()))
-        await run.start(lambda mode: SamplingRules(max_tokens=512), "policy")
+        for policy in run.selection.policies:
+            run.gateway.serve(policy, self.engine, rendering_of(quick_tokenizer()))
+        await run.start(lambda mode: SamplingRules(max_tokens=512), run.selection.policies[0])
         try:
-            results = await run.rollouts([*enumerate(run.train)], mode="train", step=0)
+            results = await run.rollouts([*enumerate(run.train)], mode="train", step=0, group_size=self.group_size)
             for result in require_some(results, "the run"):
                 assert result.built is not None
                 id = result.rollout.rollout_id
                 self.calls.append(sorted(await run.store.query_calls(id), key=lambda c: c.index))
                 self.spans.append(await run.store.query_spans(id))
                 self.rewards.append(result.built.reward)
+                self.trajectories.append(result.built.trajectory)
         finally:
             await run.stop()
 
