@@ -216,6 +216,8 @@ def start(
         rollout = parent.rollout
     who = agent or (parent.agent if parent else rollout.agent)
     untrained = untrained or (parent is not None and parent.untrained)
+    if untrained:
+        attributes = {semconv.UNTRAINED: True, **(attributes or {})}
     context = set_span_in_context(parent.span, otel.Context()) if parent else otel.Context()
     span = _start_span(rollout, kind, name, who, context, attributes)
     scope = Scope(rollout, kind, who, span, parent, get_current_span(), untrained)
@@ -235,7 +237,6 @@ def _start_span(
             semconv.AGENT_NAME: agent,
             semconv.ROLLOUT_ID: rollout.rollout_id,
             semconv.ATTEMPT: rollout.attempt,
-            **({semconv.UNTRAINED: True} if untrained else {}),
             **{k: v for k, v in (attributes or {}).items() if v is not None},
         },
     )
