@@ -87,7 +87,7 @@ def test_a_trace_is_a_tree(trained: agl.Result, capsys: pytest.CaptureFixture[st
     spans = show_trace(rollout.rollout_id, trained.directory)
     shown = capsys.readouterr().out
     assert "invoke_agent speaker" in shown
-    assert "chat any  speaker  trained" in shown
+    assert "chat any  policy" in shown
     assert "reward reward" in shown
     roots = [s for s in spans if s["parent_id"] is None]
     assert [s["name"] for s in roots] == ["invoke_agent speaker"]

@@ -29,7 +29,7 @@ from agl.trainer.gateway.rendering import Rendering
 from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.launch import child
 from agl.trainer.launch.app import PROVIDERS, Launched
-from agl.trainer.local.process import LocalPolicy, PolicySpec
+from agl.trainer.local.policy import LocalPolicy, PolicySpec
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, Store
 from agl.trainer.wire import Wire, completed, totals
