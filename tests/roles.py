@@ -1,5 +1,5 @@
 """Small roles for a tiny policy, and demonstrations of them: a writer, a checker of what was written, a player of a
-game, and a clerk who needs two tool calls in a row before he can answer."""
+game, and a clerk who needs three tool calls in a row before he can answer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Any
 from agl.trainer.quickstart.demos import Demo, Turn, call_of, opening, tool_result
 from agl.trainer.quickstart.policy import Recipe, Stage, make_policy
 
-WRITER, CHECKER, PLAYER, CLERK = "Write.", "Check.", "Play.", "Log in, then fetch."
+WRITER, CHECKER, PLAYER, CLERK = "Write.", "Check.", "Play.", "Log in, fetch, open."
 """Their system prompts."""
-CLERK_TOOLS = ("login", "fetch")
+CLERK_TOOLS = ("login", "fetch", "open")
+"""Each takes one argument, called number: that of the user, and then what the tool before it told."""
+REFUSED = "error: bad number"
 GIVE_UP = "I do not know"
 END = "<|im_end|>"
 
@@ -73,23 +75,24 @@ def plays(rng: random.Random, good: Share) -> Demo:
 
 
 def fetches(rng: random.Random, good: Share) -> Demo:
-    """Logs in with the user's number, fetches with the token, answers with the record; each right with the same
-    chance, and each wrong step leads nowhere."""
-    user, token, record = two_digits(rng), two_digits(rng), two_digits(rng)
-    prompt, turns = opening(asked_to_fetch(user), CLERK, CLERK_TOOLS), []
-    for tool, argument, needed, told in (("login", "user", user, f"token {token}"), ("fetch", "token", token, record)):
+    """Gives each tool the number that he was told last, and then says the last one: each right with the same chance,
+    and each wrong step leads nowhere."""
+    number, turns = two_digits(rng), []
+    prompt = opening(asked_to_fetch(number), CLERK, CLERK_TOOLS)
+    for tool in CLERK_TOOLS:
         right = rng.random() < good
         if not right and rng.random() < 0.3:
             return (*turns, Turn(prompt, two_digits(rng) + END))
-        turns.append(Turn(prompt, call_of(tool, {argument: needed if right else two_digits(rng)}) + END))
+        turns.append(Turn(prompt, call_of(tool, {"number": number if right else two_digits(rng)}) + END))
         if not right:
-            return (*turns, Turn(tool_result(f"error: unknown {argument}"), GIVE_UP + END))
-        prompt = tool_result(told)
-    return (*turns, Turn(prompt, (record if rng.random() < good else two_digits(rng)) + END))
+            return (*turns, Turn(tool_result(REFUSED), GIVE_UP + END))
+        number = two_digits(rng)
+        prompt = tool_result(number)
+    return (*turns, Turn(prompt, (number if rng.random() < good else two_digits(rng)) + END))
 
 
 ROLES: Sequence[tuple[Callable[[random.Random, Share], Demo], Share]] = (
-    (writes, 0.25), (checks, 0.3), (plays, 0.2), (fetches, 0.45), (fetches, 0.45),
+    (writes, 0.6), (checks, 0.6), (plays, 0.4), (fetches, 0.4), (fetches, 0.4),
 )  # fmt: skip
 """Each with the share of good demonstrations that the policy ends with."""
 
@@ -110,6 +113,6 @@ def make_role_policy(directory: Path, start: Path, *, capable: int = 80, mixed: 
         return role(rng, share)
 
     stages = (Stage("played well", well, capable), Stage("played badly", badly, mixed))
-    recipe = Recipe(row_tokens=144, warmup_steps=10, learning_rate=2e-3)
+    recipe = Recipe(rows=12, row_tokens=192, warmup_steps=10, learning_rate=2e-3)
     make_policy(directory, threads=1, recipe=recipe, stages=stages, start=start, **options)
     return directory

@@ -1,8 +1,10 @@
-"""A task that is rewarded only after two right tool calls in a row is learnt in half the steps with AIR."""
+"""A task that is rewarded only after three right tool calls in a row is learnt in half the steps with AIR."""
 
 from __future__ import annotations
 
+import functools
 import random
+from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,10 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.tools import BaseTool, ToolException, tool
 from langchain_openai import ChatOpenAI
-from roles import CLERK, asked_to_fetch
+from roles import CLERK, CLERK_TOOLS, REFUSED, asked_to_fetch
 
 import agl
+from agl.adapters.langchain import LangChainTracer
 
 pytestmark = pytest.mark.slow
 
@@ -27,34 +30,35 @@ session: ContextVar[str] = ContextVar("session")
 """The user whose request is being served, as a web server knows it."""
 
 
-def secret(number: str, kind: str) -> str:
-    """Two digits that nobody can guess from the number."""
-    return str(random.Random(f"{kind} {number}").randrange(10, 100))
+def secret(tool: str, user: str) -> str:
+    """What a tool tells about a user: two digits that nobody can guess."""
+    return str(random.Random(f"{tool} {user}").randrange(10, 100))
 
 
-@tool
-def login(user: str) -> str:
-    """Log a user in; gives a token."""
-    if user != session.get():
-        raise ToolException("error: unknown user")
-    return f"token {secret(user, 'token')}"
+def tools() -> list[BaseTool]:
+    """Three that follow on each other: a tool refuses any number but the user's, or but the one that the tool before
+    it told."""
 
+    def made(name: str, needs: Callable[[str], str]) -> BaseTool:
+        def use(number: str) -> str:
+            """Use the number."""
+            if number != needs(session.get()):
+                raise ToolException(REFUSED)
+            return secret(name, session.get())
 
-@tool
-def fetch(token: str) -> str:
-    """The record that a token gives access to."""
-    if token != secret(session.get(), "token"):
-        raise ToolException("error: unknown token")
-    return secret(session.get(), "record")
+        built = tool(name)(use)
+        built.handle_tool_error = True
+        return built
+
+    before = [lambda user: user, *(functools.partial(secret, name) for name in CLERK_TOOLS[:-1])]
+    return [made(name, needs) for name, needs in zip(CLERK_TOOLS, before, strict=True)]
 
 
 def clerk() -> Any:
-    """An agent that must log in and then fetch, each with what it was told last, and then answer with the record."""
-    tools: list[BaseTool] = [login, fetch]
-    for each in tools:
-        each.handle_tool_error = True
+    """An agent that must use every tool in turn, each with the number that it was told last, and answer with the
+    last."""
     model: Any = ChatOpenAI(model="m", base_url="http://provider.invalid/v1", api_key="unused")  # type: ignore[arg-type]
-    agent = create_agent(model, tools, system_prompt=CLERK, name="clerk")
+    agent = create_agent(model, tools(), system_prompt=CLERK, name="clerk")
 
     async def serve(task: Any) -> str:
         session.set(task["user"])
@@ -65,13 +69,13 @@ def clerk() -> Any:
 
 
 def right(task: Any, output: str) -> float:
-    return float(output == secret(task["user"], "record"))
+    return float(output == secret(CLERK_TOOLS[-1], task["user"]))
 
 
 def rules() -> agl.AIR:
     air = agl.AIR()
     air.on_tool_success(name="tool_ok")(lambda tool_name: 0.5)
-    air.on_tool_failure(name="tool_failed")(lambda error: -0.1)
+    air.on_tool_failure(name="tool_failed")(lambda error: -0.05)
     return air
 
 
@@ -84,7 +88,7 @@ def train(policy: Path, directory: Path, seed: int, steps: int, air: agl.AIR | N
             model=str(policy), group_size=8, batch_size=8, steps=steps, learning_rate=5e-4, betas=(0.9, 0.95),
             max_response_tokens=48, max_context=256, val_every=steps, max_batch=64,
         ),
-        tracer=agl.plugins.adapters()["langchain"](),  # type: ignore[attr-defined]
+        tracer=LangChainTracer(),
         credit=agl.credit.Discounted(1.0),
         air=air,
         n_workers=16,
@@ -95,8 +99,7 @@ def train(policy: Path, directory: Path, seed: int, steps: int, air: agl.AIR | N
     agent = agl.wrap(clerk(), reward=right, name="clerk")
     tasks = [{"user": u} for u in users]
     _, *history = trainer.fit(agent, tasks[30:], tasks[:30] * 2).history
-    name = "reward" if air is None else "reward/reward"
-    return [*(h[f"train/{name}"] for h in history), history[-1][f"val/{name}"]]
+    return [*(h["train/reward/reward"] for h in history), history[-1]["val/reward/reward"]]
 
 
 def steps_to(goal: float, success: list[float]) -> int | None:

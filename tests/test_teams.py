@@ -17,6 +17,9 @@ from roles import CHECKER, PLAYER, WRITER, asked_to_check, asked_to_play, asked_
 from served import provider_of
 
 import agl
+from agl.adapters.agent_framework import AgentFrameworkTracer
+from agl.adapters.langchain import LangChainTracer
+from agl.adapters.openai_agents import OpenAIAgentsTracer
 from agl.trainer.store import open_store
 
 pytestmark = pytest.mark.slow
@@ -86,10 +89,11 @@ def test_only_the_writer_learns_and_the_checker_stays_as_it_is(role_policy: Path
             algorithm(role_policy, steps=steps, val_every=steps),
             tmp_path / "run",
             agents=["writer"],
-            tracer=agl.plugins.adapters()["langchain"](),  # type: ignore[attr-defined]
+            tracer=LangChainTracer(),
         ).fit(program, tasks(256, seed=0), tasks(64, seed=1))
 
     first, last = validations(result, "reward/reward")
+    print(f"writer {first:.3f} -> {last:.3f}")
     assert last - first >= 0.3
     # The checker is as good as it was: it was asked about other texts, by the same weights.
     rollouts = steps * 64 + 2 * 64
@@ -140,7 +144,7 @@ def train_team(policy: Path, directory: Path, agents: Mapping[str, str], seed: i
         agents=agents,
         policies={name: agl.Policy(lr=3e-3) for name in dict.fromkeys(agents.values())},
         credit=agl.credit.PerAgent(),
-        tracer=agl.plugins.adapters()["openai_agents"](),  # type: ignore[attr-defined]
+        tracer=OpenAIAgentsTracer(),
         seed=seed,
     ).fit(team(), tasks(256, seed=0), tasks(96, seed=1))
 
@@ -175,7 +179,7 @@ def test_a_policy_with_nothing_to_learn_stays_as_it_is_to_the_bit(role_policy: P
         agents=TWO,
         policies={"policy-a": agl.Policy(lr=1e-3), "policy-b": agl.Policy(lr=2e-3)},
         credit=agl.credit.PerAgent(),
-        tracer=agl.plugins.adapters()["langchain"](),  # type: ignore[attr-defined]
+        tracer=LangChainTracer(),
     ).fit(program, tasks(64, seed=0))
     versions = [(h["policy-a/policy_version"], h["policy-b/policy_version"]) for h in result.history]
     assert versions == [(1, 1), (2, 1), (3, 1)]
@@ -230,7 +234,7 @@ def test_both_players_of_a_game_get_better(role_policy: Path, tmp_path: Path) ->
             "black": agl.Policy(lora=agl.LoraSpec(rank=8, alpha=16), lr=3e-3),
         },
         credit=agl.credit.Competitive(),
-        tracer=agl.plugins.adapters()["agent_framework"](),  # type: ignore[attr-defined]
+        tracer=AgentFrameworkTracer(),
     ).fit(game(player("white"), player("black")), LIMITS)
     steps = result.history
     assert all(abs(h["train/reward"]) < 1e-9 for h in steps), "a game of zero sum"
@@ -246,7 +250,7 @@ def test_both_players_of_a_game_get_better(role_policy: Path, tmp_path: Path) ->
         def measured(white: str, black: str) -> float:
             """Games that white won less those that it lost, of all, -1 to 1."""
             sides = (player(n, provider.base_url(m), provider.key) for n, m in (("white", white), ("black", black)))
-            tracer = agl.plugins.adapters()["agent_framework"]()  # type: ignore[operator]
+            tracer = AgentFrameworkTracer()
             played = trainer(agl.Baseline(repeats=32), tmp_path / f"{white}-{black}", tracer=tracer)
             return played.fit(game(*sides), LIMITS).history[0]["train/reward/white"]
 

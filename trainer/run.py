@@ -246,17 +246,15 @@ def mean_rewards(results: Sequence[RolloutResult], mode: str) -> dict[str, float
     """What rollouts earned on average, for `run.history`.
 
     Returns:
-        "<mode>/reward", the sum of all that counts; and where there are others than the one named "reward",
-        "<mode>/reward/<name>" for each (0 where a rollout did not earn it), an agent's own under the agent's name.
+        "<mode>/reward", the sum of all that counts, and "<mode>/reward/<name>" for each (0 where a rollout did not
+        earn it), an agent's own under the agent's name.
     """
     built = [r.built for r in results if r.built is not None and r.built.reward is not None]
     by_name: dict[str, list[float]] = defaultdict(list)
     for reward in (reward for b in built for reward, _ in b.credited):
         by_name[_label(reward)].append(reward.value)
-    total = {f"{mode}/reward": float(np.mean([b.reward for b in built]))}
-    if set(by_name) <= {"reward"}:
-        return total
-    return total | {f"{mode}/reward/{name}": math.fsum(v) / len(built) for name, v in sorted(by_name.items())}
+    means = {f"{mode}/reward/{name}": math.fsum(v) / len(built) for name, v in sorted(by_name.items())}
+    return {f"{mode}/reward": float(np.mean([b.reward for b in built])), **means}
 
 
 def _label(reward: Reward) -> str:
