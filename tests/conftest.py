@@ -88,6 +88,14 @@ def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="session")
+def role_policy(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That policy, taught to write, check, play and fetch (`roles`), mostly badly."""
+    from roles import make_role_policy
+
+    return make_role_policy(tmp_path_factory.mktemp("role-policy") / "policy", tiny_policy)
+
+
 @pytest.fixture
 def no_process_left() -> Iterator[None]:
     """Fails a test that leaves a policy process behind."""

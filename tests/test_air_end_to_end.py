@@ -402,8 +402,9 @@ def test_a_runs_rewards_are_stored_reach_credit_and_are_explained(tmp_path: Path
     ]
     text = render(explained)
     for part in (
-        "reward success 1 (air), failure -1 (air), brief",
-        "(air, not primary); return 10",
+        "rewards   success 1 (air), failure -1 (air), brief",
+        "(air, not primary)",
+        "return    10",
         "policy policy v0",
     ):
         assert part in text

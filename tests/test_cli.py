@@ -80,7 +80,7 @@ def test_train_explain_and_resume(untrained_model: Path, tmp_path: Path) -> None
     assert one["rollout_id"] == trained[0]["rollout_id"]
     assert one["calls"][0]["agent"] == "mine"
     assert one["calls"][0]["step"] == 1
-    for word in ("rollout", "log-probs", "advantage", "training rows", "tokens trained in step 1"):
+    for word in ("rollout", "log-probs", "advantage", "training rows", "tokens in step 1"):
         assert word in shown.stdout
 
     again = _agl(*common, "--resume", cwd=here)

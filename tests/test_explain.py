@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from langchain.tools import tool
 from langchain_openai import ChatOpenAI
 
 import agl
+from agl.adapters.langchain import LangChainTracer
 from agl.errors import StoreError
 from agl.trainer.explain import describe, render
 from agl.trainer.store import open_store
@@ -78,6 +81,128 @@ def test_what_is_printed(trained: agl.Result, capsys: pytest.CaptureFixture[str]
     again = agl.explain(first.rollout_id[:10], trained.directory)
     assert again.rollout_id == first.rollout_id
     assert "speaker" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def two_policies(untrained_model: Path, tmp_path_factory: pytest.TempPathFactory) -> agl.Result:
+    """A writer and a checker, trained apart by a rule of AIR, a reward of the rollout, and one of the checker alone."""
+    model = ChatOpenAI(model="any", api_key="unused")  # type: ignore[arg-type]
+    writer, checker = create_agent(model, [], name="writer"), create_agent(model, [], name="checker")
+    other = tmp_path_factory.mktemp("other") / "model"
+    shutil.copytree(untrained_model, other)
+    air = agl.AIR()
+    air.on_call(name="words")(lambda transition: len(str(transition.call.response.get("content")).split()) / 2)
+    air.on_call(agent="writer", name="length", primary=False)(lambda transition: transition.call.response_ids.size)
+
+    @agl.rollout
+    async def program(task: Any) -> None:
+        draft = (await writer.ainvoke({"messages": [{"role": "user", "content": task}]}))["messages"][-1].content
+        said = await checker.ainvoke({"messages": [{"role": "user", "content": f"is {len(draft)} too long"}]})
+        agl.emit_reward(len(draft) % 2)
+        agl.emit_reward({"verdict": len(said["messages"][-1].content) % 3}, agent="checker")
+
+    trainer = agl.Trainer(
+        agl.GRPO(model=str(untrained_model), group_size=4, batch_size=2, steps=1, max_response_tokens=12),
+        agents={"writer": "policy-a", "checker": "policy-b"},
+        policies={"policy-b": agl.Policy(model=str(other), lora=agl.LoraSpec(rank=2), lr=1e-3)},
+        credit=agl.credit.PerAgent(),
+        air=air,
+        tracer=LangChainTracer(),
+        directory=tmp_path_factory.mktemp("two"),
+        progress=False,
+    )
+    return trainer.fit(program, ["say one thing", "say two things"])
+
+
+def test_each_policys_calls_with_air_and_agents_of_their_own(two_policies: agl.Result) -> None:
+    reports = _reports(two_policies)
+    returns: dict[tuple[int, str], list[float]] = {}
+    for place, report in enumerate(reports):
+        write, check = report.calls
+        assert [(c.agent, c.policy) for c in report.calls] == [("writer", "policy-a"), ("checker", "policy-b")]
+        assert [(r["name"], r["source"], r["agent"]) for r in report.rewards] == [
+            ("reward", "emit", None), ("verdict", "emit", "checker"),
+        ]  # fmt: skip
+        shared, verdict = (r["value"] for r in report.rewards)
+        assert [(r["name"], r["source"], r["primary"]) for r in write.rewards] == [
+            ("words", "air", True), ("length", "air", False),
+        ]  # fmt: skip
+        assert [(r["name"], r["source"]) for r in check.rewards] == [("words", "air")]
+        assert write.return_ == shared + write.rewards[0]["value"]
+        assert check.return_ == shared + verdict + check.rewards[0]["value"]
+        assert [(row.policy, row.calls) for row in report.rows] == [("policy-a", [0]), ("policy-b", [1])]
+        for call in report.calls:
+            returns.setdefault((place // 4, call.agent), []).append(call.return_)
+            assert not any(t.text == f"<{t.id}>" for t in call.tokens), "decoded by its own model's tokenizer"
+    for (group, agent), values in returns.items():
+        mean = sum(values) / 4
+        std = (sum((x - mean) ** 2 for x in values) / 3) ** 0.5
+        calls = [c for r in reports[4 * group : 4 * group + 4] for c in r.calls if c.agent == agent]
+        for call in calls:
+            assert call.advantage == pytest.approx((call.return_ - mean) / (std + 1e-6), abs=1e-5)
+
+
+def test_what_is_printed_of_two_policies(two_policies: agl.Result) -> None:
+    reports = _reports(two_policies)
+    report = next(r for r in reports if all(c.advantage for c in r.calls))
+    text = render(report, width=100)
+    assert max(map(len, text.split("\n"))) <= 100
+    shared, verdict = (r["value"] for r in report.rewards)
+    write, check = report.calls
+    for part in (
+        f"of the whole rollout: reward {shared:g} (emit), verdict {verdict:g} (emit, for checker alone)",
+        "agent writer  policy policy-a v0", "agent checker  policy policy-b v0",
+        f"rewards   words {write.rewards[0]['value']:g} (air), length {write.rewards[1]['value']:g} (air, not primary)",
+        f"return    {write.return_:g}", f"advantage {write.advantage:+.3f}", f"advantage {check.advantage:+.3f}",
+    ):  # fmt: skip
+        assert part in text
+
+
+def test_the_history_tells_rewards_by_name(two_policies: agl.Result) -> None:
+    reports, [facts] = _reports(two_policies), two_policies.history
+    assert facts["train/reward"] == pytest.approx(sum(r.total_reward for r in reports) / 8)
+    mean = {
+        "reward": sum(r.rewards[0]["value"] for r in reports) / 8,
+        "checker/verdict": sum(r.rewards[1]["value"] for r in reports) / 8,
+        "words": sum(c.rewards[0]["value"] for r in reports for c in r.calls) / 8,
+        "length": sum(r.calls[0].rewards[1]["value"] for r in reports) / 8,
+    }
+    prefix = "train/reward/"
+    assert {k.removeprefix(prefix): v for k, v in facts.items() if k.startswith(prefix)} == pytest.approx(mean)
+
+
+def test_a_dry_run_explains_a_game_by_its_own_credit(
+    untrained_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`Competitive` compares the players, who are of two policies."""
+    model = ChatOpenAI(model="any", api_key="unused")  # type: ignore[arg-type]
+    white, black = create_agent(model, [], name="white"), create_agent(model, [], name="black")
+
+    @agl.rollout
+    async def game(task: Any) -> dict[str, float]:
+        for side in (white, black):
+            await side.ainvoke({"messages": [{"role": "user", "content": task}]})
+        return {"white": 1.0, "black": -1.0}
+
+    agl.Trainer(
+        agl.GRPO(model=str(untrained_model), group_size=4, batch_size=2, steps=1, max_response_tokens=4),
+        agents={"white": "w", "black": "b"},
+        credit=agl.credit.Competitive(),
+        tracer=LangChainTracer(),
+        directory=tmp_path,
+        progress=False,
+    ).dev(game, ["play"], n_tasks=1)
+    shown = capsys.readouterr().out
+    assert "return    2" in shown
+    assert "return    -2" in shown
+
+
+def test_what_agents_say_does_not_steer_the_terminal(trained: agl.Result) -> None:
+    report = _reports(trained)[0]
+    text = render(replace(report, task="clear \x1b[2J and \u202e turn", output="one\r\ntwo"))
+    assert "task      clear \\x1b[2J and \\u202e turn\n" in text
+    assert "output    one\\r\ntwo\n" in text
+    assert not {c for c in text if c < " " and c != "\n"}
 
 
 def test_a_trace_is_a_tree(trained: agl.Result, capsys: pytest.CaptureFixture[str]) -> None:

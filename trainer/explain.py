@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import time
+import unicodedata
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -74,8 +75,10 @@ class CallReport:
 
 @dataclass(frozen=True, slots=True)
 class RowReport:
-    """A merged row: the calls in it (by index), its tokens, how many of them are trained, and whether it branches."""
+    """A merged row: the policy that it trains, the calls in it (by index), its tokens, how many of them are trained,
+    and whether it branches."""
 
+    policy: str
     calls: list[int]
     tokens: int
     trained: int
@@ -125,18 +128,21 @@ async def describe(
     trained = {t.call_id: t for t in await store.query_trained_calls(rollout.rollout_id)}
     everyone = Selection(tuple((c.agent, c.policy) for c in calls if c.policy is not None))
     built = build(rollout.rollout_id, chosen.attempt, rollout.group, calls, spans, everyone)
-    rule = credit or Uniform()
-    value: dict[str, float] = {}
+    whole = built.trajectory
+    # A rule is about the whole rollout, whatever the policies: one that compares agents needs all of them. What an
+    # attempt that failed earned is never credited.
+    credited = returns(credit or Uniform(), whole) if chosen.status == "succeeded" else [None] * len(whole.transitions)
+    value = {t.call.id: r for t, r in zip(whole.transitions, credited, strict=True)}
     rows: list[RowReport] = []
     index = {c.id: c.index for c in calls}
     by_id = {c.id: c for c in calls}
-    for trajectory in built.trajectories.values():
-        value |= {t.call.id: r for t, r in zip(trajectory.transitions, returns(rule, trajectory), strict=True)}
+    for policy, trajectory in built.trajectories.items():
         for row in merge(trajectory, dict.fromkeys((t.call.id for t in trajectory.transitions), 0.0)):
             unmerged = sum(by_id[c].ids.size for c in row.call_ids)
-            rows.append(RowReport([index[c] for c in row.call_ids], len(row), row.n_actions, unmerged, row.is_chain))
-    trainable = {t.call.id: t.trainable for tr in built.trajectories.values() for t in tr.transitions}
-    decode = _decoder(rollout)
+            merged = [index[c] for c in row.call_ids]
+            rows.append(RowReport(policy, merged, len(row), row.n_actions, unmerged, row.is_chain))
+    trainable = {t.call.id: t.trainable for t in whole.transitions}
+    decoders = {policy: _decoder(rollout, policy) for policy in {c.policy for c in calls}}
     rewards = [(asdict(r), call_id) for r, call_id in built.credited]
     reports = []
     for call in calls:
@@ -151,7 +157,7 @@ async def describe(
                 call.temperature, call.prompt_ids.size, _continued(call, by_id), call.parent_id, fork,
                 list(call.request.get("messages", [])), dict(call.response),
                 [
-                    TokenReport(decode(i), i, lp, kept)
+                    TokenReport(decoders[call.policy](i), i, lp, kept)
                     for i, lp in zip(call.response_ids.tolist(), call.logprobs.tolist(), strict=True)
                 ],
                 [r for r, call_id in rewards if call_id == call.id],
@@ -254,9 +260,10 @@ def _continued(call: Call, calls: dict[str, Call]) -> int:
     return 0 if parent is None else parent.ids.size
 
 
-def _decoder(rollout: Rollout) -> Any:
-    """id -> text, by the model's tokenizer; `<id>` where it is not at hand."""
-    path = Path(str(rollout.metadata.get("model", ""))) / "tokenizer.json"
+def _decoder(rollout: Rollout, policy: str | None) -> Any:
+    """id -> text, by the tokenizer of the policy's model; `<id>` where it is not at hand."""
+    models = rollout.metadata.get("models") or {}
+    path = Path(str(models.get(policy, rollout.metadata.get("model", "")))) / "tokenizer.json"
     if not path.is_file():
         return lambda i: f"<{i}>"
     from tokenizers import Tokenizer
@@ -264,6 +271,9 @@ def _decoder(rollout: Rollout) -> Any:
     tokenizer = Tokenizer.from_file(str(path))
     return lambda i: tokenizer.decode([i], skip_special_tokens=False)
 
+
+_STEERING = frozenset({"Cc", "Cf", "Zl", "Zp"})
+"""Unicode's categories of characters that are not seen but move, hide or turn what is."""
 
 # -- how it looks -----------------------------------------------------------------------------------------------------
 
@@ -281,16 +291,16 @@ def renderable(report: Report) -> Group:
         ("rollout ", "bold"), (report.rollout_id, "cyan"), f"  {report.status}  {report.mode}",
         f"  step {report.step + 1}" if report.step is not None and report.mode == "train" else "",
     )  # fmt: skip
-    lines: list[Any] = [head, Text(f"task      {report.task}")]
+    lines: list[Any] = [head, Text(_plain(f"task      {report.task}"))]
     if report.output is not None:
-        lines.append(Text(f"output    {report.output}"))
+        lines.append(Text(_plain(f"output    {report.output}")))
     if report.total_reward is not None:
         own = ", ".join(map(_reward, report.rewards)) or "none"
         lines.append(Text(f"reward    {report.total_reward:g}   of the whole rollout: {own}"))
     for attempt in report.attempts:
         if attempt["error"]:
             last = attempt["error"].strip().splitlines()
-            lines.append(Text(f"attempt {attempt['attempt']} {attempt['status']}: {last[-1]}", style="red"))
+            lines.append(Text(_plain(f"attempt {attempt['attempt']} {attempt['status']}: {last[-1]}"), style="red"))
     lines += [_call_panel(c, report) for c in report.calls]
     if report.collected:
         what = "calls were" if report.collected > 1 else "call was"
@@ -303,11 +313,11 @@ def renderable(report: Report) -> Group:
         )
     if report.rows:
         table = Table(title="training rows", title_justify="left", box=None, pad_edge=False)
-        for column in ("row", "calls merged", "tokens", "trained", "tokens if unmerged", "shape"):
-            table.add_column(column, justify="right" if column != "calls merged" else "left")
-        for i, row in enumerate(report.rows):
+        for column in ("policy", "calls merged", "tokens", "trained", "tokens if unmerged", "shape"):
+            table.add_column(column, justify="left" if column in ("policy", "calls merged") else "right")
+        for row in report.rows:
             table.add_row(
-                str(i), " + ".join(map(str, row.calls)), str(row.tokens), str(row.trained),
+                row.policy, " + ".join(map(str, row.calls)), str(row.tokens), str(row.trained),
                 str(row.unmerged_tokens), "chain" if row.is_chain else "tree",
             )  # fmt: skip
         lines.append(table)
@@ -320,10 +330,10 @@ def _call_panel(call: CallReport, report: Report) -> Panel:
     )
     body: list[Any] = []
     for message in call.messages:
-        body.append(Text.assemble((f"{message.get('role', '?'):<10}", "dim"), _said(message)))
+        body.append(Text.assemble((f"{message.get('role', '?'):<10}", "dim"), _plain(_said(message))))
     answer = Text("sampled   ", style="dim")
     for token in call.tokens:
-        answer.append(token.text.replace("\n", "⏎"), style="green" if token.trained else "dim")
+        answer.append(_plain(token.text.replace("\n", "⏎")), style="green" if token.trained else "dim")
     body.append(answer)
     if call.tokens:
         # A log-prob of -0.001 is shown as 0.00, not as -0.00.
@@ -333,7 +343,7 @@ def _call_panel(call: CallReport, report: Report) -> Panel:
         result = next((t for t in report.tools if t["tool_call_id"] == tool_call["id"]), None)
         function = tool_call["function"]
         shown = "" if result is None else f" -> {result['result'] if result['status'] != 'error' else result['error']}"
-        body.append(Text(f"tool      {function['name']}({function['arguments']}){shown}"))
+        body.append(Text(_plain(f"tool      {function['name']}({function['arguments']}){shown}")))
     continued = f", {call.continued} continued from call before" if call.continued else ""
     facts = f"{call.prompt_tokens} prompt tokens{continued}; {len(call.tokens)} sampled; {call.finish_reason}"
     if call.temperature != 1.0:
@@ -342,29 +352,35 @@ def _call_panel(call: CallReport, report: Report) -> Panel:
     if call.fork:
         body.append(Text(f"forked    {call.fork}", style="yellow"))
     if call.error:
-        body.append(Text(f"error     {call.error}", style="red"))
-    numbers = []
+        body.append(Text(_plain(f"error     {call.error}"), style="red"))
     if call.rewards:
-        numbers.append("reward " + ", ".join(map(_reward, call.rewards)))
+        body.append(Text(f"rewards   {', '.join(map(_reward, call.rewards))}", style="bold"))
     if call.return_ is not None:
-        numbers.append(f"return {call.return_:g}")
-    if call.advantage is not None:
-        numbers.append(f"advantage {call.advantage:+.3f}")
+        numbers = f"return    {call.return_:g}"
+        if call.advantage is not None:
+            numbers += f"   advantage {call.advantage:+.3f}"
+        body.append(Text(numbers, style="bold"))
     if call.step is not None:
-        trained = sum(t.trained for t in call.tokens)
-        numbers.append(
-            f"{trained} tokens trained in step {call.step}"
-            + (f", row {call.sequence}" if call.sequence is not None else "")
-        )
+        tokens = sum(t.trained for t in call.tokens)
+        row = f", row {call.sequence} of its policy's batch" if call.sequence is not None else ""
+        body.append(Text(f"trained   {tokens} tokens in step {call.step}{row}", style="bold"))
     if call.dropped:
-        numbers.append(f"not trained: {call.dropped}")
-    if numbers:
-        body.append(Text("; ".join(numbers), style="bold"))
+        body.append(Text(f"not trained: {call.dropped}", style="bold"))
     return Panel(Group(*body), title=title, title_align="left", border_style="green" if call.policy else "dim")
 
 
 def _reward(reward: dict[str, Any]) -> str:
-    return f"{reward['name']} {reward['value']:g} ({reward['source']}{'' if reward['primary'] else ', not primary'})"
+    notes = [reward["source"]]
+    if reward["agent"] is not None:
+        notes.append(f"for {reward['agent']} alone")
+    if not reward["primary"]:
+        notes.append("not primary")
+    return f"{reward['name']} {reward['value']:g} ({', '.join(notes)})"
+
+
+def _plain(text: str) -> str:
+    """Without what would steer the terminal: a control character is shown as its escape, line breaks and tabs stay."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c) not in _STEERING else ascii(c)[1:-1] for c in text)
 
 
 def _said(message: dict[str, Any]) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import hashlib
+import math
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +20,7 @@ from agl.credit import Credit
 from agl.errors import AglError, ConfigError, DatasetError, StoreError
 from agl.hooks import Hook
 from agl.intermediate import AIR
+from agl.mdp import Reward
 from agl.selection import Selection
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
@@ -249,6 +252,27 @@ def require_some(results: Sequence[RolloutResult], what: str) -> list[RolloutRes
             f"all {len(results)} rollouts of {what} failed; the first: {first.message}", hint=first.hint, **first.where
         ) from first
     raise first
+
+
+def mean_rewards(results: Sequence[RolloutResult], mode: str) -> dict[str, float]:
+    """What rollouts earned on average, for `run.history`.
+
+    Returns:
+        "<mode>/reward", the sum of all that counts, and "<mode>/reward/<name>" for each (0 where a rollout did not
+        earn it), an agent's own under the agent's name.
+    """
+    built = [r.built for r in results if r.built is not None and r.built.reward is not None]
+    by_name: dict[str, list[float]] = defaultdict(list)
+    for reward in (reward for b in built for reward, _ in b.credited):
+        by_name[_label(reward)].append(reward.value)
+    means = {f"{mode}/reward/{name}": math.fsum(v) / len(built) for name, v in sorted(by_name.items())}
+    return {f"{mode}/reward": float(np.mean([b.reward for b in built])), **means}
+
+
+def _label(reward: Reward) -> str:
+    if reward.agent is None:
+        return reward.name
+    return reward.agent if reward.name in ("reward", reward.agent) else f"{reward.agent}/{reward.name}"
 
 
 def require_tasks(tasks: Sequence[Any], name: str) -> None:

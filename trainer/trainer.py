@@ -40,7 +40,8 @@ class Result:
 
     Attributes:
         run_id, directory: of the run. store: the URL of its store.
-        history: one dict per step: "step", "train/reward", "val/reward" where there was a validation, ...
+        history: one dict per step: "step", "train/reward", "val/reward" where there was a validation, each also
+            by the reward's or agent's name ("train/reward/<name>"), ...
         policies: the trained policies by name, a Hugging Face directory each. policy: the only one; None if there is
             none or more than one.
         checkpoint: the last checkpoint, for `resume=True`; None if none was written.

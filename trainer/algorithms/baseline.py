@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from agl.trainer.gateway.access import SamplingRules
-from agl.trainer.run import Run, require_some
+from agl.trainer.run import Run, mean_rewards, require_some
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +31,8 @@ class Baseline:
             tasks = list(enumerate(run.train))[:n_tasks]
             results = await run.rollouts(tasks, mode="dev", step=0, group_size=repeats)
             good = require_some(results, "the run")
-            rewards = [r.built.reward for r in good if r.built is not None and r.built.reward is not None]
-            run.history.append(
-                {"step": 0, "train/reward": float(np.mean(rewards)), "train/failed_rollouts": len(results) - len(good)}
-            )
+            failed = len(results) - len(good)
+            run.history.append({"step": 0, **mean_rewards(good, "train"), "train/failed_rollouts": failed})
         finally:
             await run.stop()
             run.progress.stop()

@@ -16,7 +16,7 @@ from agl.sequence import Sequence, merge, merge_report
 from agl.trainer.algorithms.advantages import Scored
 from agl.trainer.algorithms.policies import Policies
 from agl.trainer.local.policy import LocalPolicy
-from agl.trainer.run import Run
+from agl.trainer.run import Run, mean_rewards
 from agl.trainer.runners.local import RolloutResult
 from agl.trainer.store.base import TrainedCall
 
@@ -38,11 +38,6 @@ class Sampled:
     good: Seq[RolloutResult]
     scored: Scored
     resampled: int = 0
-
-    @property
-    def mean_reward(self) -> float:
-        """Of the rollouts that succeeded."""
-        return float(np.mean([r.built.reward for r in self.good if r.built is not None and r.built.reward is not None]))
 
 
 async def learn(run: Run, policies: Policies, sampled: Sampled, step: int, *, always: bool) -> dict[str, Any]:
@@ -164,7 +159,7 @@ def _facts(
     merged = merge_report(scored.kept, [row for of_policy in rows.values() for row in of_policy])
     facts: dict[str, Any] = {
         "step": step + 1,
-        "train/reward": sampled.mean_reward,
+        **mean_rewards(sampled.good, "train"),
         "train/rollouts": len(sampled.results),
         "train/failed_rollouts": len(sampled.results) - len(sampled.good),
         "train/dropped_groups": scored.dropped_groups,

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
-
 from agl.credit import PerCall
 from agl.errors import ConfigError, NoTrainableDataError, nearest
 from agl.trainer.algorithms import checkpoints
@@ -24,7 +22,7 @@ from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.local.config import LearnerConfig, LoraSpec
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.objectives import Estimator, KLKind, LossAgg, PolicyLossKind, RolloutIS
-from agl.trainer.run import Batches, Run, require_positive, require_some, require_tasks
+from agl.trainer.run import Batches, Run, mean_rewards, require_positive, require_some, require_tasks
 from agl.trainer.runners.local import RolloutResult
 
 SMALL_MODEL = 20_000_000
@@ -215,8 +213,7 @@ class LocalAlgorithm:
                 report = await describe(run.store, result.rollout.rollout_id, credit=run.credit)
                 Console(highlight=False).print(renderable(report))
             good = require_some(results, "the dry run")
-            rewards = [r.built.reward for r in good if r.built is not None and r.built.reward is not None]
-            run.history.append({"step": 0, "train/reward": float(np.mean(rewards)), "train/rollouts": len(results)})
+            run.history.append({"step": 0, **mean_rewards(good, "train"), "train/rollouts": len(results)})
         finally:
             await run.stop()
             await policies.close()
@@ -322,8 +319,7 @@ class LocalAlgorithm:
     async def _validate(self, run: Run, step: int, entry: dict[str, Any]) -> dict[str, Any]:
         results = await run.rollouts(list(enumerate(run.val)), mode="val", step=step, metadata=self._metadata(run))
         good = require_some(results, f"the validation after step {step}")
-        rewards = [r.built.reward for r in good if r.built is not None and r.built.reward is not None]
-        return {**entry, "val/reward": float(np.mean(rewards)), "val/failed_rollouts": len(results) - len(good)}
+        return {**entry, **mean_rewards(good, "val"), "val/failed_rollouts": len(results) - len(good)}
 
     def _metadata(self, run: Run) -> dict[str, Any]:
         """What explains a rollout later: the models, whose tokenizers turn ids into text."""

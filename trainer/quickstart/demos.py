@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from agl.trainer.quickstart.tasks import calculate, make_task, random_problem
 
@@ -55,13 +56,17 @@ Demo = tuple[Turn, ...]
 
 def tool_call(expression: str) -> str:
     """The text with which the policy calls the calculator."""
-    arguments = json.dumps({"expression": expression})
-    return f'<tool_call>\n{{"name": "{TOOL_NAME}", "arguments": {arguments}}}\n</tool_call>'
+    return call_of(TOOL_NAME, {"expression": expression})
 
 
-def opening(question: str, system: str) -> str:
-    """The first prompt: system prompt, tool name, question, and the start of the answer."""
-    head = f"{system}\nTools: {TOOL_NAME}" if system else f"Tools: {TOOL_NAME}"
+def call_of(tool: str, arguments: Mapping[str, Any]) -> str:
+    """The text with which the policy calls a tool."""
+    return f'<tool_call>\n{{"name": "{tool}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+
+
+def opening(question: str, system: str, tools: Sequence[str] = (TOOL_NAME,)) -> str:
+    """The first prompt: system prompt, the tools' names, question, and the start of the answer."""
+    head = "\n".join(filter(None, (system, f"Tools: {', '.join(tools)}" if tools else "")))
     return f"<|im_start|>system\n{head}<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
 
 

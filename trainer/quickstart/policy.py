@@ -19,14 +19,27 @@ import torch
 from torch.nn import functional
 
 from agl.errors import ConfigError
-from agl.trainer.quickstart.demos import CAPABLE, MIXED, Demo, Quality, demonstrate
+from agl.trainer.quickstart.demos import CAPABLE, MIXED, Demo, demonstrate
 from agl.trainer.quickstart.tokenizer import MAX_CONTEXT, build_tokenizer
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 Progress = Callable[[str, int, int, float], None]
-"""Called as `progress(stage, step, steps, loss)`; stage is "capability" or "mixed quality"."""
+"""Called as `progress(stage, step, steps, loss)`; stage is the name of a `Stage`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of the warm start: so many optimiser steps on demonstrations of one kind.
+
+    Attributes:
+        name: shown with its progress. demonstrate: draws a demonstration. steps: optimiser steps.
+    """
+
+    name: str
+    demonstrate: Callable[[random.Random], Demo]
+    steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +59,14 @@ class Recipe:
     row_tokens: int = 144
     learning_rate: float = 2.5e-3
     warmup_steps: int = 30
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Those of a calculator agent."""
+        return (
+            Stage("capability", lambda rng: demonstrate(rng, CAPABLE), self.capability_steps),
+            Stage("mixed quality", lambda rng: demonstrate(rng, MIXED), self.mixed_steps),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +96,8 @@ def make_policy(
     threads: int | None = None,
     progress: Progress | None = None,
     recipe: Recipe | None = None,
+    stages: Sequence[Stage] | None = None,
+    start: str | Path | None = None,
 ) -> PolicyReport:
     """Make the tiny policy and save it as a Hugging Face model directory.
 
@@ -84,25 +107,28 @@ def make_policy(
         threads: torch threads while training; None leaves torch's own setting.
         progress: called after every step.
         recipe: how it is warm-started; None for the one that the quickstart uses.
+        stages: on which demonstrations; those of the recipe, of a calculator agent, if None.
+        start: a directory that this function made, whose weights to go on from; None starts from scratch.
 
     Raises:
         ConfigError: `directory` exists and is not a folder, or the recipe's rows are too short for a demonstration.
     """
     started = time.perf_counter()
     recipe = recipe or Recipe()
+    stages = recipe.stages if stages is None else stages
     target = Path(directory)
     if target.exists() and not target.is_dir():
         raise ConfigError("the policy needs a folder to be saved in", hint="name another place", path=target)
     with _torch_settings(seed, threads):
         tokenizer = build_tokenizer()
-        model = _build_model(tokenizer)
-        tokens, loss = _warm_start(model, tokenizer, recipe, random.Random(seed), progress)
+        model = _build_model(tokenizer) if start is None else _load_model(start)
+        tokens, loss = _warm_start(model, tokenizer, recipe, stages, random.Random(seed), progress)
     _save(model, tokenizer, target)
     return PolicyReport(
         directory=target,
         parameters=sum(p.numel() for p in model.parameters()),
         vocabulary=len(tokenizer),
-        steps=recipe.capability_steps + recipe.mixed_steps,
+        steps=sum(stage.steps for stage in stages),
         tokens=tokens,
         loss=loss,
         seconds=time.perf_counter() - started,
@@ -110,16 +136,9 @@ def make_policy(
 
 
 def _save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, target: Path) -> None:
-    from transformers.utils import logging
-
     target.mkdir(parents=True, exist_ok=True)
-    bar = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
+    with _no_progress_bar():
         model.save_pretrained(target)
-    finally:
-        if bar:
-            logging.enable_progress_bar()
     tokenizer.save_pretrained(target)
     # The one class name that every transformers release, and so every server, takes tokenizer.json as it is.
     file = target / "tokenizer_config.json"
@@ -149,6 +168,26 @@ def _build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     model = LlamaForCausalLM(config)
     model.set_attn_implementation("eager")
     return model
+
+
+def _load_model(directory: str | Path) -> LlamaForCausalLM:
+    from transformers import LlamaForCausalLM
+
+    with _no_progress_bar():
+        return LlamaForCausalLM.from_pretrained(str(directory), attn_implementation="eager", local_files_only=True)
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    from transformers.utils import logging
+
+    bar = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if bar:
+            logging.enable_progress_bar()
 
 
 @contextmanager
@@ -189,24 +228,24 @@ def _warm_start(
     model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     recipe: Recipe,
+    stages: Sequence[Stage],
     rng: random.Random,
     progress: Progress | None,
 ) -> tuple[int, float]:
     """Train in place; returns (tokens seen, last loss)."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-    stages = (("capability", CAPABLE, recipe.capability_steps), ("mixed quality", MIXED, recipe.mixed_steps))
-    total, done, tokens, loss = recipe.capability_steps + recipe.mixed_steps, 0, 0, float("nan")
-    for stage, quality, steps in stages:
-        batches = _batches(tokenizer, recipe, rng, quality)
-        for step in range(1, steps + 1):
+    total, done, tokens, loss = sum(stage.steps for stage in stages), 0, 0, float("nan")
+    for stage in stages:
+        batches = _batches(tokenizer, recipe, rng, stage.demonstrate)
+        for step in range(1, stage.steps + 1):
             rate = min((done + 1) / recipe.warmup_steps, 1 - 0.9 * done / total)
             optimizer.param_groups[0]["lr"] = recipe.learning_rate * rate
             batch = next(batches)
             loss = _step(model, optimizer, batch)
             done, tokens = done + 1, tokens + batch.tokens
             if progress is not None:
-                progress(stage, step, steps, loss)
+                progress(stage.name, step, stage.steps, loss)
     return tokens, loss
 
 
@@ -230,13 +269,16 @@ def _fast_bfloat16() -> bool:
 
 
 def _batches(
-    tokenizer: PreTrainedTokenizerFast, recipe: Recipe, rng: random.Random, quality: Quality
+    tokenizer: PreTrainedTokenizerFast,
+    recipe: Recipe,
+    rng: random.Random,
+    draw: Callable[[random.Random], Demo],
 ) -> Iterator[_Batch]:
     """Batches without end; each demonstration goes to the first row with room, and opens the next batch if none has."""
     rows: list[list[_Encoded]] = [[] for _ in range(recipe.rows)]
     room = [recipe.row_tokens] * recipe.rows
     while True:
-        demo = _encode(tokenizer, demonstrate(rng, quality))
+        demo = _encode(tokenizer, draw(rng))
         if len(demo[0]) > recipe.row_tokens:
             raise ConfigError(
                 f"a demonstration of {len(demo[0])} tokens does not fit into a row of {recipe.row_tokens}",
