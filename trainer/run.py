@@ -266,7 +266,8 @@ def mean_rewards(results: Sequence[RolloutResult], mode: str) -> dict[str, float
     for reward in (reward for b in built for reward, _ in b.credited):
         by_name[_label(reward)].append(reward.value)
     means = {f"{mode}/reward/{name}": math.fsum(v) / len(built) for name, v in sorted(by_name.items())}
-    return {f"{mode}/reward": float(np.mean([b.reward for b in built])), **means}
+    total = [b.reward for b in built if b.reward is not None]
+    return {f"{mode}/reward": float(np.mean(total)), **means}
 
 
 def _label(reward: Reward) -> str:

@@ -26,7 +26,8 @@ from agl.trainer.algorithms.checkpoints import latest
 from agl.trainer.local.config import Policy
 from agl.trainer.progress import Progress
 from agl.trainer.run import Run, require_positive, require_tasks
-from agl.trainer.store import Store, open_store
+from agl.trainer.store import open_store
+from agl.trainer.store.base import Store
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from agl.errors import ConfigError
 
@@ -141,10 +141,9 @@ def __dir__() -> list[str]:
 class _Alias(ModuleType):
     """A module path of 0.3 whose names are those of one of our modules, loaded on first use."""
 
-    __path__: ClassVar[list[str]] = []
-
     def __init__(self, name: str, ours: str) -> None:
         super().__init__(name, f"0.3's path to the names of {ours}.")
+        self.__path__ = []
         self._ours = ours
 
     def __getattr__(self, name: str) -> Any:

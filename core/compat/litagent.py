@@ -94,7 +94,7 @@ class LitAgent(own.LitAgent, Generic[V]):
             rollout, given = asyncio.run(self._given(task, resources, info))
             train = rollout.mode == "train"
             method = self.training_rollout if train else self.validation_rollout
-            return _outcome(method(task, given, rollout))
+            return _outcome(method(task, given, rollout))  # type: ignore[arg-type]
 
         return Agent(name, run, False)
 

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from agl.errors import ConfigError
 from agl.rewards.fields import Extractor, Field, extract, failure, references, text_of
@@ -81,7 +81,7 @@ class Grader:
     def __mul__(self, weight: float) -> Weighted:
         from agl.rewards.combine import Weighted
 
-        return Weighted.of(self) * weight
+        return Weighted.of(cast(Any, self)) * weight
 
     __rmul__ = __mul__
 
@@ -90,7 +90,7 @@ class Grader:
 
         if not isinstance(other, Grader):
             return NotImplemented
-        return Weighted.of(self) + other
+        return Weighted.of(cast(Any, self)) + cast(Any, other)
 
     def __getstate__(self) -> dict[str, Any]:
         """The options alone: clients, caches and processes are made anew where a copy lands."""

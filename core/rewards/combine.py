@@ -75,7 +75,7 @@ class Weighted(Grader):
         """Whether one of the functions is async."""
         return any(scorer.is_async for scorer in self._scorers.values())
 
-    def __mul__(self, weight: float) -> Weighted:
+    def __mul__(self, weight: float) -> Weighted:  # type: ignore[override]
         if not isinstance(weight, Real):
             return NotImplemented
         self._unclipped()
@@ -83,7 +83,7 @@ class Weighted(Grader):
 
     __rmul__ = __mul__
 
-    def __add__(self, other: Grader) -> Weighted:
+    def __add__(self, other: Grader) -> Weighted:  # type: ignore[override]
         if not isinstance(other, Grader):
             return NotImplemented
         more = Weighted.of(other)

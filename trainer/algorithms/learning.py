@@ -143,7 +143,7 @@ async def _record(
                 dropped=c.dropped,
             )
             for c in scored.calls
-            if c.policy in versions
+            if c.policy is not None and c.policy in versions
         ],
     )
 
