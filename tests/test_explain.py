@@ -97,7 +97,7 @@ def two_policies(untrained_model: Path, tmp_path_factory: pytest.TempPathFactory
     @agl.rollout
     async def program(task: Any) -> None:
         draft = (await writer.ainvoke({"messages": [{"role": "user", "content": task}]}))["messages"][-1].content
-        said = (await checker.ainvoke({"messages": [{"role": "user", "content": f"is {len(draft)} too long"}]}))
+        said = await checker.ainvoke({"messages": [{"role": "user", "content": f"is {len(draft)} too long"}]})
         agl.emit_reward(len(draft) % 2)
         agl.emit_reward({"verdict": len(said["messages"][-1].content) % 3}, agent="checker")
 
