@@ -1,5 +1,5 @@
-"""Small roles for a tiny policy, and demonstrations of them: a writer, a checker of what was written, a player of a
-game, and a clerk who needs three tool calls in a row before he can answer."""
+"""Small roles for a tiny policy, and demonstrations of them: a writer, a checker who says what should have been
+printed, a player of a game, and a clerk who needs three tool calls in a row before he can answer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ def asked_to_write(number: str) -> str:
 
 
 def asked_to_check(number: str, text: str) -> str:
-    """The same for what the demonstrations show and for what a writer wrote."""
     return f"Asked {number}, got {text}."
 
 
@@ -62,10 +61,9 @@ def writes(rng: random.Random, good: Share) -> Demo:
 
 def checks(rng: random.Random, good: Share) -> Demo:
     number = two_digits(rng)
-    same = rng.random() < 0.5
-    text = number if same else misprint(number, rng)
-    verdict = same if rng.random() < good else rng.random() < 0.5
-    return (Turn(opening(asked_to_check(number, text), CHECKER, ()), ("yes" if verdict else "no") + END),)
+    text = number if rng.random() < 0.5 else misprint(number, rng)
+    said = number if rng.random() < good else rng.choice((text, two_digits(rng)))
+    return (Turn(opening(asked_to_check(number, text), CHECKER, ()), said + END),)
 
 
 def plays(rng: random.Random, good: Share) -> Demo:
