@@ -256,9 +256,6 @@ def test_both_players_of_a_game_get_better(role_policy: Path, tmp_path: Path) ->
             return played.fit(game(*sides), LIMITS).history[0]["train/reward/white"]
 
         level, white, black = measured("first", "first"), measured("white", "first"), measured("first", "black")
-    print(
-        f"of white: first against first {level:+.3f}, trained against first {white:+.3f}, first against trained {black:+.3f}"
-    )
     assert abs(level) < 0.2
     assert white >= 0.4
     assert black <= -0.4
