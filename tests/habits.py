@@ -42,7 +42,8 @@ def make(
     answer that depends on no question is learnt from a few."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from agl.trainer.quickstart.policy import _save, build_tokenizer
+    from agl.trainer.quickstart.policy import _save
+    from agl.trainer.quickstart.tokenizer import build_tokenizer
 
     template = build_tokenizer()
     prompts = [

@@ -1,5 +1,5 @@
 """Small roles for a tiny policy, and demonstrations of them: a writer, a checker who says what should have been
-printed, a player of a game, and a clerk who needs three tool calls in a row before he can answer."""
+printed, a player of a game, and a clerk who needs four tool calls in a row before he can answer."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 from agl.trainer.quickstart.demos import Demo, Turn, call_of, opening, tool_result
 from agl.trainer.quickstart.policy import Recipe, Stage, make_policy
 
-WRITER, CHECKER, PLAYER, CLERK = "Write.", "Check.", "Play.", "Log in, fetch, open."
+WRITER, CHECKER, PLAYER, CLERK = "Write.", "Check.", "Play.", "Log in, fetch, open, read."
 """Their system prompts."""
-CLERK_TOOLS = ("login", "fetch", "open")
-"""Each takes one argument, called number: that of the user, and then what the tool before it told."""
+CLERK_TOOLS = {"login": "token", "fetch": "file", "open": "page", "read": "line"}
+"""What each gives: a word and a number. It takes the number of the user, or else the one that the tool before gave."""
 REFUSED = "error: bad number"
 GIVE_UP = "I do not know"
 END = "<|im_end|>"
@@ -76,8 +76,8 @@ def fetches(rng: random.Random, good: Share) -> Demo:
     """Gives each tool the number that he was told last, and then says the last one: each right with the same chance,
     and each wrong step leads nowhere."""
     number, turns = two_digits(rng), []
-    prompt = opening(asked_to_fetch(number), CLERK, CLERK_TOOLS)
-    for tool in CLERK_TOOLS:
+    prompt = opening(asked_to_fetch(number), CLERK, tuple(CLERK_TOOLS))
+    for tool, word in CLERK_TOOLS.items():
         right = rng.random() < good
         if not right and rng.random() < 0.3:
             return (*turns, Turn(prompt, two_digits(rng) + END))
@@ -85,12 +85,12 @@ def fetches(rng: random.Random, good: Share) -> Demo:
         if not right:
             return (*turns, Turn(tool_result(REFUSED), GIVE_UP + END))
         number = two_digits(rng)
-        prompt = tool_result(number)
+        prompt = tool_result(f"{word} {number}")
     return (*turns, Turn(prompt, (number if rng.random() < good else two_digits(rng)) + END))
 
 
 ROLES: Sequence[tuple[Callable[[random.Random, Share], Demo], Share]] = (
-    (writes, 0.6), (checks, 0.6), (plays, 0.4), (fetches, 0.4), (fetches, 0.4),
+    (writes, 0.6), (checks, 0.6), (plays, 0.4), (fetches, 0.45), (fetches, 0.45),
 )  # fmt: skip
 """Each with the share of good demonstrations that the policy ends with."""
 
@@ -111,6 +111,6 @@ def make_role_policy(directory: Path, start: Path, *, capable: int = 80, mixed: 
         return role(rng, share)
 
     stages = (Stage("played well", well, capable), Stage("played badly", badly, mixed))
-    recipe = Recipe(rows=12, row_tokens=192, warmup_steps=10, learning_rate=2e-3)
+    recipe = Recipe(rows=12, row_tokens=224, warmup_steps=10, learning_rate=2e-3)
     make_policy(directory, threads=1, recipe=recipe, stages=stages, start=start, **options)
     return directory

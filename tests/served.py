@@ -1,4 +1,4 @@
-"""Policies behind a real server of their own, which stands for the agents' provider: sampled, never trained."""
+"""Policies behind a real server of their own, which stands for the agents' provider: it samples, and is not trained."""
 
 from __future__ import annotations
 

