@@ -96,7 +96,7 @@ def _tokenizer(texts: Iterable[str], template: Any, max_context: int) -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    from agl.trainer.quickstart.policy import MARKERS, SPECIAL_TOKENS
+    from agl.trainer.quickstart.tokenizer import MARKERS, SPECIAL_TOKENS
 
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
