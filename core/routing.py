@@ -130,7 +130,7 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
 
         @functools.wraps(inherited)
         async def request_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-            call = None if tracing.here() is None and _nowhere() else _request(sdk, self, args, kwargs)
+            call = None if tracing.idle() else _request(sdk, self, args, kwargs)
             if call is None:
                 return await inherited(self, *args, **kwargs)
             try:
@@ -147,7 +147,7 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
 
     @functools.wraps(inherited)
     def request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call = None if tracing.here() is None and _nowhere() else _request(sdk, self, args, kwargs)
+        call = None if tracing.idle() else _request(sdk, self, args, kwargs)
         if call is None:
             return inherited(self, *args, **kwargs)
         try:

@@ -123,9 +123,9 @@ _of_process: Callable[[], Scope | None] | None = None
 """Gives the scope of every place in this process that lies in no other."""
 
 
-here = _current.get
-"""The innermost scope here, perhaps an ended one; None outside a rollout. The whole cost of a hook that nothing asks
-for: one context variable read."""
+def idle() -> bool:
+    """Whether no rollout runs here. The whole cost of a hook that nothing asks for: a context variable is read."""
+    return _current.get() is None and _of_process is None
 
 
 def current() -> Scope | None:

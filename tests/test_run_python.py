@@ -92,7 +92,8 @@ def test_a_program_of_each_framework_is_traced(name: str, how: str, provider: Pr
     assert [(s.path, s.body) for s in provider.seen] == [(s.path, s.body) for s in untraced]
     assert all("agl" not in s.text and "traceparent" not in s.headers for s in provider.seen)
     keys = {s.headers.get("authorization") or s.headers.get("x-api-key") for s in provider.seen}
-    assert keys <= {f"Bearer {OPENAI_KEY}", ANTHROPIC_KEY}
+    assert keys == {s.headers.get("authorization") or s.headers.get("x-api-key") for s in untraced}
+    assert keys <= {f"Bearer {OPENAI_KEY}", ANTHROPIC_KEY, f"Bearer {ANTHROPIC_KEY}"}
 
     spans = trace(tmp_path)
     assert outline(spans) == [f"agent {name}", *(f"  {line}" for line in below)]

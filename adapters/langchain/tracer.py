@@ -91,7 +91,7 @@ class _HandlerInRollouts:
         self.handler = handler
 
     def get(self) -> BaseCallbackHandler | None:
-        return None if tracing.here() is None else self.handler
+        return None if tracing.idle() else self.handler
 
 
 @functools.cache

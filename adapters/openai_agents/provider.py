@@ -40,7 +40,7 @@ class Provider(TraceProvider):
     def create_span(
         self, span_data: Any, span_id: str | None = None, parent: Any = None, disabled: bool = False
     ) -> Span[Any]:
-        if not self._hidden and tracing.here() is None:
+        if not self._hidden and tracing.idle():
             return self.users.create_span(span_data, span_id, parent, disabled)
         around = [a for a in (parent,) if a is not None] or [self.get_current_span(), self.get_current_trace()]
         if not any(a is not None and self._is_hidden(a) for a in around):

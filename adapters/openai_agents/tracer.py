@@ -121,7 +121,7 @@ def _processor_class() -> Any:
             self.provider.forget(trace.trace_id)
 
         def on_span_start(self, span: Any) -> None:
-            if not self.open and tracing.here() is None:
+            if not self.open and tracing.idle():
                 return
             outer = self.open.get(span.parent_id)
             parent = place(outer.around if outer is not None else None, [o.own for o in list(self.open.values())])
