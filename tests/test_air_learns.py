@@ -87,7 +87,7 @@ def train(policy: Path, directory: Path, seed: int, steps: int, air: agl.AIR | N
             max_response_tokens=48, max_context=256, max_batch=64, checkpoint_every=steps,
         ),
         tracer=LangChainTracer(),
-        credit=agl.credit.Discounted(1.0),
+        credit=agl.credit.TurnGroups(gamma=1.0),
         air=air,
         n_workers=16,
         directory=directory,
