@@ -21,7 +21,8 @@ class Environment:
     """A virtual environment over the one that runs this."""
 
     def __init__(self, directory: Path) -> None:
-        subprocess.run([sys.executable, "-m", "venv", directory], check=True)
+        # Without pip: the one below installs here too, and brings a setuptools that needs no wheel package.
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True)
         self.python = directory / ("Scripts" if os.name == "nt" else "bin") / "python"
         [purelib] = self.run("-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.splitlines()
         # Its own packages come first, and what is installed in editable mode here is so there.
