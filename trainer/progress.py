@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 if TYPE_CHECKING:
-    from agl.trainer.runners.local import RolloutResult
+    from agl.trainer.runners.base import RolloutResult
 
 
 class Progress:

@@ -27,7 +27,9 @@ from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.local.config import Policy
 from agl.trainer.progress import Progress
-from agl.trainer.runners.local import LocalRunner, RolloutResult
+from agl.trainer.runners.base import RolloutResult, Runner
+from agl.trainer.runners.desk import RunDesk
+from agl.trainer.runners.local import LocalRunner
 from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store
 
 
@@ -113,7 +115,8 @@ class Run:
     checkpoint: Path | None = None
     policy_paths: dict[str, Path] = field(default_factory=dict)
     _server: GatewayServer | None = None
-    _runner: LocalRunner | None = None
+    _desk: RunDesk | None = None
+    _runner: Runner | None = None
     _waiting: dict[str, asyncio.Future[RolloutResult]] = field(default_factory=dict)
 
     async def start(
@@ -130,22 +133,21 @@ class Run:
             self.gateway = self.gateway or Gateway(self.store, capture_content=self.capture_content)
             self._server = GatewayServer(self.gateway, host=self.host, port=self.port)
             await self._server.start()
-        self._runner = LocalRunner(
-            self.agent,
-            store=self.store,
-            gateway=self.gateway if routed else None,
+        self._desk = RunDesk(
+            self.store,
+            self.gateway if routed else None,
             selection=self.selection,
-            run_id=self.run_id,
-            n_workers=self.n_workers,
             rules=rules,
             resources=self.initial_resources,
             model=model,
+            run_id=self.run_id,
             done=self._done,
-            broken=self._broken,
-            capture_content=self.capture_content,
             air=self.air,
-            hooks=self.hooks,
             rewarded=rewarded,
+            capture_content=self.capture_content,
+        )
+        self._runner = LocalRunner(
+            self.agent, self._desk, n_workers=self.n_workers, broken=self._broken, hooks=self.hooks
         )
         await self._runner.start()
         # A full collection goes over every object that the frameworks and torch have made, a fifth of a second each
@@ -155,13 +157,15 @@ class Run:
 
     def wake(self) -> None:
         """Tell idle workers that rollouts were enqueued by other means than `rollouts`. Call it on the run's loop."""
-        if self._runner is not None:
-            self._runner.wake()
+        if self._desk is not None:
+            self._desk.wake()
 
     async def stop(self) -> None:
         """End the workers and the gateway; open rollouts are cancelled in the store."""
         if self._runner is not None:
             await self._runner.stop()
+        if self._desk is not None:
+            await self._desk.stop()
         open_rollouts = [r for r, f in self._waiting.items() if not f.done()]
         if open_rollouts:
             try:
@@ -170,7 +174,7 @@ class Run:
                 self.progress.note(f"could not cancel open rollouts: {error}")
         if self._server is not None:
             await self._server.stop()
-        self._runner = self._server = None
+        self._runner = self._desk = self._server = None
         gc.unfreeze()
 
     async def rollouts(
@@ -193,7 +197,7 @@ class Run:
         Returns:
             One result per rollout, tasks in order, repetitions next to each other.
         """
-        assert self._runner is not None
+        assert self._desk is not None
         config = RolloutConfig(max_attempts=self.max_attempts, timeout_seconds=self.timeout)
         when = step if mode == "train" else 0
         new = [
@@ -217,7 +221,7 @@ class Run:
         self.progress.began(mode, step, len(new))
         try:
             await self.store.enqueue_rollouts(new)
-            self._runner.wake()
+            self._desk.wake()
             return list(await asyncio.gather(*futures))
         finally:
             for r in new:

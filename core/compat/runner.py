@@ -124,19 +124,22 @@ class LitAgentRunner:
 
     @contextlib.asynccontextmanager
     async def _running(self) -> AsyncIterator[tuple[Any, list[Any]]]:
-        from agl.trainer.gateway.access import SamplingRules
-        from agl.trainer.runners.local import LocalRunner
+        from agl.trainer.runners import LocalRunner, RunDesk
 
         results: list[Any] = []
         errors: list[BaseException] = []
+        desk = RunDesk(self.get_store().ours, selection=select(None), resources={}, done=results.append, rewarded=False)
         runner = LocalRunner(
-            as_agent(self._agent), store=self.get_store().ours, gateway=None, selection=select(None), run_id=None,
-            n_workers=0, rules=lambda mode: SamplingRules(), resources={}, model="", done=results.append,
-            broken=errors.append, hooks=[Hooked(h, self._agent, self) for h in self._hooks], rewarded=False,
+            as_agent(self._agent), desk, n_workers=0, broken=errors.append,
+            hooks=[Hooked(h, self._agent, self) for h in self._hooks],
         )  # fmt: skip
+
+        async def run_one(leased: Any) -> None:
+            await runner.attempt(await desk.open(leased, self.get_worker_id()))
+
         await runner.start()
         try:
-            yield runner.attempt, results
+            yield run_one, results
         finally:
             await runner.stop()
 

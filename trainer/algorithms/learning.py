@@ -17,7 +17,7 @@ from agl.trainer.algorithms.advantages import Scored
 from agl.trainer.algorithms.policies import Policies
 from agl.trainer.local.policy import LocalPolicy
 from agl.trainer.run import Run, mean_rewards
-from agl.trainer.runners.local import RolloutResult
+from agl.trainer.runners.base import RolloutResult
 from agl.trainer.store.base import TrainedCall
 
 PROBE_TOKENS = 64

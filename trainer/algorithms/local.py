@@ -23,7 +23,7 @@ from agl.trainer.local.config import LearnerConfig, LoraSpec
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.objectives import Estimator, KLKind, LossAgg, PolicyLossKind, RolloutIS
 from agl.trainer.run import Batches, Run, mean_rewards, require_positive, require_some, require_tasks
-from agl.trainer.runners.local import RolloutResult
+from agl.trainer.runners.base import RolloutResult
 
 SMALL_MODEL = 20_000_000
 """Parameters below which a checkpoint at every step costs next to nothing."""

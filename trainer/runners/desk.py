@@ -1,0 +1,310 @@
+"""The run's side of an attempt: leases it with a way into the gateway, and builds and judges what comes back.
+
+Invariant: an attempt that was leased ends in the store exactly once, with its calls, spans and rewards, or with the
+reason it failed; the run hears of each rollout once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agl import semconv
+from agl.errors import AglError, RewardError, RolloutError, RolloutTimeoutError, StoreError
+from agl.intermediate import AIR, as_spans
+from agl.mdp import Call
+from agl.resources import resource_from_json
+from agl.selection import Selection
+from agl.spans import Span
+from agl.trainer.gateway.access import SamplingRules
+from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.runners.base import LEASE_WAIT_SECONDS, Lease, Report, RolloutResult
+from agl.trainer.store.base import ATTEMPT_TERMINAL, AttemptedRollout, Rollout, Store
+from agl.trajectories import Built, build, check
+
+log = logging.getLogger("agl.runner")
+
+LOOK_SECONDS = 1.0
+"""How often an idle worker looks by itself: other processes may enqueue too."""
+WATCH_SECONDS = 0.5
+GRACE_SECONDS = 5.0
+"""How long after its limit an attempt has to say by itself that it timed out."""
+
+
+@dataclass(eq=False)
+class _Open:
+    """A lease that is out. Times are of the monotonic clock, which does not jump."""
+
+    lease: Lease
+    worker_id: str
+    since: float
+    beat: float
+    lock: asyncio.Lock
+    calls: list[Call] | None = None
+
+
+class RunDesk:
+    """A `Desk` over a store and, where calls are routed, a gateway. Lives on the run's event loop.
+
+    Args:
+        store: where rollouts come from and facts go. gateway: None routes nothing.
+        selection: which agents are trained. rules: mode -> the trainer's sampling rules.
+        resources: what rollouts are given; None = what the store holds under their `resources_id`, or its latest.
+        model: the name that agents see for the policy. run_id: the run whose rollouts are leased; None = any.
+        done: called with each result. air: the rules that reward tool outcomes, calls and handoffs, if any.
+        rewarded: whether an attempt without a reward has failed.
+        silent_seconds: how long a worker may be silent where a rollout's `unresponsive_seconds` does not say.
+        given_up: called with each lease that ran past its limits and its worker.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        gateway: Gateway | None = None,
+        *,
+        selection: Selection,
+        rules: Callable[[str], SamplingRules] = lambda mode: SamplingRules(),
+        resources: Mapping[str, Any] | None = None,
+        model: str = "",
+        run_id: str | None = None,
+        done: Callable[[RolloutResult], None] = lambda result: None,
+        air: AIR | None = None,
+        rewarded: bool = True,
+        capture_content: bool = True,
+        silent_seconds: float | None = None,
+        given_up: Callable[[Lease, str], None] | None = None,
+    ) -> None:
+        self.store, self.gateway, self.selection, self.rules = store, gateway, selection, rules
+        self.resources, self.model, self.run_id, self.done = resources, model, run_id, done
+        self.air, self.rewarded, self.capture_content = air, rewarded, capture_content
+        self.silent_seconds, self.given_up = silent_seconds, given_up
+        self._enqueued = asyncio.Event()
+        self._open: dict[tuple[str, int], _Open] = {}
+        self._watching: asyncio.Task[None] | None = None
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+    async def lease(self, worker_id: str, wait: float = LEASE_WAIT_SECONDS) -> Lease | None:
+        deadline = time.monotonic() + wait
+        while True:
+            self._enqueued.clear()
+            leased = await self.store.dequeue_rollout(worker_id, run_id=self.run_id)
+            if leased is not None:
+                opening = asyncio.ensure_future(self.open(leased, worker_id))
+                try:
+                    return await asyncio.shield(opening)
+                except asyncio.CancelledError:
+                    await self.abandon(await opening, "its worker left before it began")
+                    raise
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._enqueued.wait(), min(LOOK_SECONDS, left))
+
+    async def open(self, leased: AttemptedRollout, worker_id: str) -> Lease:
+        """The lease of an attempt that was taken from the store."""
+        rollout, attempt = leased.rollout, leased.attempt.attempt
+        now = time.monotonic()
+        lease = Lease(
+            leased, self.selection, await self._resources(rollout), capture_content=self.capture_content,
+            model=self.model,
+        )  # fmt: skip
+        if self.gateway is not None:
+            rules = self.rules(rollout.mode)
+            access, key = self.gateway.open_attempt(
+                rollout.rollout_id, attempt, selection=self.selection, seed=rollout.seed, rules=rules
+            )
+            sampling = {} if rules.temperature is None else {"temperature": rules.temperature}
+            lease = replace(lease, gateway=self.gateway.base_url, url=access.url, key=key, sampling=sampling)
+        self._open[lease.id] = _Open(lease, worker_id, now, now, asyncio.Lock())
+        await self.store.update_attempt(rollout.rollout_id, attempt, "running")
+        return lease
+
+    async def heartbeat(self, lease: Lease) -> bool:
+        opened = self._open.get(lease.id)
+        if opened is not None:
+            opened.beat = time.monotonic()
+        await self.store.heartbeat(*lease.id)
+        return opened is not None or (self.gateway is None and await self._is_open(lease))
+
+    async def deliver(self, lease: Lease, spans: Sequence[Span]) -> None:
+        opened = self._open.get(lease.id)
+        if opened is not None:
+            async with opened.lock:
+                await self._calls(opened)
+        await self.store.add_spans(spans)
+
+    async def finish(self, lease: Lease, report: Report) -> None:
+        opened = self._open.get(lease.id)
+        if opened is None:
+            if not await self._is_open(lease):
+                return
+            if self.gateway is not None:
+                raise StoreError(
+                    "this attempt is not open here any more",
+                    hint="the run that leased it was restarted, and has asked for the rollout again",
+                    rollout=lease.rollout.rollout_id,
+                    attempt=lease.attempt,
+                )
+            # The server of a store was restarted; all that its desk knew is in the store.
+            opened = _Open(lease, "", 0.0, 0.0, asyncio.Lock())
+        async with opened.lock:
+            if self._open.get(lease.id) is opened or self.gateway is None:
+                await self._finish(opened, report)
+                self._open.pop(lease.id, None)
+
+    async def abandon(self, lease: Lease, why: str) -> None:
+        opened = self._open.get(lease.id)
+        if opened is None:
+            return
+        async with opened.lock:
+            if self._open.pop(lease.id, None) is None:
+                return
+            if self.gateway is not None:
+                await self.gateway.close_attempt(*lease.id)
+            after = await self.store.update_attempt(*lease.id, "failed", error=why)
+            self._ended(after, opened, Report(error=_failed(lease, why)), None)
+
+    # -- the run ------------------------------------------------------------------------------------------------------
+    def wake(self) -> None:
+        """Tell idle workers that rollouts were enqueued."""
+        self._enqueued.set()
+
+    async def close(self, lease: Lease) -> None:
+        """Let go of a lease whose rollout the run itself ends."""
+        if self._open.pop(lease.id, None) is not None and self.gateway is not None:
+            await self.gateway.close_attempt(*lease.id)
+
+    def watch(self) -> None:
+        """From now on give up attempts that run past their limits, as workers elsewhere may have died."""
+        self._watching = self._watching or asyncio.ensure_future(self._watch())
+
+    async def stop(self) -> None:
+        """Stop watching and close every lease that is out. Idempotent."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+            self._watching = None
+        for opened in list(self._open.values()):
+            await self.close(opened.lease)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            for opened in list(self._open.values()):
+                error = _late(opened, self.silent_seconds)
+                if error is not None and not opened.lock.locked():
+                    try:
+                        await self._give_up(opened, error)
+                    except AglError as why:
+                        log.warning("rollout %s attempt %d cannot be given up yet: %s", *opened.lease.id, why)
+
+    async def _give_up(self, opened: _Open, error: RolloutError) -> None:
+        async with opened.lock:
+            if self._open.pop(opened.lease.id, None) is None:
+                return
+            if self.given_up is not None:
+                self.given_up(opened.lease, opened.worker_id)
+            await self._calls(opened)
+            status = "timeout" if isinstance(error, RolloutTimeoutError) else "unresponsive"
+            after = await self.store.update_attempt(*opened.lease.id, status, error=str(error))
+            self._ended(after, opened, Report(error=error), None)
+
+    # -- an attempt's end ---------------------------------------------------------------------------------------------
+    async def _finish(self, opened: _Open, report: Report) -> None:
+        lease = opened.lease
+        try:
+            calls = await self._calls(opened)
+        except AglError as lost:
+            calls, report = [], replace(report, error=report.error or lost)
+        await self.store.add_spans(report.spans)
+        built = None
+        if report.error is None:
+            try:
+                built = await self._built(lease, calls, report.spans)
+            except AglError as refused:
+                report = replace(report, error=refused)
+        after = await self.store.update_attempt(*lease.id, report.status, error=report.traceback)
+        self._ended(after, opened, report, built)
+
+    def _ended(self, after: Rollout, opened: _Open, report: Report, built: Built | None) -> None:
+        rollout_id, attempt = opened.lease.id
+        if after.status == "queuing":
+            log.info("rollout %s attempt %d %s, trying again: %s", rollout_id, attempt, report.status, report.error)
+            self.wake()
+        elif attempt == after.attempts:
+            self.done(RolloutResult(after, attempt, built, report.error))
+
+    async def _calls(self, opened: _Open) -> list[Call]:
+        if opened.calls is None:
+            opened.calls = [] if self.gateway is None else await self.gateway.close_attempt(*opened.lease.id)
+        return opened.calls
+
+    async def _built(self, lease: Lease, calls: list[Call], spans: Sequence[Span]) -> Built:
+        rollout, attempt = lease.rollout, lease.attempt
+        what = (rollout.rollout_id, attempt, rollout.group, calls)
+        built = build(*what, spans, self.selection)
+        if self.gateway is not None:
+            check(built, self.selection, rollout_id=rollout.rollout_id, attempt=attempt)
+        if self.air is not None and (credited := self.air.rewards(calls, spans, self.selection)):
+            earned = as_spans(credited, spans)
+            await self.store.add_spans(earned)
+            built = build(*what, [*spans, *earned], self.selection)
+            if built.unplaced and self.gateway is not None:
+                log.warning(
+                    "rollout %s: no call known for %d AIR reward(s) (%s); they count for the whole rollout",
+                    rollout.rollout_id, len(built.unplaced), ", ".join(sorted({r.name for r in built.unplaced})),
+                )  # fmt: skip
+        if self.rewarded and built.reward is None:
+            raise RewardError(
+                f"agent {_outermost(spans)!r} returned no reward and emitted none",
+                hint="return a number, pass reward= to agl.wrap, or call agl.emit_reward",
+                rollout=rollout.rollout_id,
+                attempt=attempt,
+            )
+        return built
+
+    async def _resources(self, rollout: Rollout) -> Mapping[str, Any]:
+        if self.resources is not None:
+            return self.resources
+        found = await self.store.get_resources(rollout.resources_id)
+        if found is None:
+            return {}
+        return {name: resource_from_json(r) for name, r in found[1].items() if isinstance(r, Mapping) and "type" in r}
+
+    async def _is_open(self, lease: Lease) -> bool:
+        attempts = await self.store.query_attempts(lease.rollout.rollout_id)
+        return any(a.attempt == lease.attempt and a.status not in ATTEMPT_TERMINAL for a in attempts)
+
+
+def _outermost(spans: Sequence[Span]) -> str | None:
+    return next((s.agent for s in spans if s.parent_id is None and s.operation == semconv.INVOKE_AGENT), None)
+
+
+def _failed(lease: Lease, why: str) -> RolloutError:
+    return RolloutError(why, rollout=lease.rollout.rollout_id, attempt=lease.attempt)
+
+
+def _late(opened: _Open, silent_seconds: float | None) -> RolloutError | None:
+    """Why an attempt is to be given up, if it is."""
+    config, where = opened.lease.rollout.config, {"rollout": opened.lease.id[0], "attempt": opened.lease.id[1]}
+    now = time.monotonic()
+    if config.timeout_seconds is not None and now - opened.since > config.timeout_seconds + GRACE_SECONDS:
+        return RolloutTimeoutError(
+            f"the agent ran past its limit of {config.timeout_seconds:g} s and did not let itself be stopped",
+            hint="raise Trainer(timeout=...), or find out what it waits for",
+            **where,
+        )
+    silent = silent_seconds if config.unresponsive_seconds is None else config.unresponsive_seconds
+    if silent is not None and now - opened.beat > silent:
+        return RolloutError(
+            f"its runner {opened.worker_id!r} has not been heard of for {now - opened.beat:.0f} s",
+            hint="it died, or lost its connection; the rollout is run again elsewhere",
+            **where,
+        )
+    return None
