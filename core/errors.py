@@ -111,6 +111,10 @@ class StoreError(AglError):
     """The store refused or could not do what was asked."""
 
 
+class AttemptOverError(StoreError):
+    """The attempt is not open any more: cancelled, given up, or reported before. Trying again changes nothing."""
+
+
 class StoreVersionError(StoreError):
     """The store was written by a newer version of agl."""
 

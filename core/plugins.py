@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib.util
 import inspect
 import logging
+from collections.abc import Iterable, Iterator
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
-from agl.agents import Agent, RewardFunction
+from agl import tracing
+from agl.agents import Agent, RewardFunction, Tracer
 from agl.errors import ConfigError, reject_unknown
 
 log = logging.getLogger("agl")
@@ -77,3 +81,24 @@ def wrap(agent: Any, reward: RewardFunction | None = None, **options: Any) -> Ag
         hint=f"agl found the adapters {', '.join(adapters()) or 'none'}{broken}. An adapter for another framework is "
         "found once it is installed; without one, run the agent in a function and use @agl.rollout",
     )
+
+
+@contextlib.contextmanager
+def switched_on(tracers: Iterable[Tracer]) -> Iterator[None]:
+    """Within the block these tracers and the bare clients' are on; those that were on before stay on after it."""
+    bare = [cls() for name, cls in adapters().items() if name in ("openai", "anthropic") and _importable(name)]
+    switched = []
+    with tracing.carried_across_threads():
+        try:
+            for tracer in (*tracers, *bare):
+                if not getattr(tracer, "instrumented", False):
+                    tracer.instrument()
+                    switched.append(tracer)
+            yield
+        finally:
+            for tracer in reversed(switched):
+                tracer.uninstrument()
+
+
+def _importable(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None

@@ -11,9 +11,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from starlette.routing import Route
 
 from agl.agents import Agent
 from agl.credit import Credit
@@ -30,7 +31,13 @@ from agl.trainer.progress import Progress
 from agl.trainer.runners.base import RolloutResult, Runner
 from agl.trainer.runners.desk import RunDesk
 from agl.trainer.runners.local import LocalRunner
+from agl.trainer.runners.remote import desk_routes, key_check
+from agl.trainer.runners.wire import selection_to_json
 from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store
+
+Runners = Literal["local", "remote"]
+SILENT_SECONDS = 60.0
+"""How long a runner elsewhere may be silent before its rollouts are run again."""
 
 
 def seed_of(*parts: object) -> int:
@@ -85,6 +92,8 @@ class Run:
         policies: name -> where a policy differs from what the algorithm says.
         train, val: the tasks. store, gateway, progress: where facts go.
         n_workers, max_attempts, timeout: how rollouts run.
+        runners: where rollouts are executed: "local" (this process) or "remote" (wherever `agl runner` is started).
+        runner_key: what remote runners must show; None lets any on this machine in.
         initial_resources: what rollouts are given beside the LLM. hooks: called around every attempt.
         air: the rules that reward tool outcomes, calls and handoffs, if any.
     """
@@ -106,6 +115,8 @@ class Run:
     capture_content: bool = True
     host: str = "127.0.0.1"
     port: int = 0
+    runners: Runners = "local"
+    runner_key: str | None = None
     initial_resources: Mapping[str, Any] = field(default_factory=dict)
     policies: Mapping[str, Policy] = field(default_factory=dict)
     air: AIR | None = None
@@ -131,8 +142,8 @@ class Run:
         """
         if routed:
             self.gateway = self.gateway or Gateway(self.store, capture_content=self.capture_content)
-            self._server = GatewayServer(self.gateway, host=self.host, port=self.port)
-            await self._server.start()
+        if self.resume:
+            await self._cancel_left_over()
         self._desk = RunDesk(
             self.store,
             self.gateway if routed else None,
@@ -145,15 +156,35 @@ class Run:
             air=self.air,
             rewarded=rewarded,
             capture_content=self.capture_content,
+            silent_seconds=None if self.runners == "local" else SILENT_SECONDS,
         )
-        self._runner = LocalRunner(
-            self.agent, self._desk, n_workers=self.n_workers, broken=self._broken, hooks=self.hooks
-        )
-        await self._runner.start()
+        if routed or self.runners != "local":
+            gateway = self.gateway or Gateway(self.store, capture_content=self.capture_content)
+            self._server = GatewayServer(gateway, host=self.host, port=self.port, beside=self._runner_routes())
+            url = await self._server.start()
+        if self.runners == "local":
+            self._runner = LocalRunner(
+                self.agent, self._desk, n_workers=self.n_workers, broken=self._broken, hooks=self.hooks
+            )
+            await self._runner.start()
+        else:
+            self._desk.watch()
+            self.progress.note(f"waiting for runners: agl runner --store {url} --agent module:agent")
         # A full collection goes over every object that the frameworks and torch have made, a fifth of a second each
         # time; they live as long as the run anyway.
         gc.collect()
         gc.freeze()
+
+    def _runner_routes(self) -> list[Route]:
+        if self.runners == "local":
+            return []
+        selection_to_json(self.selection)
+        return desk_routes(lambda: self._desk, key_check(self.runner_key))
+
+    async def _cancel_left_over(self) -> None:
+        """Rollouts that the run asked for before it was stopped: nobody waits for what they come to."""
+        left = await self.store.query_rollouts(run_id=self.run_id, status=["queuing", "preparing", "running"])
+        await self.store.cancel_rollouts([r.rollout_id for r in left])
 
     def wake(self) -> None:
         """Tell idle workers that rollouts were enqueued by other means than `rollouts`. Call it on the run's loop."""

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import os
 import re
 import threading
 import uuid
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
-from agl import tracing
 from agl.agents import Agent, Tracer, as_agent
 from agl.credit import Credit, Uniform
 from agl.errors import CheckpointError, ConfigError, checked_options, nearest
 from agl.hooks import Hook
 from agl.intermediate import AIR, chosen
-from agl.plugins import adapters
+from agl.plugins import switched_on
 from agl.resources import Dataset, as_tasks
 from agl.selection import AgentFilter, select
 from agl.trainer.algorithms import Algorithm
 from agl.trainer.algorithms.checkpoints import latest
 from agl.trainer.local.config import Policy
 from agl.trainer.progress import Progress
-from agl.trainer.run import Run, require_positive, require_tasks
+from agl.trainer.run import Run, Runners, require_positive, require_tasks
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
 
@@ -78,7 +77,10 @@ class Trainer:
         directory: where checkpoints and the store go; `agl-runs/<run id>` if None.
         seed: fixes the order of tasks, every request's sampling and the learner's randomness.
         max_attempts: tries per rollout. timeout: seconds per attempt.
-        host, port: where the gateway listens.
+        runners: where rollouts are executed: "local" (threads and tasks of this process) or "remote" (wherever
+            `agl runner --store URL` is started; `fit`'s agent is then not run here and may be None).
+        runner_key: what remote runners must show (AGL_RUNNER_KEY if None).
+        host, port: where the gateway listens; other than loopback only for remote runners with a key.
         capture_content: whether texts are recorded beside the tokens.
         initial_resources: what rollouts are given beside `llm`.
         hooks: an `agl.Hook`, or several, called around every attempt.
@@ -100,6 +102,8 @@ class Trainer:
         seed: int = 0,
         max_attempts: int = 2,
         timeout: float | None = 600.0,
+        runners: Runners = "local",
+        runner_key: str | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         capture_content: bool = True,
@@ -110,9 +114,15 @@ class Trainer:
         if not isinstance(algorithm, Algorithm):
             raise ConfigError(f"algorithm= is {algorithm!r}", hint="for example agl.GRPO(model=..., steps=200)")
         require_positive(n_workers=n_workers, max_attempts=max_attempts, timeout=timeout)
-        if host not in ("127.0.0.1", "::1", "localhost"):
+        if runners not in get_args(Runners):
+            raise ConfigError(f"runners={runners!r}", hint=nearest(str(runners), get_args(Runners)))
+        self.runners: Runners = runners
+        self.runner_key = runner_key or os.environ.get("AGL_RUNNER_KEY")
+        if host not in ("127.0.0.1", "::1", "localhost") and (runners == "local" or self.runner_key is None):
             raise ConfigError(
-                f"host={host!r} is not a loopback address", hint="agents on other machines are not served yet"
+                f"host={host!r} is not a loopback address",
+                hint='leave it out; or serve runners elsewhere with runners="remote" and a key (runner_key=, '
+                "AGL_RUNNER_KEY)",
             )
         self.algorithm = algorithm
         self.tracers: tuple[Tracer, ...] = (
@@ -168,7 +178,7 @@ class Trainer:
         return self._drive(agent, tasks, [], resume=False, dev_tasks=n_tasks)
 
     def _drive(self, agent: Any, train: Any, val: Any, *, resume: bool, dev_tasks: int | None) -> Result:
-        runnable = as_agent(agent)
+        runnable = _ELSEWHERE if agent is None and self.runners == "remote" else as_agent(agent)
         if self.air is not None:
             self.air.require(capture_content=self.capture_content)
         run_id = f"run-{uuid.uuid4().hex[:8]}"
@@ -199,6 +209,8 @@ class Trainer:
                     timeout=self.timeout,
                     resume=resume,
                     capture_content=self.capture_content,
+                    runners=self.runners,
+                    runner_key=self.runner_key,
                     host=self.host,
                     port=self.port,
                     initial_resources=self.initial_resources,
@@ -215,7 +227,7 @@ class Trainer:
                 if given is None:
                     await store.close()
 
-        with self._instrumented(runnable):
+        with switched_on((*self.tracers, *runnable.tracers)):
             try:
                 return run_in_thread(main())
             except KeyboardInterrupt:
@@ -252,28 +264,12 @@ class Trainer:
                 hint="go on with it (resume=True or --resume), or choose another directory",
             )
 
-    @contextlib.contextmanager
-    def _instrumented(self, agent: Agent) -> Any:
-        """The agent's tracers, the given ones and the bare clients' are on while it runs; those on before stay on."""
-        bare = [cls() for name, cls in adapters().items() if name in ("openai", "anthropic") and _importable(name)]
-        switched = []
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(tracing.carried_across_threads())
-            for tracer in (*self.tracers, *agent.tracers, *bare):
-                if not getattr(tracer, "instrumented", False):
-                    tracer.instrument()
-                    switched.append(tracer)
-            try:
-                yield
-            finally:
-                for tracer in reversed(switched):
-                    tracer.uninstrument()
+
+def _not_here(*_: Any) -> Any:
+    raise ConfigError("the agent of this run is executed by its runners", hint="start one: agl runner --store URL")
 
 
-def _importable(name: str) -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec(name) is not None
+_ELSEWHERE = Agent("agent", _not_here, False)
 
 
 def run_in_thread(main: Coroutine[Any, Any, T]) -> T:

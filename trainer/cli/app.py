@@ -204,6 +204,27 @@ def run(
     raise typer.Exit(status)
 
 
+@app.command()
+def runner(
+    agent: Annotated[str, typer.Option(help="The agent: file.py:name or package.module:name.")],
+    store: Annotated[
+        str | None, typer.Option(help="The server that hands out rollouts; else AGL_STORE.", metavar="URL")
+    ] = None,
+    reward: Annotated[
+        str | None, typer.Option(help="Reward function (task, output) -> float: file.py:name or package.module:name.")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Rollouts at once.", min=1)] = 1,
+    key_file: Annotated[Path | None, typer.Option(help="Holds the runner's key; else AGL_RUNNER_KEY.")] = None,
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Execute rollouts here for a trainer or a store elsewhere, until Ctrl-C."""
+    from agl.trainer.cli.loading import load_agent
+    from agl.trainer.cli.runner import run_runner
+
+    _write(json_file, run_runner(load_agent(agent, reward), store, key_file, workers, quiet=quiet))
+
+
 trace = typer.Typer(help="Read traces: which agent spoke, which tool ran.", no_args_is_help=True)
 app.add_typer(trace, name="trace")
 

@@ -120,7 +120,7 @@ class Desk(Protocol):
         """End the attempt; a failed one is queued again where its rollout has attempts left.
 
         Raises:
-            StoreError: the attempt is not open any more (cancelled, given up); what it came to is not wanted.
+            AttemptOverError: it was cancelled or given up; what it came to is not wanted.
         """
         ...
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agl import semconv
-from agl.errors import AglError, RewardError, RolloutError, RolloutTimeoutError, StoreError
+from agl.errors import AglError, AttemptOverError, RewardError, RolloutError, RolloutTimeoutError
 from agl.intermediate import AIR, as_spans
 from agl.mdp import Call
 from agl.resources import resource_from_json
@@ -24,7 +24,7 @@ from agl.spans import Span
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.runners.base import LEASE_WAIT_SECONDS, Lease, Report, RolloutResult
-from agl.trainer.store.base import ATTEMPT_TERMINAL, AttemptedRollout, Rollout, Store
+from agl.trainer.store.base import ATTEMPT_TERMINAL, ROLLOUT_TERMINAL, Attempt, AttemptedRollout, Rollout, Store
 from agl.trajectories import Built, build, check
 
 log = logging.getLogger("agl.runner")
@@ -86,11 +86,12 @@ class RunDesk:
         self._enqueued = asyncio.Event()
         self._open: dict[tuple[str, int], _Open] = {}
         self._watching: asyncio.Task[None] | None = None
+        self._stopped = False
 
     # -- workers ------------------------------------------------------------------------------------------------------
     async def lease(self, worker_id: str, wait: float = LEASE_WAIT_SECONDS) -> Lease | None:
         deadline = time.monotonic() + wait
-        while True:
+        while not self._stopped:
             self._enqueued.clear()
             leased = await self.store.dequeue_rollout(worker_id, run_id=self.run_id)
             if leased is not None:
@@ -105,6 +106,7 @@ class RunDesk:
                 return None
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._enqueued.wait(), min(LOOK_SECONDS, left))
+        return None
 
     async def open(self, leased: AttemptedRollout, worker_id: str) -> Lease:
         """The lease of an attempt that was taken from the store."""
@@ -125,12 +127,26 @@ class RunDesk:
         await self.store.update_attempt(rollout.rollout_id, attempt, "running")
         return lease
 
+    async def find(self, rollout_id: str, attempt: int) -> Lease:
+        """The lease of an attempt that is out, or was when this desk's server was restarted.
+
+        Raises:
+            StoreError: there is no such rollout.
+        """
+        if (opened := self._open.get((rollout_id, attempt))) is not None:
+            return opened.lease
+        rollout = await self.store.get_rollout(rollout_id)
+        return Lease(AttemptedRollout(rollout, Attempt(rollout.rollout_id, attempt, "running")), self.selection)
+
     async def heartbeat(self, lease: Lease) -> bool:
         opened = self._open.get(lease.id)
         if opened is not None:
             opened.beat = time.monotonic()
         await self.store.heartbeat(*lease.id)
-        return opened is not None or (self.gateway is None and await self._is_open(lease))
+        if opened is not None or self.gateway is not None:
+            return opened is not None
+        rollout = await self.store.get_rollout(lease.id[0])
+        return rollout.status not in ROLLOUT_TERMINAL and rollout.attempts == lease.attempt
 
     async def deliver(self, lease: Lease, spans: Sequence[Span]) -> None:
         opened = self._open.get(lease.id)
@@ -145,7 +161,7 @@ class RunDesk:
             if not await self._is_open(lease):
                 return
             if self.gateway is not None:
-                raise StoreError(
+                raise AttemptOverError(
                     "this attempt is not open here any more",
                     hint="the run that leased it was restarted, and has asked for the rollout again",
                     rollout=lease.rollout.rollout_id,
@@ -185,7 +201,9 @@ class RunDesk:
         self._watching = self._watching or asyncio.ensure_future(self._watch())
 
     async def stop(self) -> None:
-        """Stop watching and close every lease that is out. Idempotent."""
+        """Lease nothing more, stop watching and close every lease that is out. Idempotent."""
+        self._stopped = True
+        self.wake()
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)

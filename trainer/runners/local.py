@@ -14,6 +14,9 @@ from agl.trainer.runners.execute import Executor
 
 log = logging.getLogger("agl.runner")
 
+GIVE_BACK_SECONDS = 5.0
+"""How long a stopped runner tries to tell its desk which rollouts it leaves."""
+
 
 class LocalRunner:
     """Workers as tasks of the caller's event loop, which executes their agents beside it.
@@ -54,11 +57,18 @@ class LocalRunner:
             self.broken(error)
 
     async def stop(self) -> None:
-        """Cancel what runs and end the workers; bounded."""
+        """Cancel what runs, give its rollouts back, and end the workers; bounded."""
+        leases = [lease for lease, _ in self._running.values()]
         for task in self._workers:
             task.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
         self._workers.clear()
+        given_back = [asyncio.ensure_future(self.desk.abandon(lease, "its runner was stopped")) for lease in leases]
+        if given_back:
+            _, left = await asyncio.wait(given_back, timeout=GIVE_BACK_SECONDS)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*given_back, return_exceptions=True)
         await self._executor.stop()
 
     async def _work(self, worker_id: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, delete, func, or_, select, update
 
-from agl.errors import StoreError
+from agl.errors import AttemptOverError, StoreError
 from agl.trainer.store import codec
 from agl.trainer.store.base import (
     ATTEMPT_TERMINAL,
@@ -134,7 +134,7 @@ def move(
             connection.execute(_BEAT, {"id": rollout_id, "n": attempt, "beat": now})
         return rollout
     if status not in ATTEMPT_TRANSITIONS[was]:
-        raise StoreError(
+        raise AttemptOverError(
             f"attempt {attempt} of rollout {rollout_id} cannot go from {was!r} to {status!r}",
             hint=f"from {was!r} it can go to: {', '.join(sorted(ATTEMPT_TRANSITIONS[was]))}"
             if ATTEMPT_TRANSITIONS[was]

@@ -1,0 +1,220 @@
+"""Rollouts that are executed elsewhere: a trainer in one process, `agl runner` in others."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+from scripted import ScriptedEngine, in_loop, quick_tokenizer, rendering_of, until
+from starlette.requests import Request
+
+import agl
+from agl.agents import as_agent
+from agl.errors import ConfigError, RolloutError
+from agl.selection import select
+from agl.trainer.gateway.access import SamplingRules
+from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.gateway.server import GatewayServer
+from agl.trainer.runners.base import RolloutResult
+from agl.trainer.runners.desk import RunDesk
+from agl.trainer.runners.remote import RemoteDesk, desk_routes, key_check
+from agl.trainer.runners.work import work
+from agl.trainer.store import open_store
+from agl.trainer.store.base import NewRollout, RolloutConfig, Store
+
+
+class Served:
+    """A gateway with a scripted policy, and a desk, that listen."""
+
+    def __init__(self, store: Store, *, key: str | None = None, routed: bool = True, **options: Any) -> None:
+        self.store, self.results = store, []
+        self.gateway = Gateway(store)
+        tokenizer = quick_tokenizer()
+        self.engine = ScriptedEngine(tokenizer, ["four"])
+        self.gateway.serve("policy", self.engine, rendering_of(tokenizer))
+        self.make = lambda: RunDesk(
+            store, self.gateway if routed else None, selection=select(None), resources={}, model="policy",
+            rules=lambda mode: SamplingRules(temperature=1.0), done=self.results.append, **options,
+        )  # fmt: skip
+        self.desk: RunDesk | None = self.make()
+        self.check = key_check(key)
+        self.results: list[RolloutResult]
+        self.server: GatewayServer | None = None
+        self.port = 0
+
+    async def start(self) -> str:
+        def check(request: Request) -> None:
+            self.check(request)
+
+        routes = desk_routes(lambda: self.desk, check)
+        self.server = GatewayServer(self.gateway, port=self.port, beside=routes)
+        url = await self.server.start()
+        self.port = self.server.port
+        assert self.desk is not None
+        self.desk.watch()
+        return url
+
+    async def stop(self) -> None:
+        assert self.server is not None
+        if self.desk is not None:
+            await self.desk.stop()
+        await self.server.stop()
+
+
+@agl.rollout
+async def asks(task: Any, llm: agl.LLM) -> float:
+    client = AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+    answer = await client.chat.completions.create(model=llm.model, messages=[{"role": "user", "content": task["q"]}])
+    agl.emit_reward({"length": 0.5})
+    return 1.0 if answer.choices[0].message.content == "four" else 0.0
+
+
+@agl.rollout
+async def sleeps(task: Any) -> float:
+    await asyncio.sleep(task["seconds"])
+    return 1.0
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+@in_loop
+async def test_a_rollout_executed_elsewhere_comes_back_whole(tmp_path: Path) -> None:
+    store = await open_store(str(tmp_path / "s.db"))
+    served = Served(store)
+    url = await served.start()
+    ids = [r.rollout_id for r in await store.enqueue_rollouts([NewRollout({"q": "2+2"}, group="g")] * 8)]
+    end = asyncio.Event()
+    working = asyncio.ensure_future(work(as_agent(asks), url, n_workers=3, until=end))
+    await until(lambda: len(served.results) == 8)
+    end.set()
+    await working
+    assert {r.rollout.rollout_id for r in served.results} == set(ids)
+    for result in served.results:
+        assert result.error is None
+        assert result.built is not None
+        assert result.built.reward == 1.5
+        assert result.built.n_calls == 1
+        [call] = await store.query_calls(result.rollout.rollout_id)
+        assert call.agent == "asks"
+        assert call.policy == "policy"
+        assert call.response_ids.size
+        spans = await store.query_spans(result.rollout.rollout_id)
+        assert {s.operation for s in spans} >= {"invoke_agent", "chat", "reward"}
+        assert (await store.get_rollout(result.rollout.rollout_id)).status == "succeeded"
+    await served.stop()
+    await store.close()
+
+
+@in_loop
+async def test_a_runner_outlives_its_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What it has to bring back when the server is gone, it brings back when there is one again, and says so once."""
+    store = await open_store(str(tmp_path / "s.db"))
+    served = Served(store, routed=False)
+    url = await served.start()
+    [rollout] = await store.enqueue_rollouts([NewRollout({"seconds": 0.5})])
+    end = asyncio.Event()
+    working = asyncio.ensure_future(work(as_agent(sleeps), url, n_workers=2, until=end))
+    await until(lambda: served.desk is not None and served.desk._open)
+    assert served.server is not None
+    await served.server.stop()
+    await asyncio.sleep(1.0)
+    served.desk = served.make()  # as a server that was started anew
+    await served.start()
+    await until(lambda: served.results)
+    end.set()
+    await working
+    assert served.results[0].rollout.status == "succeeded"
+    assert (await store.get_rollout(rollout.rollout_id)).attempts == 1
+    assert len([r for r in caplog.records if "lost the server" in r.getMessage()]) == 1
+    assert len([r for r in caplog.records if "is back" in r.getMessage()]) == 1
+    await served.stop()
+    await store.close()
+
+
+@in_loop
+async def test_a_silent_runner_is_given_up_and_its_rollout_run_elsewhere(tmp_path: Path) -> None:
+    store = await open_store(str(tmp_path / "s.db"))
+    served = Served(store, routed=False, silent_seconds=0.3)
+    url = await served.start()
+    config = RolloutConfig(max_attempts=2, retry_on=("unresponsive",))
+    [rollout] = await store.enqueue_rollouts([NewRollout({"seconds": 0.0}, config=config)])
+    dead = RemoteDesk(url)
+    lease = await dead.lease("dead", 5.0)
+    assert lease is not None
+    end = asyncio.Event()
+    working = asyncio.ensure_future(work(as_agent(sleeps), url, until=end))
+    await until(lambda: served.results)
+    end.set()
+    await working
+    attempts = await store.query_attempts(rollout.rollout_id)
+    assert [a.status for a in attempts] == ["unresponsive", "succeeded"]
+    assert "has not been heard of" in str(attempts[0].error)
+    assert not await dead.heartbeat(lease)
+    await dead.close()
+    await served.stop()
+    await store.close()
+
+
+@in_loop
+async def test_a_lease_that_is_asked_for_twice_is_the_same(tmp_path: Path) -> None:
+    import httpx
+
+    store = await open_store(str(tmp_path / "s.db"))
+    served = Served(store, routed=False)
+    url = await served.start()
+    await store.enqueue_rollouts([NewRollout({"seconds": 0.0})] * 2)
+    body = {"worker": "w", "wait": 1.0, "request": "same"}
+    async with httpx.AsyncClient(trust_env=False) as client:
+        first, second = [(await client.post(f"{url}/runner/lease", json=body)).json() for _ in range(2)]
+    assert first == second
+    await served.stop()
+    await store.close()
+
+
+@in_loop
+async def test_a_runner_needs_the_key(tmp_path: Path) -> None:
+    store = await open_store(str(tmp_path / "s.db"))
+    served = Served(store, key="right", routed=False)
+    url = await served.start()
+    for key in (None, "wrong", "right "):
+        with pytest.raises(RolloutError, match="refuses this runner"):
+            await work(as_agent(sleeps), url, key=key)
+    desk = RemoteDesk(url, "right")
+    assert await desk.lease("w", 0.0) is None
+    await desk.close()
+    await served.stop()
+    await store.close()
+
+
+@in_loop
+async def test_a_server_that_hands_out_no_rollouts_is_named(tmp_path: Path) -> None:
+    store = await open_store("memory")
+    server = GatewayServer(Gateway(store))
+    url = await server.start()
+    with pytest.raises(RolloutError, match="hands out no rollouts"):
+        await work(as_agent(sleeps), url)
+    await server.stop()
+    desk = RemoteDesk(f"http://127.0.0.1:{free_port()}", lost_seconds=0.5)
+    with pytest.raises(RolloutError, match=r"could not be reached for 0\.5 s"):
+        await desk.lease("w")
+    await desk.close()
+    await store.close()
+
+
+def test_a_function_cannot_select_for_remote_runners() -> None:
+    from agl.trainer.runners.wire import selection_to_json
+
+    with pytest.raises(ConfigError, match="'by_length'"):
+        selection_to_json(select(by_length))
+
+
+def by_length(name: str) -> bool:
+    return len(name) > 3

@@ -1,0 +1,74 @@
+"""`agl runner`: executes an agent's rollouts for a server, and shows how many and what they came to."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from agl.agents import Agent
+from agl.errors import ConfigError
+from agl.trainer.runners.base import Lease, Report
+from agl.trainer.runners.work import work
+
+LINE_SECONDS = 5.0
+
+
+def run_runner(agent: Agent, url: str | None, key_file: Path | None, workers: int, *, quiet: bool) -> dict[str, Any]:
+    """Work until Ctrl-C; how many attempts ended, by status.
+
+    Raises:
+        ConfigError: no server is named, or the key's file cannot be read.
+        RolloutError: the server was out of reach for too long, or refuses this runner.
+    """
+    from agl.trainer.trainer import run_in_thread
+
+    server = url or os.environ.get("AGL_STORE")
+    if server is None or not server.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"--store is {server!r}, not a server's address",
+            hint="give that of `agl store`, `agl serve` or a trainer: --store http://127.0.0.1:4747",
+        )
+    console = Console(stderr=True, highlight=False)
+    counts: Counter[str] = Counter()
+    started = last = time.monotonic()
+
+    def told(lease: Lease, report: Report) -> None:
+        nonlocal last
+        counts[report.status] += 1
+        if report.error is not None and not quiet:
+            rollout_id, attempt = lease.id
+            console.print(f"{rollout_id} attempt {attempt} {report.status}: {report.error}", style="red", markup=False)
+        now = time.monotonic()
+        if not quiet and now - last > LINE_SECONDS:
+            last = now
+            console.print(_line(counts, now - started), markup=False)
+
+    if not quiet:
+        console.print(f"{agent.name}: {workers} at once for {server}; Ctrl-C ends it", markup=False)
+    try:
+        run_in_thread(work(agent, server, key=_key(key_file), n_workers=workers, told=told))
+    except KeyboardInterrupt:
+        pass
+    if not quiet:
+        console.print(f"stopped; {_line(counts, time.monotonic() - started)}", markup=False)
+    return {"server": server, "agent": agent.name, "attempts": dict(counts), "seconds": time.monotonic() - started}
+
+
+def _key(path: Path | None) -> str | None:
+    if path is None:
+        return os.environ.get("AGL_RUNNER_KEY")
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise ConfigError(f"the key's file cannot be read: {error}", hint="name a readable file") from None
+
+
+def _line(counts: Counter[str], seconds: float) -> str:
+    total = sum(counts.values())
+    parts = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+    return f"{total} attempts ({parts or 'none yet'}), {total / max(seconds, 1e-9):.2f}/s"

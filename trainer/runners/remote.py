@@ -1,0 +1,271 @@
+"""A desk over HTTP: `desk_routes` serve one, `RemoteDesk` is the worker's side of it.
+
+What a worker could not bring back it keeps and tries again; a request that was answered unheard does no harm when it
+is repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import logging
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from agl import otlp
+from agl.errors import AttemptOverError, RolloutError, StoreError
+from agl.spans import Span
+from agl.trainer.gateway import http
+from agl.trainer.gateway.errors import RequestError
+from agl.trainer.runners import wire
+from agl.trainer.runners.base import LEASE_WAIT_SECONDS, Desk, Lease, Report
+from agl.trainer.runners.desk import RunDesk
+
+log = logging.getLogger("agl.runner")
+
+LOST_SECONDS = 600.0
+"""How long a worker tries to reach its desk before it gives up."""
+_REMEMBERED = 4096
+
+
+class _Away(Exception):
+    """The desk could not be reached, or says that it is not ready."""
+
+
+# -- the desk's side -----------------------------------------------------------------------------------------------
+
+
+def desk_routes(desk: Callable[[], RunDesk | None], check: Callable[[Request], None]) -> list[Route]:
+    """The routes of a desk.
+
+    Args:
+        desk: the present one; None while no run goes on, when workers wait.
+        check: raises `RequestError` for who may not run rollouts.
+    """
+    told: OrderedDict[str, asyncio.Task[Lease | None]] = OrderedDict()
+
+    async def lease(request: Request) -> Response:
+        check(request)
+        body = await _body(request, "worker", "request", "wait")
+        wait = min(max(float(body["wait"]), 0.0), LEASE_WAIT_SECONDS)
+        present = desk()
+        if present is None:
+            await asyncio.sleep(min(wait, 1.0))
+            return Response(status_code=204)
+        # A worker whose connection broke asks again with the same id, and gets the same lease.
+        asked = str(body["request"])
+        taking = told.pop(asked, None) or asyncio.ensure_future(present.lease(str(body["worker"]), wait))
+        told[asked] = taking
+        while len(told) > _REMEMBERED and told[next(iter(told))].done():
+            told.popitem(last=False)
+        try:
+            with _refusals():
+                leased = await asyncio.shield(taking)
+        except RequestError:
+            told.pop(asked, None)
+            raise
+        return Response(status_code=204) if leased is None else http.answer(wire.lease_to_json(leased))
+
+    async def heartbeat(request: Request) -> Response:
+        here, lease, _ = await leased_before(request)
+        with _refusals():
+            return http.answer({"wanted": await here.heartbeat(lease)})
+
+    async def deliver(request: Request) -> Response:
+        here, lease, body = await leased_before(request, "spans")
+        with _refusals():
+            rollout_id, attempt = lease.id
+            await here.deliver(lease, otlp.decode(body["spans"], rollout_id=rollout_id, attempt=attempt))
+        return http.answer({})
+
+    async def finish(request: Request) -> Response:
+        here, lease, body = await leased_before(request, "report")
+        with _refusals():
+            await here.finish(lease, wire.report_from_json(body["report"], lease))
+        return http.answer({})
+
+    async def abandon(request: Request) -> Response:
+        here, lease, body = await leased_before(request, "why")
+        with _refusals():
+            await here.abandon(lease, str(body["why"]))
+        return http.answer({})
+
+    async def leased_before(request: Request, *names: str) -> tuple[RunDesk, Lease, dict[str, Any]]:
+        check(request)
+        body = await _body(request, "rollout_id", "attempt", *names)
+        here = desk()
+        if here is None:
+            raise RequestError(409, "no run goes on here any more", code="attempt_over")
+        with _refusals():
+            return here, await here.find(str(body["rollout_id"]), int(body["attempt"])), body
+
+    return [
+        Route(f"/runner/{route.__name__}", route, methods=["POST"])
+        for route in (lease, heartbeat, deliver, finish, abandon)
+    ]
+
+
+def key_check(key: str | None) -> Callable[[Request], None]:
+    """A check that lets in who shows this key as a bearer; everybody where there is none."""
+    wanted = None if key is None else hashlib.sha256(key.encode()).digest()
+
+    def check(request: Request) -> None:
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        good = hmac.compare_digest(hashlib.sha256(given.encode()).digest(), wanted or b"")
+        if wanted is not None and not (kind.lower() == "bearer" and good):
+            raise RequestError(401, "this server asks its runners for a key", code="invalid_api_key")
+
+    return check
+
+
+async def _body(request: Request, *names: str) -> dict[str, Any]:
+    body = await http.body_of(request)
+    if not isinstance(body, dict) or (missing := [n for n in names if n not in body]):
+        raise RequestError(400, f"the body needs {', '.join(names if not isinstance(body, dict) else missing)}")
+    return body
+
+
+@contextlib.contextmanager
+def _refusals() -> Any:
+    """What the desk refuses, as HTTP has it: 409 is final, 503 may be tried again."""
+    try:
+        yield
+    except AttemptOverError as error:
+        raise RequestError(409, str(error), code="attempt_over") from error
+    except StoreError as error:
+        raise RequestError(503, str(error), code="store_unavailable") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RequestError(400, f"not what a runner sends: {type(error).__name__}: {error}") from error
+
+
+# -- the worker's side ---------------------------------------------------------------------------------------------
+
+
+class RemoteDesk:
+    """A `Desk` at another process's address. Lives on one event loop.
+
+    Args:
+        url: the server's. key: a runner's or the operator's, if it asks for one.
+        lost_seconds: how long it is tried again to reach the server.
+    """
+
+    def __init__(self, url: str, key: str | None = None, *, lost_seconds: float = LOST_SECONDS) -> None:
+        self.url, self.lost_seconds = url.rstrip("/"), lost_seconds
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        timeout = httpx.Timeout(LEASE_WAIT_SECONDS + 30.0, connect=10.0)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        self._client = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits, trust_env=False)
+        self._lost_since: float | None = None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def lease(self, worker_id: str, wait: float = LEASE_WAIT_SECONDS) -> Lease | None:
+        asked = {"worker": worker_id, "wait": wait, "request": uuid.uuid4().hex}
+        data = await self._ask("lease", asked)
+        return None if data is None else wire.lease_from_json(data, self.url)
+
+    async def heartbeat(self, lease: Lease) -> bool:
+        data = await self._ask("heartbeat", _named(lease))
+        return data is not None and bool(data["wanted"])
+
+    async def deliver(self, lease: Lease, spans: Sequence[Span]) -> None:
+        await self._ask("deliver", {**_named(lease), "spans": otlp.encode(spans)})
+
+    async def finish(self, lease: Lease, report: Report) -> None:
+        await self._ask("finish", {**_named(lease), "report": wire.report_to_json(report)})
+
+    async def abandon(self, lease: Lease, why: str) -> None:
+        await self._ask("abandon", {**_named(lease), "why": why})
+
+    async def _ask(self, what: str, body: Any) -> Any:
+        """The answer; None where there is none, or the desk does not want it any more (which is logged).
+
+        Raises:
+            RolloutError: the server was out of reach for too long, or refuses this worker.
+        """
+        content = orjson.dumps(body)
+        tries = AsyncRetrying(
+            retry=retry_if_exception_type(_Away),
+            wait=wait_random_exponential(multiplier=0.1, max=10.0),
+            stop=stop_after_delay(self.lost_seconds),
+            reraise=True,
+        )
+        try:
+            async for one in tries:
+                with one:
+                    answer = await self._send(what, content)
+        except _Away as away:
+            raise RolloutError(
+                f"the server at {self.url} could not be reached for {self.lost_seconds:g} s: {away}",
+                hint="check that it runs and that its address and port are right; start this runner again then",
+            ) from None
+        return answer
+
+    async def _send(self, what: str, content: bytes) -> Any:
+        try:
+            answer = await self._client.post(
+                f"{self.url}/runner/{what}", content=content, headers={"content-type": "application/json"}
+            )
+        except httpx.TransportError as error:
+            self._lost(f"{type(error).__name__}: {error}")
+            raise _Away(f"{type(error).__name__}: {error}") from error
+        if answer.status_code in (408, 425, 429, 502, 503, 504):
+            self._lost(f"it answers {answer.status_code}")
+            raise _Away(f"it answers {answer.status_code}")
+        if self._lost_since is not None:
+            log.warning("the server at %s is back after %.0f s", self.url, time.monotonic() - self._lost_since)
+            self._lost_since = None
+        if answer.status_code == 204:
+            return None
+        if answer.status_code == 200:
+            return orjson.loads(answer.content)
+        why = _message(answer)
+        if answer.status_code == 409:
+            log.warning("%s: the server does not want it any more: %s", what, why)
+            return None
+        if answer.status_code in (401, 403):
+            raise RolloutError(
+                f"the server at {self.url} refuses this runner: {why}",
+                hint="give its runner key: --key-file, or AGL_RUNNER_KEY in the environment",
+            )
+        if answer.status_code == 404:
+            raise RolloutError(
+                f"{self.url} answers, but hands out no rollouts ({why})",
+                hint="give the address of `agl store`, `agl serve` or a Trainer(runners=...)",
+            )
+        raise RolloutError(f"the server at {self.url} failed on {what!r} ({answer.status_code}): {why}")
+
+    def _lost(self, why: str) -> None:
+        """Say so once."""
+        if self._lost_since is None:
+            self._lost_since = time.monotonic()
+            log.warning("lost the server at %s (%s); what there is to bring back is kept, trying again", self.url, why)
+
+
+def _named(lease: Lease) -> dict[str, Any]:
+    rollout_id, attempt = lease.id
+    return {"rollout_id": rollout_id, "attempt": attempt}
+
+
+def _message(answer: httpx.Response) -> str:
+    try:
+        return str(orjson.loads(answer.content)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return answer.text[:200]
+
+
+_: type[Desk] = RemoteDesk
