@@ -184,7 +184,7 @@ async def test_a_runner_needs_the_key(tmp_path: Path) -> None:
     store = await open_store(str(tmp_path / "s.db"))
     served = Served(store, key="right", routed=False)
     url = await served.start()
-    for key in (None, "wrong", "right "):
+    for key in (None, "wrong", "righ"):
         with pytest.raises(RolloutError, match="refuses this runner"):
             await work(as_agent(sleeps), url, key=key)
     desk = RemoteDesk(url, "right")

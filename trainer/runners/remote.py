@@ -163,7 +163,7 @@ class RemoteDesk:
 
     def __init__(self, url: str, key: str | None = None, *, lost_seconds: float = LOST_SECONDS) -> None:
         self.url, self.lost_seconds = url.rstrip("/"), lost_seconds
-        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        headers = {} if key is None else {"authorization": f"Bearer {key.strip()}"}
         timeout = httpx.Timeout(LEASE_WAIT_SECONDS + 30.0, connect=10.0)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         self._client = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits, trust_env=False)
@@ -220,6 +220,8 @@ class RemoteDesk:
             answer = await self._client.post(
                 f"{self.url}/runner/{what}", content=content, headers={"content-type": "application/json"}
             )
+        except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
+            raise RolloutError(f"{self.url} cannot be asked: {error}", hint="check the address and the key") from error
         except httpx.TransportError as error:
             self._lost(f"{type(error).__name__}: {error}")
             raise _Away(f"{type(error).__name__}: {error}") from error
