@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agl import tracing
 from agl.agents import Agent, Tracer, as_agent
 from agl.credit import Credit, Uniform
 from agl.errors import CheckpointError, ConfigError, checked_options, nearest
@@ -21,6 +20,7 @@ from agl.intermediate import AIR, chosen
 from agl.plugins import adapters
 from agl.resources import Dataset, as_tasks
 from agl.selection import AgentFilter, select
+from agl.threads import carried_across_threads
 from agl.trainer.algorithms import Algorithm
 from agl.trainer.algorithms.checkpoints import latest
 from agl.trainer.local.config import Policy
@@ -258,7 +258,7 @@ class Trainer:
         bare = [cls() for name, cls in adapters().items() if name in ("openai", "anthropic") and _importable(name)]
         switched = []
         with contextlib.ExitStack() as stack:
-            stack.enter_context(tracing.carried_across_threads())
+            stack.enter_context(carried_across_threads())
             for tracer in (*self.tracers, *agent.tracers, *bare):
                 if not getattr(tracer, "instrumented", False):
                     tracer.instrument()
