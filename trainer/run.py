@@ -26,6 +26,7 @@ from agl.selection import Selection
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
+from agl.trainer.leftover import LeftOver, settle
 from agl.trainer.local.config import Policy
 from agl.trainer.progress import Progress
 from agl.trainer.runners.base import RolloutResult, Runner
@@ -126,6 +127,7 @@ class Run:
     checkpoint: Path | None = None
     policy_paths: dict[str, Path] = field(default_factory=dict)
     _server: GatewayServer | None = None
+    _left_over: LeftOver | None = None
     _desk: RunDesk | None = None
     _runner: Runner | None = None
     _waiting: dict[str, asyncio.Future[RolloutResult]] = field(default_factory=dict)
@@ -142,8 +144,6 @@ class Run:
         """
         if routed:
             self.gateway = self.gateway or Gateway(self.store, capture_content=self.capture_content)
-        if self.resume:
-            await self._cancel_left_over()
         self._desk = RunDesk(
             self.store,
             self.gateway if routed else None,
@@ -181,10 +181,14 @@ class Run:
         selection_to_json(self.selection)
         return desk_routes(lambda: self._desk, key_check(self.runner_key))
 
-    async def _cancel_left_over(self) -> None:
-        """Rollouts that the run asked for before it was stopped: nobody waits for what they come to."""
-        left = await self.store.query_rollouts(run_id=self.run_id, status=["queuing", "preparing", "running"])
-        await self.store.cancel_rollouts([r.rollout_id for r in left])
+    async def take_up(self, step: int, versions: Mapping[str, int]) -> None:
+        """Go on with a run that was stopped, from `step` done steps in the weights of these versions.
+
+        Its rollouts of that step which had ended are not run again, and what it left unfinished is cancelled.
+        """
+        self._left_over = await settle(self.store, self.run_id, step, self.selection, versions)
+        if n := len(self._left_over.rollouts):
+            self.progress.note(f"{n} rollouts of step {step + 1} had ended before the run was stopped; they count")
 
     def wake(self) -> None:
         """Tell idle workers that rollouts were enqueued by other means than `rollouts`. Call it on the run's loop."""
@@ -251,7 +255,15 @@ class Run:
         futures = [self._waiting.setdefault(str(r.rollout_id), loop.create_future()) for r in new]
         self.progress.began(mode, step, len(new))
         try:
-            await self.store.enqueue_rollouts(new)
+            to_run = []
+            for r, future in zip(new, futures, strict=True):
+                ended = None if self._left_over is None else await self._left_over.take(r)
+                if ended is None:
+                    to_run.append(r)
+                else:
+                    self.progress.rolled_out(ended)
+                    future.set_result(ended)
+            await self.store.enqueue_rollouts(to_run)
             self._desk.wake()
             return list(await asyncio.gather(*futures))
         finally:

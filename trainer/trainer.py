@@ -186,6 +186,8 @@ class Trainer:
         if dev_tasks is None:
             self._check_directory(directory, resume)
         directory.mkdir(parents=True, exist_ok=True)
+        if dev_tasks is None:
+            run_id = _kept_id(directory, run_id, resume)
         given = None if self.store is None or isinstance(self.store, str) else self.store
         url = repr(given) if given is not None else str(self.store or f"sqlite:///{directory / 'run.db'}")
         progress = Progress(self.progress)
@@ -263,6 +265,17 @@ class Trainer:
                 f"{directory} holds a run already ({latest(directory)})",
                 hint="go on with it (resume=True or --resume), or choose another directory",
             )
+
+
+def _kept_id(directory: Path, new: str, resume: bool) -> str:
+    """The run's id, which its directory keeps from the start: a run is the same before its first checkpoint, too."""
+    path = directory / "run-id"
+    if resume and path.is_file():
+        return path.read_text().strip()
+    part = path.with_suffix(".part")
+    part.write_text(f"{new}\n")
+    part.rename(path)
+    return new
 
 
 def _not_here(*_: Any) -> Any:
