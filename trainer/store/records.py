@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Table, bindparam, select
 
 from agl.mdp import Call
 from agl.spans import Span
-from agl.trainer.store import codec
+from agl.trainer.store import codec, prepared
 from agl.trainer.store.base import TrainedCall
 from agl.trainer.store.dialect import insert
 from agl.trainer.store.rollouts import chunks
@@ -64,7 +64,7 @@ def add_calls(connection: Connection, calls: Sequence[Call]) -> None:
         known[call.id] = row
         new.append(row)
     if new:
-        connection.execute(_INSERT_CALL, new)
+        prepared.change_many(connection, _INSERT_CALL, new)
 
 
 def _continues(row: Mapping[Any, Any], parent: Mapping[Any, Any]) -> bool:
@@ -96,13 +96,13 @@ def query_calls(connection: Connection, rollout_id: str, attempt: int | None) ->
 def add_spans(connection: Connection, spans: Sequence[Span]) -> None:
     """Insert the spans that are not there yet."""
     if spans:
-        connection.execute(_INSERT_SPAN, [codec.span_row(span) for span in spans])
+        prepared.change_many(connection, _INSERT_SPAN, [codec.span_row(span) for span in spans])
 
 
 def query_spans(connection: Connection, rollout_id: str, attempt: int | None) -> list[Span]:
     """A rollout's spans by start time."""
     statement = _SPANS if attempt is None else _SPANS_OF_ATTEMPT
-    rows = connection.execute(statement, {"id": rollout_id, "n": attempt}).mappings()
+    rows = prepared.rows(connection, statement, {"id": rollout_id, "n": attempt})
     return [codec.to_span(row) for row in rows]
 
 
