@@ -6,7 +6,6 @@ import asyncio
 import gc
 import hashlib
 import math
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.local.config import Policy
 from agl.trainer.progress import Progress
 from agl.trainer.runners.local import LocalRunner, RolloutResult
-from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store
+from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store, new_rollout_id
 
 
 def seed_of(*parts: object) -> int:
@@ -207,7 +206,7 @@ class Run:
                 seed=seed_of(self.seed, mode, when, place, index, k),
                 config=config,
                 metadata={"task_index": index, **(metadata or {})},
-                rollout_id=f"ro-{uuid.uuid4().hex[:12]}",
+                rollout_id=new_rollout_id(),
             )
             for place, (index, task) in enumerate(tasks, start=first)
             for k in range(group_size)

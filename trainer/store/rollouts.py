@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from agl.trainer.store.base import (
     NewRollout,
     Rollout,
     RolloutStatus,
+    new_rollout_id,
 )
 from agl.trainer.store.dialect import insert
 from agl.trainer.store.schema import attempts as A
@@ -70,7 +70,7 @@ _LEASE, _LEASE_OF_RUN = _lease(False), _lease(True)
 # -- the queue ----------------------------------------------------------------------------------------------------
 def enqueue(connection: Connection, new: Sequence[NewRollout], now: float) -> list[Rollout]:
     """Add rollouts, return them as stored, in the given order."""
-    rows = [codec.rollout_row(n, n.rollout_id or uuid.uuid4().hex, now) for n in new]
+    rows = [codec.rollout_row(n, n.rollout_id or new_rollout_id(), now) for n in new]
     if prepared.change_many(connection, _INSERT_ROLLOUT, rows) == len(rows):
         return [codec.to_rollout(row) for row in rows]
     return load(connection, [row["rollout_id"] for row in rows])
