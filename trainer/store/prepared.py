@@ -61,18 +61,17 @@ def _cursor(connection: Connection) -> DBAPICursor:
     return connection.connection.cursor()
 
 
-def rows(connection: Connection, statement: Statement, values: Mapping[str, Any]) -> list[Row]:
-    """All rows of a statement that returns some, by the names of its columns."""
+def rows(connection: Connection, statement: Statement, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """All rows of a statement that returns some, each in the order of its columns."""
     prepared, cursor = _prepare(connection, statement), _cursor(connection)
     cursor.execute(prepared.sql, prepared.values(values))
-    columns = prepared.columns
-    return [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
+    return list(cursor.fetchall())
 
 
 def first(connection: Connection, statement: Statement, values: Mapping[str, Any]) -> Row | None:
-    """The only row of a statement that returns at most one."""
+    """The only row of a statement that returns at most one, by the names of its columns."""
     found = rows(connection, statement, values)
-    return found[0] if found else None
+    return dict(zip(_prepare(connection, statement).columns, found[0], strict=True)) if found else None
 
 
 def change(connection: Connection, statement: Statement, values: Mapping[str, Any]) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection, Table, bindparam, select
@@ -27,7 +28,7 @@ _TOKEN_BYTES = 4
 _HEADS = select(C.c.id, C.c.rollout_id, C.c.attempt, C.c.length, C.c.digest)
 _INSERT_CALL = insert(C).on_conflict_do_nothing()
 _INSERT_SPAN = insert(S).on_conflict_do_nothing()
-_SPANS = select(S).where(S.c.rollout_id == bindparam("id")).order_by(S.c.started_at, S.c.span_id)
+_SPANS = select(S).where(S.c.rollout_id == bindparam("id"))
 _SPANS_OF_ATTEMPT = _SPANS.where(S.c.attempt == bindparam("n"))
 _INSERT_RESOURCES = insert(V)
 
@@ -103,7 +104,8 @@ def query_spans(connection: Connection, rollout_id: str, attempt: int | None) ->
     """A rollout's spans by start time."""
     statement = _SPANS if attempt is None else _SPANS_OF_ATTEMPT
     rows = prepared.rows(connection, statement, {"id": rollout_id, "n": attempt})
-    return [codec.to_span(row) for row in rows]
+    # Not by the database, which would copy whole rows to sort them.
+    return sorted((codec.to_span(row) for row in rows), key=attrgetter("start", "span_id"))
 
 
 # -- resources, policies, training --------------------------------------------------------------------------------

@@ -84,11 +84,7 @@ def dequeue(connection: Connection, worker_id: str | None, run_id: str | None, n
         return None
     rollout = codec.to_rollout(row)
     attempt = Attempt(rollout.rollout_id, rollout.attempts, "preparing", worker_id, None, now, now)
-    limits = {
-        "timeout_seconds": rollout.config.timeout_seconds,
-        "unresponsive_seconds": rollout.config.unresponsive_seconds,
-    }
-    prepared.change(connection, _INSERT_ATTEMPT, {**dataclasses.asdict(attempt), **limits})
+    prepared.change(connection, _INSERT_ATTEMPT, codec.attempt_row(attempt, rollout.config))
     return AttemptedRollout(rollout, attempt)
 
 
