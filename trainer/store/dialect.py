@@ -22,7 +22,7 @@ BUSY_SECONDS: Final = 30.0
 CACHE_KIB: Final = 64 * 1024
 """Of pages in memory; SQLite's own 2 MiB hold the upper levels of the indices of some 10,000 rollouts."""
 CHECKPOINT_PAGES: Final = 16_384
-"""When the journal goes into the file: at 64 MiB, where a page that was written many times is copied and synced once."""
+"""When the journal goes into the file: at 64 MiB, so that a page written many times is copied and synced once."""
 
 BEGIN_WRITE: Final = "BEGIN IMMEDIATE"
 """Takes the write lock at once: a transaction that reads first could not upgrade after another process's write."""
