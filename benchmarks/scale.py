@@ -3,8 +3,8 @@
     python benchmarks/scale.py                         # 100 turns up to 32,000 tokens, one after the other
     python benchmarks/scale.py --turns 20 --tokens 8000
 
-A client of its own process plays the agent: it sends the whole conversation each turn, as SDKs do. The engine answers at
-once, so that what is measured is the gateway, which matches, renders, tokenises and records, and its SQLite file.
+A client of its own process plays the agent: it sends the whole conversation each turn, as SDKs do. The engine answers
+at once, so that what is measured is the gateway, which matches, renders, tokenises and records, and its SQLite file.
 """
 
 from __future__ import annotations
@@ -174,8 +174,8 @@ def main() -> None:
         return
     facts = asyncio.run(measured(args.turns, args.tokens))
     for name, value in facts.items():
-        for label, one in {name: value}.items() if not isinstance(value, dict) else {f"{name} {k}": v for k, v in value.items()}.items():  # fmt: skip
-            print(f"{label:34} {one:14,.2f}" if isinstance(one, float) else f"{label:34} {one:14,}")
+        for part, one in value.items() if isinstance(value, dict) else [("", value)]:
+            print(f"{name} {part}".ljust(34), f"{one:14,.2f}" if isinstance(one, float) else f"{one:14,}")
     if args.json:
         args.json.write_text(json.dumps(facts, indent=2) + "\n")
 
