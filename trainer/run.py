@@ -6,7 +6,6 @@ import asyncio
 import gc
 import hashlib
 import math
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +33,7 @@ from agl.trainer.runners.desk import RunDesk
 from agl.trainer.runners.local import LocalRunner
 from agl.trainer.runners.remote import desk_routes, key_check
 from agl.trainer.runners.wire import selection_to_json
-from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store
+from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store, new_rollout_id
 
 Runners = Literal["local", "remote"]
 SILENT_SECONDS = 60.0
@@ -246,7 +245,7 @@ class Run:
                 seed=seed_of(self.seed, mode, when, place, index, k),
                 config=config,
                 metadata={"task_index": index, **(metadata or {})},
-                rollout_id=f"ro-{uuid.uuid4().hex[:12]}",
+                rollout_id=new_rollout_id(),
             )
             for place, (index, task) in enumerate(tasks, start=first)
             for k in range(group_size)
