@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from store_server import served
 
 from agl.errors import StoreError
 from agl.mdp import Call, float_array, int_array
@@ -41,11 +43,15 @@ ONE_STORE_FOR_ALL_EXAMPLES = settings(
 fresh = map("unique-{}".format, itertools.count())
 
 
-@pytest.fixture(params=list(FACTORIES))
+@pytest.fixture(params=[*FACTORIES, "http"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    opened = asyncio.run(FACTORIES[request.param](tmp_path))
-    yield opened
-    asyncio.run(opened.close())
+    with ExitStack() as stack:
+        if request.param == "http":
+            opened = asyncio.run(open_store(stack.enter_context(served(tmp_path)).url))
+        else:
+            opened = asyncio.run(FACTORIES[request.param](tmp_path))
+        yield opened
+        asyncio.run(opened.close())
 
 
 async def lease(store: Store, **options: Any) -> AttemptedRollout:

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from agl.trainer.cli.store import app as store_app
+
 app = typer.Typer(
     name="agl",
     help="Train the LLM agents you already have, with reinforcement learning and without changing them.",
@@ -224,6 +226,8 @@ def runner(
 
     _write(json_file, run_runner(load_agent(agent, reward), store, key_file, workers, quiet=quiet))
 
+
+app.add_typer(store_app, name="store")
 
 trace = typer.Typer(help="Read traces: which agent spoke, which tool ran.", no_args_is_help=True)
 app.add_typer(trace, name="trace")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import orjson
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -16,8 +16,10 @@ from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, Served, WireCall
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.server.limits import Limits, Refused, parse_json
+from agl.trainer.server.routes import answer as answer
+from agl.trainer.server.routes import unless_gone as unless_gone
 
-MAX_BODY_BYTES = 64 * 1024 * 1024
 PREFIX = "/rollouts/{rollout}/attempts/{attempt:int}/agents/{agent:path}/v1"
 """Before the path of each route: it says whose request it is."""
 
@@ -53,9 +55,12 @@ def arrive(gateway: Gateway, request: Request, response_id: str) -> WireCall:
     """Note that a request came in, which `Gateway.complete` or `refuse` must follow.
 
     Raises:
-        RequestError: 401, the key is not good for an open attempt.
+        RequestError: 401, the key is not good for an open attempt; 429, the attempt has too many requests running.
     """
     access = attempt_of(gateway, request)
+    most = _limits(request).requests_per_attempt
+    if len(access.unsettled) >= most:
+        raise RequestError(429, f"the attempt has {most} requests running; try again", code="too_many_requests")
     return gateway.arrive(access, request.path_params["agent"], response_id, _span_id(request))
 
 
@@ -66,44 +71,14 @@ async def body_of(request: Request) -> Any:
         RequestError: it is too long, too deep, or no JSON.
         ClientDisconnect: the client hung up.
     """
-    length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > MAX_BODY_BYTES:
-        raise RequestError(413, f"the body has {length} bytes; the limit is {MAX_BODY_BYTES}")
-    received = bytearray()
-    async for chunk in request.stream():
-        received += chunk
-        if len(received) > MAX_BODY_BYTES:
-            raise RequestError(413, f"the body has more than {MAX_BODY_BYTES} bytes")
     try:
-        data = orjson.loads(received)
-    except orjson.JSONDecodeError as error:
-        raise RequestError(400, f"the body is not JSON: {error}") from None
+        received = await request.body()
+    except Refused as refused:
+        raise RequestError(refused.status, refused.message, code=refused.code) from None
     try:
-        # What is nested too deep to be written again, within the record of the call, cannot be recorded.
-        orjson.dumps([[[[data]]]])
-    except orjson.JSONEncodeError as error:
-        raise RequestError(400, f"the body is nested too deep: {error}") from None
-    return data
-
-
-async def unless_gone(request: Request, work: Awaitable[Any]) -> Any:
-    """Await `work`, but cancel it when the client hangs up.
-
-    Raises:
-        ClientDisconnect: it did.
-    """
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        task.cancel()
-        await asyncio.wait((task,))
-        raise ClientDisconnect
-    finally:
-        gone.cancel()
-        task.cancel()
+        return parse_json(received, _limits(request).json_depth)
+    except ValueError as error:
+        raise RequestError(400, f"the body is not JSON that can be read: {error}") from None
 
 
 async def stream(
@@ -158,9 +133,8 @@ def sse(data: Any, event: str | None = None) -> bytes:
     return name + b"data: " + orjson.dumps(data) + b"\n\n"
 
 
-def answer(data: Any, status: int = 200) -> Response:
-    """A JSON answer."""
-    return Response(orjson.dumps(data), status, media_type="application/json")
+def _limits(request: Request) -> Limits:
+    return request.app.state.limits
 
 
 def _span_id(request: Request) -> str | None:
@@ -168,11 +142,6 @@ def _span_id(request: Request) -> str | None:
     headers = request.headers
     match = _TRACEPARENT.match(headers.get("x-agl-traceparent") or headers.get("traceparent", ""))
     return match.group(1) if match else None
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 class _Response(StreamingResponse):

@@ -140,8 +140,8 @@ def to_rollout(row: Row) -> Rollout:
     )
 
 
-def attempt_row(attempt: Attempt, config: RolloutConfig) -> dict[str, Any]:
-    """The row of an attempt of a rollout with that configuration."""
+def attempt_row(attempt: Attempt, config: RolloutConfig, request_id: str | None) -> dict[str, Any]:
+    """The row of an attempt of a rollout with that configuration, leased by that request."""
     return {
         "rollout_id": attempt.rollout_id,
         "attempt": attempt.attempt,
@@ -153,6 +153,7 @@ def attempt_row(attempt: Attempt, config: RolloutConfig) -> dict[str, Any]:
         "started_at": attempt.started_at,
         "last_heartbeat_at": attempt.last_heartbeat_at,
         "ended_at": attempt.ended_at,
+        "request_id": request_id,
     }
 
 
