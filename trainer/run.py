@@ -33,6 +33,7 @@ from agl.trainer.runners.desk import RunDesk
 from agl.trainer.runners.local import LocalRunner
 from agl.trainer.runners.remote import desk_routes, key_check
 from agl.trainer.runners.wire import selection_to_json
+from agl.trainer.server.keys import Keys, key_hash
 from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store, new_rollout_id
 
 Runners = Literal["local", "remote"]
@@ -178,7 +179,8 @@ class Run:
         if self.runners == "local":
             return []
         selection_to_json(self.selection)
-        return desk_routes(lambda: self._desk, key_check(self.runner_key))
+        keys = Keys() if self.runner_key is None else Keys(key_hash(self.runner_key))
+        return desk_routes(lambda: self._desk, key_check(keys))
 
     async def take_up(self, step: int, versions: Mapping[str, int]) -> None:
         """Go on with a run that was stopped, from `step` done steps in the weights of these versions.
