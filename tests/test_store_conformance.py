@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,9 +29,10 @@ from agl.trainer.store.base import (
     TrainedCall,
 )
 
-FACTORIES: dict[str, Callable[[Path], Coroutine[Any, Any, Store]]] = {
-    "sqlite": lambda folder: open_store(f"sqlite:///{folder / 'store.db'}"),
-    "memory": lambda folder: open_store("memory"),
+FACTORIES: dict[str, Callable[[pytest.FixtureRequest], Coroutine[Any, Any, Store]]] = {
+    "sqlite": lambda request: open_store(f"sqlite:///{request.getfixturevalue('tmp_path') / 'store.db'}"),
+    "memory": lambda request: open_store("memory"),
+    "postgresql": lambda request: open_store(request.getfixturevalue("postgres").new_database()),
 }
 
 ONE_STORE_FOR_ALL_EXAMPLES = settings(
@@ -42,8 +42,8 @@ fresh = map("unique-{}".format, itertools.count())
 
 
 @pytest.fixture(params=list(FACTORIES))
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    opened = asyncio.run(FACTORIES[request.param](tmp_path))
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    opened = asyncio.run(FACTORIES[request.param](request))
     yield opened
     asyncio.run(opened.close())
 

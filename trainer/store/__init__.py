@@ -10,24 +10,25 @@ async def open_store(url: str | None = None) -> Store:
     """Open a store, create or upgrade its tables.
 
     Args:
-        url: "sqlite:///run.db" or a bare path for a file; None or "memory" for a private one that ends with `close`.
+        url: "sqlite:///run.db" or a bare path for a file; "postgresql://user:password@host/database" for a server's;
+            None or "memory" for a private one that ends with `close`.
 
     Raises:
-        ConfigError: a kind of store that there is not.
+        ConfigError: a kind of store that there is not, or whose driver is not installed.
         StoreVersionError: a newer version of agl wrote it.
         StoreError: it cannot be opened, or is not an agl store.
     """
     scheme = (url or "").partition(":")[0].partition("+")[0]
-    if scheme in ("postgresql", "postgres", "http", "https"):
+    if scheme in ("http", "https"):
         raise ConfigError(
             f"stores at {scheme}: URLs are not available yet", hint='use a file: store="sqlite:///run.db"', store=url
         )
-    if "://" in (url or "") and scheme != "sqlite":
+    if "://" in (url or "") and scheme not in ("sqlite", "postgresql", "postgres"):
         raise ConfigError(
             f"no store knows URLs that begin with {scheme}:", hint='use a file: store="sqlite:///run.db"', store=url
         )
     # SQLAlchemy takes a while to import, which users of the contract alone should not wait for.
-    from agl.trainer.store.dialect import sqlite_path
+    from agl.trainer.store.dialect import dialect_of
     from agl.trainer.store.sql import SqlStore
 
-    return await SqlStore.open(sqlite_path(url))
+    return await SqlStore.open(dialect_of(url))

@@ -5,7 +5,6 @@ A prompt that continues its parent call is kept as its suffix, so a rollout of T
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ _INSERT_CALL = insert(C).on_conflict_do_nothing()
 _INSERT_SPAN = insert(S).on_conflict_do_nothing()
 _SPANS = select(S).where(S.c.rollout_id == bindparam("id")).order_by(S.c.started_at, S.c.span_id)
 _SPANS_OF_ATTEMPT = _SPANS.where(S.c.attempt == bindparam("n"))
-_INSERT_RESOURCES = insert(V)
+_INSERT_RESOURCES = insert(V).on_conflict_do_nothing()
 
 
 def _upsert(table: Table, columns: Sequence[str]) -> Any:
@@ -107,9 +106,8 @@ def query_spans(connection: Connection, rollout_id: str, attempt: int | None) ->
 
 
 # -- resources, policies, training --------------------------------------------------------------------------------
-def add_resources(connection: Connection, resources: Mapping[str, Any], now: float) -> str:
-    """Insert a version; its id."""
-    resources_id = uuid.uuid4().hex
+def add_resources(connection: Connection, resources_id: str, resources: Mapping[str, Any], now: float) -> str:
+    """Insert a version under a new id; that id."""
     text = codec.dumps(dict(resources), "the resources")
     connection.execute(_INSERT_RESOURCES, {"resources_id": resources_id, "resources": text, "created_at": now})
     return resources_id
