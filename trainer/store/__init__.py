@@ -28,7 +28,12 @@ async def open_store(url: str | None = None) -> Store:
             f"no store knows URLs that begin with {scheme}:", hint='use a file: store="sqlite:///run.db"', store=url
         )
     # SQLAlchemy takes a while to import, which users of the contract alone should not wait for.
-    from agl.trainer.store.dialect import dialect_of
     from agl.trainer.store.sql import SqlStore
 
-    return await SqlStore.open(dialect_of(url))
+    if url is not None and scheme in ("postgresql", "postgres"):
+        from agl.trainer.store.postgres import Postgres
+
+        return await SqlStore.open(Postgres(url))
+    from agl.trainer.store.sqlite import Sqlite, sqlite_path
+
+    return await SqlStore.open(Sqlite(sqlite_path(url)))

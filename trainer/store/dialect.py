@@ -1,4 +1,4 @@
-"""What differs from one database to another, as one small interface, and the URL that chooses between them."""
+"""What differs from one database to another, as one small interface."""
 
 from __future__ import annotations
 
@@ -41,19 +41,22 @@ class Dialect(Protocol):
     """One database, not yet open.
 
     Attributes:
-        url: names it in messages, without its password.
         begin_read, begin_write: statements that open a transaction.
         begin_schema: statements that open one in which no other process can change the tables.
         aborts: whether an error of the database ends the whole transaction unless there is a savepoint.
         not_a_store_hint: what to do about a database of somebody else's.
     """
 
-    url: str
     begin_read: str
     begin_write: str
     begin_schema: Sequence[str]
     aborts: bool
     not_a_store_hint: str
+
+    @property
+    def url(self) -> str:
+        """Names it in messages, without its password."""
+        ...
 
     def open_engine(self) -> Engine:
         """An engine in autocommit: `Database` says BEGIN and COMMIT itself. May raise the driver's errors."""
@@ -89,14 +92,3 @@ class Dialect(Protocol):
     def compact(self) -> None:
         """Give the room of deleted rows back, on a connection of its own. May raise the driver's errors."""
         ...
-
-
-def dialect_of(url: str | None) -> Dialect:
-    """The database that a store's URL names. Raises ConfigError if its driver is not installed."""
-    if url is not None and url.partition(":")[0].partition("+")[0] in ("postgresql", "postgres"):
-        from agl.trainer.store.postgres import Postgres
-
-        return Postgres(url)
-    from agl.trainer.store.sqlite import Sqlite, sqlite_path
-
-    return Sqlite(sqlite_path(url))

@@ -8,7 +8,7 @@ import select
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, create_engine, event, exc, make_url
@@ -60,7 +60,7 @@ class Postgres:
     begin_read = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
     begin_write = "BEGIN"
     # Others who open the same new database wait here until the tables are made.
-    begin_schema = (begin_write, f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})")
+    begin_schema: Sequence[str] = (begin_write, f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})")
     aborts = True
     not_a_store_hint = "name an empty database, or a schema of its own: ?options=-csearch_path%3DNAME"
 
@@ -122,8 +122,8 @@ class Postgres:
         original = _original(error)
         if not isinstance(original, self._psycopg.Error):
             return error
-        if original.sqlstate in _FAILURES:
-            message, hint = _FAILURES[original.sqlstate]
+        if (known := _FAILURES.get(original.sqlstate or "")) is not None:
+            message, hint = known
             return StoreError(message, hint=hint, store=self.url)
         reason = str(original).strip() or type(original).__name__
         if self.is_lost(error):

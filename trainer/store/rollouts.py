@@ -168,7 +168,7 @@ def move(
             "id": rollout_id,
             "n": attempt,
             "to": status,
-            "why": error,
+            "why": codec.plain(error),
             "beat": now if status == "running" else row["last_heartbeat_at"],
             "at": now if status in ATTEMPT_TERMINAL else None,
         },

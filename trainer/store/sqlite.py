@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -45,7 +45,7 @@ class Sqlite:
     begin_read = "BEGIN"
     # Takes the write lock at once: a transaction that reads first could not upgrade after another process's write.
     begin_write = "BEGIN IMMEDIATE"
-    begin_schema = (begin_write,)
+    begin_schema: Sequence[str] = (begin_write,)
     aborts = False
     not_a_store_hint = "name another file; a new one is created by itself"
 
