@@ -8,6 +8,7 @@ been committed already must do nothing the second time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import random
 import threading
@@ -123,7 +124,11 @@ class Database:
             return
         try:
             while batch := self._next():
-                self._commit(batch)
+                try:
+                    self._commit(batch)
+                except BaseException as error:
+                    # Whatever it is, those who wait have to hear of it.
+                    self._fail(batch, error, unsure=True)
                 _deliver(batch)
         finally:
             self._disconnect()
@@ -144,11 +149,9 @@ class Database:
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            try:
+            # One that broke cannot be closed, only forgotten.
+            with contextlib.suppress(Exception):
                 connection.close()
-            except Exception:
-                # It broke, which is why it is given up.
-                connection.invalidate()
 
     def _commit(self, batch: Sequence[_Operation]) -> None:
         """Run a batch until it is committed; where it cannot be, all of it has failed."""

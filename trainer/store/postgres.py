@@ -67,7 +67,7 @@ class Postgres:
     def __init__(self, url: str) -> None:
         try:
             self._url = make_url(url).set(drivername="postgresql+psycopg")
-        except exc.ArgumentError as error:
+        except (exc.ArgumentError, ValueError) as error:
             raise ConfigError(
                 "this is no URL of a database", hint="postgresql://user:password@host:5432/database"
             ) from error
