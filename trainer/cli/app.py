@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from agl.trainer.cli.store import app as store_app
+
 app = typer.Typer(
     name="agl",
     help="Train the LLM agents you already have, with reinforcement learning and without changing them.",
@@ -138,7 +140,7 @@ def train(
 def explain(
     rollout: Annotated[str | None, typer.Argument(help="A rollout's id, or its beginning.")] = None,
     store: Annotated[
-        Path | None, typer.Option(help="A run's directory or store; the newest one here if left out.")
+        str | None, typer.Option(help="A run's directory or store; the newest one here if left out.")
     ] = None,
     attempt: Annotated[int | None, typer.Option(help="Which attempt; the last if left out.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="List the store's rollouts instead.")] = False,
@@ -204,13 +206,14 @@ def run(
     raise typer.Exit(status)
 
 
+app.add_typer(store_app, name="store")
 trace = typer.Typer(help="Read traces: which agent spoke, which tool ran.", no_args_is_help=True)
 app.add_typer(trace, name="trace")
 
 
 @trace.command("ls")
 def trace_ls(
-    store: Annotated[Path | None, typer.Option(help="A run's directory or store; the newest one if left out.")] = None,
+    store: Annotated[str | None, typer.Option(help="A run's directory or store; the newest one if left out.")] = None,
     json_file: Json = None,
 ) -> None:
     """List a store's rollouts."""
@@ -222,7 +225,7 @@ def trace_ls(
 @trace.command("show")
 def trace_show(
     rollout: Annotated[str, typer.Argument(help="A rollout's id, or its beginning.")],
-    store: Annotated[Path | None, typer.Option(help="A run's directory or store; the newest one if left out.")] = None,
+    store: Annotated[str | None, typer.Option(help="A run's directory or store; the newest one if left out.")] = None,
     attempt: Annotated[int | None, typer.Option(help="One attempt alone.")] = None,
     json_file: Json = None,
 ) -> None:
