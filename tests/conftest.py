@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from postgres import Server, private_server
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -74,6 +75,12 @@ def role_policy(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     from roles import make_role_policy
 
     return make_role_policy(tmp_path_factory.mktemp("role-policy") / "policy", tiny_policy)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Server]:
+    """A PostgreSQL server that all tests share; those that kill theirs make one of their own."""
+    yield from private_server()
 
 
 @pytest.fixture

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import csv
-import os
 import re
-import shutil
 import sqlite3
-import subprocess
-import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from postgres import Server
 from real_data import folder
 
 from agl.errors import ConfigError, RewardError
@@ -203,42 +199,22 @@ def test_a_database_that_somebody_else_holds_is_an_error(shop: Path) -> None:
     holder.close()
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
-    """A PostgreSQL server of our own, as its URL."""
-    pytest.importorskip("psycopg", reason="the PostgreSQL driver is not installed")
-    initdb = shutil.which("initdb") or next(map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")), None)
-    if initdb is None:
-        pytest.skip("PostgreSQL is not installed")
-    with tempfile.TemporaryDirectory(prefix="agl-pg-", dir="/tmp") as directory:
-        data, options = f"{directory}/data", f"-k {directory} -c listen_addresses= -c fsync=off"
-        run_as = []
-        if os.getuid() == 0:  # the server refuses to run as root
-            shutil.chown(directory, "postgres")
-            run_as = ["runuser", "-u", "postgres", "--"]
-        control = str(Path(initdb).with_name("pg_ctl"))
-        quiet: dict[str, Any] = {"check": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": "/"}
-        subprocess.run([*run_as, initdb, "-D", data, "-U", "u", "-A", "trust"], **quiet)
-        subprocess.run([*run_as, control, "-D", data, "-w", "-l", f"{directory}/log", "-o", options, "start"], **quiet)
-        try:
-            yield f"postgresql+psycopg://u@/postgres?host={directory}"
-        finally:
-            subprocess.run([*run_as, control, "-D", data, "-m", "immediate", "stop"], **quiet)
-
-
-def test_another_database_through_sqlalchemy(postgres: str) -> None:
+def test_another_database_through_sqlalchemy(postgres: Server) -> None:
     import sqlalchemy
 
-    engine = sqlalchemy.create_engine(postgres)
+    database = postgres.new_database().replace("postgresql:", "postgresql+psycopg:")
+    engine = sqlalchemy.create_engine(database)
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE item (name TEXT, price NUMERIC)")
         connection.exec_driver_sql("INSERT INTO item VALUES ('pen', 0.1), ('ink', NULL), ('100', 2)")
         connection.exec_driver_sql("UPDATE item SET name = '100%%' WHERE name = '100'", ())
     gold = "SELECT name, price FROM item"
-    assert graded(postgres, gold, f"```sql\n{gold} ORDER BY name;\n```") == 1.0
-    assert graded(postgres, gold, "SELECT name, price::float8 FROM item -- 100% ; sure") == 1.0
-    assert graded(postgres, "SELECT 1", "SELECT count(*) FROM item WHERE name LIKE '%0%'") == 1.0
-    assert graded(postgres, gold, "SELECT name, 1 FROM item") == 0.0
+    # Where the server's own user could write.
+    evil = Path(postgres.directory, "evil")
+    assert graded(database, gold, f"```sql\n{gold} ORDER BY name;\n```") == 1.0
+    assert graded(database, gold, "SELECT name, price::float8 FROM item -- 100% ; sure") == 1.0
+    assert graded(database, "SELECT 1", "SELECT count(*) FROM item WHERE name LIKE '%0%'") == 1.0
+    assert graded(database, gold, "SELECT name, 1 FROM item") == 0.0
     for query in (
         "DELETE FROM item",
         "WITH gone AS (DELETE FROM item RETURNING *) SELECT * FROM gone",
@@ -246,16 +222,17 @@ def test_another_database_through_sqlalchemy(postgres: str) -> None:
         "SELECT 1; DROP TABLE item",
         "SELECT pg_sleep(100)",
         "SELECT nothing",
-        "COPY item TO '/tmp/agl-evil'",
+        f"COPY item TO '{evil}'",
     ):
-        assert graded(postgres, gold, query, timeout=0.5) == 0.0
+        assert graded(database, gold, query, timeout=0.5) == 0.0
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM item").scalar() == 3
     engine.dispose()
+    assert not evil.exists()
     with pytest.raises(RewardError, match="cannot reach postgresql"):
         graded("postgresql+psycopg://u:secret@127.0.0.1:1/x", gold, gold)
     with pytest.raises(RewardError, match="the reference query fails"):
-        graded(postgres, "SELECT missing FROM item", gold)
+        graded(database, "SELECT missing FROM item", gold)
 
 
 def test_from_many_threads_and_from_an_event_loop(shop: Path) -> None:

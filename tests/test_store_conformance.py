@@ -8,7 +8,6 @@ import itertools
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,14 +26,17 @@ from agl.trainer.store.base import (
     ROLLOUT_TERMINAL,
     AttemptedRollout,
     NewRollout,
+    Pruned,
+    Rollout,
     RolloutConfig,
     Store,
     TrainedCall,
 )
 
-FACTORIES: dict[str, Callable[[Path], Coroutine[Any, Any, Store]]] = {
-    "sqlite": lambda folder: open_store(f"sqlite:///{folder / 'store.db'}"),
-    "memory": lambda folder: open_store("memory"),
+FACTORIES: dict[str, Callable[[pytest.FixtureRequest], Coroutine[Any, Any, Store]]] = {
+    "sqlite": lambda request: open_store(f"sqlite:///{request.getfixturevalue('tmp_path') / 'store.db'}"),
+    "memory": lambda request: open_store("memory"),
+    "postgresql": lambda request: open_store(request.getfixturevalue("postgres").new_database()),
 }
 
 ONE_STORE_FOR_ALL_EXAMPLES = settings(
@@ -44,12 +46,12 @@ fresh = map("unique-{}".format, itertools.count())
 
 
 @pytest.fixture(params=[*FACTORIES, "http"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     with ExitStack() as stack:
         if request.param == "http":
-            opened = asyncio.run(open_store(stack.enter_context(served(tmp_path)).url))
+            opened = asyncio.run(open_store(stack.enter_context(served(request.getfixturevalue("tmp_path"))).url))
         else:
-            opened = asyncio.run(FACTORIES[request.param](tmp_path))
+            opened = asyncio.run(FACTORIES[request.param](request))
         yield opened
         asyncio.run(opened.close())
 
@@ -208,6 +210,48 @@ def test_a_cancelled_dequeue_holds_nothing_back(store: Store) -> None:
     asyncio.run(scenario())
 
 
+def test_a_worker_waits_for_work(store: Store) -> None:
+    async def scenario() -> None:
+        waiting = asyncio.ensure_future(store.dequeue_rollout("w", run_id="x", wait=60))
+        await asyncio.sleep(0.05)
+        await store.enqueue_rollouts([NewRollout("not this", run_id="y")])
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await store.enqueue_rollouts([NewRollout("this", run_id="x")])
+        leased = await asyncio.wait_for(waiting, 20)
+        assert leased is not None
+        assert leased.rollout.task == "this"
+        # A second try is work too.
+        waiting = asyncio.ensure_future(store.dequeue_rollout("w", run_id="x", wait=60))
+        await asyncio.sleep(0.05)
+        await store.update_attempt(leased.rollout.rollout_id, 1, "failed")
+        again = await asyncio.wait_for(waiting, 20)
+        assert again is not None
+        assert (again.rollout.task, again.attempt.attempt) == ("this", 2)
+        assert await store.dequeue_rollout(run_id="x", wait=0.02) is None
+
+    asyncio.run(scenario())
+
+
+def test_as_many_workers_wake_as_there_is_work_and_a_cancelled_one_loses_none(store: Store) -> None:
+    async def scenario() -> None:
+        workers = [asyncio.ensure_future(store.dequeue_rollout(f"w{n}", wait=60)) for n in range(12)]
+        await asyncio.sleep(0.1)
+        enqueued = asyncio.ensure_future(store.enqueue_rollouts([NewRollout(n) for n in range(8)]))
+        for worker in workers[:4]:
+            worker.cancel()
+        await enqueued
+        await asyncio.wait(workers[:4])
+        served, waiting = set(), set(workers[4:])
+        while waiting:
+            done, waiting = await asyncio.wait(waiting, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+            assert done, "nobody woke the others"
+            served |= {leased.rollout.task for worker in done if (leased := worker.result()) is not None}
+        assert served == set(range(8))
+
+    asyncio.run(scenario())
+
+
 # -- transitions --------------------------------------------------------------------------------------------------
 def test_a_successful_life(store: Store) -> None:
     async def scenario() -> None:
@@ -312,6 +356,23 @@ def test_attempts_past_their_limits_are_given_up(store: Store) -> None:
         assert [given_up] == await store.query_attempts(given_up.rollout_id)
         assert (await store.get_rollout(given_up.rollout_id)).status == "failed"
         assert await store.expire_attempts(start + 1000) == []
+
+    asyncio.run(scenario())
+
+
+def test_time_in_which_nobody_watched_gives_nothing_up(store: Store) -> None:
+    async def scenario() -> None:
+        leased = await lease(store, unresponsive_seconds=0.05, timeout_seconds=50, max_attempts=2)
+        rollout_id = leased.rollout.rollout_id
+        await asyncio.sleep(0.1)
+        assert await store.expire_attempts() == []
+        await asyncio.sleep(0.1)
+        await store.heartbeat(rollout_id, 1)
+        assert await store.expire_attempts() == []
+        await asyncio.sleep(0.1)
+        (given_up,) = await store.expire_attempts()
+        assert (given_up.rollout_id, given_up.status) == (rollout_id, "unresponsive")
+        assert await store.expire_attempts() == []
 
     asyncio.run(scenario())
 
@@ -574,6 +635,80 @@ def test_what_was_trained_replaces_what_the_same_step_said_before(store: Store) 
         found = await store.query_trained_calls("r")
         assert sorted(found, key=lambda t: (t.step, t.call_id)) == [row, dropped, dataclasses.replace(row, step=2)]
         assert await store.query_trained_calls("nobody") == []
+
+    asyncio.run(scenario())
+
+
+def test_any_text_can_be_an_error(store: Store) -> None:
+    """Texts that agents and tools bring along: JSON can say them, a database's own text may not."""
+
+    async def scenario() -> None:
+        rollout_id = (await lease(store, max_attempts=1)).rollout.rollout_id
+        nasty = "a\0b\ud800c"
+        await store.update_attempt(rollout_id, 1, "failed", error=nasty)
+        (attempt,) = await store.query_attempts(rollout_id)
+        assert attempt.error is not None
+        assert (attempt.error[0], attempt.error[-1]) == ("a", "c")
+        await store.add_spans([span(rollout_id, 1, start=0.0, end=1.0, status_message=nasty, attributes={"k": nasty})])
+        (stored,) = await store.query_spans(rollout_id)
+        assert stored.attributes == {"k": nasty}
+        await store.add_calls([call(rollout_id, 0, [1], [2], error=nasty, request={"k": nasty})])
+        (kept,) = await store.query_calls(rollout_id)
+        assert kept.request == {"k": nasty}
+
+    asyncio.run(scenario())
+
+
+# -- pruning ------------------------------------------------------------------------------------------------------
+def test_pruning_empties_what_ended_before_and_leaves_the_rest(store: Store) -> None:
+    async def fill(rollout_id: str, run_id: str, end: bool) -> Rollout:
+        await store.enqueue_rollouts([NewRollout("t", rollout_id=rollout_id, run_id=run_id)])
+        await again(store, run_id)
+        await store.add_calls([call(rollout_id, n, [1] * n, [2]) for n in range(3)])
+        await store.add_spans(
+            [dataclasses.replace(span(rollout_id, n, start=0.0, end=1.0), trace_id=rollout_id) for n in range(2)]
+        )
+        row = TrainedCall(f"{rollout_id}/0", rollout_id, 1, 1, 0, reward=1.0, return_=1.0, advantage=1.0, tokens=1)
+        await store.add_trained_calls(run_id, [row])
+        return await store.update_attempt(rollout_id, 1, "succeeded" if end else "running")
+
+    async def scenario() -> None:
+        for n in range(150):
+            await fill(f"old-{n}", "x", end=True)
+        other, still = await fill("other", "y", end=True), await fill("still", "x", end=False)
+        assert other.ended_at is not None
+        await asyncio.sleep(0.002)
+        young = await fill("young", "x", end=True)
+        assert young.ended_at is not None
+        between = (other.ended_at + young.ended_at) / 2
+        assert await store.prune(0.0) == Pruned()
+        assert await store.prune(between, run_ids=["x"]) == Pruned(150, 150, 450, 300)
+        assert await store.prune(between, run_ids=["x"]) == Pruned()
+        for gone in ("old-0", "old-149"):
+            assert await store.query_calls(gone) == []
+            assert await store.query_spans(gone) == []
+            assert await store.query_attempts(gone) == []
+            assert (await store.get_rollout(gone)).status == "succeeded"
+            assert [t.reward for t in await store.query_trained_calls(gone)] == [1.0]
+        for kept in ("other", "young", "still"):
+            assert (len(await store.query_calls(kept)), len(await store.query_spans(kept))) == (3, 2)
+            assert len(await store.query_attempts(kept)) == 1
+        assert (await store.prune(between)).rollouts == 1
+        assert (await store.update_attempt(still.rollout_id, 1, "succeeded")).status == "succeeded"
+
+    asyncio.run(scenario())
+
+
+def test_closing_wakes_those_who_wait(store: Store) -> None:
+    async def scenario() -> None:
+        leased = await lease(store)
+        ids = [leased.rollout.rollout_id]
+        waits = [asyncio.ensure_future(w) for w in (store.dequeue_rollout(wait=60), store.wait_for_rollouts(ids))]
+        await asyncio.sleep(0.05)
+        await store.close()
+        for waiting in waits:
+            with pytest.raises(StoreError, match="the store is closed"):
+                await asyncio.wait_for(waiting, 20)
 
     asyncio.run(scenario())
 

@@ -18,9 +18,11 @@ from alembic.migration import MigrationContext
 
 from agl.errors import ConfigError, StoreError, StoreVersionError
 from agl.mdp import Call, float_array, int_array
-from agl.trainer.store import dialect, open_store, schema
+from agl.trainer.store import open_store, schema, sqlite
 from agl.trainer.store.base import NewRollout
 from agl.trainer.store.database import Database
+from agl.trainer.store.dialect import MEMORY
+from agl.trainer.store.sqlite import Sqlite
 
 
 @pytest.fixture
@@ -84,7 +86,7 @@ def test_a_private_store_is_private_and_leaves_no_file(tmp_path: Path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("url", ["postgresql+psycopg://host/db", "mysql://host/db"])
+@pytest.mark.parametrize("url", ["mysql://host/db"])
 def test_kinds_of_stores_that_there_are_not_are_refused(url: str) -> None:
     with pytest.raises(ConfigError, match=r'use a file: store="sqlite:///run.db"'):
         asyncio.run(open_store(url))
@@ -92,13 +94,13 @@ def test_kinds_of_stores_that_there_are_not_are_refused(url: str) -> None:
 
 def test_the_migrations_build_the_tables_of_the_schema(path: Path) -> None:
     asyncio.run(create(path))
-    engine = dialect.open_engine(str(path))
+    engine = Sqlite(str(path)).open_engine()
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), schema.metadata) == []
         indexes = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL ORDER BY name"
         migrated = [tuple(row) for row in connection.exec_driver_sql(indexes)]
     engine.dispose()
-    other = dialect.open_engine(dialect.MEMORY)
+    other = Sqlite(MEMORY).open_engine()
     with other.connect() as connection:
         schema.metadata.create_all(connection)
         assert migrated == [tuple(row) for row in connection.exec_driver_sql(indexes)]
@@ -155,7 +157,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 # -- failures -----------------------------------------------------------------------------------------------------
 def test_a_file_locked_by_another_process_is_an_error_not_a_hang(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialect, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.05)
 
     async def scenario() -> None:
         store = await open_store(str(path))
@@ -175,7 +177,7 @@ def test_a_file_locked_by_another_process_is_an_error_not_a_hang(path: Path, mon
 
 def test_a_full_disk_fails_the_write_and_loses_nothing(path: Path) -> None:
     async def scenario() -> None:
-        database = Database(str(path))
+        database = Database(Sqlite(str(path)))
         await database.open()
         await database.write(lambda c: c.exec_driver_sql("CREATE TABLE t (x)").close())
         pages = await database.read(lambda c: c.exec_driver_sql("PRAGMA page_count").scalar_one())
@@ -192,7 +194,7 @@ def test_a_full_disk_fails_the_write_and_loses_nothing(path: Path) -> None:
 
 def test_a_write_cancelled_before_its_turn_is_skipped(path: Path) -> None:
     async def scenario() -> None:
-        database = Database(str(path))
+        database = Database(Sqlite(str(path)))
         await database.open()
         started, go_on = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -217,7 +219,7 @@ def test_a_write_cancelled_before_its_turn_is_skipped(path: Path) -> None:
 
 def test_what_fails_in_a_batch_fails_alone_and_leaves_nothing(path: Path) -> None:
     async def scenario() -> None:
-        database = Database(str(path))
+        database = Database(Sqlite(str(path)))
         await database.open()
         await database.write(lambda c: c.exec_driver_sql("CREATE TABLE t (x UNIQUE)").close())
         started, go_on = asyncio.Event(), asyncio.Event()

@@ -150,7 +150,7 @@ def train(
 def explain(
     rollout: Annotated[str | None, typer.Argument(help="A rollout's id, or its beginning.")] = None,
     store: Annotated[
-        Path | None, typer.Option(help="A run's directory or store; the newest one here if left out.")
+        str | None, typer.Option(help="A run's directory or store; the newest one here if left out.")
     ] = None,
     attempt: Annotated[int | None, typer.Option(help="Which attempt; the last if left out.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="List the store's rollouts instead.")] = False,
@@ -245,7 +245,7 @@ app.add_typer(trace, name="trace")
 
 @trace.command("ls")
 def trace_ls(
-    store: Annotated[Path | None, typer.Option(help="A run's directory or store; the newest one if left out.")] = None,
+    store: Annotated[str | None, typer.Option(help="A run's directory or store; the newest one if left out.")] = None,
     json_file: Json = None,
 ) -> None:
     """List a store's rollouts."""
@@ -257,7 +257,7 @@ def trace_ls(
 @trace.command("show")
 def trace_show(
     rollout: Annotated[str, typer.Argument(help="A rollout's id, or its beginning.")],
-    store: Annotated[Path | None, typer.Option(help="A run's directory or store; the newest one if left out.")] = None,
+    store: Annotated[str | None, typer.Option(help="A run's directory or store; the newest one if left out.")] = None,
     attempt: Annotated[int | None, typer.Option(help="One attempt alone.")] = None,
     json_file: Json = None,
 ) -> None:

@@ -11,10 +11,11 @@ async def open_store(url: str | None = None) -> Store:
 
     Args:
         url: "sqlite:///run.db" or a bare path for a file; None or "memory" for a private one that ends with `close`;
-            "http://host:4747" for one that `agl store` serves, with a key as "http://:KEY@host:4747" or in AGL_KEY.
+            "postgresql://user:password@host/database" for a server's; "http://host:4747" for one that `agl store`
+            serves, with a key as "http://:KEY@host:4747" or in AGL_KEY.
 
     Raises:
-        ConfigError: a kind of store that there is not.
+        ConfigError: a kind of store that there is not, or whose driver is not installed.
         StoreVersionError: a newer version of agl wrote it.
         StoreError: it cannot be opened, or is not an agl store.
     """
@@ -23,16 +24,20 @@ async def open_store(url: str | None = None) -> Store:
         from agl.trainer.store.client import HttpStore
 
         return await HttpStore.open(str(url))
-    if scheme in ("postgresql", "postgres"):
         raise ConfigError(
             f"stores at {scheme}: URLs are not available yet", hint='use a file: store="sqlite:///run.db"', store=url
         )
-    if "://" in (url or "") and scheme != "sqlite":
+    if "://" in (url or "") and scheme not in ("sqlite", "postgresql", "postgres"):
         raise ConfigError(
             f"no store knows URLs that begin with {scheme}:", hint='use a file: store="sqlite:///run.db"', store=url
         )
     # SQLAlchemy takes a while to import, which users of the contract alone should not wait for.
-    from agl.trainer.store.dialect import sqlite_path
     from agl.trainer.store.sql import SqlStore
 
-    return await SqlStore.open(sqlite_path(url))
+    if url is not None and scheme in ("postgresql", "postgres"):
+        from agl.trainer.store.postgres import Postgres
+
+        return await SqlStore.open(Postgres(url))
+    from agl.trainer.store.sqlite import Sqlite, sqlite_path
+
+    return await SqlStore.open(Sqlite(sqlite_path(url)))

@@ -151,6 +151,24 @@ class TrainedCall:
     dropped: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """How much `Store.prune` deleted: of how many `rollouts` how many `attempts`, `calls` and `spans`."""
+
+    rollouts: int = 0
+    attempts: int = 0
+    calls: int = 0
+    spans: int = 0
+
+    def __add__(self, other: Pruned) -> Pruned:
+        return Pruned(
+            self.rollouts + other.rollouts,
+            self.attempts + other.attempts,
+            self.calls + other.calls,
+            self.spans + other.spans,
+        )
+
+
 class Store(Protocol):
     """Every method is safe to call from any task of any event loop; what has returned survives a kill of any process.
 
@@ -173,9 +191,10 @@ class Store(Protocol):
     ) -> AttemptedRollout | None:
         """Lease the next queued rollout (highest priority, then oldest) and open its next attempt, or None.
 
-        `run_id` restricts it to one training run. While there is none it waits for up to `wait` seconds. The rollout
-        becomes "preparing", so does the attempt. Two callers never get the same rollout. A caller that repeats a
-        request with the same `request_id` gets the lease that it missed, as long as the attempt is "preparing".
+        `run_id` restricts it to one training run. The rollout becomes "preparing", so does the attempt. Two callers
+        never get the same rollout. Where there is none, up to `wait` seconds pass until there is: work queued in this
+        process or announced by the database is seen at once, other work within a second or two. A caller that repeats
+        a request with the same `request_id` gets the lease that it missed, as long as the attempt is "preparing".
         """
         ...
 
@@ -201,7 +220,12 @@ class Store(Protocol):
 
     async def expire_attempts(self, now: float | None = None) -> list[Attempt]:
         """Give up attempts past `timeout_seconds` ("timeout") or `unresponsive_seconds` ("unresponsive"); requeue or
-        fail their rollouts as in `update_attempt`. Returns those given up. `now` defaults to the clock."""
+        fail their rollouts as in `update_attempt`. Returns those given up. To be called about once a second.
+
+        What counts is how long this store has seen an attempt run or say nothing, so that neither a clock that is set
+        nor time in which the store itself was down gives up anything. With `now` (seconds since the epoch) the times
+        that are stored are compared with that instead.
+        """
         ...
 
     async def cancel_rollouts(self, rollout_ids: Sequence[str]) -> None:
@@ -274,6 +298,17 @@ class Store(Protocol):
 
     async def query_trained_calls(self, rollout_id: str) -> list[TrainedCall]:
         """What was done with a rollout's calls."""
+        ...
+
+    # -- the store itself -----------------------------------------------------------------------------------------
+    async def prune(self, before: float, *, run_ids: Sequence[str] | None = None) -> Pruned:
+        """Delete the attempts, calls and spans of rollouts that ended before that time (seconds since the epoch).
+
+        The rollouts themselves, what was trained (`TrainedCall`, with every call's reward), resources and policy
+        versions stay; rewards of calls that were not trained go with their spans. `run_ids` restricts it to these
+        training runs. Others go on reading and writing meanwhile. The room is given back to the disk or kept for new
+        rows, as the database does it.
+        """
         ...
 
     async def close(self) -> None:

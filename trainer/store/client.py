@@ -33,6 +33,7 @@ from agl.trainer.store.base import (
     AttemptStatus,
     Mode,
     NewRollout,
+    Pruned,
     Rollout,
     RolloutStatus,
     TrainedCall,
@@ -247,6 +248,9 @@ class HttpStore:
     async def query_trained_calls(self, rollout_id: str) -> list[TrainedCall]:
         return await self._call("query_trained_calls", rollout_id=rollout_id)
 
+    async def prune(self, before: float, *, run_ids: Sequence[str] | None = None) -> Pruned:
+        return await self._call("prune", before=before, run_ids=None if run_ids is None else list(run_ids))
+
     async def close(self) -> None:
         """Finish what was submitted, as far as the server answers, and end the thread. Idempotent."""
         with self._lock:
@@ -292,7 +296,14 @@ class HttpStore:
                 work.close()
                 raise
             running = asyncio.run_coroutine_threadsafe(work, self._loop)
-        return await asyncio.wrap_future(running)
+        try:
+            return await asyncio.wrap_future(running)
+        except asyncio.CancelledError:
+            # Either who waits was cancelled, or closing the store has cancelled what was on its way.
+            task = asyncio.current_task()
+            if self._closed and not (task is not None and task.cancelling()):
+                self._check_open()
+            raise
 
     def _check_open(self) -> None:
         if self._closed:

@@ -55,6 +55,13 @@ def loads(text: str) -> Any:
         return json.loads(text)
 
 
+def plain(text: str | None) -> str | None:
+    """Free text as every database can keep it: without NUL and without halves of surrogate pairs."""
+    if text is None or (text.isascii() and "\0" not in text):
+        return text
+    return text.replace("\0", "\ufffd").encode(errors="backslashreplace").decode()
+
+
 def pack_ids(ids: IntArray) -> bytes:
     """int32 [n] -> 4n bytes."""
     return np.ascontiguousarray(ids, dtype=_IDS).tobytes()
@@ -198,7 +205,7 @@ def call_row(call: Call) -> dict[str, Any]:
         "span_id": call.span_id,
         "request": dumps(dict(call.request), "the request", **where),
         "answer": dumps(dict(call.response), "the response", **where),
-        "error": call.error,
+        "error": plain(call.error),
         "started_at": call.started_at,
         "ended_at": call.ended_at,
     }
@@ -241,11 +248,11 @@ def span_row(span: Span) -> dict[str, Any]:
         "parent_id": span.parent_id,
         "rollout_id": span.rollout_id,
         "attempt": span.attempt,
-        "name": span.name,
+        "name": plain(span.name),
         "started_at": span.start,
         "ended_at": span.end,
         "status": span.status,
-        "status_message": span.status_message,
+        "status_message": plain(span.status_message),
         "attributes": dumps(dict(span.attributes), "a span's attributes", **where),
         "events": dumps(events, "a span's events", **where) if events else "[]",
     }

@@ -1,100 +1,94 @@
-"""What is particular to SQLite, all of it: opening a file, locking it, inserting what may exist, naming errors."""
+"""What differs from one database to another, as one small interface."""
 
 from __future__ import annotations
 
-import sqlite3
-import time
-from collections.abc import Mapping
-from contextlib import closing
-from pathlib import Path
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
-from sqlalchemy import Engine, create_engine, exc
-from sqlalchemy.dialects.sqlite import insert as insert
-from sqlalchemy.pool import StaticPool
+from sqlalchemy import Connection, Engine
 
-from agl.errors import StoreError
+# SQLite took its ON CONFLICT from PostgreSQL, so that one statement compiles for both.
+from sqlalchemy.dialects.postgresql import insert as insert
 
 MEMORY: Final = ":memory:"
-BUSY_SECONDS: Final = 30.0
-"""How long a write waits for another process's."""
-
-CACHE_KIB: Final = 64 * 1024
-"""Of pages in memory; SQLite's own 2 MiB hold the upper levels of the indices of some 10,000 rollouts."""
-CHECKPOINT_PAGES: Final = 16_384
-"""When the journal goes into the file: at 64 MiB, so that a page written many times is copied and synced once."""
-
-BEGIN_WRITE: Final = "BEGIN IMMEDIATE"
-"""Takes the write lock at once: a transaction that reads first could not upgrade after another process's write."""
-BEGIN_READ: Final = "BEGIN"
-
-_FAILURES: Mapping[str, tuple[str, str]] = {
-    "SQLITE_BUSY": ("the database is locked by another process", "find out who holds a transaction open on it"),
-    "SQLITE_LOCKED": ("the database is locked by another process", "find out who holds a transaction open on it"),
-    "SQLITE_FULL": ("the disk is full; nothing of this operation was stored", "free some space and try again"),
-    "SQLITE_READONLY": ("the database cannot be written", "check the permissions of the file and of its folder"),
-    "SQLITE_IOERR": ("the disk failed", "check the disk, and that the file is not on a network share"),
-    "SQLITE_CORRUPT": ("the database is damaged", "restore it from a copy, or start with a new file"),
-    "SQLITE_NOTADB": ("the file is not a database", "name another file, or move this one away"),
-    "SQLITE_CANTOPEN": ("the database file cannot be opened", "check that its folder exists and can be written"),
-}
 
 
-def open_engine(path: str) -> Engine:
-    """An engine whose one connection is an open SQLite database in WAL mode. `path` may be `MEMORY`.
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an operation did that somebody may be waiting for.
 
-    The engine is in autocommit: `Database` says BEGIN and COMMIT itself.
-
-    Raises:
-        sqlite3.Error: the file cannot be opened or is not a database.
+    Attributes:
+        queued: how many rollouts can be leased that could not before, by run. ended: ids of those that ended.
     """
-    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-    try:
-        if path != MEMORY:
-            _use_wal(connection)
-        connection.execute("PRAGMA synchronous=NORMAL")
-        connection.execute(f"PRAGMA cache_size={-CACHE_KIB}")
-        connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
-    except BaseException:
-        connection.close()
-        raise
-    return create_engine(
-        "sqlite+pysqlite://",
-        creator=lambda: connection,
-        poolclass=StaticPool,
-        isolation_level="AUTOCOMMIT",
-    )
+
+    queued: Mapping[str | None, int] = field(default_factory=dict)
+    ended: Sequence[str] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.queued or self.ended)
 
 
-def _use_wal(connection: sqlite3.Connection) -> None:
-    deadline = time.monotonic() + BUSY_SECONDS
-    while True:
-        try:
-            with closing(connection.execute("PRAGMA journal_mode")) as cursor:
-                if cursor.fetchone()[0] == "wal":
-                    return
-            connection.execute("PRAGMA journal_mode=WAL").close()
-        except sqlite3.OperationalError as error:
-            # SQLite does not wait by itself when two processes switch the same new file at once.
-            if error.sqlite_errorname not in ("SQLITE_BUSY", "SQLITE_LOCKED") or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
+class Watch(Protocol):
+    """A thread that learns of what other processes changed."""
+
+    def stop(self) -> None:
+        """End it. Returns at once; the thread follows within a moment."""
+        ...
 
 
-def store_error(error: BaseException, path: str) -> BaseException:
-    """A database driver's error as a `StoreError` that names the file; any other error as it is."""
-    original = error.orig if isinstance(error, exc.DBAPIError) else error
-    if not isinstance(original, sqlite3.Error):
-        return error
-    name = getattr(original, "sqlite_errorname", None) or ""
-    for prefix, (message, hint) in _FAILURES.items():
-        if name.startswith(prefix):
-            return StoreError(message, hint=hint, store=path)
-    return StoreError(f"the database refused it: {original}", store=path)
+class Dialect(Protocol):
+    """One database, not yet open.
 
+    Attributes:
+        begin_read, begin_write: statements that open a transaction.
+        begin_schema: statements that open one in which no other process can change the tables.
+        aborts: whether an error of the database ends the whole transaction unless there is a savepoint.
+        not_a_store_hint: what to do about a database of somebody else's.
+    """
 
-def sqlite_path(url: str | None) -> str:
-    """The file that a store URL names: "sqlite:///run.db", "run.db"; `MEMORY` for None and "memory"."""
-    if url is None or url in ("memory", "sqlite://", "sqlite:///:memory:"):
-        return MEMORY
-    return str(Path(url.removeprefix("sqlite:///")).expanduser())
+    begin_read: str
+    begin_write: str
+    begin_schema: Sequence[str]
+    aborts: bool
+    not_a_store_hint: str
+
+    @property
+    def url(self) -> str:
+        """Names it in messages, without its password."""
+        ...
+
+    def open_engine(self) -> Engine:
+        """An engine in autocommit: `Database` says BEGIN and COMMIT itself. May raise the driver's errors."""
+        ...
+
+    def now(self, connection: Connection) -> float | None:
+        """The database's own clock, seconds since the epoch; None where it is this machine's."""
+        ...
+
+    def store_error(self, error: BaseException) -> BaseException:
+        """A driver's error as a `StoreError` that names the database; any other error as it is."""
+        ...
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Whether the connection has gone, so that the transaction may be run again on another one."""
+        ...
+
+    def is_conflict(self, error: BaseException) -> bool:
+        """Whether the transaction was undone in favour of another one, and may be run again."""
+        ...
+
+    def announce(self, connection: Connection, change: Change) -> None:
+        """Tell other processes once the transaction is committed, where the database can."""
+        ...
+
+    def watch(self, changed: Callable[[Change | None], None]) -> Watch | None:
+        """Start to learn what other processes change; None as an argument means: something, look for yourself.
+
+        Returns None for a database that no other process can see.
+        """
+        ...
+
+    def compact(self) -> None:
+        """Give the room of deleted rows back, on a connection of its own. May raise the driver's errors."""
+        ...

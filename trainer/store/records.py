@@ -5,7 +5,6 @@ A prompt that continues its parent call is kept as its suffix, so a rollout of T
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -109,9 +108,8 @@ def query_spans(connection: Connection, rollout_id: str, attempt: int | None) ->
 
 
 # -- resources, policies, training --------------------------------------------------------------------------------
-def add_resources(connection: Connection, resources: Mapping[str, Any], resources_id: str | None, now: float) -> str:
+def add_resources(connection: Connection, resources_id: str, resources: Mapping[str, Any], now: float) -> str:
     """Insert a version, unless it is there already; its id."""
-    resources_id = resources_id or uuid.uuid4().hex
     text = codec.dumps(dict(resources), "the resources")
     connection.execute(_INSERT_RESOURCES, {"resources_id": resources_id, "resources": text, "created_at": now})
     return resources_id

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, delete, func, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, func, literal_column, select, update
 
 from agl.errors import AttemptOverError, StoreError
 from agl.trainer.store import codec, prepared
@@ -22,6 +22,7 @@ from agl.trainer.store.base import (
     RolloutStatus,
     new_rollout_id,
 )
+from agl.trainer.store.clock import Observer
 from agl.trainer.store.dialect import insert
 from agl.trainer.store.schema import attempts as A
 from agl.trainer.store.schema import rollouts as R
@@ -31,8 +32,11 @@ CHUNK = 1000
 
 _ONE_ROLLOUT = select(R).where(R.c.rollout_id == bindparam("id"))
 _THESE_ROLLOUTS = select(R).where(R.c.rollout_id.in_(bindparam("ids", expanding=True)))
-_ROLLOUT_AND_ATTEMPT = select(R, A.c.status.label("was"), A.c.last_heartbeat_at).where(
-    R.c.rollout_id == bindparam("id"), A.c.rollout_id == R.c.rollout_id, A.c.attempt == bindparam("n")
+# Locked where transactions run side by side: what is read here decides what is written.
+_ROLLOUT_AND_ATTEMPT = (
+    select(R, A.c.status.label("was"), A.c.last_heartbeat_at)
+    .where(R.c.rollout_id == bindparam("id"), A.c.rollout_id == R.c.rollout_id, A.c.attempt == bindparam("n"))
+    .with_for_update()
 )
 _INSERT_ROLLOUT = insert(R).on_conflict_do_nothing()
 _INSERT_ATTEMPT = insert(A)
@@ -49,6 +53,12 @@ _SET_ATTEMPT = (
         ended_at=bindparam("at"),
     )
 )
+_LIMITED = (
+    select(A)
+    .where(A.c.status.in_(["preparing", "running"]))
+    .where(func.coalesce(A.c.timeout_seconds, A.c.unresponsive_seconds).is_not(None))
+    .order_by(A.c.started_at)
+)
 _BEAT = (
     update(A)
     .where(A.c.rollout_id == bindparam("id"), A.c.attempt == bindparam("n"))
@@ -62,10 +72,12 @@ _LEASED_BY = (
 
 
 def _lease(one_run: bool) -> Any:
-    queued = select(R.c.seq).where(R.c.status == "queuing")
+    """One atomic update. PostgreSQL passes over rows that others are leasing; SQLite runs one writer at a time."""
+    # Literally, so that the partial indexes are seen to fit.
+    queued = select(R.c.seq).where(R.c.status == literal_column("'queuing'"))
     if one_run:
         queued = queued.where(R.c.run_id == bindparam("run"))
-    first = queued.order_by(R.c.priority.desc(), R.c.seq).limit(1).scalar_subquery()
+    first = queued.order_by(R.c.priority.desc(), R.c.seq).limit(1).with_for_update(skip_locked=True).scalar_subquery()
     return update(R).where(R.c.seq == first).values(status="preparing", attempts=R.c.attempts + 1).returning(R)
 
 
@@ -82,10 +94,10 @@ def enqueue(connection: Connection, new: Sequence[NewRollout], now: float) -> li
 
 
 def dequeue(
-    connection: Connection, worker_id: str | None, run_id: str | None, request_id: str | None, now: float
+    connection: Connection, worker_id: str | None, run_id: str | None, request_id: str, repeated: bool, now: float
 ) -> AttemptedRollout | None:
     """Lease the next queued rollout and open its attempt; or what the same request has leased before."""
-    if request_id is not None and (before := _leased_before(connection, request_id, now)) is not None:
+    if repeated and (before := _leased_before(connection, request_id, now)) is not None:
         return before
     statement, values = (_LEASE, {}) if run_id is None else (_LEASE_OF_RUN, {"run": run_id})
     row = prepared.first(connection, statement, values)
@@ -108,21 +120,22 @@ def _leased_before(connection: Connection, request_id: str, now: float) -> Attem
     return AttemptedRollout(codec.to_rollout(rollout), attempt)
 
 
-def give_back_request(connection: Connection, request_id: str) -> None:
-    """Undo the open lease of a request."""
+def give_back_request(connection: Connection, request_id: str) -> Rollout | None:
+    """Undo the open lease of a request; its rollout, if there was one to undo."""
     row = connection.execute(_LEASED_BY, {"request": request_id}).mappings().first()
-    if row is not None:
-        rollout = connection.execute(_ONE_ROLLOUT, {"id": row["rollout_id"]}).mappings().one()
-        give_back(connection, AttemptedRollout(codec.to_rollout(rollout), codec.to_attempt(row)))
+    if row is None:
+        return None
+    rollout = codec.to_rollout(connection.execute(_ONE_ROLLOUT, {"id": row["rollout_id"]}).mappings().one())
+    return rollout if give_back(connection, AttemptedRollout(rollout, codec.to_attempt(row))) else None
 
 
-def give_back(connection: Connection, leased: AttemptedRollout) -> None:
-    """Undo a lease that reached nobody, as if it had never been taken."""
+def give_back(connection: Connection, leased: AttemptedRollout) -> bool:
+    """Undo a lease that reached nobody, as if it had never been taken; False if it has moved on."""
     rollout_id, n = leased.rollout.rollout_id, leased.attempt.attempt
     row = connection.execute(_ROLLOUT_AND_ATTEMPT, {"id": rollout_id, "n": n}).mappings().first()
     if row is None or row["last_heartbeat_at"] != leased.attempt.last_heartbeat_at:
         # The request was repeated meanwhile, and its lease is somebody's.
-        return
+        return False
     undone = connection.execute(
         update(R)
         .where(R.c.rollout_id == rollout_id, R.c.status == "preparing", R.c.attempts == n)
@@ -130,6 +143,7 @@ def give_back(connection: Connection, leased: AttemptedRollout) -> None:
     )
     if undone.rowcount:
         connection.execute(delete(A).where(A.c.rollout_id == rollout_id, A.c.attempt == n))
+    return bool(undone.rowcount)
 
 
 # -- transitions --------------------------------------------------------------------------------------------------
@@ -175,7 +189,7 @@ def move(
             "id": rollout_id,
             "n": attempt,
             "to": status,
-            "why": error,
+            "why": codec.plain(error),
             "beat": now if status == "running" else row["last_heartbeat_at"],
             "at": now if status in ATTEMPT_TERMINAL else None,
         },
@@ -198,25 +212,37 @@ def beat(connection: Connection, rollout_id: str, attempt: int, now: float) -> N
         raise _no_attempt(rollout_id, attempt)
 
 
-def expire(connection: Connection, now: float) -> tuple[list[Attempt], list[str]]:
-    """Give up attempts past their limits; they, and the ids of the rollouts that this ended."""
-    late = and_(A.c.timeout_seconds.is_not(None), A.c.started_at + A.c.timeout_seconds <= now)
-    silent = and_(A.c.unresponsive_seconds.is_not(None), A.c.last_heartbeat_at + A.c.unresponsive_seconds <= now)
-    over = select(A).where(A.c.status.in_(["preparing", "running"]), or_(late, silent))
-    given_up, ended = [], []
-    for row in connection.execute(over.order_by(A.c.started_at)).mappings().all():
+def expire(connection: Connection, now: float, observer: Observer | None) -> tuple[list[Attempt], list[Rollout]]:
+    """Give up attempts past their limits; they, and their rollouts as they are now.
+
+    Ages are the observer's, or what is stored compared with `now` if there is none.
+    """
+    rows = connection.execute(_LIMITED).mappings().all()
+    keys = [(row["rollout_id"], row["attempt"], row["started_at"], row["last_heartbeat_at"]) for row in rows]
+    if observer is not None:
+        ages = observer.look(keys)
+    else:
+        ages = {(rollout_id, n): (now - started, now - beat) for rollout_id, n, started, beat in keys}
+    given_up, moved = [], []
+    for row in rows:
+        ran, silent = ages[row["rollout_id"], row["attempt"]]
+        timeout, limit = row["timeout_seconds"], row["unresponsive_seconds"]
         status: AttemptStatus
-        if row["timeout_seconds"] is not None and row["started_at"] + row["timeout_seconds"] <= now:
-            status, why = "timeout", f"still running {row['timeout_seconds']:g} s after it was leased, its limit"
+        if timeout is not None and ran >= timeout:
+            status, why = "timeout", f"still running {timeout:g} s after it was leased, its limit"
+        elif limit is not None and silent >= limit:
+            status, why = "unresponsive", f"no heartbeat for {silent:.1f} s (limit {limit:g} s)"
         else:
-            status = "unresponsive"
-            why = f"no heartbeat for {now - row['last_heartbeat_at']:.1f} s (limit {row['unresponsive_seconds']:g} s)"
-        rollout = move(connection, row["rollout_id"], row["attempt"], status, why, now)
+            continue
+        values = {"id": row["rollout_id"], "n": row["attempt"]}
+        present = connection.execute(_ROLLOUT_AND_ATTEMPT, values).mappings().one()
+        if (present["was"], present["last_heartbeat_at"]) != (row["status"], row["last_heartbeat_at"]):
+            # Another process was quicker.
+            continue
+        moved.append(move(connection, row["rollout_id"], row["attempt"], status, why, now))
         ended_at = now if status in ATTEMPT_TERMINAL else None
         given_up.append(dataclasses.replace(codec.to_attempt(row), status=status, error=why, ended_at=ended_at))
-        if rollout.status in ROLLOUT_TERMINAL:
-            ended.append(rollout.rollout_id)
-    return given_up, ended
+    return given_up, moved
 
 
 def cancel(connection: Connection, rollout_ids: Sequence[str], now: float) -> None:
@@ -261,7 +287,8 @@ def get(connection: Connection, rollout_id: str) -> Rollout:
     row = connection.execute(_ONE_ROLLOUT, {"id": rollout_id}).mappings().first()
     if row is not None:
         return codec.to_rollout(row)
-    begins = func.substr(R.c.rollout_id, 1, len(rollout_id)) == rollout_id
+    # Between the bounds of the index; the ids are compared by their bytes in both databases.
+    begins = (R.c.rollout_id >= rollout_id) & (R.c.rollout_id <= rollout_id + "\U0010ffff")
     rows = connection.execute(select(R).where(begins).limit(2)).mappings().all() if rollout_id else []
     if not rows:
         raise _no_rollout(rollout_id)

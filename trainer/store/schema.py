@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, MetaData, Table, Text
+from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, MetaData, Table, Text, text
 
-VERSION: Final = "0002"
+VERSION: Final = "0003"
 """The newest migration's revision: four digits that only grow, so two versions can be compared."""
 
 metadata = MetaData()
@@ -17,19 +17,22 @@ metadata = MetaData()
 _Serial = BigInteger().with_variant(Integer, "sqlite")
 """A key that counts up by itself: SQLite does this for the type INTEGER alone."""
 
+_Id = Text().with_variant(Text(collation="C"), "postgresql")
+"""Ids are compared by their bytes, as SQLite does: an index then finds all that begin with a prefix."""
+
 rollouts = Table(
     "rollouts",
     metadata,
     Column("seq", _Serial, primary_key=True),
-    Column("rollout_id", Text, nullable=False, unique=True),
-    Column("run_id", Text),
+    Column("rollout_id", _Id, nullable=False, unique=True),
+    Column("run_id", _Id),
     Column("step", Integer),
     Column("mode", Text, nullable=False),
     Column("status", Text, nullable=False),
     Column("group_key", Text, nullable=False),
     Column("position", Integer, nullable=False),
     Column("seed", BigInteger, nullable=False),
-    Column("resources_id", Text),
+    Column("resources_id", _Id),
     Column("priority", Integer, nullable=False),
     Column("attempts", Integer, nullable=False),
     Column("task", Text, nullable=False),
@@ -39,15 +42,23 @@ rollouts = Table(
     Column("ended_at", Double),
 )
 Index("rollouts_queue", rollouts.c.status, rollouts.c.priority.desc(), rollouts.c.seq)
+Index(
+    "rollouts_run_queue",
+    rollouts.c.run_id,
+    rollouts.c.priority.desc(),
+    rollouts.c.seq,
+    sqlite_where=rollouts.c.status == text("'queuing'"),
+    postgresql_where=rollouts.c.status == text("'queuing'"),
+)
 Index("rollouts_run", rollouts.c.run_id, rollouts.c.step)
 
 attempts = Table(
     "attempts",
     metadata,
-    Column("rollout_id", Text, primary_key=True),
+    Column("rollout_id", _Id, primary_key=True),
     Column("attempt", Integer, primary_key=True),
     Column("status", Text, nullable=False),
-    Column("worker_id", Text),
+    Column("worker_id", _Id),
     Column("error", Text),
     Column("timeout_seconds", Double),
     Column("unresponsive_seconds", Double),
@@ -63,8 +74,8 @@ calls = Table(
     "calls",
     metadata,
     Column("seq", _Serial, primary_key=True),
-    Column("id", Text, nullable=False, unique=True),
-    Column("rollout_id", Text, nullable=False),
+    Column("id", _Id, nullable=False, unique=True),
+    Column("rollout_id", _Id, nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("position", Integer, nullable=False),
     Column("agent", Text, nullable=False),
@@ -78,10 +89,10 @@ calls = Table(
     Column("digest", LargeBinary, nullable=False),
     Column("temperature", Double, nullable=False),
     Column("finish_reason", Text, nullable=False),
-    Column("parent_id", Text),
+    Column("parent_id", _Id),
     Column("fork_cause", Text),
     Column("tool_call_ids", Text, nullable=False),
-    Column("span_id", Text),
+    Column("span_id", _Id),
     Column("request", Text, nullable=False),
     Column("answer", Text, nullable=False),
     Column("error", Text),
@@ -95,10 +106,10 @@ Index("calls_rollout", calls.c.rollout_id, calls.c.attempt)
 spans = Table(
     "spans",
     metadata,
-    Column("trace_id", Text, primary_key=True),
-    Column("span_id", Text, primary_key=True),
-    Column("parent_id", Text),
-    Column("rollout_id", Text, nullable=False),
+    Column("trace_id", _Id, primary_key=True),
+    Column("span_id", _Id, primary_key=True),
+    Column("parent_id", _Id),
+    Column("rollout_id", _Id, nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("name", Text, nullable=False),
     Column("started_at", Double, nullable=False),
@@ -114,7 +125,7 @@ resources = Table(
     "resources",
     metadata,
     Column("seq", _Serial, primary_key=True),
-    Column("resources_id", Text, nullable=False, unique=True),
+    Column("resources_id", _Id, nullable=False, unique=True),
     Column("resources", Text, nullable=False),
     Column("created_at", Double, nullable=False),
 )
@@ -122,7 +133,7 @@ resources = Table(
 policy_versions = Table(
     "policy_versions",
     metadata,
-    Column("run_id", Text, primary_key=True),
+    Column("run_id", _Id, primary_key=True),
     Column("policy", Text, primary_key=True),
     Column("version", Integer, primary_key=True, autoincrement=False),
     Column("step", Integer, nullable=False),
@@ -133,10 +144,10 @@ policy_versions = Table(
 trained_calls = Table(
     "trained_calls",
     metadata,
-    Column("run_id", Text, primary_key=True),
-    Column("call_id", Text, primary_key=True),
+    Column("run_id", _Id, primary_key=True),
+    Column("call_id", _Id, primary_key=True),
     Column("step", Integer, primary_key=True, autoincrement=False),
-    Column("rollout_id", Text, nullable=False),
+    Column("rollout_id", _Id, nullable=False),
     Column("policy_version", Integer, nullable=False),
     Column("sequence", Integer),
     Column("reward", Double, nullable=False),

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from sqlalchemy import Connection
 
 from agl.mdp import Call
 from agl.spans import Span
-from agl.trainer.store import dialect, records
+from agl.trainer.store import pruning, records
 from agl.trainer.store import rollouts as lives
 from agl.trainer.store.base import (
     ROLLOUT_TERMINAL,
@@ -19,58 +23,72 @@ from agl.trainer.store.base import (
     AttemptStatus,
     Mode,
     NewRollout,
+    Pruned,
     Rollout,
     RolloutStatus,
     TrainedCall,
+    new_rollout_id,
 )
+from agl.trainer.store.clock import Clock, Observer
 from agl.trainer.store.database import Database
-
-POLL_SECONDS = 1.0
-"""How often a waiter looks by itself: rollouts that end in this process wake it at once, those of others do not."""
-
-LEASE_POLL_SECONDS = 0.1
-"""How often a worker that waits looks for work."""
-
-
-class _Waiter:
-    """Somebody who waits for rollouts to end."""
-
-    def __init__(self, rollout_ids: Sequence[str]) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.open = set(rollout_ids)
-        self.all_ended = asyncio.Event()
-
-    def end(self, rollout_id: str) -> None:
-        """Note one that has ended. On the waiter's loop."""
-        self.open.discard(rollout_id)
-        if not self.open:
-            self.all_ended.set()
+from agl.trainer.store.dialect import Change, Dialect, Watch
+from agl.trainer.store.waiting import LOOK_SECONDS, Waiters
 
 
 class SqlStore:
-    """A `Store` on a SQLite file, which several processes may share, or on a private database in memory."""
+    """A `Store` on SQLite (a file that several processes may share, or private memory) or PostgreSQL."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._waiters: set[_Waiter] = set()
-        self._waiters_lock = threading.Lock()
+        self._clock = database.clock
+        self._observer = Observer(self._clock.steady)
+        self._waiters = Waiters()
+        self._watch: Watch | None = None
+        self._watches = False
 
     @classmethod
-    async def open(cls, path: str = dialect.MEMORY) -> SqlStore:
-        """Open a file, made if it is not there.
+    async def open(cls, dialect: Dialect, clock: Clock | None = None) -> SqlStore:
+        """Open a database; the tables are made if they are not there.
 
         Raises:
             StoreVersionError: a newer version of agl wrote it.
             StoreError: it cannot be opened, or is not an agl store.
         """
-        database = Database(path)
+        database = Database(dialect, clock)
         await database.open()
         return cls(database)
 
+    async def _change(self, operation: Callable[[Connection], tuple[Any, Change]]) -> Any:
+        """Write, and wake whoever waits for what it did: here when it is committed, elsewhere by the database."""
+
+        def announced(connection: Connection) -> tuple[Any, Change]:
+            result, change = operation(connection)
+            if change:
+                self._database.dialect.announce(connection, change)
+            return result, change
+
+        result, change = await self._database.write(announced)
+        if change:
+            self._waiters.changed(change)
+        return result
+
+    def _watch_others(self) -> None:
+        # Most stores are never waited for, and need no thread that watches.
+        if not self._watches:
+            self._watches = True
+            self._watch = self._database.dialect.watch(self._waiters.changed)
+
     # -- rollouts and attempts ------------------------------------------------------------------------------------
     async def enqueue_rollouts(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
-        now = time.time()
-        return await self._database.write(lambda c: lives.enqueue(c, rollouts, now))
+        now = self._clock.now()
+        # Named here, so that the operation can be run twice.
+        named = [r if r.rollout_id else dataclasses.replace(r, rollout_id=new_rollout_id()) for r in rollouts]
+
+        def enqueue(connection: Connection) -> tuple[list[Rollout], Change]:
+            stored = lives.enqueue(connection, named, now)
+            return stored, Change(Counter(r.run_id for r in stored if r.status == "queuing"))
+
+        return await self._change(enqueue)
 
     async def dequeue_rollout(
         self,
@@ -80,53 +98,85 @@ class SqlStore:
         wait: float = 0.0,
         request_id: str | None = None,
     ) -> AttemptedRollout | None:
+        leased = await self._lease(worker_id, run_id, request_id)
+        if leased is not None or wait <= 0:
+            return leased
+        self._watch_others()
         deadline = time.monotonic() + wait
-        while (leased := await self._lease(worker_id, run_id, request_id)) is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                break
-            await asyncio.sleep(min(LEASE_POLL_SECONDS, left))
-        return leased
+        with self._waiters.seeking(run_id) as seeker:
+            while True:
+                # Looked for again, now that whatever is queued rings.
+                leased = await self._lease(worker_id, run_id, request_id)
+                if leased is not None:
+                    self._waiters.found(seeker)
+                    return leased
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return None
+                await self._waiters.rest(seeker, min(left, LOOK_SECONDS))
 
     async def _lease(
         self, worker_id: str | None, run_id: str | None, request_id: str | None
     ) -> AttemptedRollout | None:
-        now = time.time()
-        leased = self._database.write(lambda c: lives.dequeue(c, worker_id, run_id, request_id, now))
+        now = self._clock.now()
+        request, repeated = request_id or uuid.uuid4().hex, request_id is not None
+
+        def lease(connection: Connection) -> AttemptedRollout | None:
+            nonlocal repeated
+            found = lives.dequeue(connection, worker_id, run_id, request, repeated, now)
+            # Run again because the connection broke, it may have leased one already.
+            repeated = True
+            return found
+
+        leased = self._database.write(lease)
         try:
             return await asyncio.shield(leased)
         except asyncio.CancelledError:
             # A lease that nobody hears of would hold its rollout back for good.
-            if (lease := await leased) is not None:
-                await self._database.write(lambda c: lives.give_back(c, lease))
+            if (lost := await leased) is not None:
+                await self._change(lambda c: (None, _queued(lost.rollout, lives.give_back(c, lost))))
             raise
 
     async def give_back(self, request_id: str) -> None:
-        await self._database.write(lambda c: lives.give_back_request(c, request_id))
+        def undo(connection: Connection) -> tuple[None, Change]:
+            undone = lives.give_back_request(connection, request_id)
+            return None, Change() if undone is None else _queued(undone, True)
+
+        await self._change(undo)
 
     async def update_attempt(
         self, rollout_id: str, attempt: int, status: AttemptStatus, *, error: str | None = None
     ) -> Rollout:
-        now = time.time()
-        rollout = await self._database.write(lambda c: lives.move(c, rollout_id, attempt, status, error, now))
-        if rollout.status in ROLLOUT_TERMINAL:
-            self._wake([rollout_id])
-        return rollout
+        now = self._clock.now()
+
+        def move(connection: Connection) -> tuple[Rollout, Change]:
+            rollout = lives.move(connection, rollout_id, attempt, status, error, now)
+            return rollout, _followed([rollout])
+
+        return await self._change(move)
 
     async def heartbeat(self, rollout_id: str, attempt: int) -> None:
-        now = time.time()
+        now = self._clock.now()
         await self._database.write(lambda c: lives.beat(c, rollout_id, attempt, now))
 
     async def expire_attempts(self, now: float | None = None) -> list[Attempt]:
-        at = time.time() if now is None else now
-        given_up, ended = await self._database.write(lambda c: lives.expire(c, at))
-        self._wake(ended)
-        return given_up
+        at = self._clock.now() if now is None else now
+        observer = self._observer if now is None else None
+
+        def expire(connection: Connection) -> tuple[list[Attempt], Change]:
+            given_up, moved = lives.expire(connection, at, observer)
+            return given_up, _followed(moved)
+
+        return await self._change(expire)
 
     async def cancel_rollouts(self, rollout_ids: Sequence[str]) -> None:
-        now = time.time()
-        await self._database.write(lambda c: lives.cancel(c, rollout_ids, now))
-        self._wake(rollout_ids)
+        now = self._clock.now()
+
+        def cancel(connection: Connection) -> tuple[None, Change]:
+            lives.cancel(connection, rollout_ids, now)
+            return None, Change(ended=rollout_ids)
+
+        await self._change(cancel)
 
     async def get_rollout(self, rollout_id: str) -> Rollout:
         return await self._database.read(lambda c: lives.get(c, rollout_id))
@@ -147,41 +197,21 @@ class SqlStore:
 
     async def wait_for_rollouts(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
         deadline = None if timeout is None else time.monotonic() + timeout
-        waiter = _Waiter(rollout_ids)
+        self._watch_others()
         # Registered before the first look, so that none can end unseen in between.
-        with self._waiters_lock:
-            self._waiters.add(waiter)
-        try:
+        with self._waiters.watching(rollout_ids) as watcher:
             while True:
-                look = list(waiter.open)
+                look = list(watcher.open)
                 found = await self._database.read(lambda c, ids=look: lives.statuses(c, ids))
-                for rollout_id, status in found.items():
-                    if status in ROLLOUT_TERMINAL:
-                        waiter.end(rollout_id)
-                left = POLL_SECONDS if deadline is None else deadline - time.monotonic()
-                if not waiter.open or left <= 0:
+                watcher.open.difference_update(i for i, status in found.items() if status in ROLLOUT_TERMINAL)
+                left = LOOK_SECONDS if deadline is None else deadline - time.monotonic()
+                if not watcher.open or left <= 0:
                     break
-                try:
-                    await asyncio.wait_for(waiter.all_ended.wait(), min(POLL_SECONDS, left))
+                await watcher.rest(min(left, LOOK_SECONDS))
+                if not watcher.open:
                     break
-                except TimeoutError:
-                    continue
-        finally:
-            with self._waiters_lock:
-                self._waiters.discard(waiter)
-        ended = [rollout_id for rollout_id in rollout_ids if rollout_id not in waiter.open]
+        ended = [rollout_id for rollout_id in rollout_ids if rollout_id not in watcher.open]
         return await self._database.read(lambda c: lives.load(c, ended))
-
-    def _wake(self, ended: Sequence[str]) -> None:
-        with self._waiters_lock:
-            waiters = list(self._waiters)
-        for waiter in waiters:
-            for rollout_id in ended:
-                try:
-                    waiter.loop.call_soon_threadsafe(waiter.end, rollout_id)
-                except RuntimeError:
-                    # Its loop was closed without cancelling it.
-                    break
 
     # -- calls and spans ------------------------------------------------------------------------------------------
     async def add_calls(self, calls: Sequence[Call]) -> None:
@@ -198,8 +228,8 @@ class SqlStore:
 
     # -- resources, policies, training ----------------------------------------------------------------------------
     async def update_resources(self, resources: Mapping[str, Any], *, resources_id: str | None = None) -> str:
-        now = time.time()
-        return await self._database.write(lambda c: records.add_resources(c, resources, resources_id, now))
+        now, version = self._clock.now(), resources_id or uuid.uuid4().hex
+        return await self._database.write(lambda c: records.add_resources(c, version, resources, now))
 
     async def get_resources(self, resources_id: str | None = None) -> tuple[str, Mapping[str, Any]] | None:
         return await self._database.read(lambda c: records.get_resources(c, resources_id))
@@ -213,7 +243,7 @@ class SqlStore:
             "version": version,
             "step": step,
             "checkpoint": checkpoint,
-            "created_at": time.time(),
+            "created_at": self._clock.now(),
         }
         await self._database.write(lambda c: records.add_policy_version(c, row))
 
@@ -223,6 +253,33 @@ class SqlStore:
     async def query_trained_calls(self, rollout_id: str) -> list[TrainedCall]:
         return await self._database.read(lambda c: records.query_trained(c, rollout_id))
 
+    # -- the store itself -----------------------------------------------------------------------------------------
+    async def prune(self, before: float, *, run_ids: Sequence[str] | None = None) -> Pruned:
+        total, cursor = Pruned(), 0
+        while cursor is not None:
+            deleted, cursor = await self._database.write(lambda c, seq=cursor: pruning.prune(c, before, run_ids, seq))
+            total = total + deleted
+        if total.rollouts:
+            try:
+                await asyncio.to_thread(self._database.dialect.compact)
+            except Exception as error:
+                raise self._database.dialect.store_error(error) from error
+        return total
+
     async def close(self) -> None:
-        """Finish what was submitted and release the file. Idempotent."""
+        """Finish what was submitted and release the database. Idempotent."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.stop()
         await self._database.close()
+        self._waiters.wake_all()
+
+
+def _followed(rollouts: Sequence[Rollout]) -> Change:
+    """What rollouts that were moved are now waited for as: work, or ended."""
+    queued = Counter(rollout.run_id for rollout in rollouts if rollout.status == "queuing")
+    return Change(queued, [rollout.rollout_id for rollout in rollouts if rollout.status in ROLLOUT_TERMINAL])
+
+
+def _queued(rollout: Rollout, again: bool) -> Change:
+    return Change({rollout.run_id: 1} if again else {})

@@ -7,24 +7,26 @@ from pathlib import Path
 from sqlalchemy import Connection, inspect
 
 from agl.errors import StoreError, StoreVersionError
-from agl.trainer.store import dialect, schema
+from agl.trainer.store import schema
+from agl.trainer.store.dialect import Dialect
 
 VERSION_TABLE = "alembic_version"
 
 
-def upgrade(connection: Connection, path: str) -> None:
-    """Create or upgrade the tables, in one transaction. `connection` is in autocommit; `path` is for messages.
+def upgrade(connection: Connection, dialect: Dialect) -> None:
+    """Create or upgrade the tables, in one transaction. `connection` is in autocommit.
 
     Raises:
         StoreVersionError: a newer version of agl wrote it.
         StoreError: the database belongs to something else.
     """
-    if version(connection, path) == schema.VERSION:
+    if version(connection, dialect) == schema.VERSION:
         return
-    connection.exec_driver_sql(dialect.BEGIN_WRITE)
     try:
+        for statement in dialect.begin_schema:
+            connection.exec_driver_sql(statement).close()
         # Another process may have done it while this one waited for the lock.
-        if version(connection, path) != schema.VERSION:
+        if version(connection, dialect) != schema.VERSION:
             _run_alembic(connection)
         connection.exec_driver_sql("COMMIT")
     except BaseException:
@@ -32,7 +34,7 @@ def upgrade(connection: Connection, path: str) -> None:
         raise
 
 
-def version(connection: Connection, path: str) -> str | None:
+def version(connection: Connection, dialect: Dialect) -> str | None:
     """The database's schema version, None for an empty database. Raises as `upgrade` does."""
     tables = inspect(connection).get_table_names()
     if not tables:
@@ -41,14 +43,12 @@ def version(connection: Connection, path: str) -> str | None:
     if VERSION_TABLE in tables:
         found = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").scalar()
     if found is None or not found.isdigit() or "rollouts" not in tables:
-        raise StoreError(
-            "this database is not an agl store", hint="name another file; a new one is created by itself", store=path
-        )
+        raise StoreError("this database is not an agl store", hint=dialect.not_a_store_hint, store=dialect.url)
     if found > schema.VERSION:
         raise StoreVersionError(
             f"the store has schema version {found}, this agl knows versions up to {schema.VERSION}",
             hint="upgrade agl (pip install -U agl), or name another store",
-            store=path,
+            store=dialect.url,
         )
     return found
 

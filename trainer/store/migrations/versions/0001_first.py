@@ -7,21 +7,22 @@ revision = "0001"
 down_revision = None
 
 _Serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+_Id = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 
 
 def upgrade() -> None:
     op.create_table(
         "rollouts",
         sa.Column("seq", _Serial, primary_key=True),
-        sa.Column("rollout_id", sa.Text(), nullable=False, unique=True),
-        sa.Column("run_id", sa.Text()),
+        sa.Column("rollout_id", _Id, nullable=False, unique=True),
+        sa.Column("run_id", _Id),
         sa.Column("step", sa.Integer()),
         sa.Column("mode", sa.Text(), nullable=False),
         sa.Column("status", sa.Text(), nullable=False),
         sa.Column("group_key", sa.Text(), nullable=False),
         sa.Column("position", sa.Integer(), nullable=False),
         sa.Column("seed", sa.BigInteger(), nullable=False),
-        sa.Column("resources_id", sa.Text()),
+        sa.Column("resources_id", _Id),
         sa.Column("priority", sa.Integer(), nullable=False),
         sa.Column("attempts", sa.Integer(), nullable=False),
         sa.Column("task", sa.Text(), nullable=False),
@@ -34,10 +35,10 @@ def upgrade() -> None:
     op.create_index("rollouts_run", "rollouts", ["run_id", "step"])
     op.create_table(
         "attempts",
-        sa.Column("rollout_id", sa.Text(), primary_key=True),
+        sa.Column("rollout_id", _Id, primary_key=True),
         sa.Column("attempt", sa.Integer(), primary_key=True),
         sa.Column("status", sa.Text(), nullable=False),
-        sa.Column("worker_id", sa.Text()),
+        sa.Column("worker_id", _Id),
         sa.Column("error", sa.Text()),
         sa.Column("timeout_seconds", sa.Double()),
         sa.Column("unresponsive_seconds", sa.Double()),
@@ -49,8 +50,8 @@ def upgrade() -> None:
     op.create_table(
         "calls",
         sa.Column("seq", _Serial, primary_key=True),
-        sa.Column("id", sa.Text(), nullable=False, unique=True),
-        sa.Column("rollout_id", sa.Text(), nullable=False),
+        sa.Column("id", _Id, nullable=False, unique=True),
+        sa.Column("rollout_id", _Id, nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("position", sa.Integer(), nullable=False),
         sa.Column("agent", sa.Text(), nullable=False),
@@ -64,10 +65,10 @@ def upgrade() -> None:
         sa.Column("digest", sa.LargeBinary(), nullable=False),
         sa.Column("temperature", sa.Double(), nullable=False),
         sa.Column("finish_reason", sa.Text(), nullable=False),
-        sa.Column("parent_id", sa.Text()),
+        sa.Column("parent_id", _Id),
         sa.Column("fork_cause", sa.Text()),
         sa.Column("tool_call_ids", sa.Text(), nullable=False),
-        sa.Column("span_id", sa.Text()),
+        sa.Column("span_id", _Id),
         sa.Column("request", sa.Text(), nullable=False),
         sa.Column("answer", sa.Text(), nullable=False),
         sa.Column("error", sa.Text()),
@@ -77,10 +78,10 @@ def upgrade() -> None:
     op.create_index("calls_rollout", "calls", ["rollout_id", "attempt"])
     op.create_table(
         "spans",
-        sa.Column("trace_id", sa.Text(), primary_key=True),
-        sa.Column("span_id", sa.Text(), primary_key=True),
-        sa.Column("parent_id", sa.Text()),
-        sa.Column("rollout_id", sa.Text(), nullable=False),
+        sa.Column("trace_id", _Id, primary_key=True),
+        sa.Column("span_id", _Id, primary_key=True),
+        sa.Column("parent_id", _Id),
+        sa.Column("rollout_id", _Id, nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("started_at", sa.Double(), nullable=False),
@@ -94,13 +95,13 @@ def upgrade() -> None:
     op.create_table(
         "resources",
         sa.Column("seq", _Serial, primary_key=True),
-        sa.Column("resources_id", sa.Text(), nullable=False, unique=True),
+        sa.Column("resources_id", _Id, nullable=False, unique=True),
         sa.Column("resources", sa.Text(), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
     )
     op.create_table(
         "policy_versions",
-        sa.Column("run_id", sa.Text(), primary_key=True),
+        sa.Column("run_id", _Id, primary_key=True),
         sa.Column("policy", sa.Text(), primary_key=True),
         sa.Column("version", sa.Integer(), primary_key=True, autoincrement=False),
         sa.Column("step", sa.Integer(), nullable=False),
@@ -109,10 +110,10 @@ def upgrade() -> None:
     )
     op.create_table(
         "trained_calls",
-        sa.Column("run_id", sa.Text(), primary_key=True),
-        sa.Column("call_id", sa.Text(), primary_key=True),
+        sa.Column("run_id", _Id, primary_key=True),
+        sa.Column("call_id", _Id, primary_key=True),
         sa.Column("step", sa.Integer(), primary_key=True, autoincrement=False),
-        sa.Column("rollout_id", sa.Text(), nullable=False),
+        sa.Column("rollout_id", _Id, nullable=False),
         sa.Column("policy_version", sa.Integer(), nullable=False),
         sa.Column("sequence", sa.Integer()),
         sa.Column("reward", sa.Double(), nullable=False),
