@@ -158,7 +158,10 @@ class Database:
         deadline, pause, unsure = time.monotonic() + RETRY_SECONDS, 0.02, False
         while True:
             try:
-                _run(self._connect(), batch, self.dialect)
+                connection = self._connect()
+                # Savepoints are two more journeys to a server for each operation, and most batches need none.
+                if not self.dialect.aborts or not _run(connection, batch, self.dialect, guarded=False):
+                    _run(connection, batch, self.dialect, guarded=True)
                 return
             except _Undone as undone:
                 error, unsure = undone.error, unsure or undone.unsure
@@ -223,8 +226,11 @@ class _Undone(Exception):
         self.error, self.unsure = error, unsure
 
 
-def _run(connection: Connection, batch: Sequence[_Operation], dialect: Dialect) -> None:
-    """Run a batch in one transaction and note each outcome. Raises _Undone if all of it came to nothing."""
+def _run(connection: Connection, batch: Sequence[_Operation], dialect: Dialect, *, guarded: bool) -> bool:
+    """Run a batch in one transaction and note each outcome. Raises _Undone if all of it came to nothing.
+
+    False if it is not `guarded` by savepoints and an operation failed among others: then nothing was done.
+    """
     writes = any(operation.writes for operation in batch)
     # The driver's own cursor: these statements come with every operation and need nothing from SQLAlchemy.
     cursor = connection.connection.cursor()
@@ -233,10 +239,13 @@ def _run(connection: Connection, batch: Sequence[_Operation], dialect: Dialect) 
         cursor.execute(dialect.begin_write if writes else dialect.begin_read)
         for operation in batch:
             operation.result = operation.error = None
-            if len(batch) > 1 and (operation.writes or dialect.aborts):
+            if guarded and len(batch) > 1 and (operation.writes or dialect.aborts):
                 _run_guarded(connection, cursor, operation, dialect)
             else:
                 _run_plain(connection, operation, dialect)
+            if operation.error is not None and len(batch) > 1 and not guarded:
+                connection.connection.rollback()
+                return False
         alone = batch[0].error if len(batch) == 1 else None
         committing = writes and alone is None
         if alone is None:
@@ -244,6 +253,7 @@ def _run(connection: Connection, batch: Sequence[_Operation], dialect: Dialect) 
         else:
             # Does nothing where the failure ended the transaction already, as a full disk may.
             connection.connection.rollback()
+        return True
     except BaseException as error:
         try:
             connection.connection.rollback()
