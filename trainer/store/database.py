@@ -226,8 +226,8 @@ class _Undone(Exception):
 def _run(connection: Connection, batch: Sequence[_Operation], dialect: Dialect) -> None:
     """Run a batch in one transaction and note each outcome. Raises _Undone if all of it came to nothing.
 
-    Savepoints cost about as much as a small operation does, and hardly any operation fails. So there are none at
-    first; when one fails, all is rolled back and run again with a savepoint around each.
+    Savepoints cost about as much as a small operation does, at a server two more journeys, and hardly any operation
+    fails. So there are none at first; when one fails, all is rolled back and run again with a savepoint around each.
     """
     writes = any(operation.writes for operation in batch)
     begin = dialect.begin_write if writes else dialect.begin_read

@@ -43,14 +43,12 @@ class Dialect(Protocol):
     Attributes:
         begin_read, begin_write: statements that open a transaction.
         begin_schema: statements that open one in which no other process can change the tables.
-        aborts: whether an error of the database ends the whole transaction unless there is a savepoint.
         not_a_store_hint: what to do about a database of somebody else's.
     """
 
     begin_read: str
     begin_write: str
     begin_schema: Sequence[str]
-    aborts: bool
     not_a_store_hint: str
 
     @property

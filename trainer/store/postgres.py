@@ -61,7 +61,6 @@ class Postgres:
     begin_write = "BEGIN"
     # Others who open the same new database wait here until the tables are made.
     begin_schema: Sequence[str] = (begin_write, f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})")
-    aborts = True
     not_a_store_hint = "name an empty database, or a schema of its own: ?options=-csearch_path%3DNAME"
 
     def __init__(self, url: str) -> None:

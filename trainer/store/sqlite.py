@@ -50,7 +50,6 @@ class Sqlite:
     # Takes the write lock at once: a transaction that reads first could not upgrade after another process's write.
     begin_write = "BEGIN IMMEDIATE"
     begin_schema: Sequence[str] = (begin_write,)
-    aborts = False
     not_a_store_hint = "name another file; a new one is created by itself"
 
     def __init__(self, path: str) -> None:
