@@ -34,6 +34,7 @@ class Limits:
         header_seconds: how long a request's head may take. idle_seconds: how long a connection may rest between two.
         body_seconds: how long a body may take, and one second more per `body_rate` bytes of it.
         write_seconds: how long a client may read nothing of its answer.
+        wait_seconds: how long a request that waits for something is held.
         json_depth: how deep objects and lists may nest, at most 200.
     """
 
@@ -48,6 +49,7 @@ class Limits:
     body_seconds: float = 30.0
     body_rate: int = 64 * 1024
     write_seconds: float = 60.0
+    wait_seconds: float = 30.0
     json_depth: int = 100
 
 

@@ -179,8 +179,8 @@ class StoreRoutes:
     async def _call(self, method: wire.Method, arguments: dict[str, Any]) -> Any:
         name = wire.WAITING.get(method.name)
         if name is not None:
-            asked = arguments[name]
-            arguments[name] = wire.LONGEST_WAIT if asked is None else max(0.0, min(asked, wire.LONGEST_WAIT))
+            asked, most = arguments[name], self.limits.wait_seconds
+            arguments[name] = most if asked is None else max(0.0, min(asked, most))
         request_id = arguments.get("request_id")
         if method.name == "give_back" and request_id is not None:
             self._given_back[request_id] = None
