@@ -231,7 +231,7 @@ class StoreRoutes:
         return answer({"store": "agl", "role": await self.role(request)})
 
     async def _schema(self, _: Request) -> Response:
-        return answer(schema())
+        return answer(schema(self.keys.operator is not None))
 
     async def _health(self, _: Request) -> Response:
         return answer({"status": "ok"})
