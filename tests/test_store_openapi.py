@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
-from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 from store_server import Served, served
 
 from agl.trainer.server.limits import Limits
@@ -44,12 +44,13 @@ def test_every_method_is_in_the_schema(client: httpx.Client) -> None:
 
 
 @SCHEMA.parametrize()
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_request_that_the_schema_brings_about_fails(server: Served, case: Any) -> None:
     answer = case.call(base_url=server.url)
     assert answer.status_code < 500, answer.text
     if answer.status_code == 200:
-        case.validate_response(answer, checks=[response_schema_conformance, content_type_conformance])
+        pointer = f"#/paths/{case.path.replace('/', '~1')}/post/responses/200/content/application~1json/schema"
+        jsonschema.Draft202012Validator({**schema(keyed=False), "$ref": pointer}).validate(answer.json())
     else:
         assert answer.json()["error"]["message"]
 
@@ -61,7 +62,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_body_brings_it_down(client: httpx.Client, data: st.DataObject) -> None:
     """Arguments of the right names and any values."""
