@@ -113,7 +113,7 @@ class StoreRoutes:
         return [
             *methods,
             Route(wire.BATCH_PATH, self._batch, methods=["POST"]),
-            Traces(self).route(),
+            Traces(self.store, self.role, self.limits).route(),
             Route(f"{wire.PREFIX}/about", self._about),
             Route("/openapi.json", self._schema),
             Route("/health", self._health),
