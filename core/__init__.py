@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from agl import credit, errors, rewards
     from agl.agents import Agent, LitAgent, Outcome, RolloutInfo, Tracer, rollout
     from agl.commands import CommandAgent
+    from agl.compat.algorithm import algo as algorithm
+    from agl.compat.store import LightningStore, LightningStoreClient
     from agl.errors import AglError
     from agl.hooks import Hook
     from agl.intermediate import AIR, air
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "agl.agents": ("Agent", "LitAgent", "Outcome", "RolloutInfo", "Tracer", "rollout"),
     "agl.commands": ("CommandAgent",),
+    "agl.compat.store": ("LightningStore", "LightningStoreClient"),
     "agl.errors": ("AglError",),
     "agl.intermediate": ("AIR", "air"),
     "agl.hooks": ("Hook",),
@@ -54,6 +57,9 @@ _NAMES = {
     "agl.trainer.trainer": ("Result", "Trainer"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
+_HOME["algorithm"] = "agl.compat.algorithm"
+_ELSEWHERE = {"algorithm": "algo"}
+"""Names that are others at home."""
 _MODULES = frozenset({"credit", "errors", "rewards"})
 
 __version__ = "0.1.0"
@@ -71,6 +77,8 @@ __all__ = [
     "GSPO",
     "Hook",
     "LLM",
+    "LightningStore",
+    "LightningStoreClient",
     "LitAgent",
     "LoraSpec",
     "NamedResources",
@@ -93,6 +101,7 @@ __all__ = [
     "Transition",
     "VERL",
     "air",
+    "algorithm",
     "credit",
     "emit_exception",
     "emit_message",
@@ -113,7 +122,7 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'agl' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    value = getattr(importlib.import_module(home), _ELSEWHERE.get(name, name))
     globals()[name] = value
     return value
 

@@ -113,7 +113,7 @@ class StoreRoutes:
         return [
             *methods,
             Route(wire.BATCH_PATH, self._batch, methods=["POST"]),
-            Traces(self).route(),
+            Traces(self.store, self.role, self.limits).route(),
             Route(f"{wire.PREFIX}/about", self._about),
             Route("/openapi.json", self._schema),
             Route("/health", self._health),
@@ -179,8 +179,8 @@ class StoreRoutes:
     async def _call(self, method: wire.Method, arguments: dict[str, Any]) -> Any:
         name = wire.WAITING.get(method.name)
         if name is not None:
-            asked = arguments[name]
-            arguments[name] = wire.LONGEST_WAIT if asked is None else max(0.0, min(asked, wire.LONGEST_WAIT))
+            asked, most = arguments[name], self.limits.wait_seconds
+            arguments[name] = most if asked is None else max(0.0, min(asked, most))
         request_id = arguments.get("request_id")
         if method.name == "give_back" and request_id is not None:
             self._given_back[request_id] = None
@@ -231,7 +231,7 @@ class StoreRoutes:
         return answer({"store": "agl", "role": await self.role(request)})
 
     async def _schema(self, _: Request) -> Response:
-        return answer(schema())
+        return answer(schema(self.keys.operator is not None))
 
     async def _health(self, _: Request) -> Response:
         return answer({"status": "ok"})

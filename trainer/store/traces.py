@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import zlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import orjson
 from starlette.requests import Request
@@ -24,12 +24,9 @@ from agl import otlp, semconv
 from agl.errors import StoreError
 from agl.spans import Event, Span
 from agl.trainer.server.keys import Role
-from agl.trainer.server.limits import Refused, parse_json
+from agl.trainer.server.limits import Limits, Refused, parse_json
 from agl.trainer.server.routes import RETRY_SECONDS
-from agl.trainer.store.base import ATTEMPT_TERMINAL, Attempt, NewRollout, RolloutConfig
-
-if TYPE_CHECKING:
-    from agl.trainer.store.server import StoreRoutes
+from agl.trainer.store.base import ATTEMPT_TERMINAL, Attempt, NewRollout, RolloutConfig, Store
 
 PATH = "/v1/traces"
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
@@ -41,10 +38,14 @@ _RPC_CODES = {400: 3, 401: 16, 403: 7, 413: 8, 415: 3, 503: 14}
 
 
 class Traces:
-    """The route, over the store of `routes`."""
+    """The route.
 
-    def __init__(self, routes: StoreRoutes) -> None:
-        self._routes, self._store = routes, routes.store
+    Args:
+        store: where spans go. role: who sent a request, or Refused. limits: of the server.
+    """
+
+    def __init__(self, store: Store, role: Callable[[Request], Awaitable[Role]], limits: Limits) -> None:
+        self._store, self._role, self._limits = store, role, limits
         self._joining = asyncio.Lock()
 
     def route(self) -> Route:
@@ -53,7 +54,7 @@ class Traces:
     async def _export(self, request: Request) -> Response:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         try:
-            role = await self._routes.role(request)
+            role = await self._role(request)
             if kind not in (PROTOBUF, JSON):
                 raise Refused(415, f"spans are taken as {PROTOBUF} or {JSON}", "unsupported_media_type")
             received = await self._received(request, kind)
@@ -66,7 +67,7 @@ class Traces:
 
     async def _received(self, request: Request, kind: str) -> list[_Received]:
         body = await request.body()
-        limits = self._routes.limits
+        limits = self._limits
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         arguments = (body, encoding, kind, limits.body_bytes, limits.json_depth)
         try:
