@@ -137,7 +137,6 @@ def _requests(spans: Sequence[ReadableSpan]) -> Iterator[ExportTraceServiceReque
 
 async def _post(client: httpx.AsyncClient, url: str, body: bytes) -> tuple[int, str]:
     """Send one request; how many of its spans were rejected, and why."""
-    headers = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}
     tries = tenacity.AsyncRetrying(
         retry=tenacity.retry_if_exception_type(_TryAgain),
         stop=tenacity.stop_after_attempt(TRIES),
@@ -145,28 +144,32 @@ async def _post(client: httpx.AsyncClient, url: str, body: bytes) -> tuple[int, 
         reraise=True,
     )
     try:
-        async for attempt in tries:
-            with attempt:
-                try:
-                    answer = await client.post(url, content=gzip.compress(body), headers=headers)
-                except httpx.TransportError as error:
-                    raise _TryAgain(f"{type(error).__name__}: {error}") from error
-                if answer.status_code in AGAIN:
-                    after = answer.headers.get("retry-after", "")
-                    raise _TryAgain(_said(answer), float(after) if after.isdigit() else 0.0)
+        answer = await tries(_once, client, url, gzip.compress(body))
     except _TryAgain as error:
         raise ExportError(
             f"the receiver took no spans in {TRIES} tries: {error}",
             hint="check that it runs, and that this is its address for OTLP over HTTP (port 4318, not gRPC's 4317)",
             url=url,
         ) from error
-    if answer.status_code != 200:
+    if not answer.is_success:
         raise ExportError(
             f"the receiver refused the spans: {_said(answer)}",
             hint="check its address and the --header that it wants",
             url=url,
         )
     return _partial(answer)
+
+
+async def _once(client: httpx.AsyncClient, url: str, content: bytes) -> httpx.Response:
+    headers = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}
+    try:
+        answer = await client.post(url, content=content, headers=headers)
+    except httpx.TransportError as error:
+        raise _TryAgain(f"{type(error).__name__}: {error}") from error
+    if answer.status_code in AGAIN:
+        after = answer.headers.get("retry-after", "")
+        raise _TryAgain(_said(answer), float(after) if after.isdigit() else 0.0)
+    return answer
 
 
 _backoff = tenacity.wait_exponential_jitter(initial=0.2, max=LONGEST_WAIT)
