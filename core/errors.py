@@ -119,6 +119,10 @@ class StoreVersionError(StoreError):
     """The store was written by a newer version of agl."""
 
 
+class ExportError(AglError):
+    """Rollouts or traces that could not be written, or that their receiver did not take."""
+
+
 class CheckpointError(AglError):
     """A checkpoint that is missing, broken or belongs to another run."""
 

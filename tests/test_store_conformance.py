@@ -25,6 +25,7 @@ from agl.trainer.store.base import (
     ATTEMPT_TRANSITIONS,
     ROLLOUT_TERMINAL,
     AttemptedRollout,
+    Mode,
     NewRollout,
     Pruned,
     Rollout,
@@ -467,6 +468,36 @@ def test_rollouts_are_found_by_every_filter(store: Store) -> None:
         assert await tasks(status=["preparing"]) == [3]
         assert await tasks(status=["preparing", "queuing"], step=2) == [1, 2, 3]
         assert await tasks(status=[]) == []
+
+    asyncio.run(scenario())
+
+
+def test_rollouts_are_paged_and_counted_under_every_filter(store: Store) -> None:
+    async def scenario() -> None:
+        modes: list[Mode] = ["train", "val"]
+        for k in range(10):
+            await store.enqueue_rollouts([NewRollout(k, run_id="xy"[k % 2], mode=modes[k // 5])])
+        everything = await store.query_rollouts()
+        since = everything[3].created_at
+        for filters, fitting in (
+            ({}, range(10)),
+            ({"run_id": "y"}, (1, 3, 5, 7, 9)),
+            ({"mode": "val", "run_id": "x"}, (6, 8)),
+            ({"since": since}, range(3, 10)),
+            ({"since": since, "status": ["queuing"], "run_id": "x"}, (4, 6, 8)),
+            ({"since": since + 1e6}, ()),
+        ):
+            seen: list[int] = []
+            after = None
+            while page := await store.query_rollouts(**filters, after=after, limit=2):
+                seen += [rollout.task for rollout in page]
+                after = page[-1].rollout_id
+                if len(seen) == 2:  # what is queued meanwhile comes last, and is missed by none
+                    await store.enqueue_rollouts([NewRollout("late", run_id="z", mode="dev")])
+            assert [task for task in seen if task != "late"] == list(fitting)
+            assert len(seen) == await store.count_rollouts(**filters)
+        with pytest.raises(StoreError, match="there is no rollout 'nobody'"):
+            await store.query_rollouts(after="nobody")
 
     asyncio.run(scenario())
 

@@ -239,6 +239,36 @@ def runner(
 
 app.add_typer(store_app, name="store")
 
+StoreOption = Annotated[
+    str | None, typer.Option(help="A run's directory, a store's path or URL; the newest one here if left out.")
+]
+
+
+@app.command()
+def export(
+    out: Annotated[Path, typer.Option(help="The folder that the files go to.")],
+    store: StoreOption = None,
+    format: Annotated[
+        str, typer.Option(help="jsonl, parquet (three tables), or json (a file per rollout, by date and agent).")
+    ] = "jsonl",
+    run_id: Annotated[str | None, typer.Option("--run", help="Of this training run alone.", metavar="ID")] = None,
+    mode: Annotated[str | None, typer.Option(help="train, val, dev or collect alone.")] = None,
+    since: Annotated[str | None, typer.Option(help="Not before this date or time (UTC), or age: 12h, 7d.")] = None,
+    tokens: Annotated[bool, typer.Option(help="Token ids and log-probs of calls, or their numbers alone.")] = True,
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write rollouts, spans and model calls into files for other programs."""
+    from agl.trainer.cli import export as exporting
+    from agl.trainer.export.records import Which
+
+    which = Which(run_id, mode, exporting.since(since))  # type: ignore[arg-type]
+    facts = exporting.export_files(store, out, format, which, tokens=tokens, quiet=quiet)
+    _write(json_file, facts)
+    if not quiet:
+        typer.echo(f"{facts['rollouts']} rollouts, {facts['spans']} spans, {facts['calls']} calls in {facts['out']}")
+
+
 trace = typer.Typer(help="Read traces: which agent spoke, which tool ran.", no_args_is_help=True)
 app.add_typer(trace, name="trace")
 
@@ -265,6 +295,30 @@ def trace_show(
     from agl.trainer.trace import show_trace
 
     _write(json_file, show_trace(rollout, store, attempt=attempt))
+
+
+@trace.command("export")
+def trace_export(
+    otlp: Annotated[str, typer.Option(help="The receiver: http://localhost:4318, or the whole URL.", metavar="URL")],
+    rollouts: Annotated[list[str] | None, typer.Argument(help="Their ids, or the beginnings.")] = None,
+    store: StoreOption = None,
+    run_id: Annotated[str | None, typer.Option("--run", help="All of this training run.", metavar="ID")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of the store.")] = False,
+    header: Annotated[
+        list[str] | None, typer.Option(help="Sent with each request (repeatable).", metavar="NAME=VALUE")
+    ] = None,
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Send traces to Jaeger, Phoenix or any other receiver of OTLP over HTTP."""
+    from agl.trainer.cli.export import export_traces
+    from agl.trainer.export.records import Which
+
+    which = Which(run_id) if everything or run_id is not None else None
+    facts = export_traces(store, rollouts or (), which, otlp, header or (), quiet=quiet)
+    _write(json_file, facts)
+    if not quiet:
+        typer.echo(f"{facts['spans']} spans of {facts['rollouts']} rollouts sent to {facts['url']}")
 
 
 def _write(path: Path | None, facts: Any) -> None:

@@ -243,9 +243,29 @@ class Store(Protocol):
         step: int | None = None,
         mode: Mode | None = None,
         status: Sequence[RolloutStatus] | None = None,
+        since: float | None = None,
+        after: str | None = None,
         limit: int | None = None,
     ) -> list[Rollout]:
-        """Rollouts that fit every given filter, oldest first."""
+        """Rollouts that fit every given filter, oldest first.
+
+        Args:
+            since: enqueued at that time or later; seconds since the epoch.
+            after: those that come after the rollout of this id alone, so that the last of a page begins the next.
+            limit: so many at most.
+        """
+        ...
+
+    async def count_rollouts(
+        self,
+        *,
+        run_id: str | None = None,
+        step: int | None = None,
+        mode: Mode | None = None,
+        status: Sequence[RolloutStatus] | None = None,
+        since: float | None = None,
+    ) -> int:
+        """How many rollouts fit every given filter."""
         ...
 
     async def query_attempts(self, rollout_id: str) -> list[Attempt]:

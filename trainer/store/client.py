@@ -197,10 +197,26 @@ class HttpStore:
         step: int | None = None,
         mode: Mode | None = None,
         status: Sequence[RolloutStatus] | None = None,
+        since: float | None = None,
+        after: str | None = None,
         limit: int | None = None,
     ) -> list[Rollout]:
         states = None if status is None else list(status)
-        return await self._call("query_rollouts", run_id=run_id, step=step, mode=mode, status=states, limit=limit)
+        return await self._call(
+            "query_rollouts", run_id=run_id, step=step, mode=mode, status=states, since=since, after=after, limit=limit
+        )
+
+    async def count_rollouts(
+        self,
+        *,
+        run_id: str | None = None,
+        step: int | None = None,
+        mode: Mode | None = None,
+        status: Sequence[RolloutStatus] | None = None,
+        since: float | None = None,
+    ) -> int:
+        states = None if status is None else list(status)
+        return await self._call("count_rollouts", run_id=run_id, step=step, mode=mode, status=states, since=since)
 
     async def query_attempts(self, rollout_id: str) -> list[Attempt]:
         return await self._call("query_attempts", rollout_id=rollout_id)

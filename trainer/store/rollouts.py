@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, delete, func, literal_column, select, update
+from sqlalchemy import Connection, Select, and_, bindparam, delete, func, literal_column, select, update
 
 from agl.errors import AttemptOverError, StoreError
 from agl.trainer.store import codec, prepared
@@ -298,24 +298,42 @@ def get(connection: Connection, rollout_id: str) -> Rollout:
     return codec.to_rollout(rows[0])
 
 
-def query(
-    connection: Connection,
-    run_id: str | None,
-    step: int | None,
-    mode: str | None,
-    status: Sequence[str] | None,
-    limit: int | None,
-) -> list[Rollout]:
-    """Rollouts that fit every filter given, oldest first."""
-    statement = select(R).order_by(R.c.seq)
-    for column, value in ((R.c.run_id, run_id), (R.c.step, step), (R.c.mode, mode)):
-        if value is not None:
-            statement = statement.where(column == value)
-    if status is not None:
-        statement = statement.where(R.c.status.in_(list(status)))
+@dataclasses.dataclass(frozen=True, slots=True)
+class Filter:
+    """Which rollouts are asked for: those that fit everything given. `since` is their `created_at`'s lower bound."""
+
+    run_id: str | None = None
+    step: int | None = None
+    mode: str | None = None
+    status: Sequence[str] | None = None
+    since: float | None = None
+
+    def apply(self, statement: Select[Any]) -> Select[Any]:
+        """The statement, of those rollouts alone."""
+        for column, value in ((R.c.run_id, self.run_id), (R.c.step, self.step), (R.c.mode, self.mode)):
+            if value is not None:
+                statement = statement.where(column == value)
+        if self.status is not None:
+            statement = statement.where(R.c.status.in_(list(self.status)))
+        return statement if self.since is None else statement.where(R.c.created_at >= self.since)
+
+
+def query(connection: Connection, wanted: Filter, after: str | None, limit: int | None) -> list[Rollout]:
+    """Rollouts that are wanted, oldest first, from the one that comes after `after` on."""
+    statement = wanted.apply(select(R)).order_by(R.c.seq)
+    if after is not None:
+        seq = connection.execute(select(R.c.seq).where(R.c.rollout_id == after)).scalar()
+        if seq is None:
+            raise _no_rollout(after)
+        statement = statement.where(R.c.seq > seq)
     if limit is not None:
         statement = statement.limit(limit)
     return [codec.to_rollout(row) for row in connection.execute(statement).mappings()]
+
+
+def count(connection: Connection, wanted: Filter) -> int:
+    """How many rollouts are wanted."""
+    return connection.execute(wanted.apply(select(func.count()).select_from(R))).scalar_one()
 
 
 def query_attempts(connection: Connection, rollout_id: str) -> list[Attempt]:

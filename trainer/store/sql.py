@@ -188,9 +188,24 @@ class SqlStore:
         step: int | None = None,
         mode: Mode | None = None,
         status: Sequence[RolloutStatus] | None = None,
+        since: float | None = None,
+        after: str | None = None,
         limit: int | None = None,
     ) -> list[Rollout]:
-        return await self._database.read(lambda c: lives.query(c, run_id, step, mode, status, limit))
+        wanted = lives.Filter(run_id, step, mode, status, since)
+        return await self._database.read(lambda c: lives.query(c, wanted, after, limit))
+
+    async def count_rollouts(
+        self,
+        *,
+        run_id: str | None = None,
+        step: int | None = None,
+        mode: Mode | None = None,
+        status: Sequence[RolloutStatus] | None = None,
+        since: float | None = None,
+    ) -> int:
+        wanted = lives.Filter(run_id, step, mode, status, since)
+        return await self._database.read(lambda c: lives.count(c, wanted))
 
     async def query_attempts(self, rollout_id: str) -> list[Attempt]:
         return await self._database.read(lambda c: lives.query_attempts(c, rollout_id))

@@ -1,0 +1,97 @@
+"""`agl export` and `agl trace export`: which rollouts are taken out of a store, and where they go."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from agl.errors import ConfigError, ExportError
+from agl.trainer.explain import find_store
+from agl.trainer.export.meter import Meter
+from agl.trainer.export.otlp import send
+from agl.trainer.export.records import Record, Which, record, records
+from agl.trainer.export.to_files import to_files
+from agl.trainer.store import open_store
+from agl.trainer.store.base import Store
+from agl.trainer.trainer import run_in_thread
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def export_files(
+    store: str | None, out: Path, format: str, which: Which, *, tokens: bool, quiet: bool
+) -> dict[str, Any]:
+    """Write rollouts into files; what was written, as `to_files` has it."""
+    return _with_store(store, lambda opened: to_files(opened, out, format, which, tokens=tokens, quiet=quiet))
+
+
+def export_traces(
+    store: str | None, rollouts: Sequence[str], which: Which | None, url: str, headers: Sequence[str], *, quiet: bool
+) -> dict[str, Any]:
+    """Send the spans of the named rollouts, or of those that fit `which`; what was sent, as `otlp.send` has it.
+
+    Raises:
+        ConfigError: both or neither are given, or a header is not NAME=VALUE.
+        ExportError: no rollout fits, or the receiver takes none.
+    """
+    if bool(rollouts) == (which is not None):
+        raise ConfigError("which rollouts?", hint="name them: agl trace export ROLLOUT..., or give --run ID, or --all")
+    given = dict(_header(h) for h in headers)
+
+    async def main(opened: Store) -> dict[str, Any]:
+        total = len(rollouts) if which is None else await which.count(opened)
+        if not total:
+            raise ExportError("no rollout of this store fits", hint="agl trace ls shows those that there are")
+        found = _named(opened, rollouts) if which is None else records(opened, which, total)
+        with Meter(total, quiet=quiet) as meter:
+            facts = await send(found, url, given, sent=meter.add)
+        return facts | {"seconds": meter.seconds}
+
+    return _with_store(store, main)
+
+
+def since(text: str | None, now: float | None = None) -> float | None:
+    """A time in seconds since the epoch, from a date or time in ISO 8601 (UTC unless it says otherwise), or from how
+    long ago it was: "90m", "12h", "7d".
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if text is None:
+        return None
+    if ago := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
+        return (time.time() if now is None else now) - float(ago[1]) * _UNITS[ago[2]]
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"--since is {text!r}", hint="write a date (2026-11-21), a time (2026-11-21T08:30) or an age (90m, 12h, 7d)"
+        ) from None
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+def _with_store(store: str | None, use: Callable[[Store], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+    async def main() -> dict[str, Any]:
+        opened = await open_store(find_store(store))
+        try:
+            return await use(opened)
+        finally:
+            await opened.close()
+
+    return run_in_thread(main())
+
+
+async def _named(store: Store, rollouts: Sequence[str]) -> AsyncIterator[Record]:
+    for rollout_id in rollouts:
+        yield await record(store, await store.get_rollout(rollout_id))
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise ConfigError("a --header is not NAME=VALUE", hint="for example --header Authorization='Bearer KEY'")
+    return name.strip(), value

@@ -1,0 +1,64 @@
+"""How far an export is: a bar on a terminal, a line every few seconds elsewhere; count, rate and time left."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+LINE_SECONDS = 5.0
+
+
+class Meter:
+    """Counts rollouts; for use as a context manager.
+
+    Args:
+        total: how many there are. quiet: say nothing. console: where to; stderr if None.
+    """
+
+    def __init__(self, total: int, *, quiet: bool = False, console: Console | None = None) -> None:
+        self.total, self.done = total, 0
+        self.console = console or Console(file=sys.stderr, highlight=False)
+        self._quiet = quiet
+        self._started = self._last = time.monotonic()
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Meter:
+        if self.console.is_terminal and not self._quiet:
+            self._bar = Progress(
+                TextColumn("[bold]rollouts"), MofNCompleteColumn(), BarColumn(bar_width=24),
+                TextColumn("{task.fields[rate]:.0f}/s"), TimeRemainingColumn(elapsed_when_finished=True),
+                console=self.console, transient=True,
+            )  # fmt: skip
+            self._task = self._bar.add_task("export", total=self.total, rate=0.0)
+            self._bar.start()
+        return self
+
+    def add(self) -> None:
+        """One more is done."""
+        self.done += 1
+        now = time.monotonic()
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.done, rate=self.rate)
+        elif not self._quiet and now - self._last > LINE_SECONDS:
+            self._last = now
+            left = round((self.total - self.done) / self.rate)
+            self.console.print(
+                f"{self.done}/{self.total} rollouts · {self.rate:.0f}/s · ETA {left // 60}:{left % 60:02d}"
+            )
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._started
+
+    @property
+    def rate(self) -> float:
+        """Rollouts a second."""
+        return self.done / max(self.seconds, 1e-9)
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
