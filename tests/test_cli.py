@@ -75,7 +75,7 @@ def test_train_explain_and_resume(untrained_model: Path, tmp_path: Path) -> None
     trained = [r for r in rollouts if r["mode"] == "train"]
     assert len(trained) == 16
     assert "train" in listed.stdout
-    shown = _agl("explain", trained[0]["rollout_id"][:9], "--store", "out", "--json", "one.json", cwd=here)
+    shown = _agl("explain", trained[0]["rollout_id"][:13], "--store", "out", "--json", "one.json", cwd=here)
     one = json.loads((here / "one.json").read_text())
     assert one["rollout_id"] == trained[0]["rollout_id"]
     assert one["calls"][0]["agent"] == "mine"

@@ -78,7 +78,7 @@ def test_what_is_printed(trained: agl.Result, capsys: pytest.CaptureFixture[str]
     text = render(first)
     for word in ("speaker", "policy v0", "log-probs", "advantage", "training rows", "chain"):
         assert word in text
-    again = agl.explain(first.rollout_id[:10], trained.directory)
+    again = agl.explain(first.rollout_id[:14], trained.directory)
     assert again.rollout_id == first.rollout_id
     assert "speaker" in capsys.readouterr().out
 

@@ -261,7 +261,8 @@ def span_row(span: Span) -> dict[str, Any]:
 def to_span(row: Sequence[Any]) -> Span:
     """A row of `schema.spans`, whose columns are in the order of the span's fields."""
     *plain, attributes, events = row
-    return Span(*plain, loads(attributes), tuple(Event(**e) for e in loads(events)) if events != "[]" else ())
+    happened = tuple(Event(**event) for event in loads(events)) if events != "[]" else ()
+    return Span(*plain, attributes=loads(attributes), events=happened)
 
 
 # -- training -----------------------------------------------------------------------------------------------------

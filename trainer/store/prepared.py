@@ -32,7 +32,7 @@ class _Prepared:
         compiled: Any = statement.compile(dialect=connection.dialect, column_keys=keys)
         self.sql: str = compiled.string
         self.literals = {name: bind.value for name, bind in compiled.binds.items() if not bind.required}
-        self.columns: list[str] = list(statement.exported_columns.keys())
+        self.columns = [str(column.key) for column in statement.exported_columns]
         self.pack: Callable[[Mapping[str, Any]], Any] = _identity
         names: list[str] | None = compiled.positiontup
         if names is not None:
