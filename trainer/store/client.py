@@ -26,7 +26,7 @@ from agl.mdp import Call
 from agl.spans import Span
 from agl.trainer.server.keys import CLIENT_VARIABLE
 from agl.trainer.server.serving import is_loopback
-from agl.trainer.store import wire
+from agl.trainer.store import codec, wire
 from agl.trainer.store.base import (
     Attempt,
     AttemptedRollout,
@@ -176,7 +176,8 @@ class HttpStore:
     async def update_attempt(
         self, rollout_id: str, attempt: int, status: AttemptStatus, *, error: str | None = None
     ) -> Rollout:
-        return await self._call("update_attempt", rollout_id=rollout_id, attempt=attempt, status=status, error=error)
+        said = codec.plain(error)
+        return await self._call("update_attempt", rollout_id=rollout_id, attempt=attempt, status=status, error=said)
 
     async def heartbeat(self, rollout_id: str, attempt: int) -> None:
         await self._call("heartbeat", rollout_id=rollout_id, attempt=attempt)

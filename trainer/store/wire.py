@@ -93,8 +93,10 @@ def _readable(text: str) -> str:
     return text
 
 
-_Text = Annotated[str, AfterValidator(_readable)]
+_Id = Annotated[str, AfterValidator(_readable)]
 """What a database keeps as text; JSON can say more."""
+_Text = Annotated[str, AfterValidator(codec.plain)]
+"""Free text, which every store keeps as far as its database can."""
 _ARRAYS = {"prompt_ids": "<i4", "response_ids": "<i4", "logprobs": "<f4"}
 """Those of `Call`."""
 
@@ -111,28 +113,28 @@ def _model(cls: type) -> Any:
             default = field.default
         elif field.default_factory is not dataclasses.MISSING:
             default = Field(default_factory=field.default_factory)
-        fields[field.name] = (_packed(packed) if packed else _wired(hints[field.name]), default)
+        fields[field.name] = (_packed(packed) if packed else _wired(hints[field.name], field.name), default)
     model = create_model(cls.__name__, __config__=ConfigDict(extra="forbid", protected_namespaces=()), **fields)
     names = list(fields)
     return Annotated[model, AfterValidator(lambda m: cls(**{name: getattr(m, name) for name in names}))]
 
 
-def _wired(hint: Any) -> Any:
-    """A type hint as it is validated."""
+def _wired(hint: Any, name: str = "") -> Any:
+    """A type hint as it is validated, of an argument or field of that name."""
     if hint is int:
         return _Int
     if hint is str:
-        return _Text
+        return _Id if name.removesuffix("s").endswith("id") else _Text
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _model(hint)
     arguments, origin = typing.get_args(hint), typing.get_origin(hint)
     if not arguments or origin is typing.Literal:
         return hint
     if origin is Sequence:
-        return tuple[_wired(arguments[0]), ...]  # type: ignore[misc]
+        return tuple[_wired(arguments[0], name), ...]  # type: ignore[misc]
     if origin is Mapping:
         return hint
-    wired = tuple(a if a is Ellipsis else _wired(a) for a in arguments)
+    wired = tuple(a if a is Ellipsis else _wired(a, name) for a in arguments)
     return typing.Union[wired] if origin in (typing.Union, types.UnionType) else origin[wired]  # type: ignore[index]  # noqa: UP007
 
 
@@ -175,7 +177,7 @@ def _methods() -> dict[str, Method]:
         fields: dict[str, Any] = {}
         for parameter in list(inspect.signature(function).parameters.values())[1:]:
             default = ... if parameter.default is parameter.empty else parameter.default
-            fields[parameter.name] = (_wired(hints[parameter.name]), default)
+            fields[parameter.name] = (_wired(hints[parameter.name], parameter.name), default)
         title = "".join(part.title() for part in name.split("_"))
         model = create_model(f"{title}Arguments", __config__=ConfigDict(extra="forbid"), **fields)
         summary = inspect.cleandoc(function.__doc__ or "")
