@@ -31,14 +31,12 @@ from agl.trainer.progress import Progress
 from agl.trainer.runners.base import RolloutResult, Runner
 from agl.trainer.runners.desk import RunDesk
 from agl.trainer.runners.local import LocalRunner
-from agl.trainer.runners.remote import desk_routes, key_check
+from agl.trainer.runners.remote import SILENT_SECONDS, desk_routes, key_check
 from agl.trainer.runners.wire import selection_to_json
 from agl.trainer.server.keys import Keys, key_hash
 from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store, new_rollout_id
 
 Runners = Literal["local", "remote"]
-SILENT_SECONDS = 60.0
-"""How long a runner elsewhere may be silent before its rollouts are run again."""
 
 
 def seed_of(*parts: object) -> int:
@@ -158,6 +156,7 @@ class Run:
             capture_content=self.capture_content,
             silent_seconds=None if self.runners == "local" else SILENT_SECONDS,
         )
+        url = ""
         if routed or self.runners != "local":
             gateway = self.gateway or Gateway(self.store, capture_content=self.capture_content)
             self._server = GatewayServer(gateway, host=self.host, port=self.port, beside=self._runner_routes())
@@ -190,11 +189,6 @@ class Run:
         self._left_over = await settle(self.store, self.run_id, step, self.selection, versions)
         if n := len(self._left_over.rollouts):
             self.progress.note(f"{n} rollouts of step {step + 1} had ended before the run was stopped; they count")
-
-    def wake(self) -> None:
-        """Tell idle workers that rollouts were enqueued by other means than `rollouts`. Call it on the run's loop."""
-        if self._desk is not None:
-            self._desk.wake()
 
     async def stop(self) -> None:
         """End the workers and the gateway; open rollouts are cancelled in the store."""
@@ -265,7 +259,6 @@ class Run:
                     self.progress.rolled_out(ended)
                     future.set_result(ended)
             await self.store.enqueue_rollouts(to_run)
-            self._desk.wake()
             return list(await asyncio.gather(*futures))
         finally:
             for r in new:

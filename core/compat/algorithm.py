@@ -145,8 +145,6 @@ class Driven:
         from agl.trainer.gateway.access import SamplingRules
 
         store: LightningStore = self.trainer.bind(run.store, run.run_id)
-        loop = asyncio.get_running_loop()
-        store.on_enqueued = lambda: loop.call_soon_threadsafe(run.wake) and None
         self.algorithm.set_trainer(self.trainer)
         self.algorithm.set_store(store)
         if isinstance(self.agent, LitAgent):
@@ -159,7 +157,6 @@ class Driven:
             else:
                 await asyncio.to_thread(self.algorithm.run, train, val)
         finally:
-            store.on_enqueued = None
             await run.stop()
             run.progress.stop()
 

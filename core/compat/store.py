@@ -40,8 +40,6 @@ class LightningStore(SpanMethods, ResourceMethods):
     def __init__(self, store: Store | str | None = None, *, run_id: str | None = None) -> None:
         super().__init__(store)
         self.run_id = run_id
-        self.on_enqueued: Callable[[], None] | None = None
-        """Called after rollouts were enqueued, so that idle runners need not look for them."""
 
     def bound(self, run_id: str) -> LightningStore:
         """The same store, seen from one run."""
@@ -98,10 +96,7 @@ class LightningStore(SpanMethods, ResourceMethods):
             )
             for r in rollouts
         ]
-        queued = [T.Rollout.of(r) for r in await self.ours.enqueue_rollouts(new)]
-        if self.on_enqueued is not None:
-            self.on_enqueued()
-        return queued
+        return [T.Rollout.of(r) for r in await self.ours.enqueue_rollouts(new)]
 
     async def start_rollout(
         self,

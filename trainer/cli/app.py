@@ -119,9 +119,10 @@ def train(
         lora=LoraSpec(rank=lora_rank, alpha=2.0 * lora_rank) if lora_rank else None,
         device=device,
     )
-    trainer = Trainer(  # type: ignore[arg-type]
+    trainer = Trainer(
         algorithm, agents=agents or None, n_workers=workers, timeout=timeout, directory=out, seed=seed,
-        progress=not quiet, runners=runners, host=host, port=port, store=store, max_attempts=max_attempts,
+        progress=not quiet, runners=runners,  # type: ignore[arg-type]
+        host=host, port=port, store=store, max_attempts=max_attempts,
     )  # fmt: skip
     fit = trainer.dev if dev else partial(trainer.fit, val_dataset=val_tasks, resume=resume)
     result = fit(runnable, train_tasks)

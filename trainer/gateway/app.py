@@ -14,7 +14,7 @@ from agl.trainer.gateway import chat, http, messages, responses
 from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, Served
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
-from agl.trainer.server.limits import Limits
+from agl.trainer.server.limits import Limits, Refused, refusal_body
 
 
 def build_app(gateway: Gateway, beside: Sequence[Route] = (), limits: Limits | None = None) -> Starlette:
@@ -67,7 +67,7 @@ def build_app(gateway: Gateway, beside: Sequence[Route] = (), limits: Limits | N
         *messages.messages_routes(gateway),
         Route("/{path:path}", not_here, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
     ]
-    handlers = {RequestError: _refused, ClientDisconnect: _hung_up, Exception: _failed}
+    handlers = {RequestError: _refused, Refused: _over_a_bound, ClientDisconnect: _hung_up, Exception: _failed}
     app = Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
     app.state.limits = limits or Limits()
     return app
@@ -93,6 +93,11 @@ class _ChatEvents:
 async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     return http.answer(chat.error_body(error), error.status)
+
+
+async def _over_a_bound(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return http.answer(refusal_body(error), error.status)
 
 
 async def _hung_up(_: Request, error: Exception) -> Response:

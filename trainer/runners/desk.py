@@ -7,7 +7,6 @@ reason it failed; the run hears of each rollout once.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,13 +23,19 @@ from agl.spans import Span
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.runners.base import LEASE_WAIT_SECONDS, Lease, Report, RolloutResult
-from agl.trainer.store.base import ATTEMPT_TERMINAL, ROLLOUT_TERMINAL, Attempt, AttemptedRollout, Rollout, Store
+from agl.trainer.store.base import (
+    ATTEMPT_TERMINAL,
+    ROLLOUT_TERMINAL,
+    Attempt,
+    AttemptedRollout,
+    AttemptStatus,
+    Rollout,
+    Store,
+)
 from agl.trajectories import Built, build, check
 
 log = logging.getLogger("agl.runner")
 
-LOOK_SECONDS = 1.0
-"""How often an idle worker looks by itself: other processes may enqueue too."""
 WATCH_SECONDS = 0.5
 GRACE_SECONDS = 5.0
 """How long after its limit an attempt has to say by itself that it timed out."""
@@ -83,30 +88,27 @@ class RunDesk:
         self.resources, self.model, self.run_id, self.done = resources, model, run_id, done
         self.air, self.rewarded, self.capture_content = air, rewarded, capture_content
         self.silent_seconds, self.given_up = silent_seconds, given_up
-        self._enqueued = asyncio.Event()
+        self._seeking: set[asyncio.Task[Any]] = set()
         self._open: dict[tuple[str, int], _Open] = {}
         self._watching: asyncio.Task[None] | None = None
-        self._stopped = False
 
     # -- workers ------------------------------------------------------------------------------------------------------
     async def lease(self, worker_id: str, wait: float = LEASE_WAIT_SECONDS) -> Lease | None:
-        deadline = time.monotonic() + wait
-        while not self._stopped:
-            self._enqueued.clear()
-            leased = await self.store.dequeue_rollout(worker_id, run_id=self.run_id)
-            if leased is not None:
-                opening = asyncio.ensure_future(self.open(leased, worker_id))
-                try:
-                    return await asyncio.shield(opening)
-                except asyncio.CancelledError:
-                    await self.abandon(await opening, "its worker left before it began")
-                    raise
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return None
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._enqueued.wait(), min(LOOK_SECONDS, left))
-        return None
+        this = asyncio.current_task()
+        assert this is not None
+        self._seeking.add(this)
+        try:
+            leased = await self.store.dequeue_rollout(worker_id, run_id=self.run_id, wait=wait)
+        finally:
+            self._seeking.discard(this)
+        if leased is None:
+            return None
+        opening = asyncio.ensure_future(self.open(leased, worker_id))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            await self.abandon(await opening, "its worker left before it began")
+            raise
 
     async def open(self, leased: AttemptedRollout, worker_id: str) -> Lease:
         """The lease of an attempt that was taken from the store."""
@@ -183,14 +185,9 @@ class RunDesk:
                 return
             if self.gateway is not None:
                 await self.gateway.close_attempt(*lease.id)
-            after = await self.store.update_attempt(*lease.id, "failed", error=why)
-            self._ended(after, opened, Report(error=_failed(lease, why)), None)
+            await self._move(opened, "failed", Report(error=_failed(lease, why), text=why), None)
 
     # -- the run ------------------------------------------------------------------------------------------------------
-    def wake(self) -> None:
-        """Tell idle workers that rollouts were enqueued."""
-        self._enqueued.set()
-
     async def close(self, lease: Lease) -> None:
         """Let go of a lease whose rollout the run itself ends."""
         if self._open.pop(lease.id, None) is not None and self.gateway is not None:
@@ -202,8 +199,8 @@ class RunDesk:
 
     async def stop(self) -> None:
         """Lease nothing more, stop watching and close every lease that is out. Idempotent."""
-        self._stopped = True
-        self.wake()
+        for seeking in self._seeking:
+            seeking.cancel()
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -229,9 +226,8 @@ class RunDesk:
             if self.given_up is not None:
                 self.given_up(opened.lease, opened.worker_id)
             await self._calls(opened)
-            status = "timeout" if isinstance(error, RolloutTimeoutError) else "unresponsive"
-            after = await self.store.update_attempt(*opened.lease.id, status, error=str(error))
-            self._ended(after, opened, Report(error=error), None)
+            status: AttemptStatus = "timeout" if isinstance(error, RolloutTimeoutError) else "unresponsive"
+            await self._move(opened, status, Report(error=error, text=str(error)), None)
 
     # -- an attempt's end ---------------------------------------------------------------------------------------------
     async def _finish(self, opened: _Open, report: Report) -> None:
@@ -247,15 +243,23 @@ class RunDesk:
                 built = await self._built(lease, calls, report.spans)
             except AglError as refused:
                 report = replace(report, error=refused)
-        after = await self.store.update_attempt(*lease.id, report.status, error=report.traceback)
+        await self._move(opened, report.status, report, built)
+
+    async def _move(self, opened: _Open, status: AttemptStatus, report: Report, built: Built | None) -> None:
+        """Note in the store what an attempt came to, and tell the run; unless the store gave it up before."""
+        lease = opened.lease
+        try:
+            after = await self.store.update_attempt(*lease.id, status, error=report.traceback)
+        except AttemptOverError as over:
+            after = await self.store.get_rollout(lease.id[0])
+            report, built = replace(report, error=report.error or over), None
         self._ended(after, opened, report, built)
 
     def _ended(self, after: Rollout, opened: _Open, report: Report, built: Built | None) -> None:
         rollout_id, attempt = opened.lease.id
         if after.status == "queuing":
             log.info("rollout %s attempt %d %s, trying again: %s", rollout_id, attempt, report.status, report.error)
-            self.wake()
-        elif attempt == after.attempts:
+        elif attempt == after.attempts and after.status in ROLLOUT_TERMINAL:
             self.done(RolloutResult(after, attempt, built, report.error))
 
     async def _calls(self, opened: _Open) -> list[Call]:

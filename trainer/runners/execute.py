@@ -81,7 +81,7 @@ class Executor:
         )  # fmt: skip
         given = dict(lease.resources)
         if lease.gateway is not None:
-            context.gateway_url, context.key = lease.gateway, lease.key
+            context.gateway_url, context.key = lease.gateway, lease.key or ""
             name = urllib.parse.quote(self.agent.name, safe="")
             given = {
                 "llm": LLM(f"{lease.url}/agents/{name}/v1", lease.model, lease.key, lease.sampling),

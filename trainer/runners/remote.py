@@ -25,18 +25,19 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 from agl import otlp
 from agl.errors import AttemptOverError, RolloutError, StoreError
 from agl.spans import Span
-from agl.trainer.gateway import http
-from agl.trainer.gateway.errors import RequestError
 from agl.trainer.runners import wire
 from agl.trainer.runners.base import LEASE_WAIT_SECONDS, Desk, Lease, Report
 from agl.trainer.runners.desk import RunDesk
 from agl.trainer.server.keys import Keys
+from agl.trainer.server.limits import Limits, Refused, parse_json
 from agl.trainer.server.routes import answer
 
 log = logging.getLogger("agl.runner")
 
 LOST_SECONDS = 600.0
 """How long a worker tries to reach its desk before it gives up."""
+SILENT_SECONDS = 60.0
+"""How long a runner may be silent before its rollouts are run again."""
 _REMEMBERED = 4096
 
 
@@ -52,7 +53,7 @@ def desk_routes(desk: Callable[[], RunDesk | None], check: Callable[[Request], N
 
     Args:
         desk: the present one; None while no run goes on, when workers wait.
-        check: raises `RequestError` for who may not run rollouts.
+        check: raises `Refused` for who may not run rollouts.
     """
     told: OrderedDict[str, asyncio.Task[Lease | None]] = OrderedDict()
 
@@ -73,9 +74,14 @@ def desk_routes(desk: Callable[[], RunDesk | None], check: Callable[[Request], N
         try:
             with _refusals():
                 leased = await asyncio.shield(taking)
-        except RequestError:
+        except Refused:
             told.pop(asked, None)
             raise
+        except asyncio.CancelledError:
+            if not taking.cancelled():
+                raise
+            # The run has ended.
+            return Response(status_code=204)
         return Response(status_code=204) if leased is None else answer(wire.lease_to_json(leased))
 
     async def heartbeat(request: Request) -> Response:
@@ -107,7 +113,7 @@ def desk_routes(desk: Callable[[], RunDesk | None], check: Callable[[Request], N
         body = await _body(request, "rollout_id", "attempt", *names)
         here = desk()
         if here is None:
-            raise RequestError(409, "no run goes on here any more", code="attempt_over")
+            raise Refused(409, "no run goes on here any more", "attempt_over")
         with _refusals():
             return here, await here.find(str(body["rollout_id"]), int(body["attempt"])), body
 
@@ -122,15 +128,19 @@ def key_check(keys: Keys) -> Callable[[Request], None]:
 
     def check(request: Request) -> None:
         if keys.role(request.headers) is None:
-            raise RequestError(401, "this server asks its runners for a key", code="invalid_api_key")
+            raise Refused(401, "this server asks its runners for a key", "invalid_api_key")
 
     return check
 
 
 async def _body(request: Request, *names: str) -> dict[str, Any]:
-    body = await http.body_of(request)
-    if not isinstance(body, dict) or (missing := [n for n in names if n not in body]):
-        raise RequestError(400, f"the body needs {', '.join(names if not isinstance(body, dict) else missing)}")
+    try:
+        body = parse_json(await request.body(), Limits.json_depth)
+    except ValueError as error:
+        raise Refused(400, f"the body is not JSON that can be read: {error}", "invalid_json") from None
+    missing = [n for n in names if n not in body] if isinstance(body, dict) else names
+    if missing:
+        raise Refused(400, f"the body needs {', '.join(missing)}", "invalid_request")
     return body
 
 
@@ -140,11 +150,11 @@ def _refusals() -> Any:
     try:
         yield
     except AttemptOverError as error:
-        raise RequestError(409, str(error), code="attempt_over") from error
+        raise Refused(409, str(error), "attempt_over") from error
     except StoreError as error:
-        raise RequestError(503, str(error), code="store_unavailable") from error
+        raise Refused(503, str(error), "store_unavailable") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RequestError(400, f"not what a runner sends: {type(error).__name__}: {error}") from error
+        raise Refused(400, f"not what a runner sends: {type(error).__name__}: {error}", "invalid_request") from error
 
 
 # -- the worker's side ---------------------------------------------------------------------------------------------
@@ -201,6 +211,7 @@ class RemoteDesk:
             stop=stop_after_delay(self.lost_seconds),
             reraise=True,
         )
+        got = None
         try:
             async for one in tries:
                 with one:

@@ -7,27 +7,24 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable
-from typing import Any
 
 from agl.agents import Agent
 from agl.plugins import switched_on
-from agl.trainer.runners.base import Desk, Lease, Report
+from agl.trainer.runners.base import Lease, Report
 from agl.trainer.runners.local import LocalRunner
 from agl.trainer.runners.remote import RemoteDesk
 
 
-class _Counting:
-    """A desk that tells of each report on its way."""
+class _Telling(RemoteDesk):
+    """A desk elsewhere, that tells of each report it took."""
 
-    def __init__(self, desk: Desk, told: Callable[[Lease, Report], None]) -> None:
-        self._desk, self._told = desk, told
+    def __init__(self, url: str, key: str | None, told: Callable[[Lease, Report], None]) -> None:
+        super().__init__(url, key)
+        self._told = told
 
     async def finish(self, lease: Lease, report: Report) -> None:
-        await self._desk.finish(lease, report)
+        await super().finish(lease, report)
         self._told(lease, report)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._desk, name)
 
 
 async def work(
@@ -49,7 +46,7 @@ async def work(
     Raises:
         RolloutError: the server was out of reach for too long, or refuses this runner.
     """
-    desk = RemoteDesk(url, key)
+    desk = _Telling(url, key, told)
     broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def fail(error: BaseException) -> None:
@@ -57,7 +54,7 @@ async def work(
             broken.set_exception(error)
 
     runner = LocalRunner(
-        agent, _Counting(desk, told), n_workers=n_workers, broken=fail,
+        agent, desk, n_workers=n_workers, broken=fail,
         name=name or f"{socket.gethostname()}-{os.getpid()}",
     )  # fmt: skip
     with switched_on(agent.tracers):
