@@ -135,7 +135,7 @@ def key_check(keys: Keys) -> Callable[[Request], None]:
 
 async def _body(request: Request, *names: str) -> dict[str, Any]:
     try:
-        body = parse_json(await request.body(), Limits.json_depth)
+        body = parse_json(await request.body(), Limits().json_depth)
     except ValueError as error:
         raise Refused(400, f"the body is not JSON that can be read: {error}", "invalid_json") from None
     missing = [n for n in names if n not in body] if isinstance(body, dict) else names
