@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +36,9 @@ GRACE_SECONDS = 5.0
 """How long after its limit an attempt has to say by itself that it timed out."""
 
 
+_LEFT = "its worker left before it began"
+
+
 @dataclass(eq=False)
 class _Open:
     """A lease that is out. Times are of the monotonic clock, which does not jump."""
@@ -59,7 +62,8 @@ class RunDesk:
         done: called with each result. air: the rules that reward tool outcomes, calls and handoffs, if any.
         rewarded: whether an attempt without a reward has failed.
         silent_seconds: how long a worker may be silent where a rollout's `unresponsive_seconds` does not say.
-        given_up: called with each lease that ran past its limits and its worker.
+        given_up: called with the worker of each lease that ran past its limits; ends it, and returns the spans that it
+            left, if they can be had.
     """
 
     def __init__(
@@ -77,7 +81,7 @@ class RunDesk:
         rewarded: bool = True,
         capture_content: bool = True,
         silent_seconds: float | None = None,
-        given_up: Callable[[Lease, str], None] | None = None,
+        given_up: Callable[[Lease, str], Awaitable[Sequence[Span]]] | None = None,
     ) -> None:
         self.store, self.gateway, self.selection, self.rules = store, gateway, selection, rules
         self.resources, self.model, self.run_id, self.done = resources, model, run_id, done
@@ -85,22 +89,27 @@ class RunDesk:
         self.silent_seconds, self.given_up = silent_seconds, given_up
         self._enqueued = asyncio.Event()
         self._open: dict[tuple[str, int], _Open] = {}
+        self._dismissed: set[str] = set()
         self._watching: asyncio.Task[None] | None = None
         self._stopped = False
 
     # -- workers ------------------------------------------------------------------------------------------------------
     async def lease(self, worker_id: str, wait: float = LEASE_WAIT_SECONDS) -> Lease | None:
         deadline = time.monotonic() + wait
-        while not self._stopped:
+        while not self._stopped and not self._is_dismissed(worker_id):
             self._enqueued.clear()
             leased = await self.store.dequeue_rollout(worker_id, run_id=self.run_id)
             if leased is not None:
                 opening = asyncio.ensure_future(self.open(leased, worker_id))
                 try:
-                    return await asyncio.shield(opening)
+                    lease = await asyncio.shield(opening)
                 except asyncio.CancelledError:
-                    await self.abandon(await opening, "its worker left before it began")
+                    await self.abandon(await opening, _LEFT)
                     raise
+                if self._is_dismissed(worker_id):
+                    await self.abandon(lease, _LEFT)
+                    return None
+                return lease
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
@@ -186,6 +195,18 @@ class RunDesk:
             after = await self.store.update_attempt(*lease.id, "failed", error=why)
             self._ended(after, opened, Report(error=_failed(lease, why)), None)
 
+    def dismiss(self, worker_id: str) -> list[Lease]:
+        """Lease nothing more to a worker that has ended, or to any of "<worker_id>/...".
+
+        Returns:
+            What they hold; the caller finishes that.
+        """
+        self._dismissed.add(worker_id)
+        return [o.lease for o in self._open.values() if worker_id in _lineage(o.worker_id)]
+
+    def _is_dismissed(self, worker_id: str) -> bool:
+        return not self._dismissed.isdisjoint(_lineage(worker_id))
+
     # -- the run ------------------------------------------------------------------------------------------------------
     def wake(self) -> None:
         """Tell idle workers that rollouts were enqueued."""
@@ -224,14 +245,15 @@ class RunDesk:
 
     async def _give_up(self, opened: _Open, error: RolloutError) -> None:
         async with opened.lock:
-            if self._open.pop(opened.lease.id, None) is None:
+            if self._open.get(opened.lease.id) is not opened:
                 return
-            if self.given_up is not None:
-                self.given_up(opened.lease, opened.worker_id)
+            spans = () if self.given_up is None else await self.given_up(opened.lease, opened.worker_id)
             await self._calls(opened)
+            await self.store.add_spans(spans)
             status = "timeout" if isinstance(error, RolloutTimeoutError) else "unresponsive"
             after = await self.store.update_attempt(*opened.lease.id, status, error=str(error))
-            self._ended(after, opened, Report(error=error), None)
+            self._open.pop(opened.lease.id, None)
+            self._ended(after, opened, Report(spans, error), None)
 
     # -- an attempt's end ---------------------------------------------------------------------------------------------
     async def _finish(self, opened: _Open, report: Report) -> None:
@@ -298,6 +320,11 @@ class RunDesk:
     async def _is_open(self, lease: Lease) -> bool:
         attempts = await self.store.query_attempts(lease.rollout.rollout_id)
         return any(a.attempt == lease.attempt and a.status not in ATTEMPT_TERMINAL for a in attempts)
+
+
+def _lineage(worker_id: str) -> tuple[str, str]:
+    """A worker and the pool that it is of."""
+    return worker_id, worker_id.partition("/")[0]
 
 
 def _outermost(spans: Sequence[Span]) -> str | None:
