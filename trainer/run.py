@@ -97,8 +97,8 @@ class Run:
         n_workers, max_attempts, timeout: how rollouts run.
         runners: where rollouts are executed: "local" (this process), "process", Ray, or "remote" (wherever `agl runner`
             is started). payload: what worker processes are given, packed.
-        runner_key: what runners elsewhere must show; None lets any on this machine in. Worker processes of the run's own
-            get one of their own.
+        runner_key: what runners elsewhere must show; None lets any on this machine in. Worker processes of this
+            run's get a key made for them.
         initial_resources: what rollouts are given beside the LLM. hooks: called around every attempt.
         air: the rules that reward tool outcomes, calls and handoffs, if any.
     """

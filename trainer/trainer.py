@@ -80,7 +80,7 @@ class Trainer:
         seed: fixes the order of tasks, every request's sampling and the learner's randomness.
         max_attempts: tries per rollout. timeout: seconds per attempt.
         runners: where rollouts are executed: "local" (threads and tasks of this process), "process" (worker processes,
-            where a stuck agent is killed), "ray" or `agl.RayRunners(...)` (such processes on a Ray cluster), or "remote"
+            where a stuck agent is killed), "ray" or `agl.RayRunners(...)` (such processes on a Ray cluster), "remote"
             (wherever `agl runner --store URL` is started; `fit`'s agent is then not run here and may be None).
         runner_key: what remote runners must show (AGL_RUNNER_KEY if None).
         host, port: where the gateway listens; other than loopback only for Ray and for remote runners with a key.

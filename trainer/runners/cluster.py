@@ -213,9 +213,10 @@ class RayRunner:
         try:
             done, _ = await asyncio.wait((starting,), timeout=PLACE_SECONDS)
             if not done:
+                asked, free = self.options.num_cpus * n_workers, ray.available_resources().get("CPU", 0)
                 log.warning(
-                    "Ray has not started an actor for %d workers for %g s; it asks for %g CPUs, and free are %s",
-                    n_workers, PLACE_SECONDS, self.options.num_cpus * n_workers, ray.available_resources().get("CPU", 0),
+                    "Ray has not started an actor for %d workers for %g s; it asks for %g CPUs, and free are %g",
+                    n_workers, PLACE_SECONDS, asked, free,
                 )  # fmt: skip
             return await starting
         finally:

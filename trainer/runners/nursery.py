@@ -272,10 +272,12 @@ def main(link_file: int, payload_file: int, *, once: bool) -> None:
     head, _, data = os.pread(payload_file, os.fstat(payload_file).st_size, 0).partition(b"\n")
     desk = json.loads(head)
 
+    tracing = contextlib.ExitStack()
+
     def made() -> Payload:
         payload = unpack(data)
         assert not isinstance(payload.agent, str)
-        switched_on((*payload.tracers, *payload.agent.tracers)).__enter__()
+        tracing.enter_context(switched_on((*payload.tracers, *payload.agent.tracers)))
         return payload
 
     make: Callable[[], Payload] = lambda: _fresh(made())  # noqa: E731
