@@ -1,4 +1,4 @@
-"""Rollouts in worker processes: they come back whole, the stuck are killed, the dead fail at once, nothing stays."""
+"""Rollouts in worker processes: the stuck are killed, the dead fail at once, and nothing stays."""
 
 from __future__ import annotations
 
@@ -15,122 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, OpenAI
-from scripted import ScriptedRollouts
-from test_policy_process import gone
+from openai import OpenAI
+from running import alive, attempts, fit, gone, say
 
 import agl
-from agl import semconv
 from agl.errors import ConfigError, RolloutError
-from agl.trainer.store import open_store
-from agl.trainer.store.base import Attempt
-
-RUNNERS = ["local", "process"]
-
-
-@agl.rollout
-async def asks(task: Any, llm: agl.LLM, resources: Any) -> None:
-    client = AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key)
-    answer = await client.chat.completions.create(model=llm.model, messages=[{"role": "user", "content": task["q"]}])
-    right = answer.choices[0].message.content == resources["right"]
-    agl.emit_reward({"right": float(right), "pid": float(os.getpid())}, primary="right")
-
-
-def only_asks(name: str) -> bool:
-    return name == "asks"
-
-
-def say(llm: agl.LLM, text: str) -> str:
-    client = OpenAI(base_url=llm.endpoint, api_key=llm.api_key)
-    answer = client.chat.completions.create(model=llm.model, messages=[{"role": "user", "content": text}])
-    return answer.choices[0].message.content or ""
-
-
-def fit(agent: Any, tasks: list[Any], directory: Path, **options: Any) -> ScriptedRollouts:
-    algorithm = ScriptedRollouts(["four"])
-    trainer = agl.Trainer(algorithm, directory=directory, progress=False, **{"n_workers": 2, "timeout": 60.0} | options)  # type: ignore[arg-type]
-    trainer.fit(agent, tasks)
-    return algorithm
-
-
-def attempts(directory: Path) -> list[list[Attempt]]:
-    """Of every rollout, in the order of the tasks."""
-    import asyncio
-
-    async def query() -> list[list[Attempt]]:
-        store = await open_store(f"sqlite:///{directory / 'run.db'}")
-        rollouts = sorted(await store.query_rollouts(), key=lambda r: r.index or 0)
-        found = [await store.query_attempts(r.rollout_id) for r in rollouts]
-        await store.close()
-        return found
-
-    return asyncio.run(query())
-
-
-# -- what is the same wherever rollouts run ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("runners", RUNNERS)
-def test_rollouts_come_back_whole(runners: Any, tmp_path: Path, no_process_left: None) -> None:
-    """Calls, spans and rewards; with a function in agents= and a resource, which no lease in JSON could carry."""
-    done = fit(
-        asks, [{"q": str(i)} for i in range(6)], tmp_path, runners=runners, agents=only_asks,
-        initial_resources={"right": "four"},
-    )  # fmt: skip
-    assert done.rewards == [1.0] * 6
-    assert all(len(calls) == 1 and calls[0].agent == "asks" for calls in done.calls)
-    assert all({s.operation for s in spans} >= {"invoke_agent", "chat", "reward"} for spans in done.spans)
-    rewards = [span.attributes for spans in done.spans for span in spans if span.operation == "reward"]
-    pids = {r[semconv.REWARD_VALUE] for r in rewards if r[semconv.REWARD_NAME] == "pid"}
-    assert pids
-    assert (float(os.getpid()) in pids) == (runners == "local")
-
-
-class Unusual(ValueError):
-    """Of this file's."""
-
-
-@pytest.mark.parametrize("runners", RUNNERS)
-def test_what_an_agent_raises_is_told_with_its_traceback(runners: Any, tmp_path: Path) -> None:
-    @agl.rollout
-    def raises(task: Any, llm: agl.LLM) -> float:
-        raise Unusual("the tool is broken")
-
-    with pytest.raises(RolloutError, match=r"agent 'raises' raised Unusual: the tool is broken"):
-        fit(raises, [{}], tmp_path, runners=runners, max_attempts=1)
-    [[attempt]] = attempts(tmp_path)
-    assert attempt.status == "failed"
-    assert 'raise Unusual("the tool is broken")' in (attempt.error or "")
-
-
-@pytest.mark.parametrize("runners", RUNNERS)
-def test_errors_of_ours_stay_what_they_are(runners: Any, tmp_path: Path) -> None:
-    @agl.rollout
-    def emits(task: Any, llm: agl.LLM) -> None:
-        say(llm, "hello")
-        agl.emit_reward(float("nan"))
-
-    with pytest.raises(agl.errors.RewardError, match="finite"):
-        fit(emits, [{}], tmp_path, runners=runners, max_attempts=1)
-
-
-class Notes(agl.Hook):
-    """Writes what it sees into a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    async def on_rollout_end(self, *, agent: Any, runner: Any, rollout: Any, spans: Any) -> None:
-        with self.path.open("a") as file:
-            file.write(f"{agent.name} {len(spans) > 0}\n")
-
-
-@pytest.mark.parametrize("runners", RUNNERS)
-def test_hooks_are_called_where_the_rollout_runs(runners: Any, tmp_path: Path) -> None:
-    fit(asks, [{"q": "2+2"}] * 2, tmp_path, runners=runners, hooks=Notes(tmp_path / "notes"),
-        initial_resources={"right": "four"})  # fmt: skip
-    assert (tmp_path / "notes").read_text() == "asks True\n" * 2
-
 
 # -- stuck and dead ---------------------------------------------------------------------------------------------------
 
@@ -255,24 +144,8 @@ def test_what_cannot_be_pickled_is_named(tmp_path: Path, no_process_left: None) 
     with pytest.raises(ConfigError, match=re.escape("cache['by_task'] (list holds a _thread.lock)")):
         fit(HoldsALock(), [{}], tmp_path, runners="process")
     with pytest.raises(ConfigError, match=r"initial_resources\['db'\]|initial_resources \(dict holds"):
-        fit(asks, [{}], tmp_path, runners="process", initial_resources={"db": lock})
+        fit(stuck_once, [{}], tmp_path, runners="process", initial_resources={"db": lock})
     assert not (tmp_path / "run.db").exists(), "nothing was started"
-
-
-@pytest.mark.parametrize("runners", RUNNERS)
-def test_an_agent_may_be_named(runners: Any, tmp_path: Path) -> None:
-    """A LangChain agent holds clients, which cannot be pickled; named, it is built where it runs."""
-    (tmp_path / "mine.py").write_text(
-        textwrap.dedent("""
-        import agl
-        from agl.trainer.quickstart.agent import build_agent
-
-        solver = agl.wrap(build_agent(), reward=lambda task, output: float(output == "four"))
-        """)
-    )
-    done = fit(f"{tmp_path / 'mine.py'}:solver", [{"question": "2+2"}] * 2, tmp_path / "run", runners=runners)
-    assert done.rewards == [1.0, 1.0]
-    assert {call.agent for calls in done.calls for call in calls} == {"solver"}
 
 
 def test_an_agent_that_cannot_be_imported_is_an_error_before_anything_runs(tmp_path: Path) -> None:
@@ -369,10 +242,6 @@ def test_nothing_outlives_the_program(how: str, tmp_path: Path) -> None:
     assert program.wait(30) != 0
     assert all(gone(pid, 10) for pid in below), [Path(f"/proc/{p}/cmdline").read_bytes() for p in below if alive(p)]
     assert not list((tmp_path / "tmp").iterdir())
-
-
-def alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 def descendants(pid: int) -> set[int]:
