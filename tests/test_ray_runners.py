@@ -22,6 +22,7 @@ import agl
 ray = pytest.importorskip("ray")
 
 STORE_BYTES = 80 * 2**20
+ONE_EACH = agl.RayRunners(num_cpus=0.5, per_actor=1)
 pytestmark = pytest.mark.slow
 
 
@@ -60,12 +61,14 @@ def meets_the_other(task: Any, llm: agl.LLM, rollout: agl.RolloutInfo) -> float:
     (directory / f"{task['i']}-{rollout.attempt}").write_text(f"{raylet()} {os.getpid()} {ancestor(3)}")
     while len(list(directory.glob("*-1"))) < 2:
         time.sleep(0.02)
-    if rollout.attempt == 1 and task["what"] == "wait" and raylet() == (directory / "doomed").read_text():
+    if rollout.attempt > 1:
+        return 1.0
+    if task["what"] == "wait" and raylet() == (directory / "doomed").read_text():
         time.sleep(1000)
-    if rollout.attempt == 1 and task["what"] == "kill" and task["i"] == 0:
+    if task["what"] == "kill":
         os.kill(ancestor(3), signal.SIGKILL)
         time.sleep(1000)
-    if rollout.attempt == 1 and task["what"] == "stick" and task["i"] == 0:
+    if task["what"] == "stick":
         ctypes.PyDLL(None).sleep(1000)
     return 1.0
 
@@ -76,27 +79,26 @@ def notes(directory: Path) -> dict[str, tuple[str, list[int]]]:
     return {name: (words[0], [int(pid) for pid in words[1:]]) for name, words in found.items() if words}
 
 
-def tasks(directory: Path, what: str) -> list[Any]:
+def tasks(directory: Path, *what: str) -> list[Any]:
     directory.mkdir()
-    return [{"directory": str(directory), "what": what, "i": i} for i in range(2)]
+    return [{"directory": str(directory), "what": one, "i": i} for i, one in enumerate(what)]
 
 
 def test_a_killed_actor_and_a_stuck_agent(two_nodes: Any, tmp_path: Path) -> None:
-    options = agl.RayRunners(num_cpus=0.5, per_actor=1)
-    for what, status in (("kill", "failed"), ("stick", "timeout")):
-        given = tasks(tmp_path / what, what)
-        done = fit(meets_the_other, given, tmp_path / f"run-{what}", runners=options, timeout=4.0)
-        assert done.rewards == [1.0, 1.0]
-        (first, second), (other,) = attempts(tmp_path / f"run-{what}")
-        assert (first.status, second.status, other.status) == (status, "succeeded", "succeeded"), first.error
-        where = notes(tmp_path / what)
-        assert len({node for node, _ in where.values()}) == 2, "both nodes had work"
-        assert all(gone(pid) for _, pids in where.values() for pid in pids)
+    given = tasks(tmp_path / "notes", "kill", "stick")
+    done = fit(meets_the_other, given, tmp_path / "run", runners=ONE_EACH, timeout=6.0)
+    assert done.rewards == [1.0, 1.0]
+    killed, stuck = attempts(tmp_path / "run")
+    assert [a.status for a in killed] == ["failed", "succeeded"], killed[0].error
+    assert [a.status for a in stuck] == ["timeout", "succeeded"], stuck[0].error
+    where = notes(tmp_path / "notes")
+    assert where["0-1"][0] != where["1-1"][0], "both nodes had work"
+    assert all(gone(pid) for _, pids in where.values() for pid in pids)
     assert ray.is_initialized()
 
 
 def test_the_rollouts_of_a_dead_node_are_run_elsewhere(two_nodes: Any, tmp_path: Path) -> None:
-    given = tasks(tmp_path / "notes", "wait")
+    given = tasks(tmp_path / "notes", "wait", "wait")
     doomed = str(two_nodes.second.all_processes["raylet"][0].process.pid)
     (tmp_path / "notes" / "doomed").write_text(doomed)
 
@@ -107,8 +109,7 @@ def test_the_rollouts_of_a_dead_node_are_run_elsewhere(two_nodes: Any, tmp_path:
 
     killing = threading.Thread(target=kill_the_node)
     killing.start()
-    options = agl.RayRunners(num_cpus=0.5, per_actor=1)
-    done = fit(meets_the_other, given, tmp_path / "run", runners=options)
+    done = fit(meets_the_other, given, tmp_path / "run", runners=ONE_EACH)
     killing.join()
     assert done.rewards == [1.0, 1.0]
     where = notes(tmp_path / "notes")
@@ -122,25 +123,27 @@ SCRIPT = """
 import os, sys, time
 sys.path.insert(0, {tests!r})
 import agl, ray
-from running import say
+from openai import OpenAI
 from scripted import ScriptedRollouts
 
 @agl.rollout
 def agent(task, llm: agl.LLM) -> float:
-    say(llm, "q")
+    client = OpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+    client.chat.completions.create(model=llm.model, messages=[{{"role": "user", "content": "q"}}])
     print("worker", os.getpid())
     time.sleep(task["seconds"])
     return 1.0
 
-algorithm = ScriptedRollouts(["four"])
-agl.Trainer(algorithm, runners="ray", n_workers=2, directory=sys.argv[1], progress=False).fit(
-    agent, [{{"seconds": float(sys.argv[2])}}] * 2
-)
-print("rewards", algorithm.rewards, "ray", ray.is_initialized())
+for seconds in (0, 1000):
+    algorithm = ScriptedRollouts(["four"])
+    agl.Trainer(algorithm, runners="ray", n_workers=2, directory=f"{{sys.argv[1]}}-{{seconds}}", progress=False).fit(
+        agent, [{{"seconds": seconds}}] * 2
+    )
+    print("rewards", algorithm.rewards, "ray", ray.is_initialized(), flush=True)
 """
 
 
-def ray_processes(marker: str) -> list[int]:
+def marked(marker: str) -> list[int]:
     """Processes with a marker in their environment."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -153,37 +156,24 @@ def ray_processes(marker: str) -> list[int]:
     return found
 
 
-def program(directory: Path, seconds: float) -> tuple[subprocess.Popen[str], str]:
-    file = directory / "program.py"
+def test_a_ray_of_our_own_is_shut_down_at_the_end_and_on_ctrl_c(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
     file.write_text(textwrap.dedent(SCRIPT.format(tests=str(Path(__file__).parent))))
-    marker = f"AGL_TEST_MARKER={directory}"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-    environment |= dict([marker.split("=", 1)])
-    started = subprocess.Popen(
-        [sys.executable, str(file), str(directory / "run"), str(seconds)], text=True, env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    program = subprocess.Popen(
+        [sys.executable, str(file), str(tmp_path / "run")], env=environment | {"AGL_TEST_MARKER": str(tmp_path)},
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
-    return started, marker
-
-
-def all_gone(marker: str) -> bool:
-    return all(gone(pid, 15) for pid in ray_processes(marker))
-
-
-def test_a_ray_of_our_own_is_shut_down(tmp_path: Path) -> None:
-    started, marker = program(tmp_path, 0.0)
-    output, _ = started.communicate(timeout=60)
-    assert "rewards [1.0, 1.0] ray False" in output
-    assert output.count("worker ") >= 2, "what workers print is not lost"
-    assert all_gone(marker)
-
-
-def test_ctrl_c_leaves_nothing_of_ray(tmp_path: Path) -> None:
-    started, marker = program(tmp_path, 1000.0)
-    assert started.stdout is not None
-    for line in started.stdout:
-        if "worker " in line:
-            break
-    started.send_signal(signal.SIGINT)
-    assert started.wait(30) != 0
-    assert all_gone(marker), ray_processes(marker)
+    assert program.stdout is not None
+    lines = iter(program.stdout.readline, "")
+    first = [""]
+    while not first[-1].startswith("rewards"):
+        first.append(next(lines))
+    assert first[-1].strip() == "rewards [1.0, 1.0] ray False"
+    assert sum("worker " in line for line in first) == 2, "what workers print is not lost"
+    second = next(line for line in lines if "worker " in line or line.startswith("rewards"))
+    assert "worker " in second
+    program.send_signal(signal.SIGINT)
+    assert program.wait(30) != 0
+    marker = f"AGL_TEST_MARKER={tmp_path}"
+    assert all(gone(pid, 15) for pid in marked(marker)), marked(marker)
