@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import textwrap
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from running import attempts, fit, say
 import agl
 from agl import semconv
 from agl.errors import RolloutError
+from agl.trainer.quickstart.tasks import arithmetic_tasks
+from agl.trainer.store import open_store
 
 RUNNERS = ["local", "process", "ray"]
 
@@ -121,3 +124,43 @@ def test_an_agent_may_be_named(runners: Any, tmp_path: Path) -> None:
     done = fit(f"{tmp_path / 'mine.py'}:solver", [{"question": "2+2"}] * 2, tmp_path / "run", runners=runners)
     assert done.rewards == [1.0, 1.0]
     assert {call.agent for calls in done.calls for call in calls} == {"solver"}
+
+
+@pytest.mark.slow
+def test_training_is_the_same_in_processes(tiny_policy: Path, tmp_path: Path, no_process_left: None) -> None:
+    """Rewards, and the tokens that each seed sampled, in two real steps."""
+    (tmp_path / "solver.py").write_text(
+        textwrap.dedent("""
+        import agl
+        from agl.trainer.quickstart.agent import build_agent
+        from agl.trainer.quickstart.tasks import exact_answer
+
+        solver = agl.wrap(build_agent(), reward=exact_answer)
+        """)
+    )
+    seen = []
+    for runners in ("local", "process"):
+        trainer = agl.Trainer(
+            agl.GRPO(
+                model=str(tiny_policy), group_size=4, batch_size=2, steps=2, learning_rate=5e-4,
+                max_response_tokens=48, max_context=256,
+            ),
+            runners=runners, n_workers=1, directory=tmp_path / runners, seed=3, progress=False,
+        )  # fmt: skip
+        result = trainer.fit(f"{tmp_path / 'solver.py'}:solver", arithmetic_tasks(16, seed=0, split="train"))
+        rewards = [h["train/reward"] for h in result.history if "train/reward" in h]
+        assert len(rewards) == 2
+        seen.append((rewards, asyncio.run(_sampled(tmp_path / runners))))
+    assert seen[0] == seen[1]
+    assert len(seen[0][1]) == 16
+
+
+async def _sampled(directory: Path) -> dict[int, list[list[int]]]:
+    """Seed of each rollout -> the tokens of its calls."""
+    store = await open_store(f"sqlite:///{directory / 'run.db'}")
+    sampled = {}
+    for rollout in await store.query_rollouts():
+        calls = sorted(await store.query_calls(rollout.rollout_id), key=lambda call: call.index)
+        sampled[rollout.seed] = [call.response_ids.tolist() for call in calls]
+    await store.close()
+    return sampled
