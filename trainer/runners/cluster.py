@@ -17,6 +17,7 @@ from typing import Any
 import ray
 import ray.exceptions
 import ray.util
+import ray.util.client
 
 from agl.errors import ConfigError, RolloutError
 from agl.spans import Span
@@ -55,7 +56,8 @@ class Cluster:
         started = False
         if not ray.is_initialized():
             started = not os.environ.get("RAY_ADDRESS")
-            wanted: dict[str, Any] = {"log_to_driver": True, "logging_level": logging.WARNING}
+            # Ray warns that it sets no signal handler in this thread, which is as it should be.
+            wanted: dict[str, Any] = {"log_to_driver": True, "logging_level": logging.ERROR}
             if started:
                 cpus = max(os.cpu_count() or 1, math.ceil(n_workers * options.num_cpus))
                 wanted |= {
@@ -189,7 +191,8 @@ class RayRunner:
         """Keep one actor alive."""
         while True:
             name = f"ray-{next(self._numbers)}"
-            actor = ray.remote(_Host).options(
+            remote: Any = ray.remote(_Host)
+            actor = remote.options(
                 num_cpus=self.options.num_cpus * n_workers, num_gpus=0, scheduling_strategy="SPREAD", max_restarts=0,
                 max_concurrency=100,
             )  # fmt: skip
