@@ -268,7 +268,8 @@ def main(link_file: int, payload_file: int, *, once: bool) -> None:
     before = _threads()
     link = socket.socket(fileno=link_file)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        # Lines whole, also under PYTHONUNBUFFERED, as several workers write into one pipe.
+        stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     head, _, data = os.pread(payload_file, os.fstat(payload_file).st_size, 0).partition(b"\n")
     desk = json.loads(head)
 
