@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from agl.trainer.algorithms import DAPO, GRPO, GSPO, PPO, RLOO, VERL, Baseline, DrGRPO, Overlong, REINFORCEPlusPlus
     from agl.trainer.explain import explain
     from agl.trainer.local.config import LoraSpec, Policy
+    from agl.trainer.runners.options import RayRunners
     from agl.trainer.trainer import Result, Trainer
 
 _NAMES = {
@@ -54,6 +55,7 @@ _NAMES = {
     ),
     "agl.trainer.explain": ("explain",),
     "agl.trainer.local.config": ("LoraSpec", "Policy"),
+    "agl.trainer.runners.options": ("RayRunners",),
     "agl.trainer.trainer": ("Result", "Trainer"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
@@ -89,6 +91,7 @@ __all__ = [
     "PromptTemplate",
     "REINFORCEPlusPlus",
     "RLOO",
+    "RayRunners",
     "Result",
     "Reward",
     "RolloutInfo",

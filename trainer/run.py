@@ -6,11 +6,12 @@ import asyncio
 import gc
 import hashlib
 import math
+import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from starlette.routing import Route
@@ -31,12 +32,14 @@ from agl.trainer.progress import Progress
 from agl.trainer.runners.base import RolloutResult, Runner
 from agl.trainer.runners.desk import RunDesk
 from agl.trainer.runners.local import LocalRunner
+from agl.trainer.runners.options import RayRunners, Runners
+from agl.trainer.runners.process import ProcessRunner
 from agl.trainer.runners.remote import SILENT_SECONDS, desk_routes, key_check
 from agl.trainer.runners.wire import selection_to_json
 from agl.trainer.server.keys import Keys, key_hash
 from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store, new_rollout_id
 
-Runners = Literal["local", "remote"]
+LOOPBACK = "127.0.0.1"
 
 
 def seed_of(*parts: object) -> int:
@@ -91,8 +94,10 @@ class Run:
         policies: name -> where a policy differs from what the algorithm says.
         train, val: the tasks. store, gateway, progress: where facts go.
         n_workers, max_attempts, timeout: how rollouts run.
-        runners: where rollouts are executed: "local" (this process) or "remote" (wherever `agl runner` is started).
-        runner_key: what remote runners must show; None lets any on this machine in.
+        runners: where rollouts are executed: "local" (this process), "process", Ray, or "remote" (wherever `agl runner`
+            is started). payload: what worker processes are given, packed.
+        runner_key: what runners elsewhere must show; None lets any on this machine in. Worker processes of this
+            run's get a key made for them.
         initial_resources: what rollouts are given beside the LLM. hooks: called around every attempt.
         air: the rules that reward tool outcomes, calls and handoffs, if any.
     """
@@ -112,9 +117,10 @@ class Run:
     timeout: float | None = None
     resume: bool = False
     capture_content: bool = True
-    host: str = "127.0.0.1"
+    host: str = LOOPBACK
     port: int = 0
-    runners: Runners = "local"
+    runners: Runners | RayRunners = "local"
+    payload: bytes | None = None
     runner_key: str | None = None
     initial_resources: Mapping[str, Any] = field(default_factory=dict)
     policies: Mapping[str, Policy] = field(default_factory=dict)
@@ -128,6 +134,7 @@ class Run:
     _left_over: LeftOver | None = None
     _desk: RunDesk | None = None
     _runner: Runner | None = None
+    _cluster: Any = None
     _waiting: dict[str, asyncio.Future[RolloutResult]] = field(default_factory=dict)
 
     async def start(
@@ -140,6 +147,17 @@ class Run:
             routed: whether selected agents are sent to the gateway.
             rewarded: whether a rollout without a reward has failed.
         """
+        try:
+            await self._start(rules, model, routed, rewarded)
+        except BaseException:
+            await self.stop()
+            raise
+        # A full collection goes over every object that the frameworks and torch have made, a fifth of a second each
+        # time; they live as long as the run anyway.
+        gc.collect()
+        gc.freeze()
+
+    async def _start(self, rules: Callable[[str], SamplingRules], model: str, routed: bool, rewarded: bool) -> None:
         if routed:
             self.gateway = self.gateway or Gateway(self.store, capture_content=self.capture_content)
         self._desk = RunDesk(
@@ -154,32 +172,55 @@ class Run:
             air=self.air,
             rewarded=rewarded,
             capture_content=self.capture_content,
-            silent_seconds=None if self.runners == "local" else SILENT_SECONDS,
+            # That a process of this machine has died is seen; of the others only silence tells.
+            silent_seconds=None if self.runners in ("local", "process") else SILENT_SECONDS,
         )
         url = ""
         if routed or self.runners != "local":
             gateway = self.gateway or Gateway(self.store, capture_content=self.capture_content)
-            self._server = GatewayServer(gateway, host=self.host, port=self.port, beside=self._runner_routes())
+            host = await self._reachable_host()
+            self._server = GatewayServer(gateway, host=host, port=self.port, beside=self._runner_routes())
             url = await self._server.start()
-        if self.runners == "local":
-            self._runner = LocalRunner(
-                self.agent, self._desk, n_workers=self.n_workers, broken=self._broken, hooks=self.hooks
-            )
+        self._runner = self._make_runner(self._desk, url)
+        if self._runner is not None:
             await self._runner.start()
         else:
             self._desk.watch()
             self.progress.note(f"waiting for runners: agl runner --store {url} --agent module:agent")
-        # A full collection goes over every object that the frameworks and torch have made, a fifth of a second each
-        # time; they live as long as the run anyway.
-        gc.collect()
-        gc.freeze()
+
+    async def _reachable_host(self) -> str:
+        if not isinstance(self.runners, RayRunners):
+            return self.host
+        from agl.trainer.runners.cluster import Cluster
+
+        self._cluster = await Cluster.join(self.runners, self.n_workers)
+        return self._cluster.host if self.host == LOOPBACK else self.host
+
+    def _make_runner(self, desk: RunDesk, url: str) -> Runner | None:
+        """The run's own runner; None where others bring theirs."""
+        if self.runners == "remote":
+            return None
+        if self.runners == "local":
+            return LocalRunner(self.agent, desk, n_workers=self.n_workers, broken=self._broken, hooks=self.hooks)
+        assert self.payload is not None
+        assert self.runner_key is not None
+        what = (desk, self.payload, url, self.runner_key)
+        if not isinstance(self.runners, RayRunners):
+            return ProcessRunner(*what, n_workers=self.n_workers, broken=self._broken)
+        from agl.trainer.runners.cluster import RayRunner
+
+        return RayRunner(self._cluster, *what, options=self.runners, n_workers=self.n_workers, broken=self._broken)
 
     def _runner_routes(self) -> list[Route]:
         if self.runners == "local":
             return []
-        selection_to_json(self.selection)
+        own = self.runners != "remote"
+        if own:
+            self.runner_key = secrets.token_urlsafe(32)
+        else:
+            selection_to_json(self.selection)
         keys = Keys() if self.runner_key is None else Keys(key_hash(self.runner_key))
-        return desk_routes(lambda: self._desk, key_check(keys))
+        return desk_routes(lambda: self._desk, key_check(keys), own_workers=own)
 
     async def take_up(self, step: int, versions: Mapping[str, int]) -> None:
         """Go on with a run that was stopped, from `step` done steps in the weights of these versions.
@@ -204,7 +245,9 @@ class Run:
                 self.progress.note(f"could not cancel open rollouts: {error}")
         if self._server is not None:
             await self._server.stop()
-        self._runner = self._desk = self._server = None
+        if self._cluster is not None:
+            await self._cluster.leave()
+        self._runner = self._desk = self._server = self._cluster = None
         gc.unfreeze()
 
     async def rollouts(

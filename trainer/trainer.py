@@ -22,9 +22,11 @@ from agl.resources import Dataset, as_tasks
 from agl.selection import AgentFilter, select
 from agl.trainer.algorithms import Algorithm
 from agl.trainer.algorithms.checkpoints import latest
+from agl.trainer.cli.loading import load_agent
 from agl.trainer.local.config import Policy
 from agl.trainer.progress import Progress
-from agl.trainer.run import Run, Runners, require_positive, require_tasks
+from agl.trainer.run import Run, require_positive, require_tasks
+from agl.trainer.runners.options import RayRunners, Runners
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
 
@@ -77,10 +79,11 @@ class Trainer:
         directory: where checkpoints and the store go; `agl-runs/<run id>` if None.
         seed: fixes the order of tasks, every request's sampling and the learner's randomness.
         max_attempts: tries per rollout. timeout: seconds per attempt.
-        runners: where rollouts are executed: "local" (threads and tasks of this process) or "remote" (wherever
-            `agl runner --store URL` is started; `fit`'s agent is then not run here and may be None).
+        runners: where rollouts are executed: "local" (threads and tasks of this process), "process" (worker processes,
+            where a stuck agent is killed), "ray" or `agl.RayRunners(...)` (such processes on a Ray cluster), "remote"
+            (wherever `agl runner --store URL` is started; `fit`'s agent is then not run here and may be None).
         runner_key: what remote runners must show (AGL_RUNNER_KEY if None).
-        host, port: where the gateway listens; other than loopback only for remote runners with a key.
+        host, port: where the gateway listens; other than loopback only for Ray and for remote runners with a key.
         capture_content: whether texts are recorded beside the tokens.
         initial_resources: what rollouts are given beside `llm`.
         hooks: an `agl.Hook`, or several, called around every attempt.
@@ -102,7 +105,7 @@ class Trainer:
         seed: int = 0,
         max_attempts: int = 2,
         timeout: float | None = 600.0,
-        runners: Runners = "local",
+        runners: Runners | RayRunners = "local",
         runner_key: str | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -114,11 +117,14 @@ class Trainer:
         if not isinstance(algorithm, Algorithm):
             raise ConfigError(f"algorithm= is {algorithm!r}", hint="for example agl.GRPO(model=..., steps=200)")
         require_positive(n_workers=n_workers, max_attempts=max_attempts, timeout=timeout)
-        if runners not in get_args(Runners):
+        if runners == "ray":
+            runners = RayRunners()
+        if not isinstance(runners, RayRunners) and runners not in get_args(Runners):
             raise ConfigError(f"runners={runners!r}", hint=nearest(str(runners), get_args(Runners)))
-        self.runners: Runners = runners
+        self.runners: Runners | RayRunners = runners
         self.runner_key = runner_key or os.environ.get("AGL_RUNNER_KEY")
-        if host not in ("127.0.0.1", "::1", "localhost") and (runners == "local" or self.runner_key is None):
+        keyed = isinstance(runners, RayRunners) or (runners == "remote" and self.runner_key is not None)
+        if host not in ("127.0.0.1", "::1", "localhost") and not keyed:
             raise ConfigError(
                 f"host={host!r} is not a loopback address",
                 hint='leave it out; or serve runners elsewhere with runners="remote" and a key (runner_key=, '
@@ -158,7 +164,8 @@ class Trainer:
         """Train, and return when done.
 
         Args:
-            agent: what `agl.wrap` or `@agl.rollout` made, a `LitAgent`, or a function.
+            agent: what `agl.wrap` or `@agl.rollout` made, a `LitAgent`, a function, or where to import one of these
+                from: "package.module:name" or "file.py:name".
             train_dataset, val_dataset: tasks; any JSON values, usually dicts.
             resume: go on from the last completed step in `directory`.
 
@@ -178,7 +185,7 @@ class Trainer:
         return self._drive(agent, tasks, [], resume=False, dev_tasks=n_tasks)
 
     def _drive(self, agent: Any, train: Any, val: Any, *, resume: bool, dev_tasks: int | None) -> Result:
-        runnable = _ELSEWHERE if agent is None and self.runners == "remote" else as_agent(agent)
+        runnable, payload = self._runnable(agent)
         if self.air is not None:
             self.air.require(capture_content=self.capture_content)
         run_id = f"run-{uuid.uuid4().hex[:8]}"
@@ -212,6 +219,7 @@ class Trainer:
                     resume=resume,
                     capture_content=self.capture_content,
                     runners=self.runners,
+                    payload=payload,
                     runner_key=self.runner_key,
                     host=self.host,
                     port=self.port,
@@ -229,7 +237,7 @@ class Trainer:
                 if given is None:
                     await store.close()
 
-        with switched_on((*self.tracers, *runnable.tracers)):
+        with switched_on(() if payload is not None else (*self.tracers, *runnable.tracers)):
             try:
                 return run_in_thread(main())
             except KeyboardInterrupt:
@@ -238,6 +246,18 @@ class Trainer:
                 if saved is not None and dev_tasks is None:
                     progress.note(f"stopped; {saved.name} is saved in {directory}. Go on with resume=True / --resume")
                 raise
+
+    def _runnable(self, agent: Any) -> tuple[Agent, bytes | None]:
+        """What is run here, and what is sent to worker processes instead."""
+        if self.runners == "remote":
+            return (_ELSEWHERE if agent is None or isinstance(agent, str) else as_agent(agent)), None
+        if self.runners == "local":
+            return (load_agent(agent, None) if isinstance(agent, str) else as_agent(agent)), None
+        sent = agent if isinstance(agent, str) else as_agent(agent)
+        from agl.trainer.runners.payload import Payload, pack
+
+        packed = pack(Payload(sent, self.tracers, self.hooks, self.selection, self.initial_resources))
+        return _ELSEWHERE if isinstance(sent, str) else sent, packed
 
     def _check_policies(self) -> None:
         named = self.selection.policies

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,6 +41,9 @@ GRACE_SECONDS = 5.0
 """How long after its limit an attempt has to say by itself that it timed out."""
 
 
+_LEFT = "its worker left before it began"
+
+
 @dataclass(eq=False)
 class _Open:
     """A lease that is out. Times are of the monotonic clock, which does not jump."""
@@ -64,7 +67,8 @@ class RunDesk:
         done: called with each result. air: the rules that reward tool outcomes, calls and handoffs, if any.
         rewarded: whether an attempt without a reward has failed.
         silent_seconds: how long a worker may be silent where a rollout's `unresponsive_seconds` does not say.
-        given_up: called with each lease that ran past its limits and its worker.
+        given_up: called with the worker of each lease that ran past its limits; ends it, and returns the spans that it
+            left, if they can be had.
     """
 
     def __init__(
@@ -82,33 +86,40 @@ class RunDesk:
         rewarded: bool = True,
         capture_content: bool = True,
         silent_seconds: float | None = None,
-        given_up: Callable[[Lease, str], None] | None = None,
+        given_up: Callable[[Lease, str], Awaitable[Sequence[Span]]] | None = None,
     ) -> None:
         self.store, self.gateway, self.selection, self.rules = store, gateway, selection, rules
         self.resources, self.model, self.run_id, self.done = resources, model, run_id, done
         self.air, self.rewarded, self.capture_content = air, rewarded, capture_content
         self.silent_seconds, self.given_up = silent_seconds, given_up
-        self._seeking: set[asyncio.Task[Any]] = set()
+        self._seeking: dict[asyncio.Task[Any], str] = {}
         self._open: dict[tuple[str, int], _Open] = {}
+        self._dismissed: set[str] = set()
         self._watching: asyncio.Task[None] | None = None
 
     # -- workers ------------------------------------------------------------------------------------------------------
     async def lease(self, worker_id: str, wait: float = LEASE_WAIT_SECONDS) -> Lease | None:
         this = asyncio.current_task()
         assert this is not None
-        self._seeking.add(this)
+        self._seeking[this] = worker_id
         try:
+            if self._is_dismissed(worker_id):
+                return None
             leased = await self.store.dequeue_rollout(worker_id, run_id=self.run_id, wait=wait)
         finally:
-            self._seeking.discard(this)
+            self._seeking.pop(this, None)
         if leased is None:
             return None
         opening = asyncio.ensure_future(self.open(leased, worker_id))
         try:
-            return await asyncio.shield(opening)
+            lease = await asyncio.shield(opening)
         except asyncio.CancelledError:
-            await self.abandon(await opening, "its worker left before it began")
+            await self.abandon(await opening, _LEFT)
             raise
+        if self._is_dismissed(worker_id):
+            await self.abandon(lease, _LEFT)
+            return None
+        return lease
 
     async def open(self, leased: AttemptedRollout, worker_id: str) -> Lease:
         """The lease of an attempt that was taken from the store."""
@@ -187,6 +198,21 @@ class RunDesk:
                 await self.gateway.close_attempt(*lease.id)
             await self._move(opened, "failed", Report(error=_failed(lease, why), text=why), None)
 
+    def dismiss(self, worker_id: str) -> list[Lease]:
+        """Lease nothing more to a worker that has ended, or to any of "<worker_id>/...".
+
+        Returns:
+            What they hold; the caller finishes that.
+        """
+        self._dismissed.add(worker_id)
+        for seeking, who in list(self._seeking.items()):
+            if worker_id in _lineage(who):
+                seeking.cancel()
+        return [o.lease for o in self._open.values() if worker_id in _lineage(o.worker_id)]
+
+    def _is_dismissed(self, worker_id: str) -> bool:
+        return not self._dismissed.isdisjoint(_lineage(worker_id))
+
     # -- the run ------------------------------------------------------------------------------------------------------
     async def close(self, lease: Lease) -> None:
         """Let go of a lease whose rollout the run itself ends."""
@@ -199,7 +225,7 @@ class RunDesk:
 
     async def stop(self) -> None:
         """Lease nothing more, stop watching and close every lease that is out. Idempotent."""
-        for seeking in self._seeking:
+        for seeking in list(self._seeking):
             seeking.cancel()
         if self._watching is not None:
             self._watching.cancel()
@@ -221,13 +247,14 @@ class RunDesk:
 
     async def _give_up(self, opened: _Open, error: RolloutError) -> None:
         async with opened.lock:
-            if self._open.pop(opened.lease.id, None) is None:
+            if self._open.get(opened.lease.id) is not opened:
                 return
-            if self.given_up is not None:
-                self.given_up(opened.lease, opened.worker_id)
+            spans = () if self.given_up is None else await self.given_up(opened.lease, opened.worker_id)
             await self._calls(opened)
+            await self.store.add_spans(spans)
             status: AttemptStatus = "timeout" if isinstance(error, RolloutTimeoutError) else "unresponsive"
-            await self._move(opened, status, Report(error=error, text=str(error)), None)
+            await self._move(opened, status, Report(spans, error, str(error)), None)
+            self._open.pop(opened.lease.id, None)
 
     # -- an attempt's end ---------------------------------------------------------------------------------------------
     async def _finish(self, opened: _Open, report: Report) -> None:
@@ -302,6 +329,11 @@ class RunDesk:
     async def _is_open(self, lease: Lease) -> bool:
         attempts = await self.store.query_attempts(lease.rollout.rollout_id)
         return any(a.attempt == lease.attempt and a.status not in ATTEMPT_TERMINAL for a in attempts)
+
+
+def _lineage(worker_id: str) -> tuple[str, str]:
+    """A worker and the pool that it is of."""
+    return worker_id, worker_id.partition("/")[0]
 
 
 def _outermost(spans: Sequence[Span]) -> str | None:

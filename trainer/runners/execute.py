@@ -21,6 +21,7 @@ from agl.errors import AglError, CaptureError, RewardError, RolloutError, Rollou
 from agl.hooks import Hook
 from agl.resources import LLM, Task
 from agl.rewards.emit import as_rewards, record
+from agl.spans import Span
 from agl.trainer.runners.base import Desk, Lease, Report
 
 log = logging.getLogger("agl.runner")
@@ -33,11 +34,20 @@ class Executor:
 
     Args:
         agent: what to run. desk: where leases come from and reports go. hooks: called around every attempt.
-        runner: what hooks are told runs it.
+        runner: what hooks are told runs it. span_ended: called with every span as it ends, in the thread that ended it.
     """
 
-    def __init__(self, agent: Agent, desk: Desk, *, hooks: Sequence[Hook] = (), runner: Any = None) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        desk: Desk,
+        *,
+        hooks: Sequence[Hook] = (),
+        runner: Any = None,
+        span_ended: Callable[[Span], None] | None = None,
+    ) -> None:
         self.agent, self.desk, self.hooks, self.runner = agent, desk, tuple(hooks), runner
+        self.span_ended = span_ended
         self._agents = _AgentLoop()
 
     def start(self) -> None:
@@ -77,7 +87,7 @@ class Executor:
         context = tracing.RolloutContext(
             rollout.rollout_id, attempt, self.agent.name, lease.selection, capture_content=lease.capture_content,
             # With a gateway, what is trained is recorded there; what the others ask grows with every turn.
-            prompts=lease.gateway is None,
+            prompts=lease.gateway is None, ended=self.span_ended,
         )  # fmt: skip
         given = dict(lease.resources)
         if lease.gateway is not None:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from agl.agents import Agent
 from agl.errors import AglError
 from agl.hooks import Hook
-from agl.trainer.runners.base import HEARTBEAT_SECONDS, Desk, Lease
+from agl.spans import Span
+from agl.trainer.runners.base import HEARTBEAT_SECONDS, Desk, Lease, Report
 from agl.trainer.runners.execute import Executor
 
 log = logging.getLogger("agl.runner")
@@ -26,6 +27,7 @@ class LocalRunner:
         n_workers: how many rollouts run at once.
         broken: called when a worker itself fails (the store is gone, say), which no rollout can be blamed for.
         hooks: called around every attempt. name: of this runner; its workers are counted after it.
+        span_ended: called with every span of an attempt as it ends, in the thread that ended it.
     """
 
     def __init__(
@@ -37,11 +39,12 @@ class LocalRunner:
         broken: Callable[[BaseException], None],
         hooks: Sequence[Hook] = (),
         name: str = "local",
+        span_ended: Callable[[Span], None] | None = None,
     ) -> None:
         self.desk, self.n_workers, self.broken, self.name = desk, n_workers, broken, name
-        self._executor = Executor(agent, desk, hooks=hooks, runner=self)
+        self._executor = Executor(agent, desk, hooks=hooks, runner=self, span_ended=span_ended)
         self._workers: list[asyncio.Task[None]] = []
-        self._running: dict[tuple[str, int], tuple[Lease, asyncio.Task[None]]] = {}
+        self._running: dict[tuple[str, int], tuple[Lease, asyncio.Task[Report]]] = {}
 
     async def start(self) -> None:
         """Start the workers."""
@@ -87,9 +90,9 @@ class LocalRunner:
                 except AglError as error:
                     log.debug("heartbeat: %s", error)
 
-    async def attempt(self, lease: Lease) -> None:
-        """Run one lease, whose result goes to the desk."""
-        attempt = asyncio.ensure_future(self._attempt(lease))
+    async def attempt(self, lease: Lease) -> Report | None:
+        """Run one lease, whose result goes to the desk; None where it was cancelled, as not wanted any more."""
+        attempt = asyncio.ensure_future(self._executor.attempt(lease))
         self._running[lease.id] = lease, attempt
         try:
             await asyncio.wait((attempt,))
@@ -99,8 +102,4 @@ class LocalRunner:
             raise
         finally:
             self._running.pop(lease.id, None)
-        if not attempt.cancelled() and (error := attempt.exception()) is not None:
-            raise error
-
-    async def _attempt(self, lease: Lease) -> None:
-        await self._executor.attempt(lease)
+        return None if attempt.cancelled() else attempt.result()

@@ -12,7 +12,7 @@ import logging
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -24,6 +24,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 
 from agl import otlp
 from agl.errors import AttemptOverError, RolloutError, StoreError
+from agl.selection import Selection
 from agl.spans import Span
 from agl.trainer.runners import wire
 from agl.trainer.runners.base import LEASE_WAIT_SECONDS, Desk, Lease, Report
@@ -48,12 +49,15 @@ class _Away(Exception):
 # -- the desk's side -----------------------------------------------------------------------------------------------
 
 
-def desk_routes(desk: Callable[[], RunDesk | None], check: Callable[[Request], None]) -> list[Route]:
+def desk_routes(
+    desk: Callable[[], RunDesk | None], check: Callable[[Request], None], *, own_workers: bool = False
+) -> list[Route]:
     """The routes of a desk.
 
     Args:
         desk: the present one; None while no run goes on, when workers wait.
         check: raises `Refused` for who may not run rollouts.
+        own_workers: whether the workers were given the selection and the run's resources when they were started.
     """
     told: OrderedDict[str, asyncio.Task[Lease | None]] = OrderedDict()
 
@@ -80,9 +84,12 @@ def desk_routes(desk: Callable[[], RunDesk | None], check: Callable[[Request], N
         except asyncio.CancelledError:
             if not taking.cancelled():
                 raise
-            # The run has ended.
+            # The run has ended, or does not want this worker any more.
             return Response(status_code=204)
-        return Response(status_code=204) if leased is None else answer(wire.lease_to_json(leased))
+        if leased is None:
+            return Response(status_code=204)
+        known = own_workers and present.resources is not None
+        return answer(wire.lease_to_json(leased, selection=not own_workers, resources=not known))
 
     async def heartbeat(request: Request) -> Response:
         here, lease, _ = await leased_before(request)
@@ -166,10 +173,20 @@ class RemoteDesk:
     Args:
         url: the server's. key: a runner's or the operator's, if it asks for one.
         lost_seconds: how long it is tried again to reach the server.
+        selection, resources: of leases that come without.
     """
 
-    def __init__(self, url: str, key: str | None = None, *, lost_seconds: float = LOST_SECONDS) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str | None = None,
+        *,
+        lost_seconds: float = LOST_SECONDS,
+        selection: Selection | None = None,
+        resources: Mapping[str, Any] | None = None,
+    ) -> None:
         self.url, self.lost_seconds = url.rstrip("/"), lost_seconds
+        self.selection, self.resources = selection, resources
         headers = {} if key is None else {"authorization": f"Bearer {key.strip()}"}
         timeout = httpx.Timeout(LEASE_WAIT_SECONDS + 30.0, connect=10.0)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
@@ -183,7 +200,7 @@ class RemoteDesk:
     async def lease(self, worker_id: str, wait: float = LEASE_WAIT_SECONDS) -> Lease | None:
         asked = {"worker": worker_id, "wait": wait, "request": uuid.uuid4().hex}
         data = await self._ask("lease", asked)
-        return None if data is None else wire.lease_from_json(data, self.url)
+        return None if data is None else wire.lease_from_json(data, self.url, self.selection, self.resources)
 
     async def heartbeat(self, lease: Lease) -> bool:
         data = await self._ask("heartbeat", _named(lease))

@@ -15,8 +15,11 @@ from agl.trainer.runners.base import Lease, Report
 from agl.trainer.store.base import Attempt, AttemptedRollout, Rollout, RolloutConfig
 
 
-def lease_to_json(lease: Lease) -> dict[str, Any]:
+def lease_to_json(lease: Lease, *, selection: bool = True, resources: bool = True) -> dict[str, Any]:
     """A lease, but for the gateway's address, which the worker knows by the way it came.
+
+    Args:
+        selection, resources: whether they are in it; where not, the worker has them already.
 
     Raises:
         ConfigError: a function in `agents=`, which cannot pass.
@@ -24,8 +27,8 @@ def lease_to_json(lease: Lease) -> dict[str, Any]:
     return {
         "rollout": dataclasses.asdict(lease.rollout),
         "attempt": dataclasses.asdict(lease.leased.attempt),
-        "selection": selection_to_json(lease.selection),
-        "resources": {name: resource_to_json(value) for name, value in lease.resources.items()},
+        "selection": selection_to_json(lease.selection) if selection else None,
+        "resources": {n: resource_to_json(value) for n, value in lease.resources.items()} if resources else None,
         "routed": lease.gateway is not None,
         "key": lease.key,
         "model": lease.model,
@@ -34,16 +37,34 @@ def lease_to_json(lease: Lease) -> dict[str, Any]:
     }
 
 
-def lease_from_json(data: Mapping[str, Any], base_url: str) -> Lease:
-    """The lease, with `base_url` for its gateway's address."""
+def lease_from_json(
+    data: Mapping[str, Any],
+    base_url: str,
+    selection: Selection | None = None,
+    resources: Mapping[str, Any] | None = None,
+) -> Lease:
+    """The lease, with `base_url` for its gateway's address, and with these where it comes without.
+
+    Raises:
+        ConfigError: it comes without a selection, and there is none here.
+    """
+    if data["selection"] is not None:
+        selection = selection_from_json(data["selection"])
+    if selection is None:
+        raise ConfigError(
+            "the server's rollouts are for worker processes of its own",
+            hint='start the trainer with runners="remote" for runners elsewhere',
+        )
+    if data["resources"] is not None:
+        resources = {name: resource_from_json(value) for name, value in data["resources"].items()}
     config = RolloutConfig(**{**data["rollout"]["config"], "retry_on": tuple(data["rollout"]["config"]["retry_on"])})
     rollout = Rollout(**{**data["rollout"], "config": config})
     attempt = Attempt(**data["attempt"])
     path = f"/rollouts/{rollout.rollout_id}/attempts/{attempt.attempt}"
     return Lease(
         AttemptedRollout(rollout, attempt),
-        selection_from_json(data["selection"]),
-        {name: resource_from_json(value) for name, value in data["resources"].items()},
+        selection,
+        resources or {},
         gateway=base_url if data["routed"] else None,
         url=f"{base_url}{path}" if data["routed"] else "",
         key=data["key"],
