@@ -23,6 +23,7 @@ from agl.trainer.gateway.rendering import Rendering
 from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.quickstart.tokenizer import build_tokenizer
 from agl.trainer.run import Run, require_some
+from agl.trainer.server.limits import Limits
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, Store
 
@@ -225,7 +226,9 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def serving(engine: Any, tokenizer: Any = None, **options: Any) -> AsyncIterator[Rig]:
+async def serving(
+    engine: Any, tokenizer: Any = None, *, limits: Limits | None = None, **options: Any
+) -> AsyncIterator[Rig]:
     """A gateway that serves `engine`, or one that is scripted with these lines, over HTTP on loopback."""
     tokenizer = tokenizer or quick_tokenizer()
     if not hasattr(engine, "generate"):
@@ -233,7 +236,7 @@ async def serving(engine: Any, tokenizer: Any = None, **options: Any) -> AsyncIt
     store = await open_store("memory")
     gateway = Gateway(store, **options)
     gateway.serve("policy", engine, rendering_of(tokenizer))
-    server = GatewayServer(gateway)
+    server = GatewayServer(gateway, limits=limits)
     await server.start()
     rig = Rig(gateway, server, store, engine)
     try:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted import TOOLS, in_loop, serving
 
-from agl.trainer.gateway import http
+from agl.trainer.server.limits import Limits
 
 USER = {"role": "user", "content": "hi"}
 
@@ -115,14 +115,12 @@ async def test_ipv6_has_an_url_that_clients_understand():
 
 
 @in_loop
-async def test_a_body_without_end_is_refused(monkeypatch):
-    monkeypatch.setattr(http, "MAX_BODY_BYTES", 1000)
-
+async def test_a_body_without_end_is_refused():
     async def parts(n: int):
         for _ in range(n):
             yield b" " * 100
 
-    async with serving(["x"]) as rig:
+    async with serving(["x"], limits=Limits(body_bytes=1000)) as rig:
         attempt = await rig.attempt()
         headers = {"authorization": f"Bearer {attempt.key}"}
         async with httpx.AsyncClient(trust_env=False, headers=headers) as client:

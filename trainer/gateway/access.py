@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import hmac
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 from agl.mdp import Call
 from agl.selection import Selection
 from agl.trainer.gateway.sessions import Sessions
+from agl.trainer.server.keys import key_hash, key_of, matches
 
 if TYPE_CHECKING:
     from agl.trainer.gateway.calls import WireCall
@@ -92,20 +92,16 @@ class AccessTable:
         """Let an attempt in; returns its access and its key, which is not kept."""
         key = f"agl-{secrets.token_urlsafe(24)}"
         url = f"{base_url}/rollouts/{rollout_id}/attempts/{attempt}"
-        access = Access(rollout_id, attempt, selection, seed, rules, url, _key_hash(key))
+        access = Access(rollout_id, attempt, selection, seed, rules, url, key_hash(key))
         self._open[rollout_id, attempt] = access
         return access, key
 
     def find(self, rollout_id: str, attempt: int, headers: Mapping[str, str]) -> Access | None:
         """The open attempt, if the request carries its key; None otherwise."""
         access = self._open.get((rollout_id, attempt))
-        bearer = headers.get("authorization", "")
-        key = bearer[7:] if bearer[:7].lower() == "bearer " else headers.get("x-api-key", "")
-        # Hash before looking at the result, so that an unknown attempt takes as long as a wrong key.
-        given = _key_hash(key)
-        if access is None or not hmac.compare_digest(given, access.key_hash):
-            return None
-        return access
+        # Compare before looking at the result, so that an unknown attempt takes as long as a wrong key.
+        good = matches(key_of(headers), access.key_hash if access is not None else b"")
+        return access if good else None
 
     def close(self, rollout_id: str, attempt: int) -> Access | None:
         """End an attempt's access."""
@@ -113,7 +109,3 @@ class AccessTable:
         if access is not None:
             access.closed = True
         return access
-
-
-def _key_hash(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()

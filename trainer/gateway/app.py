@@ -14,9 +14,10 @@ from agl.trainer.gateway import chat, http, messages, responses
 from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, Served
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.server.limits import Limits
 
 
-def build_app(gateway: Gateway, beside: Sequence[Route] = ()) -> Starlette:
+def build_app(gateway: Gateway, beside: Sequence[Route] = (), limits: Limits | None = None) -> Starlette:
     """The ASGI application that serves a gateway, and what else is to be served beside it."""
 
     async def models(request: Request) -> Response:
@@ -67,7 +68,9 @@ def build_app(gateway: Gateway, beside: Sequence[Route] = ()) -> Starlette:
         Route("/{path:path}", not_here, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
     ]
     handlers = {RequestError: _refused, ClientDisconnect: _hung_up, Exception: _failed}
-    return Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
+    app = Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
+    app.state.limits = limits or Limits()
+    return app
 
 
 class _ChatEvents:

@@ -16,8 +16,8 @@ from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, Served, WireCall
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.server.limits import Limits, Refused, parse_json
 
-MAX_BODY_BYTES = 64 * 1024 * 1024
 PREFIX = "/rollouts/{rollout}/attempts/{attempt:int}/agents/{agent:path}/v1"
 """Before the path of each route: it says whose request it is."""
 
@@ -53,9 +53,12 @@ def arrive(gateway: Gateway, request: Request, response_id: str) -> WireCall:
     """Note that a request came in, which `Gateway.complete` or `refuse` must follow.
 
     Raises:
-        RequestError: 401, the key is not good for an open attempt.
+        RequestError: 401, the key is not good for an open attempt; 429, the attempt has too many requests running.
     """
     access = attempt_of(gateway, request)
+    most = _limits(request).requests_per_attempt
+    if len(access.unsettled) >= most:
+        raise RequestError(429, f"the attempt has {most} requests running; try again", code="too_many_requests")
     return gateway.arrive(access, request.path_params["agent"], response_id, _span_id(request))
 
 
@@ -66,24 +69,14 @@ async def body_of(request: Request) -> Any:
         RequestError: it is too long, too deep, or no JSON.
         ClientDisconnect: the client hung up.
     """
-    length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > MAX_BODY_BYTES:
-        raise RequestError(413, f"the body has {length} bytes; the limit is {MAX_BODY_BYTES}")
-    received = bytearray()
-    async for chunk in request.stream():
-        received += chunk
-        if len(received) > MAX_BODY_BYTES:
-            raise RequestError(413, f"the body has more than {MAX_BODY_BYTES} bytes")
     try:
-        data = orjson.loads(received)
-    except orjson.JSONDecodeError as error:
-        raise RequestError(400, f"the body is not JSON: {error}") from None
+        received = await request.body()
+    except Refused as refused:
+        raise RequestError(refused.status, refused.message, code=refused.code) from None
     try:
-        # What is nested too deep to be written again, within the record of the call, cannot be recorded.
-        orjson.dumps([[[[data]]]])
-    except orjson.JSONEncodeError as error:
-        raise RequestError(400, f"the body is nested too deep: {error}") from None
-    return data
+        return parse_json(received, _limits(request).json_depth)
+    except ValueError as error:
+        raise RequestError(400, f"the body is not JSON that can be read: {error}") from None
 
 
 async def unless_gone(request: Request, work: Awaitable[Any]) -> Any:
@@ -160,7 +153,12 @@ def sse(data: Any, event: str | None = None) -> bytes:
 
 def answer(data: Any, status: int = 200) -> Response:
     """A JSON answer."""
-    return Response(orjson.dumps(data), status, media_type="application/json")
+    headers = {"retry-after": "1"} if status in (429, 503) else None
+    return Response(orjson.dumps(data), status, headers, "application/json")
+
+
+def _limits(request: Request) -> Limits:
+    return request.app.state.limits
 
 
 def _span_id(request: Request) -> str | None:

@@ -27,6 +27,7 @@ from agl.routing import GENERATION_PATHS
 from agl.spans import Span
 from agl.trainer.gateway import http
 from agl.trainer.gateway.errors import RequestError
+from agl.trainer.server.limits import Refused
 from agl.trainer.store.base import Store
 from agl.trainer.wire import Wire
 
@@ -257,12 +258,10 @@ class _Call:
 
 
 async def _body(request: Request) -> bytes:
-    received = bytearray()
-    async for chunk in request.stream():
-        received += chunk
-        if len(received) > http.MAX_BODY_BYTES:
-            raise RequestError(413, f"the body has more than {http.MAX_BODY_BYTES} bytes")
-    return bytes(received)
+    try:
+        return await request.body()
+    except Refused as refused:
+        raise RequestError(refused.status, refused.message, code=refused.code) from None
 
 
 def _onward(request: Request) -> list[tuple[bytes, bytes]]:
