@@ -27,6 +27,7 @@ from agl.imports import when_imported
 from agl.outbox import Outbox, Sink
 from agl.selection import select
 from agl.spans import Span
+from agl.threads import carried_across_threads
 
 SEND_SECONDS = 10.0
 KEPT_SPANS = 1000
@@ -85,7 +86,7 @@ class _Program:
         if self.given is not None:
             self.given.restore(os.environ)
         tracing.whole_process(self.root)
-        self._threads = tracing.carried_across_threads()
+        self._threads = carried_across_threads()
         self._threads.__enter__()
         os.register_at_fork(after_in_child=self._forked)
         self._excepthook, sys.excepthook = sys.excepthook, self._uncaught

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
-from agl import tracing
 from agl.agents import Agent, RewardFunction, Tracer
 from agl.errors import ConfigError, reject_unknown
+from agl.threads import carried_across_threads
 
 log = logging.getLogger("agl")
 
@@ -88,7 +88,7 @@ def switched_on(tracers: Iterable[Tracer]) -> Iterator[None]:
     """Within the block these tracers and the bare clients' are on; those that were on before stay on after it."""
     bare = [cls() for name, cls in adapters().items() if name in ("openai", "anthropic") and _importable(name)]
     switched = []
-    with tracing.carried_across_threads():
+    with carried_across_threads():
         try:
             for tracer in (*tracers, *bare):
                 if not getattr(tracer, "instrumented", False):

@@ -1,4 +1,4 @@
-"""The rollout that is running here and now, and the spans opened in it; it follows tasks and threads.
+"""The rollout that is running here and now, and the spans opened in it.
 
 A `Scope` is one open span in one rollout. The innermost one is in a context variable. Frameworks often end a call in
 another context than the one that began it, so nothing is ever reset by token: an ended scope is marked, and readers
@@ -10,10 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping, MutableSequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import thread as _pool
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -130,7 +127,7 @@ def idle() -> bool:
 
 def current() -> Scope | None:
     """The innermost open scope here; None outside a rollout."""
-    scope = _innermost()
+    scope = innermost()
     if scope is None and _of_process is not None:
         scope = _of_process()
     if scope is not None and scope.rollout.closed:
@@ -138,7 +135,8 @@ def current() -> Scope | None:
     return scope
 
 
-def _innermost() -> Scope | None:
+def innermost() -> Scope | None:
+    """The innermost open scope that was entered here, whole process or not, closed rollout or not."""
     scope = _current.get()
     while scope is not None and scope.ended:
         scope = scope.parent
@@ -209,7 +207,7 @@ def start(
     """
     if parent is None:
         # A rollout that a whole process runs in is not the parent of another one.
-        parent = current() if rollout is None else _innermost()
+        parent = current() if rollout is None else innermost()
     if rollout is None:
         if parent is None or parent.rollout.closed:
             return None
@@ -269,6 +267,18 @@ def activate(scope: Scope) -> None:
     """Make `scope` the current one in this context, for OpenTelemetry too."""
     _current.set(scope)
     otel.attach(set_span_in_context(scope.span))
+
+
+@contextlib.contextmanager
+def inside(scope: Scope) -> Iterator[None]:
+    """Make `scope` the current one for a block that ends in the context it began in, such as a thread's."""
+    previous = _current.set(scope)
+    attached = otel.attach(set_span_in_context(scope.span))
+    try:
+        yield
+    finally:
+        _current.reset(previous)
+        otel.detach(attached)
 
 
 def end(scope: Scope, *, error: BaseException | str | None = None, attributes: Mapping[str, Any] | None = None) -> None:
@@ -394,6 +404,8 @@ def refuse_gateway(scope: Scope, url: object) -> None:
 @contextlib.contextmanager
 def running(rollout: RolloutContext) -> Iterator[Scope]:
     """Run a block as this rollout's attempt; its root span is `invoke_agent <agent>`."""
+    from agl.threads import carried_across_threads  # which builds on this module
+
     with carried_across_threads():
         scope = start(semconv.INVOKE_AGENT, rollout.agent, agent=rollout.agent, rollout=rollout)
         assert scope is not None
@@ -404,78 +416,3 @@ def running(rollout: RolloutContext) -> Iterator[Scope]:
             raise
         finally:
             close(rollout)
-
-
-# -- threads ----------------------------------------------------------------------------------------------------------
-
-_carry_lock = threading.Lock()
-_carry_count = 0
-_patches: list[tuple[type, str, Any, Any]] = []
-"""(class, attribute, what the class's own namespace held (None: it was inherited), ours)."""
-
-
-@contextlib.contextmanager
-def carried_across_threads() -> Iterator[None]:
-    """While open, threads and thread pools started inside a rollout run inside it too.
-
-    Python gives a new thread an empty context; only the scope is carried, never the rest of the caller's context.
-    """
-    global _carry_count
-    with _carry_lock:
-        _carry_count += 1
-        if not _patches:
-            _patch_threads()
-    try:
-        yield
-    finally:
-        with _carry_lock:
-            _carry_count -= 1
-            # Where another library has patched over ours, ours stays inside and does nothing outside a rollout.
-            if _carry_count == 0 and all(cls.__dict__[name] is ours for cls, name, _, ours in _patches):
-                for cls, name, original, _ in _patches:
-                    if original is None:
-                        delattr(cls, name)
-                    else:
-                        setattr(cls, name, original)
-                _patches.clear()
-
-
-def _in_scope(scope: Scope, function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        previous = _current.set(scope)
-        attached = otel.attach(set_span_in_context(scope.span))
-        try:
-            return function(*args, **kwargs)
-        finally:
-            _current.reset(previous)
-            otel.detach(attached)
-
-    return run
-
-
-def _carried() -> Scope | None:
-    """The scope that a thread started here begins in; a whole process's is everywhere anyway."""
-    scope = _innermost()
-    return scope if scope is not None and scope.visible and not scope.rollout.closed else None
-
-
-def _patch_threads() -> None:
-    start_thread, submit = threading.Thread.start, ThreadPoolExecutor.submit
-
-    @functools.wraps(start_thread)
-    def carried_start(self: threading.Thread) -> None:
-        scope = _carried()
-        # A pool's worker outlives the task that made it start; each of its tasks brings a scope of its own.
-        if scope is not None and getattr(self, "_target", None) is not _pool._worker:  # type: ignore[attr-defined]
-            self.run = _in_scope(scope, self.run)  # type: ignore[method-assign]
-        start_thread(self)
-
-    @functools.wraps(submit)
-    def carried_submit(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        scope = _carried()
-        return submit(self, fn if scope is None else _in_scope(scope, fn), *args, **kwargs)
-
-    for cls, name, ours in ((threading.Thread, "start", carried_start), (ThreadPoolExecutor, "submit", carried_submit)):
-        _patches.append((cls, name, cls.__dict__.get(name), ours))
-        setattr(cls, name, ours)

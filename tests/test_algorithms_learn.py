@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import openai
 import pytest
 
 import agl
 from agl.errors import ConfigError
+from agl.mdp import Call, FinishReason, Reward, Trajectory, Transition
+from agl.trainer.algorithms.advantages import FLAT, score
 from agl.trainer.quickstart.agent import build_agent
 from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
 
@@ -60,6 +64,42 @@ def test_it_learns(name: str, tiny_policy: Path, tmp_path: Path) -> None:
     if name == "DAPO":
         assert all(h["train/rows"] >= 8 for h in trained)
         assert any(h["train/resampled_tasks"] for h in trained), "no group was level: the test shows nothing"
+
+
+@agl.rollout
+async def one_call(task: Any, llm: agl.LLM) -> float:
+    client = openai.AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+    await client.chat.completions.create(model=llm.model, messages=[{"role": "user", "content": task}])
+    return 1.0
+
+
+@pytest.mark.parametrize("kind", [agl.DAPO, agl.GRPO])
+def test_steps_whose_rewards_are_all_the_same_go_by_without_an_update(
+    kind: type, untrained_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"group_size": 2, "batch_size": 1, "steps": 2, "max_response_tokens": 4}
+    resampled = 3 if kind is agl.DAPO else 0
+    result = agl.Trainer(kind(model=str(untrained_model), **options), directory=tmp_path).fit(one_call, ["one", "two"])
+    for step, entry in enumerate(result.history, 1):
+        assert (entry["step"], entry["train/updated_policies"], entry["policy_version"]) == (step, 0, 0)
+        assert (entry["train/reward"], entry["train/resampled_tasks"]) == (1.0, resampled)
+        assert entry["train/zero_variance_groups"] == 1 + resampled
+    printed = capsys.readouterr().err
+    assert [f"step {n}: no update" in printed for n in (1, 2, 3)] == [True, True, False]
+
+
+def test_answers_that_were_all_cut_off_are_not_taken_for_equal_ones() -> None:
+    """What was left out because it came to the same is told from what could not be trained anyway."""
+    ids = np.arange(3, dtype=np.int32)
+
+    def rollout(i: int, finish_reason: FinishReason) -> Trajectory:
+        call = Call(f"c{i}", f"r{i}", 1, 0, "a", "p", 0, ids, ids, ids.astype(np.float32), finish_reason=finish_reason)
+        return Trajectory(f"r{i}", 1, "p", "g", (Transition(call),), (Reward("reward", 1.0),))
+
+    cases: list[tuple[FinishReason, str]] = [("stop", FLAT), ("cancelled", "its answer was cancelled")]
+    for reason, told in cases:
+        scored = score([rollout(i, reason) for i in range(2)], agl.credit.Uniform()).without_flat()
+        assert (scored.kept, {c.dropped for c in scored.calls}) == ((), {told})
 
 
 def test_settings_that_cannot_be_meant_are_refused() -> None:

@@ -109,6 +109,25 @@ def test_per_call_credit_moves_with_its_own_call_alone(t: Trajectory, which: int
     )
 
 
+@given(trajectories, numbers)
+def test_per_call_credit_may_take_a_share_of_what_the_rollout_earned(t: Trajectory, shared: float):
+    whole = t.rewards[0].value + sum(r.value for r in t.rewards if r.agent)
+    assert returns(PerCall(shared), t) == pytest.approx([x.reward + shared * whole for x in t.transitions])
+
+
+@given(trajectories, numbers)
+def test_a_reward_that_is_not_primary_trains_nothing(t: Trajectory, value: float):
+    first = t.transitions[0]
+    metric = Reward("metric", value, "emit", primary=False)
+    noted = replace(
+        t,
+        transitions=(replace(first, rewards=(*first.rewards, metric)), *t.transitions[1:]),
+        rewards=(*t.rewards, metric, replace(metric, agent=first.call.agent)),
+    )
+    for rule in (Uniform(), Discounted(0.9), PerCall(0.5), PerAgent(2.0, 3.0), Cooperative()):
+        assert returns(rule, noted) == returns(rule, t), rule
+
+
 @given(trajectories, numbers, numbers)
 def test_per_agent_weighs_what_is_shared_and_what_is_its_own(t: Trajectory, shared: float, own: float):
     for x, value in zip(t.transitions, returns(PerAgent(shared=shared, own=own), t), strict=True):
@@ -168,6 +187,12 @@ class TestTurnGroups:
                 mean = np.mean([np.mean(v) for v in cells.values()])
                 step = togo[i][k] - mean if len(cells) > 1 else 0.0
                 assert got[f"r{i}/{k}"] == pytest.approx(episode[i] - np.mean(episode) + 0.7 * step, abs=1e-4)
+
+    def test_two_agents_that_were_asked_the_same_are_not_in_one_state(self):
+        one = make([("writer", [1.0]), ("judge", [0.0])], name="r0", prompts=[5, 6])
+        two = make([("writer", [0.0]), ("judge", [1.0])], name="r1", prompts=[6, 5])
+        got = score([one, two], TurnGroups(), normalize_std=False).advantages
+        assert got == pytest.approx(dict.fromkeys(got, 0.0))
 
     def test_a_state_may_be_named_by_the_user(self):
         rule = TurnGroups(gamma=1.0, anchor=lambda transition: transition.call.index)

@@ -20,6 +20,7 @@ from agl.mdp import Call, Reward, float_array, int_array
 from agl.rewards import as_rewards
 from agl.selection import select
 from agl.spans import Span
+from agl.threads import carried_across_threads
 from agl.tracing import RolloutContext
 from agl.trajectories import build
 
@@ -145,7 +146,7 @@ def test_tools_that_run_at_once_keep_their_rewards_apart() -> None:
     async def main() -> None:
         await asyncio.gather(*(tool(i) for i in range(6)))
 
-    with tracing.carried_across_threads(), tracing.running(context := rollout()):
+    with carried_across_threads(), tracing.running(context := rollout()):
         asyncio.run(main())
         with ThreadPoolExecutor(6) as pool:
             list(pool.map(pooled, range(6)))

@@ -115,7 +115,9 @@ def test_training_one_leaves_the_other_to_the_bit(pair, runner, tmp_path):
     async def main():
         await pair["a"].save_state(tmp_path / "a0")
         await pair["b"].save_state(tmp_path / "b0")
-        await pair["a"].train(await rows(pair["a"], range(30, 34)))
+        made = await rows(pair["a"], range(30, 34))
+        await pair["b"].logprobs(PROMPT)  # so that the base model is b's when a's update comes
+        await pair["a"].train(made)
         await pair["a"].save_state(tmp_path / "a1")
         await pair["b"].save_state(tmp_path / "b1")
 

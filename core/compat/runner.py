@@ -12,7 +12,8 @@ from agl import hooks as own
 from agl.agents import as_agent
 from agl.compat import types as T
 from agl.compat.litagent import LitAgent
-from agl.compat.store import LightningStore, with_calls
+from agl.compat.store import LightningStore
+from agl.compat.store_spans import with_calls
 from agl.compat.tracer import AgentOpsTracer
 from agl.errors import ConfigError, reject_unknown
 from agl.selection import select

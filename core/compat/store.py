@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-import json
-import threading
-import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
-from agl import semconv
-from agl import spans as own
 from agl.compat import types as T
 from agl.compat.missing import refuse
-from agl.errors import ConfigError
-from agl.resources import resource_from_json, resource_to_json
+from agl.compat.store_base import page
+from agl.compat.store_resources import ResourceMethods
+from agl.compat.store_spans import SpanMethods
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan
-
-    from agl.mdp import Call
     from agl.trainer.store.base import Store
 
 __all__ = [
@@ -29,15 +20,12 @@ __all__ = [
     "LightningStoreThreaded",
 ]  # fmt: skip
 
-V = TypeVar("V")
 UNSET: Any = object()
 _STARTED = "/started"
 """Rollouts that their caller runs itself are in a run of their own, where no runner looks for work."""
-_FACTS = "agl.compat"
-"""Beside the named resources: their version (from 1) and when they were stored."""
 
 
-class LightningStore:
+class LightningStore(SpanMethods, ResourceMethods):
     """A store with 0.3's methods; every method may be called from any event loop.
 
     Args:
@@ -46,37 +34,16 @@ class LightningStore:
     """
 
     def __init__(self, store: Store | str | None = None, *, run_id: str | None = None) -> None:
-        self._url = store if isinstance(store, str) else None
-        self._store: Store | None = None if isinstance(store, str) else store
+        super().__init__(store)
         self.run_id = run_id
-        self._opening = threading.Lock()
-        self._sequence = itertools.count(1)
-        self._names: dict[str, str] = {}
-        self._live: dict[str, T.NamedResources] = {}
         self.on_enqueued: Callable[[], None] | None = None
         """Called after rollouts were enqueued, so that idle runners need not look for them."""
-
-    @property
-    def ours(self) -> Store:
-        """The store itself, opened on first use."""
-        with self._opening:
-            if self._store is None:
-                from agl.trainer.store import open_store
-                from agl.trainer.trainer import run_in_thread
-
-                self._store = run_in_thread(open_store(self._url))
-            return self._store
 
     def bound(self, run_id: str) -> LightningStore:
         """The same store, seen from one run."""
         other = LightningStore(self.ours, run_id=run_id)
-        other._names, other._live = self._names, self._live
+        other.share_resources(self)
         return other
-
-    async def close(self) -> None:
-        """Release the database."""
-        if self._store is not None:
-            await self._store.close()
 
     @property
     def capabilities(self) -> dict[str, bool]:
@@ -120,7 +87,7 @@ class LightningStore:
                 task=r.input,
                 mode=r.mode if r.mode in ("train", "val") else "dev",  # type: ignore[arg-type]
                 run_id=run_id,
-                resources_id=self._names.get(r.resources_id, r.resources_id) if r.resources_id else None,
+                resources_id=self.stored_id(r.resources_id) if r.resources_id else None,
                 config=(r.config or T.RolloutConfig()).to_ours(),
                 metadata={**(r.metadata or {}), T.MODE: r.mode},
                 rollout_id=f"ro-{uuid.uuid4().hex[:12]}",
@@ -196,7 +163,7 @@ class LightningStore:
             filters.append(lambda r: r.rollout_id in ids)
         if rollout_id_contains is not None:
             filters.append(lambda r: rollout_id_contains in r.rollout_id)
-        return _page(await self._rollouts(), filters, filter_logic, sort_by, sort_order, limit, offset)
+        return page(await self._rollouts(), filters, filter_logic, sort_by, sort_order, limit, offset)
 
     async def _rollouts(self) -> list[T.Rollout]:
         found = await self.ours.query_rollouts()
@@ -241,7 +208,7 @@ class LightningStore:
     ) -> Sequence[T.Attempt]:
         """A rollout's attempts."""
         found = [T.Attempt.of(a) for a in await self.ours.query_attempts(rollout_id)]
-        return _page(found, [], "and", sort_by, sort_order, limit, offset)
+        return page(found, [], "and", sort_by, sort_order, limit, offset)
 
     async def get_latest_attempt(self, rollout_id: str) -> T.Attempt | None:
         """The last attempt, or None."""
@@ -260,133 +227,12 @@ class LightningStore:
         """Move an attempt on, its rollout with it; `attempt_id` may be "latest"."""
         if worker_id is not UNSET or metadata is not UNSET:
             raise refuse("update_attempt(worker_id=, metadata=)", "emit what you want to keep as a span")
-        number = await self._number(rollout_id, attempt_id)
+        number = await self.number(rollout_id, attempt_id)
         if last_heartbeat_time is not UNSET:
             await self.ours.heartbeat(rollout_id, number)
         if status is not UNSET:
             await self.ours.update_attempt(rollout_id, number, status)
         return T.Attempt.of((await self.ours.query_attempts(rollout_id))[number - 1])
-
-    async def _number(self, rollout_id: str, attempt_id: str) -> int:
-        if attempt_id != "latest":
-            return T.attempt_number(attempt_id)
-        found = await self.ours.query_attempts(rollout_id)
-        if not found:
-            raise ConfigError(f"rollout {rollout_id} has no attempt yet", hint="dequeue it first")
-        return found[-1].attempt
-
-    # -- spans ----------------------------------------------------------------------------------------------------
-    async def add_span(self, span: T.Span) -> T.Span:
-        """Keep a span; the first one of an attempt says that it is running."""
-        return (await self.add_many_spans([span]))[0]
-
-    async def add_many_spans(self, spans: Sequence[T.Span]) -> Sequence[T.Span]:
-        """Keep several."""
-        await self.ours.add_spans([span.to_ours() for span in spans])
-        for rollout_id, number in {(s.rollout_id, T.attempt_number(s.attempt_id)) for s in spans}:
-            attempts = await self.ours.query_attempts(rollout_id)
-            if number <= len(attempts) and attempts[number - 1].status in ("preparing", "unresponsive"):
-                await self.ours.update_attempt(rollout_id, number, "running")
-        return spans
-
-    async def add_otel_span(
-        self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
-    ) -> T.Span:
-        """Keep an SDK span."""
-        number = await self.get_next_span_sequence_id(rollout_id, attempt_id) if sequence_id is None else sequence_id
-        return await self.add_span(T.Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number))
-
-    async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
-        """A number above every one that was given out."""
-        return next(self._sequence)
-
-    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
-        """One such number each."""
-        return [next(self._sequence) for _ in rollout_attempt_ids]
-
-    async def query_spans(
-        self,
-        rollout_id: str,
-        attempt_id: str | None = None,
-        *,
-        trace_id: str | None = None,
-        trace_id_contains: str | None = None,
-        span_id: str | None = None,
-        span_id_contains: str | None = None,
-        parent_id: str | None = None,
-        parent_id_contains: str | None = None,
-        name: str | None = None,
-        name_contains: str | None = None,
-        filter_logic: Literal["and", "or"] = "and",
-        limit: int = -1,
-        offset: int = 0,
-        sort_by: str | None = "sequence_id",
-        sort_order: Literal["asc", "desc"] = "asc",
-    ) -> Sequence[T.Span]:
-        """A rollout's spans, in order; `attempt_id` may be "latest", None is every attempt.
-
-        The `chat` spans of trained agents carry what was sampled: `prompt_token_ids`, `response_token_ids`, and the
-        conversation as `gen_ai.input.messages` and `gen_ai.output.messages`.
-        """
-        number = None if attempt_id is None else await self._number(rollout_id, attempt_id)
-        ours = await self.ours.query_spans(rollout_id, number)
-        calls = await self.ours.query_calls(rollout_id, number)
-        filters: list[Callable[[T.Span], bool]] = []
-        exact = {"trace_id": trace_id, "span_id": span_id, "parent_id": parent_id, "name": name}
-        parts = {
-            "trace_id": trace_id_contains, "span_id": span_id_contains, "parent_id": parent_id_contains,
-            "name": name_contains,
-        }  # fmt: skip
-        for key, value in exact.items():
-            if value is not None:
-                filters.append(lambda s, key=key, value=value: getattr(s, key) == value)
-        for key, value in parts.items():
-            if value is not None:
-                filters.append(lambda s, key=key, value=value: value in (getattr(s, key) or ""))
-        return _page(T.numbered(with_calls(ours, calls)), filters, filter_logic, sort_by, sort_order, limit, offset)
-
-    # -- resources ------------------------------------------------------------------------------------------------
-    async def add_resources(self, resources: T.NamedResources) -> T.ResourcesUpdate:
-        """A new version of the named resources; rollouts that name none get the latest."""
-        latest = await self.ours.get_resources()
-        version = latest[1].get(_FACTS, {}).get("version", 0) + 1 if latest else 1
-        body = {name: resource_to_json(value) for name, value in resources.items()}
-        body[_FACTS] = {"version": version, "created": time.time()}
-        resources_id = await self.ours.update_resources(body)
-        # Keys are not stored; whoever shares this object still gets them.
-        self._live[resources_id] = dict(resources)
-        return self._update(resources_id, resources_id, body)
-
-    async def update_resources(self, resources_id: str, resources: T.NamedResources) -> T.ResourcesUpdate:
-        """The same under an id of the caller's own, which later calls of this store may use."""
-        update = await self.add_resources(resources)
-        self._names[resources_id] = update.resources_id
-        return dataclasses.replace(update, resources_id=resources_id)
-
-    async def get_resources_by_id(self, resources_id: str) -> T.ResourcesUpdate | None:
-        """That version, or None."""
-        found = await self.ours.get_resources(self._names.get(resources_id, resources_id))
-        return None if found is None else self._update(resources_id, *found)
-
-    async def get_latest_resources(self) -> T.ResourcesUpdate | None:
-        """The latest version, or None."""
-        found = await self.ours.get_resources()
-        return None if found is None else self._update(found[0], *found)
-
-    def _update(self, name: str, resources_id: str, body: Mapping[str, Any]) -> T.ResourcesUpdate:
-        facts = body.get(_FACTS, {})
-        created = float(facts.get("created", 0.0))
-        stored = {k: resource_from_json(v) for k, v in body.items() if k != _FACTS and isinstance(v, Mapping)}
-        return T.ResourcesUpdate(
-            resources_id=name,
-            create_time=created,
-            update_time=created,
-            version=int(facts.get("version", 1)),
-            resources={**stored, **self._live.get(resources_id, {})},
-        )
-
-    async def query_resources(self, **_: Any) -> Sequence[T.ResourcesUpdate]:
-        raise refuse("query_resources", "use get_resources_by_id or get_latest_resources")
 
     # -- workers --------------------------------------------------------------------------------------------------
     async def query_workers(self, **_: Any) -> Sequence[Any]:
@@ -421,46 +267,6 @@ class LightningStoreClient:
 class LightningStoreServer:
     def __init__(self, *_: Any, **__: Any) -> None:
         raise refuse("LightningStoreServer (a store over HTTP)", 'use one process, or a file: store="sqlite:///run.db"')
-
-
-def with_calls(spans: Sequence[own.Span], calls: Sequence[Call]) -> list[own.Span]:
-    """Spans, those of sampled calls with the tokens and messages of their call."""
-    by_span = {call.span_id: call for call in calls if call.span_id}
-    said: dict[str, list[Any]] = {}
-    by_id = {call.id: call for call in calls}
-    for call in calls:
-        parent = by_id.get(call.parent_id or "")
-        before = [*said.get(parent.id, []), dict(parent.response)] if parent is not None and parent.response else []
-        said[call.id] = [*before, *call.request.get("messages", [])]
-    result = []
-    for span in spans:
-        call = by_span.get(span.span_id)
-        if call is None or span.operation != semconv.CHAT:
-            result.append(span)
-            continue
-        facts: Mapping[str, Any] = {
-            T.PROMPT_TOKEN_IDS: call.prompt_ids.tolist(),
-            T.RESPONSE_TOKEN_IDS: call.response_ids.tolist(),
-            semconv.INPUT_MESSAGES: json.dumps(said[call.id], default=str),
-            semconv.OUTPUT_MESSAGES: json.dumps([dict(call.response)] if call.response else [], default=str),
-        }
-        result.append(dataclasses.replace(span, attributes={**span.attributes, **facts}))
-    return result
-
-
-def _page(
-    items: Sequence[V],
-    filters: Sequence[Callable[[V], bool]],
-    logic: str,
-    sort_by: str | None,
-    order: str,
-    limit: int,
-    offset: int,
-) -> list[V]:
-    chosen = [i for i in items if not filters or (all if logic == "and" else any)(f(i) for f in filters)]
-    if sort_by is not None:
-        chosen.sort(key=lambda i: (getattr(i, sort_by) is not None, getattr(i, sort_by)), reverse=order == "desc")
-    return chosen[offset:] if limit < 0 else chosen[offset : offset + limit]
 
 
 def as_store(given: Any) -> LightningStore:

@@ -12,7 +12,8 @@ from typing import Any
 from agl import semconv, tracing
 from agl.compat import types as T
 from agl.compat.missing import refuse
-from agl.compat.store import LightningStore, with_calls
+from agl.compat.store import LightningStore
+from agl.compat.store_spans import with_calls
 from agl.plugins import adapters
 from agl.selection import select
 from agl.tracing import RolloutContext

@@ -24,6 +24,9 @@ GROUPED = ("grpo", "rloo", "reinforce_plus_plus_baseline")
 Shaping = Callable[[Transition], float]
 """What is added to a call's return, such as a penalty for its length."""
 
+FLAT = "its group came to the same in every rollout (dynamic sampling)"
+"""Why a call that could be trained was left out of its step."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScoredCall:
@@ -65,9 +68,8 @@ class Scored:
     def without_flat(self) -> Scored:
         """Without the groups that have nothing to learn from."""
         groups = {t.rollout_id: t.group for t in self.kept}
-        reason = "its group came to the same in every rollout (dynamic sampling)"
         calls = tuple(
-            replace(c, dropped=c.dropped or reason) if groups.get(c.rollout_id) in self.flat else c for c in self.calls
+            replace(c, dropped=c.dropped or FLAT) if groups.get(c.rollout_id) in self.flat else c for c in self.calls
         )
         return replace(self, kept=tuple(t for t in self.kept if t.group not in self.flat), calls=calls)
 

@@ -13,7 +13,7 @@ import numpy as np
 from agl.errors import NoTrainableDataError, StalePolicyError
 from agl.mdp import Trajectory
 from agl.sequence import Sequence, merge, merge_report
-from agl.trainer.algorithms.advantages import Scored
+from agl.trainer.algorithms.advantages import FLAT, Scored
 from agl.trainer.algorithms.policies import Policies
 from agl.trainer.local.policy import LocalPolicy
 from agl.trainer.run import Run, mean_rewards
@@ -41,7 +41,8 @@ class Sampled:
 
 
 async def learn(run: Run, policies: Policies, sampled: Sampled, step: int, *, always: bool) -> dict[str, Any]:
-    """Update every policy that this step gives something to learn, each on its own calls alone.
+    """Update every policy that this step gives something to learn, each on its own calls alone. A step whose rollouts
+    all came to the same updates none, and says so.
 
     Args:
         step: from 0.
@@ -58,7 +59,8 @@ async def learn(run: Run, policies: Policies, sampled: Sampled, step: int, *, al
     assert run.gateway is not None
     scored = sampled.scored
     rows = {name: [row for t in scored.of(name) for row in merge(t, scored.advantages)] for name in policies.names}
-    if not any(row.n_actions for of_policy in rows.values() for row in of_policy):
+    left_out = any(c.dropped == FLAT and c.policy in rows for c in scored.calls)
+    if not left_out and not any(row.n_actions for of_policy in rows.values() for row in of_policy):
         raise NoTrainableDataError(
             f"step {step + 1} has nothing to train on: {len(sampled.good)} of {len(sampled.results)} rollouts "
             f"succeeded, and {_why(scored)}",
@@ -74,6 +76,8 @@ async def learn(run: Run, policies: Policies, sampled: Sampled, step: int, *, al
         async with run.gateway.hold():
             trained = await asyncio.gather(*(_update(policies[name], r, step) for name, r in due.items()))
         metrics = dict(zip(due, trained, strict=True))
+    else:
+        run.progress.note(f"step {step + 1}: no update, since the rollouts of every task came to the same")
     await _record(run, scored, rows, step, policies.versions)
     for name, policy in policies:
         if policy.version != before[name]:
@@ -165,6 +169,7 @@ def _facts(
         "train/dropped_groups": scored.dropped_groups,
         "train/zero_variance_groups": scored.zero_variance_groups,
         "train/resampled_tasks": sampled.resampled,
+        "train/updated_policies": len(metrics),
         "train/calls": merged.calls,
         "train/rows": merged.rows,
         "train/tokens": merged.tokens,
