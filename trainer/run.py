@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from starlette.routing import Route
@@ -36,6 +36,23 @@ from agl.trainer.runners.wire import selection_to_json
 from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store
 
 Runners = Literal["local", "remote"]
+
+
+class Listening(Protocol):
+    """What makes a gateway reachable: a server of the run's own, or a place in one that outlives it."""
+
+    async def start(self) -> str:
+        """Let requests in; returns the base URL and sets the gateway's."""
+        ...
+
+    async def stop(self) -> None:
+        """Let no more in, and end those that run. Idempotent."""
+        ...
+
+
+Serve = Callable[[Gateway, Sequence[Route]], Listening]
+"""Makes it, for a gateway and the routes beside it; keys of the latter are then its own business."""
+
 SILENT_SECONDS = 60.0
 """How long a runner elsewhere may be silent before its rollouts are run again."""
 
@@ -94,6 +111,8 @@ class Run:
         n_workers, max_attempts, timeout: how rollouts run.
         runners: where rollouts are executed: "local" (this process) or "remote" (wherever `agl runner` is started).
         runner_key: what remote runners must show; None lets any on this machine in.
+        silent_seconds: how long a remote runner may be silent before its rollouts are run again.
+        serve: how the gateway is reached; None: by a server of the run's own at `host` and `port`.
         initial_resources: what rollouts are given beside the LLM. hooks: called around every attempt.
         air: the rules that reward tool outcomes, calls and handoffs, if any.
     """
@@ -117,6 +136,8 @@ class Run:
     port: int = 0
     runners: Runners = "local"
     runner_key: str | None = None
+    silent_seconds: float = SILENT_SECONDS
+    serve: Serve | None = None
     initial_resources: Mapping[str, Any] = field(default_factory=dict)
     policies: Mapping[str, Policy] = field(default_factory=dict)
     air: AIR | None = None
@@ -125,7 +146,7 @@ class Run:
     history: list[dict[str, Any]] = field(default_factory=list)
     checkpoint: Path | None = None
     policy_paths: dict[str, Path] = field(default_factory=dict)
-    _server: GatewayServer | None = None
+    _server: Listening | None = None
     _desk: RunDesk | None = None
     _runner: Runner | None = None
     _waiting: dict[str, asyncio.Future[RolloutResult]] = field(default_factory=dict)
@@ -156,11 +177,16 @@ class Run:
             air=self.air,
             rewarded=rewarded,
             capture_content=self.capture_content,
-            silent_seconds=None if self.runners == "local" else SILENT_SECONDS,
+            silent_seconds=None if self.runners == "local" else self.silent_seconds,
         )
         if routed or self.runners != "local":
             gateway = self.gateway or Gateway(self.store, capture_content=self.capture_content)
-            self._server = GatewayServer(gateway, host=self.host, port=self.port, beside=self._runner_routes())
+            routes = self._runner_routes()
+            self._server = (
+                GatewayServer(gateway, host=self.host, port=self.port, beside=routes)
+                if self.serve is None
+                else self.serve(gateway, routes)
+            )
             url = await self._server.start()
         if self.runners == "local":
             self._runner = LocalRunner(
@@ -179,7 +205,7 @@ class Run:
         if self.runners == "local":
             return []
         selection_to_json(self.selection)
-        return desk_routes(lambda: self._desk, key_check(self.runner_key))
+        return desk_routes(lambda: self._desk, key_check(self.runner_key if self.serve is None else None))
 
     async def _cancel_left_over(self) -> None:
         """Rollouts that the run asked for before it was stopped: nobody waits for what they come to."""
