@@ -82,8 +82,9 @@ def train(
     """Train an agent of your own on your tasks with your reward."""
     from agl.errors import ConfigError
     from agl.trainer.algorithms import GRPO
-    from agl.trainer.cli.loading import load_agent, load_command, read_tasks
+    from agl.trainer.cli.loading import load_agent, load_command
     from agl.trainer.local.config import LoraSpec
+    from agl.trainer.tasks import read_tasks
     from agl.trainer.trainer import Trainer
 
     if (agent is None) == (agent_command is None):
