@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import orjson
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -17,6 +17,8 @@ from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, Served, WireCa
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.server.limits import Limits, Refused, parse_json
+from agl.trainer.server.routes import answer as answer
+from agl.trainer.server.routes import unless_gone as unless_gone
 
 PREFIX = "/rollouts/{rollout}/attempts/{attempt:int}/agents/{agent:path}/v1"
 """Before the path of each route: it says whose request it is."""
@@ -79,26 +81,6 @@ async def body_of(request: Request) -> Any:
         raise RequestError(400, f"the body is not JSON that can be read: {error}") from None
 
 
-async def unless_gone(request: Request, work: Awaitable[Any]) -> Any:
-    """Await `work`, but cancel it when the client hangs up.
-
-    Raises:
-        ClientDisconnect: it did.
-    """
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        task.cancel()
-        await asyncio.wait((task,))
-        raise ClientDisconnect
-    finally:
-        gone.cancel()
-        task.cancel()
-
-
 async def stream(
     gateway: Gateway, request: Request, wire: WireCall, asked: ChatRequest, begin: Callable[[Served], Events]
 ) -> Response:
@@ -151,12 +133,6 @@ def sse(data: Any, event: str | None = None) -> bytes:
     return name + b"data: " + orjson.dumps(data) + b"\n\n"
 
 
-def answer(data: Any, status: int = 200) -> Response:
-    """A JSON answer."""
-    headers = {"retry-after": "1"} if status in (429, 503) else None
-    return Response(orjson.dumps(data), status, headers, "application/json")
-
-
 def _limits(request: Request) -> Limits:
     return request.app.state.limits
 
@@ -166,11 +142,6 @@ def _span_id(request: Request) -> str | None:
     headers = request.headers
     match = _TRACEPARENT.match(headers.get("x-agl-traceparent") or headers.get("traceparent", ""))
     return match.group(1) if match else None
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 class _Response(StreamingResponse):

@@ -9,6 +9,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from agl.trainer.server.limits import ABORT, Limits
+from agl.trainer.server.routes import RETRY_SECONDS
 
 _SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -63,7 +64,7 @@ class _Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if not self._ours.opened(self):
-            self._drop(_FULL % self._limits.retry_after)
+            self._drop(_FULL % RETRY_SECONDS)
             return
         self._expect_head()
 

@@ -13,6 +13,8 @@ from typing import Any
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from agl.trainer.server.routes import RETRY_SECONDS
+
 ABORT = "agl.abort"
 """ASGI extension (set by `connections`): a function that drops the connection at once."""
 _ORJSON_DEPTH = 254
@@ -32,7 +34,6 @@ class Limits:
         body_seconds: how long a body may take, and one second more per `body_rate` bytes of it.
         write_seconds: how long a client may read nothing of its answer.
         json_depth: how deep objects and lists may nest, at most 200.
-        retry_after: what a refused client is told to wait, seconds.
     """
 
     connections: int = 8192
@@ -47,7 +48,6 @@ class Limits:
     body_rate: int = 64 * 1024
     write_seconds: float = 60.0
     json_depth: int = 100
-    retry_after: int = 1
 
 
 class Refused(Exception):
@@ -172,7 +172,7 @@ class _Exchange:
         body = orjson.dumps(refusal_body(refused))
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         if refused.status in (429, 503):
-            headers.append((b"retry-after", b"%d" % self._limits.retry_after))
+            headers.append((b"retry-after", b"%d" % RETRY_SECONDS))
         await self.send({"type": "http.response.start", "status": refused.status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})
 

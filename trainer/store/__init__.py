@@ -10,7 +10,8 @@ async def open_store(url: str | None = None) -> Store:
     """Open a store, create or upgrade its tables.
 
     Args:
-        url: "sqlite:///run.db" or a bare path for a file; None or "memory" for a private one that ends with `close`.
+        url: "sqlite:///run.db" or a bare path for a file; None or "memory" for a private one that ends with `close`;
+            "http://host:4747" for one that `agl store` serves, with a key as "http://:KEY@host:4747" or in AGL_KEY.
 
     Raises:
         ConfigError: a kind of store that there is not.
@@ -18,7 +19,11 @@ async def open_store(url: str | None = None) -> Store:
         StoreError: it cannot be opened, or is not an agl store.
     """
     scheme = (url or "").partition(":")[0].partition("+")[0]
-    if scheme in ("postgresql", "postgres", "http", "https"):
+    if scheme in ("http", "https"):
+        from agl.trainer.store.client import HttpStore
+
+        return await HttpStore.open(str(url))
+    if scheme in ("postgresql", "postgres"):
         raise ConfigError(
             f"stores at {scheme}: URLs are not available yet", hint='use a file: store="sqlite:///run.db"', store=url
         )

@@ -152,13 +152,23 @@ class Store(Protocol):
         ...
 
     async def dequeue_rollout(
-        self, worker_id: str | None = None, *, run_id: str | None = None
+        self,
+        worker_id: str | None = None,
+        *,
+        run_id: str | None = None,
+        wait: float = 0.0,
+        request_id: str | None = None,
     ) -> AttemptedRollout | None:
         """Lease the next queued rollout (highest priority, then oldest) and open its next attempt, or None.
 
-        `run_id` restricts it to one training run. The rollout becomes "preparing", so does the attempt. Two callers
-        never get the same rollout.
+        `run_id` restricts it to one training run. While there is none it waits for up to `wait` seconds. The rollout
+        becomes "preparing", so does the attempt. Two callers never get the same rollout. A caller that repeats a
+        request with the same `request_id` gets the lease that it missed, as long as the attempt is "preparing".
         """
+        ...
+
+    async def give_back(self, request_id: str) -> None:
+        """Undo the lease of a request whose caller has gone; nothing if there is none, or its attempt has moved on."""
         ...
 
     async def update_attempt(
@@ -229,8 +239,11 @@ class Store(Protocol):
         ...
 
     # -- resources, policies, training ----------------------------------------------------------------------------
-    async def update_resources(self, resources: Mapping[str, Any]) -> str:
-        """Store a new version of the named resources (JSON values) and return its id."""
+    async def update_resources(self, resources: Mapping[str, Any], *, resources_id: str | None = None) -> str:
+        """Store a new version of the named resources (JSON values) and return its id.
+
+        `resources_id` is chosen by the caller to make it idempotent; None = a new one.
+        """
         ...
 
     async def get_resources(self, resources_id: str | None = None) -> tuple[str, Mapping[str, Any]] | None:

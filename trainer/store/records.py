@@ -29,7 +29,7 @@ _INSERT_CALL = insert(C).on_conflict_do_nothing()
 _INSERT_SPAN = insert(S).on_conflict_do_nothing()
 _SPANS = select(S).where(S.c.rollout_id == bindparam("id")).order_by(S.c.started_at, S.c.span_id)
 _SPANS_OF_ATTEMPT = _SPANS.where(S.c.attempt == bindparam("n"))
-_INSERT_RESOURCES = insert(V)
+_INSERT_RESOURCES = insert(V).on_conflict_do_nothing()
 
 
 def _upsert(table: Table, columns: Sequence[str]) -> Any:
@@ -107,9 +107,9 @@ def query_spans(connection: Connection, rollout_id: str, attempt: int | None) ->
 
 
 # -- resources, policies, training --------------------------------------------------------------------------------
-def add_resources(connection: Connection, resources: Mapping[str, Any], now: float) -> str:
-    """Insert a version; its id."""
-    resources_id = uuid.uuid4().hex
+def add_resources(connection: Connection, resources: Mapping[str, Any], resources_id: str | None, now: float) -> str:
+    """Insert a version, unless it is there already; its id."""
+    resources_id = resources_id or uuid.uuid4().hex
     text = codec.dumps(dict(resources), "the resources")
     connection.execute(_INSERT_RESOURCES, {"resources_id": resources_id, "resources": text, "created_at": now})
     return resources_id

@@ -54,6 +54,11 @@ _BEAT = (
     .where(A.c.rollout_id == bindparam("id"), A.c.attempt == bindparam("n"))
     .values(last_heartbeat_at=bindparam("beat"))
 )
+_LEASED_BY = (
+    select(A)
+    .join(R, and_(R.c.rollout_id == A.c.rollout_id, R.c.attempts == A.c.attempt))
+    .where(A.c.request_id == bindparam("request"), A.c.status == "preparing", R.c.status == "preparing")
+)
 
 
 def _lease(one_run: bool) -> Any:
@@ -76,8 +81,12 @@ def enqueue(connection: Connection, new: Sequence[NewRollout], now: float) -> li
     return load(connection, [row["rollout_id"] for row in rows])
 
 
-def dequeue(connection: Connection, worker_id: str | None, run_id: str | None, now: float) -> AttemptedRollout | None:
-    """Lease the next queued rollout and open its attempt."""
+def dequeue(
+    connection: Connection, worker_id: str | None, run_id: str | None, request_id: str | None, now: float
+) -> AttemptedRollout | None:
+    """Lease the next queued rollout and open its attempt; or what the same request has leased before."""
+    if request_id is not None and (before := _leased_before(connection, request_id, now)) is not None:
+        return before
     statement, values = (_LEASE, {}) if run_id is None else (_LEASE_OF_RUN, {"run": run_id})
     row = connection.execute(statement, values).mappings().first()
     if row is None:
@@ -88,13 +97,36 @@ def dequeue(connection: Connection, worker_id: str | None, run_id: str | None, n
         "timeout_seconds": rollout.config.timeout_seconds,
         "unresponsive_seconds": rollout.config.unresponsive_seconds,
     }
-    connection.execute(_INSERT_ATTEMPT, {**dataclasses.asdict(attempt), **limits})
+    connection.execute(_INSERT_ATTEMPT, {**dataclasses.asdict(attempt), **limits, "request_id": request_id})
     return AttemptedRollout(rollout, attempt)
+
+
+def _leased_before(connection: Connection, request_id: str, now: float) -> AttemptedRollout | None:
+    """The open lease of a request that is repeated; the repetition counts as a heartbeat."""
+    row = connection.execute(_LEASED_BY, {"request": request_id}).mappings().first()
+    if row is None:
+        return None
+    attempt = dataclasses.replace(codec.to_attempt(row), last_heartbeat_at=now)
+    connection.execute(_BEAT, {"id": attempt.rollout_id, "n": attempt.attempt, "beat": now})
+    rollout = connection.execute(_ONE_ROLLOUT, {"id": attempt.rollout_id}).mappings().one()
+    return AttemptedRollout(codec.to_rollout(rollout), attempt)
+
+
+def give_back_request(connection: Connection, request_id: str) -> None:
+    """Undo the open lease of a request."""
+    row = connection.execute(_LEASED_BY, {"request": request_id}).mappings().first()
+    if row is not None:
+        rollout = connection.execute(_ONE_ROLLOUT, {"id": row["rollout_id"]}).mappings().one()
+        give_back(connection, AttemptedRollout(codec.to_rollout(rollout), codec.to_attempt(row)))
 
 
 def give_back(connection: Connection, leased: AttemptedRollout) -> None:
     """Undo a lease that reached nobody, as if it had never been taken."""
     rollout_id, n = leased.rollout.rollout_id, leased.attempt.attempt
+    row = connection.execute(_ROLLOUT_AND_ATTEMPT, {"id": rollout_id, "n": n}).mappings().first()
+    if row is None or row["last_heartbeat_at"] != leased.attempt.last_heartbeat_at:
+        # The request was repeated meanwhile, and its lease is somebody's.
+        return
     undone = connection.execute(
         update(R)
         .where(R.c.rollout_id == rollout_id, R.c.status == "preparing", R.c.attempts == n)

@@ -9,7 +9,7 @@ from typing import Final
 
 from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, MetaData, Table, Text
 
-VERSION: Final = "0001"
+VERSION: Final = "0002"
 """The newest migration's revision: four digits that only grow, so two versions can be compared."""
 
 metadata = MetaData()
@@ -54,8 +54,10 @@ attempts = Table(
     Column("started_at", Double, nullable=False),
     Column("last_heartbeat_at", Double, nullable=False),
     Column("ended_at", Double),
+    Column("request_id", Text),
 )
 Index("attempts_status", attempts.c.status)
+Index("attempts_request", attempts.c.request_id)
 
 calls = Table(
     "calls",

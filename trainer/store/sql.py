@@ -28,6 +28,9 @@ from agl.trainer.store.database import Database
 POLL_SECONDS = 1.0
 """How often a waiter looks by itself: rollouts that end in this process wake it at once, those of others do not."""
 
+LEASE_POLL_SECONDS = 0.1
+"""How often a worker that waits looks for work."""
+
 
 class _Waiter:
     """Somebody who waits for rollouts to end."""
@@ -70,10 +73,26 @@ class SqlStore:
         return await self._database.write(lambda c: lives.enqueue(c, rollouts, now))
 
     async def dequeue_rollout(
-        self, worker_id: str | None = None, *, run_id: str | None = None
+        self,
+        worker_id: str | None = None,
+        *,
+        run_id: str | None = None,
+        wait: float = 0.0,
+        request_id: str | None = None,
+    ) -> AttemptedRollout | None:
+        deadline = time.monotonic() + wait
+        while (leased := await self._lease(worker_id, run_id, request_id)) is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            await asyncio.sleep(min(LEASE_POLL_SECONDS, left))
+        return leased
+
+    async def _lease(
+        self, worker_id: str | None, run_id: str | None, request_id: str | None
     ) -> AttemptedRollout | None:
         now = time.time()
-        leased = self._database.write(lambda c: lives.dequeue(c, worker_id, run_id, now))
+        leased = self._database.write(lambda c: lives.dequeue(c, worker_id, run_id, request_id, now))
         try:
             return await asyncio.shield(leased)
         except asyncio.CancelledError:
@@ -81,6 +100,9 @@ class SqlStore:
             if (lease := await leased) is not None:
                 await self._database.write(lambda c: lives.give_back(c, lease))
             raise
+
+    async def give_back(self, request_id: str) -> None:
+        await self._database.write(lambda c: lives.give_back_request(c, request_id))
 
     async def update_attempt(
         self, rollout_id: str, attempt: int, status: AttemptStatus, *, error: str | None = None
@@ -175,9 +197,9 @@ class SqlStore:
         return await self._database.read(lambda c: records.query_spans(c, rollout_id, attempt))
 
     # -- resources, policies, training ----------------------------------------------------------------------------
-    async def update_resources(self, resources: Mapping[str, Any]) -> str:
+    async def update_resources(self, resources: Mapping[str, Any], *, resources_id: str | None = None) -> str:
         now = time.time()
-        return await self._database.write(lambda c: records.add_resources(c, resources, now))
+        return await self._database.write(lambda c: records.add_resources(c, resources, resources_id, now))
 
     async def get_resources(self, resources_id: str | None = None) -> tuple[str, Mapping[str, Any]] | None:
         return await self._database.read(lambda c: records.get_resources(c, resources_id))

@@ -1,0 +1,45 @@
+"""What routes need of a request and its answer: clients that hang up, JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+RETRY_SECONDS = 1
+"""What a client is told to wait that was refused because there is too much to do."""
+
+
+def answer(data: Any, status: int = 200) -> Response:
+    """A JSON answer."""
+    headers = {"retry-after": str(RETRY_SECONDS)} if status in (429, 503) else None
+    return Response(orjson.dumps(data), status, headers, "application/json")
+
+
+async def unless_gone(request: Request, work: Awaitable[Any]) -> Any:
+    """Await `work`, but cancel it when the client hangs up. The request's body must have been read.
+
+    Raises:
+        ClientDisconnect: it did.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        task.cancel()
+        await asyncio.wait((task,))
+        raise ClientDisconnect
+    finally:
+        gone.cancel()
+        task.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

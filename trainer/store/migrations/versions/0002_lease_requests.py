@@ -1,0 +1,12 @@
+"""Attempts know the request that leased them, so that a repeated one gets the same lease."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+
+
+def upgrade() -> None:
+    op.add_column("attempts", sa.Column("request_id", sa.Text()))
+    op.create_index("attempts_request", "attempts", ["request_id"])
