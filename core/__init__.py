@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from agl import credit, errors, rewards
     from agl.agents import Agent, LitAgent, Outcome, RolloutInfo, Tracer, rollout
     from agl.commands import CommandAgent
+    from agl.compat.service import LightningClient, LightningServer
     from agl.errors import AglError
     from agl.hooks import Hook
     from agl.intermediate import AIR, air
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
     from agl.trainer.algorithms import DAPO, GRPO, GSPO, PPO, RLOO, VERL, Baseline, DrGRPO, Overlong, REINFORCEPlusPlus
     from agl.trainer.explain import explain
     from agl.trainer.local.config import LoraSpec, Policy
+    from agl.trainer.service.client import Client
     from agl.trainer.trainer import Result, Trainer
 
 _NAMES = {
     "agl.agents": ("Agent", "LitAgent", "Outcome", "RolloutInfo", "Tracer", "rollout"),
     "agl.commands": ("CommandAgent",),
+    "agl.compat.service": ("LightningClient", "LightningServer"),
     "agl.errors": ("AglError",),
     "agl.intermediate": ("AIR", "air"),
     "agl.hooks": ("Hook",),
@@ -51,6 +54,7 @@ _NAMES = {
     ),
     "agl.trainer.explain": ("explain",),
     "agl.trainer.local.config": ("LoraSpec", "Policy"),
+    "agl.trainer.service.client": ("Client",),
     "agl.trainer.trainer": ("Result", "Trainer"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
@@ -63,6 +67,7 @@ __all__ = [
     "AglError",
     "Baseline",
     "Call",
+    "Client",
     "CommandAgent",
     "DAPO",
     "Dataset",
@@ -71,6 +76,8 @@ __all__ = [
     "GSPO",
     "Hook",
     "LLM",
+    "LightningClient",
+    "LightningServer",
     "LitAgent",
     "LoraSpec",
     "NamedResources",

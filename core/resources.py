@@ -81,7 +81,7 @@ NamedResources = dict[str, Resource]
 class RolloutResources(dict[str, Any]):
     """The named resources as an agent `f(resource, task)` gets them: by name, and the model's address.
 
-    Names read as attributes too; `model_api`, `model` and `api_key` are those of the resource `llm`, or of the only LLM.
+    Names read as attributes too; `model_api`, `model` and `api_key` are those of the resource `llm` or of the only LLM.
     """
 
     @property

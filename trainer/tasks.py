@@ -47,7 +47,9 @@ def parse_tasks(text: str, path: object) -> list[Any]:
         try:
             tasks.append(json.loads(line))
         except (json.JSONDecodeError, RecursionError) as error:
-            why = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else "nested too deep"
+            why = (
+                f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else "nested too deep"
+            )
             raise DatasetError(f"line {number} is not JSON: {why}", hint=_EXAMPLE, path=path) from None
         numbers.append(number)
     if not tasks:

@@ -226,8 +226,7 @@ class Trainer:
                 saved = latest(prepared.directory)
                 if saved is not None and dev_tasks is None:
                     prepared.progress.note(
-                        f"stopped; {saved.name} is saved in {prepared.directory}. "
-                        "Go on with resume=True / --resume"
+                        f"stopped; {saved.name} is saved in {prepared.directory}. Go on with resume=True / --resume"
                     )
                 raise
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from agl.errors import StoreError
 from agl.trainer.gateway.app import build_app
-from agl.trainer.gateway.chat import error_body
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
-from agl.trainer.gateway.http import answer
-from agl.trainer.server.keys import Keys
-from agl.trainer.server.limits import Limits
+from agl.trainer.server.keys import Keys, Role
+from agl.trainer.server.limits import Limits, Refused
+from agl.trainer.server.routes import answer
+from agl.trainer.store.wire import error_json
 
 _ATTEMPTS, _RUNNERS = "/rollouts/", "/runner/"
 
@@ -23,13 +24,16 @@ class Front:
     """An ASGI application over others.
 
     Args:
-        own: serves everything but attempts and runners. idle: serves runners while there is no gateway.
+        idle: serves attempts and runners while there is no gateway; its place is taken and left.
         keys: runners show a runner's or the operator's; attempts have keys of their own.
         limits: what clients may do.
+
+    Attributes:
+        own: serves everything else. url: where it listens.
     """
 
-    def __init__(self, own: ASGIApp, idle: ASGIApp, keys: Keys, limits: Limits) -> None:
-        self.own, self.idle, self.keys, self.limits = own, idle, keys, limits
+    def __init__(self, idle: ASGIApp, keys: Keys, limits: Limits) -> None:
+        self.own, self.idle, self.keys, self.limits = idle, idle, keys, limits
         self.url = ""
         self._present: ASGIApp | None = None
 
@@ -43,11 +47,23 @@ class Front:
         else:
             await self.own(scope, receive, send)
 
+    def check(self, request: Request, *roles: Role) -> None:
+        """Let in who has one of these roles.
+
+        Raises:
+            Refused: 401, a stranger; 403, another role.
+        """
+        role = self.keys.role(request.headers)
+        if role is None:
+            raise Refused(401, "this server takes requests with one of its keys only", "invalid_api_key")
+        if role not in roles:
+            raise Refused(403, f"a {role}'s key is not good for this", "forbidden")
+
     def _guarded(self, scope: Scope, app: ASGIApp) -> ASGIApp:
         try:
-            allow(self.keys, "operator", "runner")(Request(scope))
-        except RequestError as refused:
-            return answer(error_body(refused), refused.status)
+            self.check(Request(scope), "operator", "runner")
+        except Refused as refused:
+            return answer(error_json(StoreError(refused.message)), refused.status)
         return app
 
     def place(self, gateway: Gateway, beside: Sequence[Route]) -> Place:
@@ -82,18 +98,3 @@ class Place:
         self._front.leave(self._app)
         self._gateway.base_url = ""
         self._gateway.cancel_requests(RequestError(503, "the run has ended", code="gateway_stopping"))
-
-
-def allow(keys: Keys, *roles: str) -> Callable[[Request], None]:
-    """A check of a request: it must come from one of these roles."""
-
-    def check(request: Request) -> None:
-        role = keys.role(request.headers)
-        if role is None:
-            raise RequestError(
-                401, "this server asks for a key: Authorization: Bearer KEY", code="invalid_api_key"
-            )
-        if role not in roles:
-            raise RequestError(403, f"a {role}'s key may not do this", code="forbidden")
-
-    return check

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 from pydantic_core import to_jsonable_python
 
 from agl.errors import AglError, ConfigError, DatasetError, nearest
-from agl.trainer.gateway.errors import RequestError
+from agl.trainer.server.limits import Refused
 from agl.trainer.service.feed import Feed
 from agl.trainer.service.front import Front
 from agl.trainer.service.records import RunRecord, load_records
@@ -44,6 +44,7 @@ class Service:
         self.settings, self.store, self.front, self.out, self.progress = settings, store, front, out, progress
         self.records: dict[str, RunRecord] = {}
         self.feeds: dict[str, Feed] = {}
+        self.ending = False
         self._lock: Any = None
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
@@ -73,9 +74,12 @@ class Service:
 
     async def close(self) -> None:
         """End the run at its last completed step, to be gone on with by the next server; idempotent."""
+        self.ending = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        for feed in self.feeds.values():
+            feed.tell()
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -89,10 +93,10 @@ class Service:
         """Take tasks in, in place of any before them; how many.
 
         Raises:
-            DatasetError: which line is wrong. RequestError: a run uses them, or there is no such split.
+            DatasetError: which line is wrong. Refused: a run uses them, or there is no such split.
         """
         if split not in SPLITS:
-            raise RequestError(404, f"there is no split {split!r}; there are {', '.join(SPLITS)}", code="not_found")
+            raise Refused(404, f"there is no split {split!r}; there are {', '.join(SPLITS)}", "not_found")
         tasks = parse_tasks(text, name)
         _write(self.data_file(split), "".join(json.dumps(t, ensure_ascii=False) + "\n" for t in tasks))
         return len(tasks)
@@ -100,7 +104,7 @@ class Service:
     def drop(self, split: str) -> None:
         """Forget the tasks of a split."""
         if split not in SPLITS:
-            raise RequestError(404, f"there is no split {split!r}; there are {', '.join(SPLITS)}", code="not_found")
+            raise Refused(404, f"there is no split {split!r}; there are {', '.join(SPLITS)}", "not_found")
         self.data_file(split).unlink(missing_ok=True)
 
     def data(self) -> dict[str, int]:
@@ -117,12 +121,12 @@ class Service:
         """A run; "latest" is the last one.
 
         Raises:
-            RequestError: there is none.
+            Refused: there is none.
         """
         if run_id == "latest" and self.records:
             return list(self.records.values())[-1]
         if run_id not in self.records:
-            raise RequestError(404, f"there is no run {run_id!r}", code="run_not_found")
+            raise Refused(404, f"there is no run {run_id!r}", "run_not_found")
         return self.records[run_id]
 
     def train(self, given: Mapping[str, Any], *, join: bool = False, resume: bool = False) -> RunRecord:
@@ -134,7 +138,7 @@ class Service:
 
         Raises:
             ConfigError, DatasetError: what is wrong with the options or the data.
-            RequestError: 409, a run goes on already, or there is none to go on with.
+            Refused: 409, a run goes on already, or there is none to go on with.
         """
         if self.settings.get("algorithm") is None and "algorithm" not in given:
             raise ConfigError(
@@ -147,16 +151,16 @@ class Service:
             if join and not differing:
                 return present
             detail = f", with {', '.join(f'{k}={present.settings.get(k)!r}' for k in differing)}" if differing else ""
-            raise RequestError(
+            raise Refused(
                 409,
                 f"run {present.run_id} goes on, at step {present.step} of {present.steps or '?'}{detail}; "
                 f"stop it first (POST /runs/{present.run_id}/stop), or join it",
-                code="run_goes_on",
+                "run_goes_on",
             )
         if resume:
             record = self.find("latest")
             if record.status == "succeeded":
-                raise RequestError(409, f"run {record.run_id} has succeeded; start another", code="run_over")
+                raise Refused(409, f"run {record.run_id} has succeeded; start another", "run_over")
             record.status, record.error, record.hint, record.ended_at = "running", None, None, None
             self._start(record, resume=True)
             return record
@@ -260,17 +264,17 @@ class Service:
         """A trained policy's directory, or a file in it.
 
         Raises:
-            RequestError: there is none.
+            Refused: there is none.
         """
         record = self.find(run_id)
         if policy not in record.policies:
-            raise RequestError(404, f"run {run_id} has no trained policy {policy!r}", code="policy_not_found")
+            raise Refused(404, f"run {run_id} has no trained policy {policy!r}", "policy_not_found")
         root = Path(record.policies[policy])
         if name is None:
             return root
         known = {f.name for f in root.iterdir() if f.is_file()}
         if name not in known:
-            raise RequestError(404, f"{name!r}: {nearest(name, known)}", code="file_not_found")
+            raise Refused(404, f"{name!r}: {nearest(name, known)}", "file_not_found")
         return root / name
 
 

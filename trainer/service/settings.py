@@ -266,7 +266,9 @@ def algorithm_class(name: str | None, origin: str = "algorithm") -> type[LocalAl
     if word not in ALGORITHMS:
         hint = nearest(word, ALGORITHMS)
         if word in ("verl", "apo", "baseline"):
-            hint = f"agl.{'VERL' if word == 'verl' else word.upper() if word == 'apo' else 'Baseline'} is used in a script"
+            hint = (
+                f"agl.{'VERL' if word == 'verl' else word.upper() if word == 'apo' else 'Baseline'} is used in a script"
+            )
         raise ConfigError(f"{origin}: there is no algorithm {name!r}", hint=hint)
     return ALGORITHMS[word]
 
