@@ -47,9 +47,8 @@ def parse_tasks(text: str, path: object) -> list[Any]:
         try:
             tasks.append(json.loads(line))
         except (json.JSONDecodeError, RecursionError) as error:
-            why = (
-                f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else "nested too deep"
-            )
+            told = isinstance(error, json.JSONDecodeError)
+            why = f"{error.msg} at column {error.colno}" if told else "nested too deep"
             raise DatasetError(f"line {number} is not JSON: {why}", hint=_EXAMPLE, path=path) from None
         numbers.append(number)
     if not tasks:

@@ -167,15 +167,13 @@ class Client:
 
         run = await self._ask("POST", "/train", orjson.dumps(body))
         run_id = run["run_id"]
-        workers = nworkers or run["settings"].get("nworkers") or N_WORKERS
+        workers = nworkers or run["nworkers"] or N_WORKERS
         air = None
         if run["air"] == "client":
             air = process_air
             air.require()
         progress = Progress(self.progress)
-        progress.note(
-            f"{run_id} on {self.url}: {agent.name}, {workers} at once here; Ctrl-C leaves it to be gone on with"
-        )
+        progress.note(f"{run_id} on {self.url}: {workers} of {agent.name} at once; after Ctrl-C it can be gone on with")
         over = asyncio.Event()
         following = asyncio.ensure_future(self._follow(run_id, progress))
         following.add_done_callback(lambda _: over.set())

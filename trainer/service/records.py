@@ -24,7 +24,7 @@ class RunRecord:
     Attributes:
         run_id, directory: of the run. settings: what was asked for, by option.
         status: "stopped" ones can be gone on with, as failed ones; a "running" one is, when the server starts.
-        air: who applies AIR's rules: "server", "client" or nobody.
+        air: who applies AIR's rules: "server", "client" or nobody. nworkers: that each client should run at once.
         steps, step: updates in all, and done. history: one dict per step. rollouts: done of those that were asked for.
         error, hint: why it failed. policies: by name, directories on the server.
         tasks: (training, validation). created_at, ended_at: seconds since the epoch.
@@ -35,6 +35,7 @@ class RunRecord:
     settings: Mapping[str, Any] = field(default_factory=dict)
     status: RunStatus = "running"
     air: Literal["server", "client"] | None = None
+    nworkers: int | None = None
     steps: int | None = None
     step: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -65,6 +66,7 @@ class RunRecord:
             "eta_seconds": self.eta_seconds,
             "rollouts": list(self.rollouts),
             "air": self.air,
+            "nworkers": self.nworkers,
             "settings": dict(self.settings),
             "tasks": list(self.tasks),
             "error": self.error,

@@ -55,6 +55,7 @@ class RunFacts(BaseModel):
     eta_seconds: float | None
     rollouts: list[int]
     air: str | None
+    nworkers: int | None
     settings: dict[str, Any]
     tasks: list[int]
     error: str | None

@@ -189,7 +189,14 @@ class Service:
                 shutil.copyfile(self.data_file(split), directory / f"{split}.jsonl")
         data = self.data()
         kept = {k: _json(v) for k, v in settings.values.items() if k in RUN_OPTIONS}
-        record = RunRecord(run_id, directory, kept, air=self._air(settings), tasks=(data["train"], data["test"]))
+        record = RunRecord(
+            run_id,
+            directory,
+            kept,
+            air=self._air(settings),
+            nworkers=settings.values.get("nworkers"),
+            tasks=(data["train"], data["test"]),
+        )
         record.steps = algorithm.steps
         record.save()
         self.records[run_id] = record

@@ -264,11 +264,8 @@ def algorithm_class(name: str | None, origin: str = "algorithm") -> type[LocalAl
     """
     word = re.sub(r"[-_ ]", "", (name or "").lower()).replace("++", "plusplus")
     if word not in ALGORITHMS:
-        hint = nearest(word, ALGORITHMS)
-        if word in ("verl", "apo", "baseline"):
-            hint = (
-                f"agl.{'VERL' if word == 'verl' else word.upper() if word == 'apo' else 'Baseline'} is used in a script"
-            )
+        elsewhere = {"verl": "VERL", "apo": "APO", "baseline": "Baseline"}
+        hint = f"agl.{elsewhere[word]} is used in a script" if word in elsewhere else nearest(word, ALGORITHMS)
         raise ConfigError(f"{origin}: there is no algorithm {name!r}", hint=hint)
     return ALGORITHMS[word]
 
