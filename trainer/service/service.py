@@ -47,7 +47,6 @@ class Service:
         self.ending = False
         self._lock: Any = None
         self._task: asyncio.Task[None] | None = None
-        self._stopping = False
 
     # -- the server -----------------------------------------------------------------------------------------------
     def open(self) -> None:
@@ -170,9 +169,11 @@ class Service:
         """End a run at its last completed step; it can be gone on with."""
         record = self.find(run_id)
         if not record.over and self._task is not None:
-            self._stopping = True
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        if not record.over:
+            record.status, record.ended_at = "stopped", time.time()
+            self.feeds[record.run_id].save()
         return record
 
     def _new(self, settings: Settings) -> RunRecord:
@@ -211,7 +212,6 @@ class Service:
     def _start(self, record: RunRecord, *, resume: bool) -> None:
         feed = self.feeds[record.run_id] = Feed(record, self.progress)
         record.save()
-        self._stopping = False
         self._task = asyncio.ensure_future(self._train(record, feed, resume=resume))
 
     async def _train(self, record: RunRecord, feed: Feed, *, resume: bool) -> None:
@@ -228,12 +228,6 @@ class Service:
                 serve=self.front.place,
                 progress=feed,
             )
-        except asyncio.CancelledError:
-            # A server that ends goes on with the run when it is started again.
-            if self._stopping:
-                record.status, record.ended_at = "stopped", time.time()
-            feed.save()
-            raise
         except AglError as error:
             record.fail(error)
             feed.note(str(error))

@@ -33,7 +33,11 @@ ALGORITHMS: Mapping[str, type[LocalAlgorithm]] = {
 }
 """By name, in lower case and without dashes and underscores; "reinforce++" is one more spelling."""
 
-ENVIRONMENT = {"LIGHTNING_MODEL_PATH": "model", "LIGHTNING_RL_ALGORITHM": "algorithm"}
+ENVIRONMENT = {
+    "LIGHTNING_MODEL_PATH": "model",
+    "LIGHTNING_RL_ALGORITHM": "algorithm",
+    "AGL_DATABASE_URL": "store",
+}
 SERVER_VARIABLE = "AGENT_LIGHTNING_SERVER_URL"
 """Where clients find the server, unless they say."""
 
