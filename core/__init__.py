@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from agl import credit, errors, rewards
     from agl.agents import Agent, LitAgent, Outcome, RolloutInfo, Tracer, rollout
     from agl.commands import CommandAgent
+    from agl.compat.algorithm import algo as algorithm
     from agl.compat.service import LightningClient, LightningServer
+    from agl.compat.store import LightningStore, LightningStoreClient
     from agl.errors import AglError
     from agl.hooks import Hook
     from agl.intermediate import AIR, air
@@ -30,6 +32,7 @@ _NAMES = {
     "agl.agents": ("Agent", "LitAgent", "Outcome", "RolloutInfo", "Tracer", "rollout"),
     "agl.commands": ("CommandAgent",),
     "agl.compat.service": ("LightningClient", "LightningServer"),
+    "agl.compat.store": ("LightningStore", "LightningStoreClient"),
     "agl.errors": ("AglError",),
     "agl.intermediate": ("AIR", "air"),
     "agl.hooks": ("Hook",),
@@ -58,6 +61,9 @@ _NAMES = {
     "agl.trainer.trainer": ("Result", "Trainer"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
+_HOME["algorithm"] = "agl.compat.algorithm"
+_ELSEWHERE = {"algorithm": "algo"}
+"""Names that are others at home."""
 _MODULES = frozenset({"credit", "errors", "rewards"})
 
 __version__ = "0.1.0"
@@ -78,6 +84,8 @@ __all__ = [
     "LLM",
     "LightningClient",
     "LightningServer",
+    "LightningStore",
+    "LightningStoreClient",
     "LitAgent",
     "LoraSpec",
     "NamedResources",
@@ -100,6 +108,7 @@ __all__ = [
     "Transition",
     "VERL",
     "air",
+    "algorithm",
     "credit",
     "emit_exception",
     "emit_message",
@@ -120,7 +129,7 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'agl' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    value = getattr(importlib.import_module(home), _ELSEWHERE.get(name, name))
     globals()[name] = value
     return value
 

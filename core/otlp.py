@@ -13,6 +13,7 @@ from typing import Any
 from agl.spans import Event, Span
 
 _STATUS = ("unset", "ok", "error")
+_MALFORMED = (AttributeError, KeyError, TypeError, ValueError, IndexError, ArithmeticError, RecursionError)
 
 
 def encode(spans: Iterable[Span]) -> dict[str, Any]:
@@ -32,7 +33,26 @@ def decode(request: Any, *, rollout_id: str, attempt: int) -> list[Span]:
     """
     try:
         return [_decode(span, rollout_id, attempt) for span in _spans(request)]
-    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+    except _MALFORMED as error:
+        raise ValueError(f"not an OTLP export request in JSON: {type(error).__name__}: {error}") from error
+
+
+def decode_each(request: Any) -> Iterator[tuple[dict[str, Any], Span | ValueError]]:
+    """The spans of an export request, each with its resource's attributes and no attempt, or what is wrong with it.
+
+    Raises:
+        ValueError: it is no export request.
+    """
+    try:
+        for resource in request.get("resourceSpans") or ():
+            about = _values((resource.get("resource") or {}).get("attributes"))
+            for scope in resource.get("scopeSpans") or ():
+                for span in scope.get("spans") or ():
+                    try:
+                        yield about, _decode(span, "", 0)
+                    except _MALFORMED as error:
+                        yield about, ValueError(f"a span: {type(error).__name__}: {error}")
+    except _MALFORMED as error:
         raise ValueError(f"not an OTLP export request in JSON: {type(error).__name__}: {error}") from error
 
 
@@ -72,17 +92,26 @@ def _decode(span: Mapping[str, Any], rollout_id: str, attempt: int) -> Span:
         parent_id=_hex(span["parentSpanId"], 16) if span.get("parentSpanId") else None,
         rollout_id=rollout_id,
         attempt=attempt,
-        name=str(span["name"]),
-        start=_seconds(span["startTimeUnixNano"]),
-        end=_seconds(span["endTimeUnixNano"]),
-        status=_STATUS[int(status.get("code", 0))],
-        status_message=status.get("message"),
+        name=str(span.get("name", "")),
+        start=_seconds(span.get("startTimeUnixNano", 0)),
+        end=_seconds(span.get("endTimeUnixNano", 0)),
+        status=_STATUS[_code(status.get("code", 0))],
+        status_message=None if status.get("message") is None else str(status["message"]),
         attributes=_values(span.get("attributes")),
         events=tuple(
-            Event(str(e["name"]), _seconds(e["timeUnixNano"]), _values(e.get("attributes")))
+            Event(str(e.get("name", "")), _seconds(e.get("timeUnixNano", 0)), _values(e.get("attributes")))
             for e in span.get("events") or ()
         ),
     )
+
+
+def _code(given: Any) -> int:
+    # Protobuf's mapping takes an enum's name as well as its number.
+    names = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERROR": 2}
+    code = names[given] if isinstance(given, str) else int(given)
+    if code < 0:
+        raise ValueError(f"status code {code}")
+    return code
 
 
 def _nanos(seconds: float) -> str:
@@ -96,7 +125,8 @@ def _seconds(nanos: Any) -> float:
 def _hex(text: Any, digits: int) -> str:
     if not isinstance(text, str) or len(text) != digits:
         raise ValueError(f"an id of {digits} hex digits is {text!r}")
-    int(text, 16)
+    if not any(bytes.fromhex(text)):
+        raise ValueError("an id is all zeros")
     return text.lower()
 
 

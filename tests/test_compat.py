@@ -69,7 +69,7 @@ def test_an_unchanged_program_runs_under_python_m(tmp_path: Path) -> None:
     assert done.stdout.split("\n")[0] == "agl.compat.trainer True ['--debug']", done.stderr
 
 
-@pytest.mark.parametrize("name", ["APO", "LLMProxy", "LightningStoreClient", "LightningStoreServer", "WeaveTracer"])
+@pytest.mark.parametrize("name", ["APO", "LLMProxy", "WeaveTracer"])
 def test_what_is_missing_says_so_and_what_to_use(name: str) -> None:
     with pytest.raises(ConfigError) as refused:
         getattr(al, name)()
@@ -80,6 +80,26 @@ def test_what_is_missing_says_so_and_what_to_use(name: str) -> None:
 def test_a_trainers_option_is_never_ignored(option: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         al.Trainer(**option)
+
+
+@in_loop
+async def test_a_store_is_served_and_reached_under_its_old_names() -> None:
+    server = al.LightningStoreServer(al.InMemoryLightningStore())
+    with pytest.raises(ConfigError, match="has not been started"):
+        _ = server.endpoint
+    await server.start()
+    client = al.LightningStoreClient(server.endpoint)
+    queued = await client.enqueue_rollout({"q": 1})
+    leased = await server.store.dequeue_rollout("w")
+    assert leased is not None
+    assert leased.rollout_id == queued.rollout_id
+    await client.update_attempt(queued.rollout_id, "latest", status="succeeded")
+    assert [r.status for r in await client.wait_for_rollouts(rollout_ids=[queued.rollout_id], timeout=20)] == [
+        "succeeded"
+    ]
+    await client.close()
+    await server.stop()
+    await server.stop()
 
 
 # -- the store --------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from store_server import served
 
 from agl.errors import StoreError
 from agl.mdp import Call, float_array, int_array
@@ -29,40 +31,6 @@ from agl.trainer.store.base import (
     Store,
     TrainedCall,
 )
-from agl.trainer.store.server import StoreServer
-
-
-class Served:
-    """A SQLite file behind a server on a loop and thread of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.ready, self.over = threading.Event(), threading.Event()
-        self.url = ""
-        self.thread = threading.Thread(target=lambda: asyncio.run(self._serve(folder)), daemon=True)
-        self.thread.start()
-        assert self.ready.wait(30)
-
-    async def _serve(self, folder: Path) -> None:
-        store = await open_store(f"sqlite:///{folder / 'store.db'}")
-        server = StoreServer(store, port=0)
-        self.url = await server.start()
-        self.ready.set()
-        await asyncio.to_thread(self.over.wait)
-        await server.stop()
-        await store.close()
-
-    def stop(self) -> None:
-        self.over.set()
-        self.thread.join(30)
-        assert not self.thread.is_alive()
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    server = Served(tmp_path)
-    yield server
-    server.stop()
-
 
 FACTORIES: dict[str, Callable[[Path], Coroutine[Any, Any, Store]]] = {
     "sqlite": lambda folder: open_store(f"sqlite:///{folder / 'store.db'}"),
@@ -77,12 +45,13 @@ fresh = map("unique-{}".format, itertools.count())
 
 @pytest.fixture(params=[*FACTORIES, "http"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    if request.param == "http":
-        opened = asyncio.run(open_store(request.getfixturevalue("served").url))
-    else:
-        opened = asyncio.run(FACTORIES[request.param](tmp_path))
-    yield opened
-    asyncio.run(opened.close())
+    with ExitStack() as stack:
+        if request.param == "http":
+            opened = asyncio.run(open_store(stack.enter_context(served(tmp_path)).url))
+        else:
+            opened = asyncio.run(FACTORIES[request.param](tmp_path))
+        yield opened
+        asyncio.run(opened.close())
 
 
 async def lease(store: Store, **options: Any) -> AttemptedRollout:

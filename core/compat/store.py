@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from agl.compat import types as T
@@ -11,9 +13,11 @@ from agl.compat.missing import refuse
 from agl.compat.store_base import page
 from agl.compat.store_resources import ResourceMethods
 from agl.compat.store_spans import SpanMethods
+from agl.errors import ConfigError
 
 if TYPE_CHECKING:
     from agl.trainer.store.base import Store
+    from agl.trainer.store.server import StoreServer
 
 __all__ = [
     "InMemoryLightningStore", "LightningStore", "LightningStoreClient", "LightningStoreServer",
@@ -259,14 +263,65 @@ class LightningStoreThreaded(LightningStore):
         super().__init__(store.ours, run_id=store.run_id)
 
 
-class LightningStoreClient:
-    def __init__(self, *_: Any, **__: Any) -> None:
-        raise refuse("LightningStoreClient (a store over HTTP)", 'use one process, or a file: store="sqlite:///run.db"')
+class LightningStoreClient(LightningStore):
+    """The store that a server has.
+
+    Args:
+        server_address: its URL, as `agl store` or `LightningStoreServer.endpoint` tells it; a key in it or in AGL_KEY.
+    """
+
+    def __init__(self, server_address: str) -> None:
+        super().__init__(server_address.rstrip("/"))
+        self.server_address = server_address
 
 
 class LightningStoreServer:
-    def __init__(self, *_: Any, **__: Any) -> None:
-        raise refuse("LightningStoreServer (a store over HTTP)", 'use one process, or a file: store="sqlite:///run.db"')
+    """Serves a store over HTTP, to `LightningStoreClient`, runners and OTLP exporters.
+
+    Args:
+        store: what to serve. host, port: where; None = this machine alone, a free port. Other hosts need a key in
+            AGL_OPERATOR_KEY.
+    """
+
+    def __init__(self, store: LightningStore, host: str | None = None, port: int | None = None) -> None:
+        self.store, self._where = store, (host or "127.0.0.1", port or 0)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: StoreServer | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """Where it listens; ConfigError before `start`."""
+        if self._server is None:
+            raise ConfigError("the store's server has not been started", hint="await server.start()")
+        return self._server.url
+
+    async def start(self) -> None:
+        """Listen; StoreError if the port is taken."""
+        from agl.trainer.server.keys import Keys
+        from agl.trainer.store.server import StoreServer
+
+        host, port = self._where
+        server = StoreServer(self.store.ours, host=host, port=port, keys=Keys.find())
+        # On a loop of its own: a client in this process may hold up the caller's while it connects.
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="agl-store-server", daemon=True).start()
+        try:
+            await self._there(server.start())
+        except BaseException:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            raise
+        self._server = server
+
+    async def stop(self) -> None:
+        """Stop listening; the store stays open. Idempotent."""
+        server, self._server = self._server, None
+        if server is not None and self._loop is not None:
+            await self._there(server.stop())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    async def _there(self, work: Coroutine[Any, Any, Any]) -> Any:
+        assert self._loop is not None
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
 
 def as_store(given: Any) -> LightningStore:

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from agl.trainer.cli.store import app as store_app
+
 app = typer.Typer(
     name="agl",
     help="Train the LLM agents you already have, with reinforcement learning and without changing them.",
@@ -267,6 +269,8 @@ def serve(
         write=lambda facts: _write(json_file, facts),
     )  # fmt: skip
 
+
+app.add_typer(store_app, name="store")
 
 trace = typer.Typer(help="Read traces: which agent spoke, which tool ran.", no_args_is_help=True)
 app.add_typer(trace, name="trace")

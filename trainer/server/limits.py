@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agl.trainer.server.routes import RETRY_SECONDS
@@ -33,6 +34,7 @@ class Limits:
         header_seconds: how long a request's head may take. idle_seconds: how long a connection may rest between two.
         body_seconds: how long a body may take, and one second more per `body_rate` bytes of it.
         write_seconds: how long a client may read nothing of its answer.
+        wait_seconds: how long a request that waits for something is held.
         json_depth: how deep objects and lists may nest, at most 200.
     """
 
@@ -47,15 +49,20 @@ class Limits:
     body_seconds: float = 30.0
     body_rate: int = 64 * 1024
     write_seconds: float = 60.0
+    wait_seconds: float = 30.0
     json_depth: int = 100
 
 
-class Refused(Exception):
+class Refused(HTTPException):
     """A request past a bound. Attributes: status: HTTP status. message: for the client. code: machine-readable."""
 
     def __init__(self, status: int, message: str, code: str) -> None:
-        super().__init__(message)
+        super().__init__(status, message, {"retry-after": str(RETRY_SECONDS)} if status in (429, 503) else None)
         self.status, self.message, self.code = status, message, code
+
+
+class _Unread(OSError):
+    """The client does not read its answer."""
 
 
 def parse_json(body: bytes | bytearray, depth: int) -> Any:
@@ -100,6 +107,9 @@ class Bounded:
             if exchange.answered:
                 raise
             await exchange.refuse(refused)
+        except _Unread:
+            # Its connection is gone, and nobody is left to be told.
+            pass
         finally:
             self._running -= 1
             self._buffered -= exchange.size
@@ -156,7 +166,7 @@ class _Exchange:
                 await self._send(message)
         except TimeoutError:
             self._scope.get("extensions", {}).get(ABORT, lambda: None)()
-            raise OSError("the client does not read its answer") from None
+            raise _Unread from None
 
     async def _drain(self) -> None:
         """Take in the rest of the body for a while: a client that is still writing hears a reset, not the answer."""

@@ -39,8 +39,8 @@ _FAILURES = {
 
 
 @functools.cache
-def schema() -> dict[str, Any]:
-    """The whole document."""
+def schema(keyed: bool) -> dict[str, Any]:
+    """The whole document; `keyed`: whether the server asks for a key."""
     models = [(method.arguments, "validation") for method in wire.METHODS.values()]
     template = "#/components/schemas/{model}"
     references, defined = models_json_schema(models, ref_template=template)  # type: ignore[arg-type]
@@ -70,7 +70,7 @@ def schema() -> dict[str, Any]:
             "schemas": schemas,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
-        "security": [{"key": []}],
+        "security": [{"key": []}] if keyed else [],
     }
 
 

@@ -26,6 +26,7 @@ from agl.trainer.server.serving import HttpServer
 from agl.trainer.store import wire
 from agl.trainer.store.base import ATTEMPT_TERMINAL, Store
 from agl.trainer.store.openapi import schema
+from agl.trainer.store.traces import Traces
 
 PORT = 4747
 _REMEMBERED = 10_000
@@ -104,7 +105,7 @@ class StoreRoutes:
         self._given_back: OrderedDict[str, None] = OrderedDict()
 
     def routes(self) -> list[Route]:
-        """Of all methods, of a batch of them, of what they are, and of whether the server lives."""
+        """Of all methods, of a batch of them, of spans, of what there is, and of whether the server lives."""
         methods = [
             Route(f"{wire.PREFIX}/{name}", functools.partial(self._one, method), methods=["POST"])
             for name, method in wire.METHODS.items()
@@ -112,6 +113,7 @@ class StoreRoutes:
         return [
             *methods,
             Route(wire.BATCH_PATH, self._batch, methods=["POST"]),
+            Traces(self).route(),
             Route(f"{wire.PREFIX}/about", self._about),
             Route("/openapi.json", self._schema),
             Route("/health", self._health),
@@ -177,8 +179,8 @@ class StoreRoutes:
     async def _call(self, method: wire.Method, arguments: dict[str, Any]) -> Any:
         name = wire.WAITING.get(method.name)
         if name is not None:
-            asked = arguments[name]
-            arguments[name] = wire.LONGEST_WAIT if asked is None else max(0.0, min(asked, wire.LONGEST_WAIT))
+            asked, most = arguments[name], self.limits.wait_seconds
+            arguments[name] = most if asked is None else max(0.0, min(asked, most))
         request_id = arguments.get("request_id")
         if method.name == "give_back" and request_id is not None:
             self._given_back[request_id] = None
@@ -229,7 +231,7 @@ class StoreRoutes:
         return answer({"store": "agl", "role": await self.role(request)})
 
     async def _schema(self, _: Request) -> Response:
-        return answer(schema())
+        return answer(schema(self.keys.operator is not None))
 
     async def _health(self, _: Request) -> Response:
         return answer({"status": "ok"})

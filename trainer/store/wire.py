@@ -42,8 +42,6 @@ from agl.trainer.store.base import NewRollout, Store
 
 PREFIX = "/v1/store"
 BATCH_PATH = f"{PREFIX}/batch"
-LONGEST_WAIT = 30.0
-"""Seconds that the server holds a request which waits for something."""
 MOST_OPERATIONS = 256
 """In one batch."""
 WAITING = {"dequeue_rollout": "wait", "wait_for_rollouts": "timeout"}
@@ -86,6 +84,17 @@ def _packed(dtype: str) -> Any:
 
 _Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """What a database keeps as an integer."""
+
+
+def _readable(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("text with a zero character")
+    text.encode()
+    return text
+
+
+_Text = Annotated[str, AfterValidator(_readable)]
+"""What a database keeps as text; JSON can say more."""
 _ARRAYS = {"prompt_ids": "<i4", "response_ids": "<i4", "logprobs": "<f4"}
 """Those of `Call`."""
 
@@ -112,6 +121,8 @@ def _wired(hint: Any) -> Any:
     """A type hint as it is validated."""
     if hint is int:
         return _Int
+    if hint is str:
+        return _Text
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _model(hint)
     arguments, origin = typing.get_args(hint), typing.get_origin(hint)
@@ -119,6 +130,8 @@ def _wired(hint: Any) -> Any:
         return hint
     if origin is Sequence:
         return tuple[_wired(arguments[0]), ...]  # type: ignore[misc]
+    if origin is Mapping:
+        return hint
     wired = tuple(a if a is Ellipsis else _wired(a) for a in arguments)
     return typing.Union[wired] if origin in (typing.Union, types.UnionType) else origin[wired]  # type: ignore[index]  # noqa: UP007
 

@@ -1,0 +1,271 @@
+"""Spans from other people's exporters: the real OTLP exporter, JSON, gzip, and bodies that are none of it."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from google.rpc.status_pb2 import Status
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from opentelemetry.exporter.otlp.proto.http import Compression
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.trace import StatusCode
+from store_server import KEYS, OPERATOR, RUNNER, Served, served
+
+from agl import otlp
+from agl.spans import Span
+from agl.trainer.server.limits import Limits
+from agl.trainer.store import open_store
+from agl.trainer.store.base import NewRollout, Rollout
+from agl.trainer.store.client import HttpStore
+
+FUZZ = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+JSON_TYPE, PROTOBUF = {"content-type": "application/json"}, {"content-type": "application/x-protobuf"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("traces"), limits=Limits(body_bytes=1_000_000)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(trust_env=False, base_url=server.url) as opened:
+        yield opened
+
+
+def provider(server: Served, *, key: str | None = None, **attributes: Any) -> TracerProvider:
+    """An application's own tracing, with the real exporter."""
+    headers = {"Authorization": f"Bearer {key}"} if key else None
+    exporter = OTLPSpanExporter(f"{server.url}/v1/traces", headers=headers, compression=Compression.Gzip)
+    made = TracerProvider(resource=Resource.create(attributes))
+    made.add_span_processor(SimpleSpanProcessor(exporter))
+    return made
+
+
+def look(server: Served, rollout_id: str, key: str | None = None) -> tuple[Rollout, list[Span]]:
+    async def scenario() -> tuple[Rollout, list[Span]]:
+        store = await HttpStore.open(server.url, key=key)
+        try:
+            return await store.get_rollout(rollout_id), await store.query_spans(rollout_id)
+        finally:
+            await store.close()
+
+    return asyncio.run(scenario())
+
+
+def leased(server: Served, key: str | None = None) -> str:
+    """A rollout with its first attempt open."""
+
+    async def scenario() -> str:
+        store = await HttpStore.open(server.url, key=key)
+        (rollout,) = await store.enqueue_rollouts([NewRollout("t", run_id="leased")])
+        assert await store.dequeue_rollout(run_id="leased") is not None
+        await store.close()
+        return rollout.rollout_id
+
+    return asyncio.run(scenario())
+
+
+def test_a_trace_of_nobody_becomes_a_rollout_of_its_own(server: Served) -> None:
+    tracer = provider(server).get_tracer("app")
+    with tracer.start_as_current_span("invoke_agent writer", attributes={"gen_ai.agent.name": "writer"}) as root:
+        with tracer.start_as_current_span("chat m") as chat:
+            chat.set_attributes({"n": 3, "f": 0.5, "ok": True, "list": ["a", "b"]})
+            chat.add_event("token", {"k": "v"})
+        with tracer.start_as_current_span("execute_tool t") as tool:
+            tool.set_status(StatusCode.ERROR, "no such tool")
+    context = root.get_span_context()
+    rollout, spans = look(server, f"trace-{context.trace_id:032x}")
+    assert (rollout.mode, rollout.status) == ("collect", "succeeded")
+    assert [s.name for s in spans] == ["invoke_agent writer", "chat m", "execute_tool t"]
+    assert spans[0].agent == "writer"
+    assert spans[1].parent_id == spans[0].span_id == f"{context.span_id:016x}"
+    assert dict(spans[1].attributes) == {"n": 3, "f": 0.5, "ok": True, "list": ["a", "b"]}
+    assert [(e.name, dict(e.attributes)) for e in spans[1].events] == [("token", {"k": "v"})]
+    assert (spans[2].status, spans[2].status_message) == ("error", "no such tool")
+    assert 0 < spans[1].start <= spans[1].end
+
+
+def test_a_trace_whose_root_failed_has_failed(server: Served) -> None:
+    tracer = provider(server).get_tracer("app")
+    with pytest.raises(ZeroDivisionError), tracer.start_as_current_span("root") as root:
+        _ = 1 / 0
+    rollout, spans = look(server, f"trace-{root.get_span_context().trace_id:032x}")
+    assert rollout.status == "failed"
+    assert spans[0].events[0].name == "exception"
+
+
+def test_spans_go_to_the_attempt_that_they_or_their_resource_name(server: Served) -> None:
+    one, other = leased(server), leased(server)
+    tracer = provider(server, **{"agl.rollout.id": one}).get_tracer("app")
+    with tracer.start_as_current_span("by resource"), tracer.start_as_current_span("by span") as span:
+        span.set_attributes({"agl.rollout.id": other, "agl.attempt": 1})
+    assert [(s.name, s.attempt) for s in look(server, one)[1]] == [("by resource", 1)]
+    assert [(s.name, s.attempt) for s in look(server, other)[1]] == [("by span", 1)]
+    assert look(server, one)[0].status == "preparing"
+
+
+def test_json_says_the_same_and_sending_it_twice_doubles_nothing(server: Served, client: httpx.Client) -> None:
+    rollout_id = leased(server)
+    ours = Span(
+        "ab" * 16, "cd" * 8, None, "", 0, "chat m", 1.5, 2.5, attributes={"agl.rollout.id": rollout_id, "n": 2**53}
+    )
+    body = json.dumps(otlp.encode([ours])).encode()
+    for content, headers in ((body, {}), (gzip.compress(body), {"content-encoding": "gzip"})):
+        answer = client.post("/v1/traces", content=content, headers={**JSON_TYPE, **headers})
+        assert (answer.status_code, answer.json()) == (200, {})
+    (span,) = look(server, rollout_id)[1]
+    assert (span.name, span.start, span.end, span.attributes["n"]) == ("chat m", 1.5, 2.5, 2**53)
+
+
+def test_what_belongs_nowhere_is_a_partial_success(server: Served, client: httpx.Client) -> None:
+    rollout_id = leased(server)
+    spans = [
+        Span("1" * 32, f"{n:016x}", None, "", 0, "s", 1.0, 2.0, attributes={"agl.rollout.id": r, "agl.attempt": a})
+        for n, (r, a) in enumerate([(rollout_id, 1), (rollout_id, 2), ("nobody", 1), (rollout_id, "x")], 1)
+    ]
+    request = otlp.encode(spans)
+    request["resourceSpans"][0]["scopeSpans"][0]["spans"].append({"traceId": "xyz", "name": "odd"})
+    partial = client.post("/v1/traces", json=request).json()["partialSuccess"]
+    assert partial["rejectedSpans"] == "4"
+    assert "4 spans were not kept" in partial["errorMessage"]
+    assert [s.span_id for s in look(server, rollout_id)[1]] == [f"{1:016x}"]
+
+    message = ExportTraceServiceRequest()
+    message.resource_spans.add().scope_spans.add().spans.add(trace_id=b"\0" * 16, span_id=b"12345678", name="zero")
+    answer = client.post("/v1/traces", content=message.SerializeToString(), headers=PROTOBUF)
+    told = ExportTraceServiceResponse.FromString(answer.content).partial_success
+    assert told.rejected_spans == 1
+
+
+def test_what_is_no_export_is_refused_in_its_own_encoding(client: httpx.Client) -> None:
+    bomb = zlib.compressobj(wbits=31)
+    packed = bomb.compress(b" " * 50_000_000) + bomb.flush()
+    for content, headers, status, what in (
+        (b"{", JSON_TYPE, 400, "unexpected end of data"),
+        (b"[1]", JSON_TYPE, 400, "not an OTLP export request"),
+        (b"x", {**JSON_TYPE, "content-encoding": "gzip"}, 400, "not gzip"),
+        (b"x", {**JSON_TYPE, "content-encoding": "br"}, 400, "'br' is unknown"),
+        (packed, {**JSON_TYPE, "content-encoding": "gzip"}, 400, "more than 1000000 bytes once unpacked"),
+        (gzip.compress(b"{}")[:-9], {**JSON_TYPE, "content-encoding": "gzip"}, 400, "ends too soon"),
+        (b" " * 1_000_001, JSON_TYPE, 413, "more than 1000000 bytes"),
+        (b"[" * 5000, JSON_TYPE, 400, ""),
+        (b"{}", {"content-type": "text/plain"}, 415, "application/x-protobuf"),
+    ):
+        answer = client.post("/v1/traces", content=content, headers=headers)
+        assert answer.status_code == status, what
+        assert what in answer.json()["message"]
+    answer = client.post("/v1/traces", content=b"\xff\xff", headers=PROTOBUF)
+    assert (answer.status_code, answer.headers["content-type"]) == (400, "application/x-protobuf")
+    told = Status.FromString(answer.content)
+    assert told.code == 3
+    assert "not an OTLP export request" in told.message
+
+
+def test_a_runners_exporter_reaches_open_attempts_alone(tmp_path: Path) -> None:
+    with served(tmp_path, keys=KEYS) as server:
+        rollout_id = leased(server, OPERATOR)
+        for key, kept in ((RUNNER, 1), (None, 1), ("wrong-key-of-this-test", 1)):
+            tracer = provider(server, key=key, **{"agl.rollout.id": rollout_id}).get_tracer("app")
+            tracer.start_span("s").end()
+            assert len(look(server, rollout_id, OPERATOR)[1]) == kept
+
+        async def end() -> None:
+            store = await HttpStore.open(server.url, key=OPERATOR)
+            await store.update_attempt(rollout_id, 1, "succeeded")
+            await store.close()
+
+        asyncio.run(end())
+        provider(server, key=RUNNER, **{"agl.rollout.id": rollout_id}).get_tracer("app").start_span("late").end()
+        assert len(look(server, rollout_id, OPERATOR)[1]) == 1
+
+
+# -- malformed bodies -------------------------------------------------------------------------------------------------
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+HEX = st.sampled_from(["ab" * 16, "cd" * 8, "0" * 16, "é" * 16]) | ANYTHING
+VALUE = st.recursive(
+    st.fixed_dictionaries(
+        {}, optional={k: ANYTHING for k in ("stringValue", "boolValue", "intValue", "doubleValue", "bytesValue")}
+    ),
+    lambda inner: st.fixed_dictionaries({"arrayValue": st.fixed_dictionaries({"values": st.lists(inner, max_size=3)})}),
+    max_leaves=4,
+)
+NAME = st.sampled_from(["agl.rollout.id", "agl.attempt", "n"]) | ANYTHING
+ATTRIBUTES = st.lists(st.fixed_dictionaries({"key": NAME, "value": VALUE | ANYTHING}), max_size=3) | ANYTHING
+NANOS = st.integers(0, 2**63).map(str) | st.floats() | ANYTHING
+SPAN = st.fixed_dictionaries(
+    {"traceId": HEX, "spanId": HEX},
+    optional={
+        "parentSpanId": HEX, "name": ANYTHING, "startTimeUnixNano": NANOS, "endTimeUnixNano": NANOS,
+        "attributes": ATTRIBUTES, "status": st.fixed_dictionaries({"code": ANYTHING}) | ANYTHING,
+        "events": st.lists(st.fixed_dictionaries({"name": ANYTHING, "timeUnixNano": NANOS}) | ANYTHING, max_size=2),
+    },
+)  # fmt: skip
+SCOPE = st.fixed_dictionaries({"spans": st.lists(SPAN | ANYTHING, max_size=3) | ANYTHING})
+RESOURCE = st.fixed_dictionaries(
+    {"scopeSpans": st.lists(SCOPE | ANYTHING, max_size=2) | ANYTHING},
+    optional={"resource": st.fixed_dictionaries({"attributes": ATTRIBUTES}) | ANYTHING},
+)
+EXPORT = st.fixed_dictionaries({"resourceSpans": st.lists(RESOURCE | ANYTHING, max_size=2) | ANYTHING})
+
+
+@FUZZ
+@given(export=EXPORT)
+def test_no_json_brings_it_down(client: httpx.Client, export: Any) -> None:
+    answer = client.post("/v1/traces", content=json.dumps(export).encode(errors="surrogatepass"), headers=JSON_TYPE)
+    assert answer.status_code in (200, 400), answer.text
+
+
+WHOLE = ExportTraceServiceRequest()
+for k in range(3):
+    span = (
+        WHOLE.resource_spans.add()
+        .scope_spans.add()
+        .spans.add(trace_id=bytes([k + 1] * 16), span_id=bytes([k + 1] * 8), name=f"s{k}")
+    )
+    span.attributes.add(key="agl.rollout.id").value.string_value = "r"
+    span.attributes.add(key="list").value.array_value.values.add().kvlist_value.values.add(key="k").value.int_value = 1
+    span.events.add(name="e", time_unix_nano=2**64 - 1)
+WIRE = WHOLE.SerializeToString()
+
+
+@FUZZ
+@given(data=st.data())
+def test_no_bytes_bring_it_down(client: httpx.Client, data: st.DataObject) -> None:
+    """Bytes, and export requests with some bytes changed."""
+    body = bytearray(WIRE)
+    for _ in range(data.draw(st.integers(0, 6))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    content = data.draw(st.sampled_from([bytes(body), bytes(body[: len(body) // 2])]) | st.binary(max_size=40))
+    for headers in (PROTOBUF, JSON_TYPE, {**PROTOBUF, "content-encoding": "gzip"}):
+        answer = client.post("/v1/traces", content=content, headers=headers)
+        assert answer.status_code in (200, 400), answer.text
+
+
+def test_open_store_is_the_same_over_http(server: Served) -> None:
+    store = asyncio.run(open_store(server.url))
+    assert isinstance(store, HttpStore)
+    asyncio.run(store.close())

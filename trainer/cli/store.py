@@ -1,0 +1,71 @@
+"""`agl store`: serve a store over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Serve a store over HTTP, and look after one.")
+
+
+@app.callback(invoke_without_command=True)
+def store(
+    context: typer.Context,
+    db: Annotated[str, typer.Option("--db", help="The database that is served: a URL or a file.")] = "sqlite:///agl.db",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than this machine's own need a key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 4747,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="The operator's key, on a second line a runner's; else AGL_OPERATOR_KEY, AGL_RUNNER_KEY."),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write where it listens to this file.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Serve a store to runners and trainers on other machines, and take spans of any OTLP exporter at /v1/traces."""
+    if context.invoked_subcommand is not None:
+        return
+    asyncio.run(_serve(db, host, port, key_file, json_file))
+
+
+async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file: Path | None) -> None:
+    from agl.trainer.server.keys import Keys
+    from agl.trainer.store import open_store
+    from agl.trainer.store.server import StoreServer
+
+    keys = Keys.find(key_file)
+    keys.check_host(host)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    opened = await open_store(db)
+    server = StoreServer(opened, host=host, port=port, keys=keys)
+    try:
+        url = await server.start()
+        facts = {"url": url, "traces": f"{url}/v1/traces", "db": _shown(db), "keys": keys.operator is not None}
+        if json_file is not None:
+            json_file.parent.mkdir(parents=True, exist_ok=True)
+            json_file.write_text(json.dumps(facts, indent=2) + "\n")
+        typer.echo(f"store   {facts['db']}")
+        typer.echo(
+            f"listens {url}" + ("" if keys.operator else "  (no key: everybody on this machine may do everything)")
+        )
+        typer.echo(f"spans   {facts['traces']}")
+        await stop.wait()
+    finally:
+        await server.stop()
+        await opened.close()
+
+
+def _shown(db: str) -> str:
+    """A URL without its user and password."""
+    scheme, mark, rest = db.partition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}" if mark else db
