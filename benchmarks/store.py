@@ -1,194 +1,224 @@
-"""Rollouts per second of agl's store on a SQLite file against Agent Lightning 0.3.0's store in memory.
+"""agl's store against Agent Lightning 0.3.0's: throughput, cost as it grows, memory of a server.
 
-Both sides run the same workload, each in a process of its own, in turn: N concurrent runners, and for every rollout
-enqueue, dequeue, "running", one span per turn, "succeeded", query the spans. agl's writes are on disk when they return.
+All sides run the same workload, each in a process of its own, in turn. agl's writes are on disk when they return; the
+rival's are in memory. For every rollout: enqueue, dequeue, "running", spans, "succeeded", query the spans. `each`
+enqueues one rollout and stores one span at a time; `runner` enqueues by 64 and stores an attempt's spans together.
 
-    python benchmarks/store.py                 # builds a venv for the rival on first use
-    python benchmarks/store.py --json out.json
+    python benchmarks/store.py                     # SQLite file and memory against the rival's memory
+    python benchmarks/store.py --http              # `agl store` against the rival's server, each with its client
+    python benchmarks/store.py --postgresql URL    # PostgreSQL as well; its tables are emptied
+    python benchmarks/store.py --growth            # single operations at 10,000, 100,000 and 1,000,000 spans
+    python benchmarks/store.py --memory            # of a server: 10,000 rollouts waiting, 1,000 runners polling
+    python benchmarks/store.py --quick             # a minute; any of these with few rollouts
 
-The rival's venv runs this same file, so nothing but the standard library is imported at the top.
+A venv for the rival is built on first use.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import itertools
+import contextlib
 import json
 import os
+import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 RIVAL = "agentlightning==0.3.0"
-SIDES = {"agl": "agl, SQLite file", "agl-memory": "agl, memory", "rival": "Agent Lightning 0.3.0, memory"}
-TASK = {"question": "What is 17 * 23?", "answer": 391}
+SIDES = Path(__file__).with_name("store_sides.py")
+TITLES = {
+    "sqlite": "agl, SQLite file",
+    "memory": "agl, memory",
+    "postgresql": "agl, PostgreSQL",
+    "http": "agl, HTTP to SQLite file",
+    "rival": "Agent Lightning 0.3.0, memory",
+    "rival-http": "Agent Lightning 0.3.0, HTTP to memory",
+}
+FULL = [("each", 300, 32, 6), ("each", 3000, 32, 6), ("each", 3000, 1000, 3), ("each", 3000, 1000, 20)]
+FULL += [("runner", 3000, 32, 3), ("runner", 3000, 32, 20), ("runner", 3000, 1000, 20), ("runner", 10000, 1000, 20)]
+QUICK = [("each", 300, 32, 6), ("runner", 1000, 32, 6), ("runner", 1000, 1000, 20)]
+OVER_HTTP = [("each", 300, 32, 6), ("runner", 1000, 32, 6), ("runner", 1000, 1000, 20)]
 
 
-class Side(Protocol):
-    """One store, driven by the operations of the workload."""
+class Bench:
+    """Where the sides run, and what a side is started with."""
 
-    async def open(self) -> None: ...
-    async def enqueue(self) -> None: ...
-    async def dequeue(self) -> tuple[str, Any]: ...
-    async def move(self, rollout: str, attempt: Any, status: Any) -> None: ...
-    async def add_span(self, rollout: str, attempt: Any, turn: int) -> None: ...
-    async def count_spans(self, rollout: str, attempt: Any) -> int: ...
-    async def close(self) -> None: ...
+    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+        self.args, self.folder, self.runs = args, folder, 0
+        self.rival = rival_python(args.rival_venv)
 
+    def command(self, name: str, task: str, *options: object) -> list[str]:
+        kind = "rival" if name.startswith("rival") else "agl"
+        python = self.rival if kind == "rival" else sys.executable
+        return [python, str(SIDES), kind, task, *map(str, options)]
 
-def attributes(turn: int) -> dict[str, Any]:
-    """Of the span of one LLM call."""
-    return {
-        "gen_ai.operation.name": "chat",
-        "gen_ai.request.model": "policy",
-        "gen_ai.response.id": f"chatcmpl-{turn:06d}",
-        "gen_ai.usage.input_tokens": 200 + 50 * turn,
-        "gen_ai.usage.output_tokens": 40,
-        "gen_ai.input.messages": "Use the calculator, then answer with the number alone. " * 8,
-        "gen_ai.output.messages": "calculator(17 * 23)" * 4,
-    }
+    def run(self, name: str, task: str, *options: object) -> Any:
+        """What a side reports of a task, done in a process of its own."""
+        with self.url(name) as url:
+            return self.do(name, task, *(["--url", url] if url else []), *options)
 
+    def do(self, name: str, task: str, *options: object) -> Any:
+        done = subprocess.run(self.command(name, task, *options), env=environment(), capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"{TITLES[name]} failed at {task}:\n{done.stderr[-4000:]}")
+        return json.loads(done.stdout.splitlines()[-1])
 
-class Agl:
-    """agl's store; `url` as `open_store` takes it."""
+    @contextlib.contextmanager
+    def url(self, name: str) -> Iterator[str | None]:
+        """A new and empty store of that side, with the server it needs."""
+        self.runs += 1
+        if name == "sqlite":
+            yield f"sqlite:///{self.folder}/{self.runs}.db"
+        elif name == "postgresql":
+            empty(self.args.postgresql)
+            yield self.args.postgresql
+        elif name.endswith("http"):
+            with self.server(name) as (url, _):
+                yield url
+        else:
+            yield None
 
-    def __init__(self, url: str | None) -> None:
-        self.url = url
-        self.numbers = itertools.count(1)
+    @contextlib.contextmanager
+    def server(self, name: str) -> Iterator[tuple[str, int]]:
+        """A store's server in a process of its own: its URL and the process id."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        if name == "http":
+            database = f"sqlite:///{self.folder}/{self.runs}-{port}.db"
+            command = [sys.executable, "-c", "from agl.trainer.cli import main; main()", "store"]
+            command += ["--db", database, "--port", str(port)]
+        else:
+            command = self.command(name, "serve", "--port", port)
+        with (self.folder / "server.log").open("w+") as log:
+            process = subprocess.Popen(command, env=environment(), stdout=log, stderr=log)
+            try:
+                url = f"http://127.0.0.1:{port}"
+                while not answers(url):
+                    if process.poll() is not None:
+                        log.seek(0)
+                        sys.exit(f"the server of {TITLES[name]} ended:\n{log.read()[-4000:]}")
+                    time.sleep(0.1)
+                yield url, process.pid
+            finally:
+                process.send_signal(signal.SIGINT)
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
 
-    async def open(self) -> None:
-        from agl.trainer.store import open_store
+    # -- what is measured -----------------------------------------------------------------------------------------
+    def throughput(self) -> list[dict[str, Any]]:
+        """The sides in turn, `repeats` times over; a table for each shape of the workload."""
+        args = self.args
+        names = ["http", "rival-http"] if args.http else ["sqlite", "memory", "rival"]
+        names[1:1] = ["postgresql"] if args.postgresql else []
+        shapes = QUICK if args.quick else OVER_HTTP if args.http else FULL
+        if args.rollouts:
+            shapes = [(args.workload, args.rollouts, args.runners, args.turns)]
+        facts = []
+        for workload, rollouts, runners, turns in shapes:
+            options = ["--rollouts", rollouts, "--runners", runners, "--turns", turns]
+            options += ["--each"] if workload == "each" else []
+            runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+            for _ in range(args.repeats):
+                for name in names:
+                    runs[name].append(self.run(name, "throughput", *options))
+            medians = {
+                name: {key: statistics.median(one[key] for one in every) for key in every[0]}
+                for name, every in runs.items()
+            }
+            ratio = medians[names[0]]["rollouts_per_second"] / medians[names[-1]]["rollouts_per_second"]
+            print(f"{ratio:5.2f}x  {workload}: {rollouts} rollouts, {runners} runners, {turns} turns", flush=True)
+            for name in names:
+                m = medians[name]
+                every = " ".join(f"{one['rollouts_per_second']:.0f}" for one in runs[name])
+                rates = f"{m['rollouts_per_second']:7.0f} rollouts/s {m['spans_per_second']:8.0f} spans/s"
+                print(f"    {TITLES[name]:38} {rates} {m['cpu_ms_per_rollout']:7.3f} ms CPU   ({every})", flush=True)
+            shape = {"workload": workload, "rollouts": rollouts, "runners": runners, "turns": turns}
+            facts.append(shape | {"ratio": ratio, "medians": medians, "runs": runs})
+        return facts
 
-        self.store = await open_store(self.url)
+    def growth(self) -> dict[str, Any]:
+        """Single operations at several sizes."""
+        sizes = [10_000, 50_000] if self.args.quick else [10_000, 100_000, 1_000_000]
+        names = ["sqlite", *(["postgresql"] if self.args.postgresql else []), "rival"]
+        facts = {}
+        for name in names:
+            seconds = 20 if self.args.quick else self.args.growth_seconds
+            facts[name] = self.run(name, "growth", "--turns", 20, "--seconds", seconds, "--spans", *sizes)
+            print(f"{TITLES[name]}: median ms of one operation, 20 spans an attempt")
+            for row in facts[name]:
+                costs = "  ".join(f"{key} {row[key]:.3f}" for key in ("dequeue", "add_spans", "query_spans", "move"))
+                print(f"    {row['spans']:9,} spans after {row['seconds']:5.0f} s   {costs}", flush=True)
+            if len(facts[name]) < len(sizes):
+                print(f"    did not reach {sizes[len(facts[name])]:,} spans in {seconds} s")
+        return facts
 
-    async def enqueue(self) -> None:
-        from agl.trainer.store.base import NewRollout
-
-        await self.store.enqueue_rollouts([NewRollout(TASK)])
-
-    async def dequeue(self) -> tuple[str, Any]:
-        leased = await self.store.dequeue_rollout("worker")
-        assert leased is not None
-        return leased.rollout.rollout_id, leased.attempt.attempt
-
-    async def move(self, rollout: str, attempt: Any, status: Any) -> None:
-        await self.store.update_attempt(rollout, attempt, status)
-
-    async def add_span(self, rollout: str, attempt: Any, turn: int) -> None:
-        from agl.spans import Span
-
-        now, number = time.time(), next(self.numbers)
-        span = Span(
-            f"{number:032x}", f"{number:016x}", None, rollout, attempt, "chat", now, now, attributes=attributes(turn)
-        )
-        await self.store.add_spans([span])
-
-    async def count_spans(self, rollout: str, attempt: Any) -> int:
-        return len(await self.store.query_spans(rollout, attempt))
-
-    async def close(self) -> None:
-        await self.store.close()
-
-
-class AgentLightning:
-    """Agent Lightning's `InMemoryLightningStore`."""
-
-    def __init__(self) -> None:
-        self.numbers = itertools.count(1)
-
-    async def open(self) -> None:
-        from agentlightning.store.memory import InMemoryLightningStore  # pyright: ignore[reportMissingImports]
-
-        self.store = InMemoryLightningStore()
-
-    async def enqueue(self) -> None:
-        await self.store.enqueue_rollout(input=TASK, mode="train")
-
-    async def dequeue(self) -> tuple[str, Any]:
-        leased = await self.store.dequeue_rollout("worker")
-        assert leased is not None
-        return leased.rollout_id, leased.attempt.attempt_id
-
-    async def move(self, rollout: str, attempt: Any, status: Any) -> None:
-        await self.store.update_attempt(rollout, attempt, status=status)
-
-    async def add_span(self, rollout: str, attempt: Any, turn: int) -> None:
-        from agentlightning.types import OtelResource, Span, TraceStatus  # pyright: ignore[reportMissingImports]
-
-        now, number = time.time(), next(self.numbers)
-        span = Span(
-            rollout_id=rollout,
-            attempt_id=attempt,
-            sequence_id=turn + 1,
-            trace_id=f"{number:032x}",
-            span_id=f"{number:016x}",
-            parent_id=None,
-            name="chat",
-            status=TraceStatus(status_code="OK"),
-            attributes=attributes(turn),
-            events=[],
-            links=[],
-            start_time=now,
-            end_time=now,
-            context=None,
-            parent=None,
-            resource=OtelResource(attributes={}, schema_url=""),
-        )
-        await self.store.add_span(span)
-
-    async def count_spans(self, rollout: str, attempt: Any) -> int:
-        return len(await self.store.query_spans(rollout, attempt))
-
-    async def close(self) -> None:
-        pass
-
-
-async def workload(side: Side, rollouts: int, runners: int, turns: int) -> float:
-    """Seconds that the runners need for all rollouts."""
-    await side.open()
-    todo = iter(range(rollouts))
-
-    async def runner() -> None:
-        for _ in todo:
-            await side.enqueue()
-            rollout, attempt = await side.dequeue()
-            await side.move(rollout, attempt, "running")
-            for turn in range(turns):
-                await side.add_span(rollout, attempt, turn)
-            await side.move(rollout, attempt, "succeeded")
-            found = await side.count_spans(rollout, attempt)
-            assert found == turns, f"{found} spans of {turns}"
-
-    start = time.perf_counter()
-    await asyncio.gather(*(runner() for _ in range(runners)))
-    seconds = time.perf_counter() - start
-    await side.close()
-    return seconds
+    def memory(self) -> dict[str, Any]:
+        """Resident memory of the two servers, in MiB."""
+        facts: dict[str, Any] = {}
+        for name in ("http", "rival-http"):
+            with self.server(name) as (url, pid):
+                row = {"empty": resident(pid)}
+                self.do(name, "fill", "--url", url, "--rollouts", 10_000)
+                row["10,000 waiting"] = resident(pid)
+                if name == "http":
+                    options = ["--url", url, "--runners", 1000, "--seconds", 15]
+                    polls = subprocess.Popen(self.command(name, "poll", *options), env=environment())
+                    time.sleep(10)
+                    row["and 1,000 runners polling"] = resident(pid)
+                    polls.wait(60)
+            facts[name] = row
+            print(f"{TITLES[name]}: " + ", ".join(f"{key} {value:.0f} MiB" for key, value in row.items()), flush=True)
+        return facts
 
 
-def run_side(name: str, args: argparse.Namespace) -> float:
-    """Rollouts per second of one side, measured in this process."""
-    with tempfile.TemporaryDirectory(prefix="agl-bench-") as folder:
-        ours = Agl(f"{folder}/store.db" if name == "agl" else None)
-        side = AgentLightning() if name == "rival" else ours
-        return args.rollouts / asyncio.run(workload(side, args.rollouts, args.runners, args.turns))
+def resident(pid: int) -> float:
+    """MiB of memory that a process has resident."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmRSS"))
 
 
-def measure(name: str, python: str, args: argparse.Namespace) -> float:
-    """Rollouts per second of one side, measured in a process of its own."""
-    command = [python, __file__, "--side", name, "--rollouts", str(args.rollouts)]
-    command += ["--runners", str(args.runners), "--turns", str(args.turns)]
-    # Without it litellm, which the rival imports, first looks for a price list on the network.
-    environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{SIDES[name]} failed:\n{done.stderr}")
-    return float(done.stdout.split()[-1])
+def answers(url: str) -> bool:
+    """Whether an HTTP server answers there, whatever it says."""
+    try:
+        urllib.request.urlopen(url, timeout=1)
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def empty(url: str) -> None:
+    """Delete all rows of agl's tables there."""
+    from sqlalchemy import create_engine, inspect
+
+    from agl.trainer.store.schema import metadata
+
+    engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    there = set(inspect(engine).get_table_names())
+    with engine.begin() as connection:
+        for table in metadata.sorted_tables:
+            if table.name in there:
+                connection.execute(table.delete())
+    engine.dispose()
+
+
+def environment() -> dict[str, str]:
+    """Without this litellm, which the rival imports, first looks for a price list on the network."""
+    return {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 
 
 def rival_python(venv: Path) -> str:
@@ -203,32 +233,26 @@ def rival_python(venv: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rollouts", type=int, default=300)
+    parser.add_argument("--http", action="store_true")
+    parser.add_argument("--postgresql", metavar="URL")
+    parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--growth-seconds", type=int, default=240, help="limit of each side")
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each side; the median counts")
+    parser.add_argument("--rollouts", type=int, help="one shape of your own, with the three below")
+    parser.add_argument("--workload", choices=["each", "runner"], default="runner")
     parser.add_argument("--runners", type=int, default=32)
     parser.add_argument("--turns", type=int, default=6)
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each side; the median counts")
     parser.add_argument("--rival-venv", type=Path, default=Path(__file__).with_name(".venv-agentlightning"))
     parser.add_argument("--json", type=Path, help="write the same facts here")
-    parser.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.side:
-        print(run_side(args.side, args))
-        return
-    pythons = dict.fromkeys(SIDES, sys.executable) | {"rival": rival_python(args.rival_venv)}
-    runs: dict[str, list[float]] = {name: [] for name in SIDES}
-    for _ in range(args.repeats):
-        for name in SIDES:
-            runs[name].append(measure(name, pythons[name], args))
-    medians = {name: statistics.median(values) for name, values in runs.items()}
-    ratio = medians["agl"] / medians["rival"]
-    print(f"{args.rollouts} rollouts, {args.runners} runners, {args.turns} turns; rollouts/s, {args.repeats} runs each")
-    for name, title in SIDES.items():
-        every = "  ".join(f"{value:7.1f}" for value in runs[name])
-        print(f"  {title:32} {medians[name]:8.1f}   ({every} )")
-    print(f"  agl on disk / Agent Lightning in memory: {ratio:.2f}x")
+    if args.quick:
+        args.repeats = 1
+    with tempfile.TemporaryDirectory(prefix="agl-bench-") as folder:
+        bench = Bench(args, Path(folder))
+        facts = bench.growth() if args.growth else bench.memory() if args.memory else bench.throughput()
     if args.json:
-        facts = {"rollouts": args.rollouts, "runners": args.runners, "turns": args.turns}
-        facts |= {"rollouts_per_second": medians, "runs": runs, "ratio": ratio}
         args.json.write_text(json.dumps(facts, indent=2) + "\n")
 
 

@@ -53,29 +53,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def untrained_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A very small model with random weights and the quickstart's tokenizer and chat template."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from untrained import make_untrained
 
-    from agl.trainer.quickstart.tokenizer import build_tokenizer
-
-    tokenizer = build_tokenizer()
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=-(-len(tokenizer) // 8) * 8,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=512,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    directory = tmp_path_factory.mktemp("untrained")
-    LlamaForCausalLM(config).save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return directory
+    return make_untrained(tmp_path_factory.mktemp("untrained"))
 
 
 @pytest.fixture(scope="session")

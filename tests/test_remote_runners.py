@@ -23,6 +23,7 @@ from agl.trainer.runners.base import RolloutResult
 from agl.trainer.runners.desk import RunDesk
 from agl.trainer.runners.remote import RemoteDesk, desk_routes, key_check
 from agl.trainer.runners.work import work
+from agl.trainer.server.keys import Keys, key_hash
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, RolloutConfig, Store
 
@@ -41,7 +42,7 @@ class Served:
             rules=lambda mode: SamplingRules(temperature=1.0), done=self.results.append, **options,
         )  # fmt: skip
         self.desk: RunDesk | None = self.make()
-        self.check = key_check(key)
+        self.check = key_check(Keys() if key is None else Keys(key_hash(key)))
         self.results: list[RolloutResult]
         self.server: GatewayServer | None = None
         self.port = 0

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from capabilities import GAP, YES
+from capabilities import GAP, NONE, YES
 
 HERE = Path(__file__).parent
 SEVENTH = HERE / "seventh"
@@ -93,10 +93,11 @@ def test_it_passes_the_conformance_suite_whole(with_adapter: Environment, tmp_pa
     suite = str(HERE / "test_adapter_conformance.py")
     done = with_adapter.run("-m", "pytest", suite, "-q", "--subject", subject, "--capabilities", str(table))
     assert " passed" in done.stdout
-    cells = [line.split("|")[2].strip() for line in table.read_text().splitlines() if line.startswith("| ")][1:]
-    assert len(cells) > 15
-    assert cells.count(YES) == len(cells) - 1  # it has no way to run a batch
-    assert GAP not in table.read_text()
+    lines = [line for line in table.read_text().splitlines() if line.startswith("| ")]
+    rows = [[c.strip() for c in line.split("|")[1:3]] for line in lines[1:]]
+    assert len(rows) > 15
+    short = {name: cell for name, cell in rows if cell != YES}
+    assert sorted(cell.split()[0] for cell in short.values()) == [GAP, GAP, NONE, NONE], short
 
     # A subject that promises too much, or a run of a part of the suite, makes no table.
     table.unlink()

@@ -215,6 +215,52 @@ def test_a_write_cancelled_before_its_turn_is_skipped(path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_what_fails_in_a_batch_fails_alone_and_leaves_nothing(path: Path) -> None:
+    async def scenario() -> None:
+        database = Database(str(path))
+        await database.open()
+        await database.write(lambda c: c.exec_driver_sql("CREATE TABLE t (x UNIQUE)").close())
+        started, go_on = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def hold(connection: Any) -> None:
+            loop.call_soon_threadsafe(started.set)
+            asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+
+        def add(*values: int) -> asyncio.Future[list[int]]:
+            def run(connection: Any) -> list[int]:
+                for value in values:
+                    connection.exec_driver_sql("INSERT INTO t VALUES (?)", (value,))
+                return list(values)
+
+            return database.write(run)
+
+        def missing(connection: Any) -> None:
+            raise StoreError("there is no such row")
+
+        # Held, so that all of them wait and are one batch.
+        holding = database.read(hold)
+        await started.wait()
+        batch = [add(1), add(2, 1), database.read(missing), add(3), add(4, 4), add(5)]
+        seen = database.read(lambda c: c.exec_driver_sql("SELECT x FROM t ORDER BY x").scalars().all())
+        go_on.set()
+        await holding
+        outcomes = await asyncio.gather(*batch, return_exceptions=True)
+        assert [type(o).__name__ for o in outcomes] == [
+            "list",
+            "StoreError",
+            "StoreError",
+            "list",
+            "StoreError",
+            "list",
+        ]
+        assert await seen == [1, 3, 5]
+        await database.close()
+        assert sql(path, "SELECT x FROM t ORDER BY x") == [(1,), (3,), (5,)]
+
+    asyncio.run(scenario())
+
+
 # -- several processes --------------------------------------------------------------------------------------------
 WORKER = """
 import asyncio, sys

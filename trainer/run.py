@@ -6,7 +6,6 @@ import asyncio
 import gc
 import hashlib
 import math
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from agl.selection import Selection
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
+from agl.trainer.leftover import LeftOver, settle
 from agl.trainer.local.config import Policy
 from agl.trainer.progress import Progress
 from agl.trainer.runners.base import RolloutResult, Runner
@@ -33,7 +33,8 @@ from agl.trainer.runners.desk import RunDesk
 from agl.trainer.runners.local import LocalRunner
 from agl.trainer.runners.remote import desk_routes, key_check
 from agl.trainer.runners.wire import selection_to_json
-from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store
+from agl.trainer.server.keys import Keys, key_hash
+from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store, new_rollout_id
 
 Runners = Literal["local", "remote"]
 
@@ -147,6 +148,7 @@ class Run:
     checkpoint: Path | None = None
     policy_paths: dict[str, Path] = field(default_factory=dict)
     _server: Listening | None = None
+    _left_over: LeftOver | None = None
     _desk: RunDesk | None = None
     _runner: Runner | None = None
     _waiting: dict[str, asyncio.Future[RolloutResult]] = field(default_factory=dict)
@@ -163,8 +165,6 @@ class Run:
         """
         if routed:
             self.gateway = self.gateway or Gateway(self.store, capture_content=self.capture_content)
-        if self.resume:
-            await self._cancel_left_over()
         self._desk = RunDesk(
             self.store,
             self.gateway if routed else None,
@@ -205,12 +205,18 @@ class Run:
         if self.runners == "local":
             return []
         selection_to_json(self.selection)
-        return desk_routes(lambda: self._desk, key_check(self.runner_key if self.serve is None else None))
+        # Where the gateway is reached by other means, keys are that one's business.
+        keys = Keys() if self.runner_key is None or self.serve is not None else Keys(key_hash(self.runner_key))
+        return desk_routes(lambda: self._desk, key_check(keys))
 
-    async def _cancel_left_over(self) -> None:
-        """Rollouts that the run asked for before it was stopped: nobody waits for what they come to."""
-        left = await self.store.query_rollouts(run_id=self.run_id, status=["queuing", "preparing", "running"])
-        await self.store.cancel_rollouts([r.rollout_id for r in left])
+    async def take_up(self, step: int, versions: Mapping[str, int]) -> None:
+        """Go on with a run that was stopped, from `step` done steps in the weights of these versions.
+
+        Its rollouts of that step which had ended are not run again, and what it left unfinished is cancelled.
+        """
+        self._left_over = await settle(self.store, self.run_id, step, self.selection, versions)
+        if n := len(self._left_over.rollouts):
+            self.progress.note(f"{n} rollouts of step {step + 1} had ended before the run was stopped; they count")
 
     def wake(self) -> None:
         """Tell idle workers that rollouts were enqueued by other means than `rollouts`. Call it on the run's loop."""
@@ -268,7 +274,7 @@ class Run:
                 seed=seed_of(self.seed, mode, when, place, index, k),
                 config=config,
                 metadata={"task_index": index, **(metadata or {})},
-                rollout_id=f"ro-{uuid.uuid4().hex[:12]}",
+                rollout_id=new_rollout_id(),
             )
             for place, (index, task) in enumerate(tasks, start=first)
             for k in range(group_size)
@@ -277,7 +283,15 @@ class Run:
         futures = [self._waiting.setdefault(str(r.rollout_id), loop.create_future()) for r in new]
         self.progress.began(mode, step, len(new))
         try:
-            await self.store.enqueue_rollouts(new)
+            to_run = []
+            for r, future in zip(new, futures, strict=True):
+                ended = None if self._left_over is None else await self._left_over.take(r)
+                if ended is None:
+                    to_run.append(r)
+                else:
+                    self.progress.rolled_out(ended)
+                    future.set_result(ended)
+            await self.store.enqueue_rollouts(to_run)
             self._desk.wake()
             return list(await asyncio.gather(*futures))
         finally:

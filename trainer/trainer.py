@@ -248,6 +248,8 @@ class Trainer:
         if dev_tasks is None:
             self._check_directory(directory, resume)
         directory.mkdir(parents=True, exist_ok=True)
+        if dev_tasks is None:
+            run_id = _kept_id(directory, run_id, resume)
         return _Prepared(run_id, directory, runnable, progress or Progress(self.progress), resume, dev_tasks)
 
     async def _train(self, prepared: _Prepared, train: Any, val: Any, serve: Serve | None = None) -> Result:
@@ -317,6 +319,17 @@ class Trainer:
                 f"{directory} holds a run already ({latest(directory)})",
                 hint="go on with it (resume=True or --resume), or choose another directory",
             )
+
+
+def _kept_id(directory: Path, new: str, resume: bool) -> str:
+    """The run's id, which its directory keeps from the start: a run is the same before its first checkpoint, too."""
+    path = directory / "run-id"
+    if resume and path.is_file():
+        return path.read_text().strip()
+    part = path.with_suffix(".part")
+    part.write_text(f"{new}\n")
+    part.rename(path)
+    return new
 
 
 def _not_here(*_: Any) -> Any:

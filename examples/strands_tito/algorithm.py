@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import random
 from typing import Any
 
@@ -35,7 +36,7 @@ def is_tito(calls: list[tuple[list[int], list[int]]]) -> bool:
     """Token in, token out: every call's ids are known, and each prompt goes on from the tokens that were sampled
     before, not from a text that was tokenised again."""
     known = bool(calls) and all(prompt and sampled for prompt, sampled in calls)
-    turns = zip(calls, calls[1:], strict=False)
+    turns = itertools.pairwise(calls)
     return known and all(later[: len(prompt) + len(said)] == prompt + said for (prompt, said), (later, _) in turns)
 
 

@@ -147,6 +147,8 @@ class LocalAlgorithm:
         try:
             state = await checkpoints.restore(run, policies, self._identity(run, steps)) if run.resume else None
             start = state.step if state else 0
+            if run.resume:
+                await run.take_up(start, policies.versions)
             self._gateway(run, policies)
             await run.start(self._rules, policies.names[0])
             run.progress.start(steps, start)

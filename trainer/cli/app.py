@@ -73,7 +73,14 @@ def train(
     lora_rank: Annotated[int | None, typer.Option(help="Train a LoRA adapter of this rank.", min=1)] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     workers: Annotated[int, typer.Option(help="Rollouts at once.", min=1)] = 8,
+    runners: Annotated[str, typer.Option(help="local, or remote: rollouts run where `agl runner` does.")] = "local",
+    host: Annotated[str, typer.Option(help="Where remote runners reach this.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Likewise; 0 takes a free one.", min=0, max=65535)] = 0,
+    store: Annotated[
+        str | None, typer.Option(help="A file, postgresql:// or http:// of `agl store`; else --out.")
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds per rollout.")] = 600.0,
+    max_attempts: Annotated[int, typer.Option(help="Tries per rollout.", min=1)] = 2,
     out: Annotated[Path | None, typer.Option(help="The run's directory.")] = None,
     seed: Seed = 0,
     resume: Resume = False,
@@ -89,9 +96,12 @@ def train(
     from agl.trainer.tasks import read_tasks
     from agl.trainer.trainer import Trainer
 
-    if (agent is None) == (agent_command is None):
+    elsewhere = runners == "remote" and agent is None and agent_command is None
+    if (agent is None) == (agent_command is None) and not elsewhere:
         raise ConfigError("which agent?", hint="name it with --agent file.py:name, or with --agent-command COMMAND")
-    runnable = load_agent(agent, reward) if agent is not None else load_command(str(agent_command), reward)
+    runnable: Any = None
+    if not elsewhere:
+        runnable = load_agent(agent, reward) if agent is not None else load_command(str(agent_command), reward)
     train_tasks = read_tasks(tasks)
     val_tasks = read_tasks(val) if val else None
     algorithm = GRPO(
@@ -110,9 +120,9 @@ def train(
         lora=LoraSpec(rank=lora_rank, alpha=2.0 * lora_rank) if lora_rank else None,
         device=device,
     )
-    trainer = Trainer(
+    trainer = Trainer(  # type: ignore[arg-type]
         algorithm, agents=agents or None, n_workers=workers, timeout=timeout, directory=out, seed=seed,
-        progress=not quiet,
+        progress=not quiet, runners=runners, host=host, port=port, store=store, max_attempts=max_attempts,
     )  # fmt: skip
     fit = trainer.dev if dev else partial(trainer.fit, val_dataset=val_tasks, resume=resume)
     result = fit(runnable, train_tasks)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import hmac
 import logging
 import time
 import uuid
@@ -32,6 +30,8 @@ from agl.trainer.gateway.errors import RequestError
 from agl.trainer.runners import wire
 from agl.trainer.runners.base import LEASE_WAIT_SECONDS, Desk, Lease, Report
 from agl.trainer.runners.desk import RunDesk
+from agl.trainer.server.keys import Keys
+from agl.trainer.server.routes import answer
 
 log = logging.getLogger("agl.runner")
 
@@ -76,31 +76,31 @@ def desk_routes(desk: Callable[[], RunDesk | None], check: Callable[[Request], N
         except RequestError:
             told.pop(asked, None)
             raise
-        return Response(status_code=204) if leased is None else http.answer(wire.lease_to_json(leased))
+        return Response(status_code=204) if leased is None else answer(wire.lease_to_json(leased))
 
     async def heartbeat(request: Request) -> Response:
         here, lease, _ = await leased_before(request)
         with _refusals():
-            return http.answer({"wanted": await here.heartbeat(lease)})
+            return answer({"wanted": await here.heartbeat(lease)})
 
     async def deliver(request: Request) -> Response:
         here, lease, body = await leased_before(request, "spans")
         with _refusals():
             rollout_id, attempt = lease.id
             await here.deliver(lease, otlp.decode(body["spans"], rollout_id=rollout_id, attempt=attempt))
-        return http.answer({})
+        return answer({})
 
     async def finish(request: Request) -> Response:
         here, lease, body = await leased_before(request, "report")
         with _refusals():
             await here.finish(lease, wire.report_from_json(body["report"], lease))
-        return http.answer({})
+        return answer({})
 
     async def abandon(request: Request) -> Response:
         here, lease, body = await leased_before(request, "why")
         with _refusals():
             await here.abandon(lease, str(body["why"]))
-        return http.answer({})
+        return answer({})
 
     async def leased_before(request: Request, *names: str) -> tuple[RunDesk, Lease, dict[str, Any]]:
         check(request)
@@ -117,14 +117,11 @@ def desk_routes(desk: Callable[[], RunDesk | None], check: Callable[[Request], N
     ]
 
 
-def key_check(key: str | None) -> Callable[[Request], None]:
-    """A check that lets in who shows this key as a bearer; everybody where there is none."""
-    wanted = None if key is None else hashlib.sha256(key.encode()).digest()
+def key_check(keys: Keys) -> Callable[[Request], None]:
+    """A check that lets in whom these keys know."""
 
     def check(request: Request) -> None:
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        good = hmac.compare_digest(hashlib.sha256(given.encode()).digest(), wanted or b"")
-        if wanted is not None and not (kind.lower() == "bearer" and good):
+        if keys.role(request.headers) is None:
             raise RequestError(401, "this server asks its runners for a key", code="invalid_api_key")
 
     return check
@@ -207,17 +204,17 @@ class RemoteDesk:
         try:
             async for one in tries:
                 with one:
-                    answer = await self._send(what, content)
+                    got = await self._send(what, content)
         except _Away as away:
             raise RolloutError(
                 f"the server at {self.url} could not be reached for {self.lost_seconds:g} s: {away}",
                 hint="check that it runs and that its address and port are right; start this runner again then",
             ) from None
-        return answer
+        return got
 
     async def _send(self, what: str, content: bytes) -> Any:
         try:
-            answer = await self._client.post(
+            got = await self._client.post(
                 f"{self.url}/runner/{what}", content=content, headers={"content-type": "application/json"}
             )
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
@@ -225,31 +222,31 @@ class RemoteDesk:
         except httpx.TransportError as error:
             self._lost(f"{type(error).__name__}: {error}")
             raise _Away(f"{type(error).__name__}: {error}") from error
-        if answer.status_code in (408, 425, 429, 502, 503, 504):
-            self._lost(f"it answers {answer.status_code}")
-            raise _Away(f"it answers {answer.status_code}")
+        if got.status_code in (408, 425, 429, 502, 503, 504):
+            self._lost(f"it answers {got.status_code}")
+            raise _Away(f"it answers {got.status_code}")
         if self._lost_since is not None:
             log.warning("the server at %s is back after %.0f s", self.url, time.monotonic() - self._lost_since)
             self._lost_since = None
-        if answer.status_code == 204:
+        if got.status_code == 204:
             return None
-        if answer.status_code == 200:
-            return orjson.loads(answer.content)
-        why = _message(answer)
-        if answer.status_code == 409:
+        if got.status_code == 200:
+            return orjson.loads(got.content)
+        why = _message(got)
+        if got.status_code == 409:
             log.warning("%s: the server does not want it any more: %s", what, why)
             return None
-        if answer.status_code in (401, 403):
+        if got.status_code in (401, 403):
             raise RolloutError(
                 f"the server at {self.url} refuses this runner: {why}",
                 hint="give its runner key: --key-file, or AGL_RUNNER_KEY in the environment",
             )
-        if answer.status_code == 404:
+        if got.status_code == 404:
             raise RolloutError(
                 f"{self.url} answers, but hands out no rollouts ({why})",
                 hint="give the address of `agl store`, `agl serve` or a Trainer(runners=...)",
             )
-        raise RolloutError(f"the server at {self.url} failed on {what!r} ({answer.status_code}): {why}")
+        raise RolloutError(f"the server at {self.url} failed on {what!r} ({got.status_code}): {why}")
 
     def _lost(self, why: str) -> None:
         """Say so once."""

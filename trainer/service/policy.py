@@ -13,6 +13,7 @@ from agl.trainer.gateway.rendering import Rendering
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
 from agl.trainer.runners.desk import RunDesk
 from agl.trainer.runners.remote import desk_routes, key_check
+from agl.trainer.server.keys import Keys
 from agl.trainer.service.front import Front, Place
 from agl.trainer.service.settings import Settings
 from agl.trainer.store.base import Store
@@ -53,7 +54,7 @@ class ServedPolicy:
             store, gateway, selection=select(settings.get("agents")), model=DEFAULT_POLICY, rewarded=False,
             capture_content=content, silent_seconds=silent,
         )  # fmt: skip
-        place = front.place(gateway, desk_routes(lambda: desk, key_check(None)))
+        place = front.place(gateway, desk_routes(lambda: desk, key_check(Keys())))
         await place.start()
         desk.watch()
         return cls(policy, desk, place, silent)

@@ -50,7 +50,7 @@ async def serving(
         out.mkdir(parents=True, exist_ok=True)
         store = await open_store(settings.get("store") or f"sqlite:///{out / 'store.db'}")
         stack.push_async_callback(store.close)
-        waiting = gateway_app(Gateway(store), desk_routes(lambda: None, key_check(None)), limits)
+        waiting = gateway_app(Gateway(store), desk_routes(lambda: None, key_check(Keys())), limits)
         front = Front(waiting, keys, limits)
         service = Service(settings, store, front, out, progress=progress)
         service.open()

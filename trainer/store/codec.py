@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -94,8 +94,10 @@ def _config(text: str) -> RolloutConfig:
 
 def rollout_row(new: NewRollout, rollout_id: str, now: float) -> dict[str, Any]:
     """The row of a rollout that is queued at `now` (seconds since the epoch)."""
-    # retry_on may come as a list, which cannot be hashed for the cache.
-    config = dataclasses.replace(new.config, retry_on=tuple(new.config.retry_on))
+    config = new.config
+    if not isinstance(config.retry_on, tuple):
+        # A list cannot be hashed for the cache.
+        config = dataclasses.replace(config, retry_on=tuple(config.retry_on))
     return {
         "rollout_id": rollout_id,
         "run_id": new.run_id,
@@ -136,6 +138,23 @@ def to_rollout(row: Row) -> Rollout:
         created_at=row["created_at"],
         ended_at=row["ended_at"],
     )
+
+
+def attempt_row(attempt: Attempt, config: RolloutConfig, request_id: str | None) -> dict[str, Any]:
+    """The row of an attempt of a rollout with that configuration, leased by that request."""
+    return {
+        "rollout_id": attempt.rollout_id,
+        "attempt": attempt.attempt,
+        "status": attempt.status,
+        "worker_id": attempt.worker_id,
+        "error": attempt.error,
+        "timeout_seconds": config.timeout_seconds,
+        "unresponsive_seconds": config.unresponsive_seconds,
+        "started_at": attempt.started_at,
+        "last_heartbeat_at": attempt.last_heartbeat_at,
+        "ended_at": attempt.ended_at,
+        "request_id": request_id,
+    }
 
 
 def to_attempt(row: Row) -> Attempt:
@@ -232,22 +251,10 @@ def span_row(span: Span) -> dict[str, Any]:
     }
 
 
-def to_span(row: Row) -> Span:
-    """A row of `schema.spans`."""
-    return Span(
-        trace_id=row["trace_id"],
-        span_id=row["span_id"],
-        parent_id=row["parent_id"],
-        rollout_id=row["rollout_id"],
-        attempt=row["attempt"],
-        name=row["name"],
-        start=row["started_at"],
-        end=row["ended_at"],
-        status=row["status"],
-        status_message=row["status_message"],
-        attributes=loads(row["attributes"]),
-        events=tuple(Event(**event) for event in loads(row["events"])),
-    )
+def to_span(row: Sequence[Any]) -> Span:
+    """A row of `schema.spans`, whose columns are in the order of the span's fields."""
+    *plain, attributes, events = row
+    return Span(*plain, loads(attributes), tuple(Event(**e) for e in loads(events)) if events != "[]" else ())
 
 
 # -- training -----------------------------------------------------------------------------------------------------

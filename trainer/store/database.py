@@ -1,6 +1,7 @@
 """One thread that owns the database connection: what waits is committed together, and acknowledged after that.
 
-An operation is a function of a connection. Each runs under a savepoint of its own, so one that fails fails alone.
+An operation is a function of a connection, and may be run twice: one that fails fails alone, for which its batch is run
+again. What it does outside the database has to stand that.
 """
 
 from __future__ import annotations
@@ -145,17 +146,21 @@ class Database:
 
 
 def _run(connection: Connection, batch: Sequence[_Operation], path: str) -> None:
-    """Run a batch in one transaction and note each outcome; if it cannot be committed, all of it has failed."""
-    writes = any(operation.writes for operation in batch)
-    # The driver's own cursor: these statements come with every operation and need nothing from SQLAlchemy.
+    """Run a batch in one transaction and note each outcome; if it cannot be committed, all of it has failed.
+
+    Savepoints cost about as much as a small operation does, and hardly any operation fails. So there are none at
+    first; when one fails, all is rolled back and run again with a savepoint around each.
+    """
+    begin = dialect.BEGIN_WRITE if any(operation.writes for operation in batch) else dialect.BEGIN_READ
+    # The driver's own cursor: these statements come with every batch and need nothing from SQLAlchemy.
     cursor = connection.connection.cursor()
     try:
-        cursor.execute(dialect.BEGIN_WRITE if writes else dialect.BEGIN_READ)
-        for operation in batch:
-            if operation.writes:
-                _run_write(connection, cursor, operation, path)
-            else:
-                _run_read(connection, operation, path)
+        cursor.execute(begin)
+        if not _run_freely(connection, batch):
+            connection.connection.rollback()
+            cursor.execute(begin)
+            for operation in batch:
+                _run_guarded(connection, cursor, operation, path)
         cursor.execute("COMMIT")
     except BaseException as error:
         refused = dialect.store_error(error, path)
@@ -167,14 +172,17 @@ def _run(connection: Connection, batch: Sequence[_Operation], path: str) -> None
         cursor.close()
 
 
-def _run_read(connection: Connection, operation: _Operation, path: str) -> None:
+def _run_freely(connection: Connection, batch: Sequence[_Operation]) -> bool:
+    """Whether all went well; stops at the first that fails."""
     try:
-        operation.result = operation.run(connection)
-    except Exception as error:
-        operation.error = dialect.store_error(error, path)
+        for operation in batch:
+            operation.result = operation.run(connection)
+    except Exception:
+        return False
+    return True
 
 
-def _run_write(connection: Connection, cursor: DBAPICursor, operation: _Operation, path: str) -> None:
+def _run_guarded(connection: Connection, cursor: DBAPICursor, operation: _Operation, path: str) -> None:
     cursor.execute("SAVEPOINT operation")
     try:
         operation.result = operation.run(connection)

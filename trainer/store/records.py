@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection, Table, bindparam, select
 
 from agl.mdp import Call
 from agl.spans import Span
-from agl.trainer.store import codec
+from agl.trainer.store import codec, prepared
 from agl.trainer.store.base import TrainedCall
 from agl.trainer.store.dialect import insert
 from agl.trainer.store.rollouts import chunks
@@ -27,7 +28,7 @@ _TOKEN_BYTES = 4
 _HEADS = select(C.c.id, C.c.rollout_id, C.c.attempt, C.c.length, C.c.digest)
 _INSERT_CALL = insert(C).on_conflict_do_nothing()
 _INSERT_SPAN = insert(S).on_conflict_do_nothing()
-_SPANS = select(S).where(S.c.rollout_id == bindparam("id")).order_by(S.c.started_at, S.c.span_id)
+_SPANS = select(S).where(S.c.rollout_id == bindparam("id"))
 _SPANS_OF_ATTEMPT = _SPANS.where(S.c.attempt == bindparam("n"))
 _INSERT_RESOURCES = insert(V).on_conflict_do_nothing()
 
@@ -64,7 +65,7 @@ def add_calls(connection: Connection, calls: Sequence[Call]) -> None:
         known[call.id] = row
         new.append(row)
     if new:
-        connection.execute(_INSERT_CALL, new)
+        prepared.change_many(connection, _INSERT_CALL, new)
 
 
 def _continues(row: Mapping[Any, Any], parent: Mapping[Any, Any]) -> bool:
@@ -96,14 +97,15 @@ def query_calls(connection: Connection, rollout_id: str, attempt: int | None) ->
 def add_spans(connection: Connection, spans: Sequence[Span]) -> None:
     """Insert the spans that are not there yet."""
     if spans:
-        connection.execute(_INSERT_SPAN, [codec.span_row(span) for span in spans])
+        prepared.change_many(connection, _INSERT_SPAN, [codec.span_row(span) for span in spans])
 
 
 def query_spans(connection: Connection, rollout_id: str, attempt: int | None) -> list[Span]:
     """A rollout's spans by start time."""
     statement = _SPANS if attempt is None else _SPANS_OF_ATTEMPT
-    rows = connection.execute(statement, {"id": rollout_id, "n": attempt}).mappings()
-    return [codec.to_span(row) for row in rows]
+    rows = prepared.rows(connection, statement, {"id": rollout_id, "n": attempt})
+    # Not by the database, which would copy whole rows to sort them.
+    return sorted((codec.to_span(row) for row in rows), key=attrgetter("start", "span_id"))
 
 
 # -- resources, policies, training --------------------------------------------------------------------------------

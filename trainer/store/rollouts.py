@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, delete, func, or_, select, update
 
 from agl.errors import AttemptOverError, StoreError
-from agl.trainer.store import codec
+from agl.trainer.store import codec, prepared
 from agl.trainer.store.base import (
     ATTEMPT_TERMINAL,
     ATTEMPT_TRANSITIONS,
@@ -21,6 +20,7 @@ from agl.trainer.store.base import (
     NewRollout,
     Rollout,
     RolloutStatus,
+    new_rollout_id,
 )
 from agl.trainer.store.dialect import insert
 from agl.trainer.store.schema import attempts as A
@@ -75,9 +75,9 @@ _LEASE, _LEASE_OF_RUN = _lease(False), _lease(True)
 # -- the queue ----------------------------------------------------------------------------------------------------
 def enqueue(connection: Connection, new: Sequence[NewRollout], now: float) -> list[Rollout]:
     """Add rollouts, return them as stored, in the given order."""
-    rows = [codec.rollout_row(n, n.rollout_id or uuid.uuid4().hex, now) for n in new]
-    if rows:
-        connection.execute(_INSERT_ROLLOUT, rows)
+    rows = [codec.rollout_row(n, n.rollout_id or new_rollout_id(), now) for n in new]
+    if prepared.change_many(connection, _INSERT_ROLLOUT, rows) == len(rows):
+        return [codec.to_rollout(row) for row in rows]
     return load(connection, [row["rollout_id"] for row in rows])
 
 
@@ -88,16 +88,12 @@ def dequeue(
     if request_id is not None and (before := _leased_before(connection, request_id, now)) is not None:
         return before
     statement, values = (_LEASE, {}) if run_id is None else (_LEASE_OF_RUN, {"run": run_id})
-    row = connection.execute(statement, values).mappings().first()
+    row = prepared.first(connection, statement, values)
     if row is None:
         return None
     rollout = codec.to_rollout(row)
     attempt = Attempt(rollout.rollout_id, rollout.attempts, "preparing", worker_id, None, now, now)
-    limits = {
-        "timeout_seconds": rollout.config.timeout_seconds,
-        "unresponsive_seconds": rollout.config.unresponsive_seconds,
-    }
-    connection.execute(_INSERT_ATTEMPT, {**dataclasses.asdict(attempt), **limits, "request_id": request_id})
+    prepared.change(connection, _INSERT_ATTEMPT, codec.attempt_row(attempt, rollout.config, request_id))
     return AttemptedRollout(rollout, attempt)
 
 
@@ -157,13 +153,13 @@ def move(
     connection: Connection, rollout_id: str, attempt: int, status: AttemptStatus, error: str | None, now: float
 ) -> Rollout:
     """Move an attempt, and its rollout with it."""
-    row = connection.execute(_ROLLOUT_AND_ATTEMPT, {"id": rollout_id, "n": attempt}).mappings().first()
+    row = prepared.first(connection, _ROLLOUT_AND_ATTEMPT, {"id": rollout_id, "n": attempt})
     if row is None:
         raise _no_attempt(rollout_id, attempt)
     rollout, was = codec.to_rollout(row), row["was"]
     if status == was:
         if status == "running":
-            connection.execute(_BEAT, {"id": rollout_id, "n": attempt, "beat": now})
+            prepared.change(connection, _BEAT, {"id": rollout_id, "n": attempt, "beat": now})
         return rollout
     if status not in ATTEMPT_TRANSITIONS[was]:
         raise AttemptOverError(
@@ -172,7 +168,8 @@ def move(
             if ATTEMPT_TRANSITIONS[was]
             else f"{was!r} is final; the rollout was cancelled, given up or reported twice",
         )
-    connection.execute(
+    prepared.change(
+        connection,
         _SET_ATTEMPT,
         {
             "id": rollout_id,
@@ -191,13 +188,13 @@ def _follow(connection: Connection, rollout: Rollout, attempt: int, status: Atte
     if to == rollout.status:
         return rollout
     ended_at = now if to in ROLLOUT_TERMINAL else None
-    connection.execute(_SET_ROLLOUT, {"id": rollout.rollout_id, "to": to, "at": ended_at})
+    prepared.change(connection, _SET_ROLLOUT, {"id": rollout.rollout_id, "to": to, "at": ended_at})
     return dataclasses.replace(rollout, status=to, ended_at=ended_at)
 
 
 def beat(connection: Connection, rollout_id: str, attempt: int, now: float) -> None:
     """Note that an attempt is alive."""
-    if not connection.execute(_BEAT, {"id": rollout_id, "n": attempt, "beat": now}).rowcount:
+    if not prepared.change(connection, _BEAT, {"id": rollout_id, "n": attempt, "beat": now}):
         raise _no_attempt(rollout_id, attempt)
 
 

@@ -12,6 +12,7 @@ class TinyAgents(Subject):
     name = "tinyagents"
     tracer = TinyAgentsTracer
     frameworks = ("tinyagents", "openai")
+    gaps: ClassVar[frozenset[str]] = frozenset({"tool_reports", "mcp"})
     ways: ClassVar[tuple[str, ...]] = ("invoke", "stream")
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
 

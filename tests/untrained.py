@@ -1,0 +1,31 @@
+"""A very small model that nothing was taught: for tests in which what it says does not matter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def make_untrained(directory: Path) -> Path:
+    """Write one with random weights and the quickstart's tokenizer and chat template; returns `directory`."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from agl.trainer.quickstart.tokenizer import build_tokenizer
+
+    tokenizer = build_tokenizer()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=-(-len(tokenizer) // 8) * 8,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    LlamaForCausalLM(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
