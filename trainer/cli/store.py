@@ -36,7 +36,9 @@ def store(
 
 
 async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file: Path | None) -> None:
+    from agl.trainer.runners.standing import StandingDesk
     from agl.trainer.server.keys import Keys
+    from agl.trainer.server.limits import Limits
     from agl.trainer.store import open_store
     from agl.trainer.store.server import StoreServer
 
@@ -47,7 +49,10 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     opened = await open_store(db)
-    server = StoreServer(opened, host=host, port=port, keys=keys)
+    limits = Limits()
+    desk = StandingDesk.of_store(opened)
+    beside = [desk.route(opened, keys, limits)]
+    server = StoreServer(opened, host=host, port=port, keys=keys, limits=limits, beside=beside)
     try:
         url = await server.start()
         facts = {"url": url, "traces": f"{url}/v1/traces", "db": _shown(db), "keys": keys.operator is not None}
@@ -61,6 +66,7 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
         typer.echo(f"spans   {facts['traces']}")
         await stop.wait()
     finally:
+        await desk.stop()
         await server.stop()
         await opened.close()
 

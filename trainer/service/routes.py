@@ -247,7 +247,7 @@ def openapi(listed: Sequence[Operation], beside: Mapping[str, Any]) -> dict[str,
         "info": {"title": "agl serve", "version": agl.__version__},
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
-        "security": [{"key": []}],
+        "security": beside["security"],
     }
 
 

@@ -58,7 +58,7 @@ async def serving(
         for split, file in (data or {}).items():
             await asyncio.to_thread(service.upload, split, await asyncio.to_thread(_text, file), str(file))
         stored = StoreRoutes(store, keys, limits)
-        listed = operations(service, lambda: _facts(settings), store_schema())
+        listed = operations(service, lambda: _facts(settings), store_schema(keys.operator is not None))
         known = {operation.path for operation in listed}
         front.own = build_app(service, listed, [r for r in stored.routes() if r.path not in known])
         server = HttpServer(front, error=GatewayError, host=host, port=settings.get("port"), limits=limits)
