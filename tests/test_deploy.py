@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -79,7 +80,7 @@ def test_what_every_service_of_ours_has() -> None:
 def test_no_secret_is_in_the_files() -> None:
     """Whatever is secret has no default, and nothing starts without it."""
     given = example()
-    secret = {"POSTGRES_PASSWORD", "AGL_OPERATOR_KEY", "AGL_RUNNER_KEY"}
+    secret = {"POSTGRES_PASSWORD", "AGL_OPERATOR_KEY", "AGL_RUNNER_KEY", "RAY_AUTH_TOKEN"}
     assert {name for name, value in given.items() if not value} == secret
     text = (DEPLOY / "docker-compose.yml").read_text()
     for name, operator, _ in _VARIABLE.findall(text):
@@ -126,9 +127,12 @@ def test_the_server_and_the_runner_start(untrained_model: Path, tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 def test_the_ray_cluster_starts(tmp_path: Path) -> None:
-    values = {"RAY_PORT": str(free_port()), "RAY_DASHBOARD_PORT": str(free_port()), "RAY_HEAD": "127.0.0.1"}
-    private = {"RAY_TMPDIR": "/tmp", "RAY_DISABLE_IMPORT_WARNING": "1"}
-    with programs(tmp_path, **private) as at:
+    values = {
+        "RAY_PORT": str(free_port()), "RAY_DASHBOARD_PORT": str(free_port()), "RAY_HEAD": "127.0.0.1",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }  # fmt: skip
+    assert environment("ray-worker", values) == environment("ray-head", values)
+    with programs(tmp_path, **environment("ray-head", values)) as at:
         head = at.start(*command("ray-head", values), log="head.log")
 
         def listens() -> bool:
@@ -139,6 +143,10 @@ def test_the_ray_cluster_starts(tmp_path: Path) -> None:
         worker = at.start(*command("ray-worker", values), log="worker.log")
         at.until(lambda: "Ray runtime started" in at.text("worker.log"), SECONDS, "Ray's worker")
         assert (head.poll(), worker.poll()) == (None, None)
+        check = [filled(word, values) for word in SERVICES["ray-head"]["healthcheck"]["test"]]
+        assert check[:2] == ["CMD", "ray"]
+        healthy = [sys.executable, "-m", "ray.scripts.scripts", *check[2:]]
+        assert subprocess.run(healthy, env=at.environment, timeout=60).returncode == 0
         for program in (worker, head):
             program.send_signal(signal.SIGTERM)
             at.until(lambda program=program: program.poll() is not None, 60, "Ray's end")
