@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from agl import semconv
 from agl.agents import Agent
@@ -75,7 +75,7 @@ async def work(
             broken.set_exception(error)
 
     runner = LocalRunner(
-        agent, _Between(desk, told, air), n_workers=n_workers, broken=fail,
+        agent, cast(Desk, _Between(desk, told, air)), n_workers=n_workers, broken=fail,
         name=name or f"{socket.gethostname()}-{os.getpid()}",
     )  # fmt: skip
     with switched_on(agent.tracers):
