@@ -161,6 +161,23 @@ async def test_one_run_at_a_time(untrained_model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @in_loop
+async def test_ctrl_c_ends_a_client_and_leaves_its_run(untrained_model: Path, tmp_path: Path) -> None:
+    settings = _settings(untrained_model, tmp_path / "out", steps=50, group_size=8, batch_size=8, max_response_tokens=8)
+    _workspace(tmp_path, steps=1)
+    async with serving(settings, Keys(), progress=False) as service:
+        with programs(tmp_path, AGENT_LIGHTNING_SERVER_URL=service.front.url) as at:
+            client = at.start(*CLIENT, "openai", "client.json", "--upload", log="client.log")
+            await until(lambda: service.present is not None and service.present.rollouts[0] > 0, SECONDS)
+            os.kill(client.pid, signal.SIGINT)
+            await until(lambda: client.poll() is not None, 20.0)
+            assert "KeyboardInterrupt" in at.text("client.log")
+        assert service.present is not None
+        assert not (tmp_path / "client.json").exists()
+        await service.stop("latest")
+
+
+@pytest.mark.slow
+@in_loop
 async def test_a_run_that_fails_says_why_to_its_client(tmp_path: Path) -> None:
     settings = _settings(tmp_path / "nothing", tmp_path, steps=2)
     async with serving(settings, Keys(), progress=False) as service:
