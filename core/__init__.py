@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from agl.agents import Agent, LitAgent, Outcome, RolloutInfo, Tracer, rollout
     from agl.commands import CommandAgent
     from agl.compat.algorithm import algo as algorithm
+    from agl.compat.service import LightningClient, LightningServer
     from agl.compat.store import LightningStore, LightningStoreClient
     from agl.errors import AglError
     from agl.hooks import Hook
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
     from agl.trainer.explain import explain
     from agl.trainer.local.config import LoraSpec, Policy
     from agl.trainer.runners.options import RayRunners
+    from agl.trainer.service.client import Client
     from agl.trainer.trainer import Result, Trainer
 
 _NAMES = {
     "agl.agents": ("Agent", "LitAgent", "Outcome", "RolloutInfo", "Tracer", "rollout"),
     "agl.commands": ("CommandAgent",),
+    "agl.compat.service": ("LightningClient", "LightningServer"),
     "agl.compat.store": ("LightningStore", "LightningStoreClient"),
     "agl.errors": ("AglError",),
     "agl.intermediate": ("AIR", "air"),
@@ -56,6 +59,7 @@ _NAMES = {
     "agl.trainer.explain": ("explain",),
     "agl.trainer.local.config": ("LoraSpec", "Policy"),
     "agl.trainer.runners.options": ("RayRunners",),
+    "agl.trainer.service.client": ("Client",),
     "agl.trainer.trainer": ("Result", "Trainer"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
@@ -71,6 +75,7 @@ __all__ = [
     "AglError",
     "Baseline",
     "Call",
+    "Client",
     "CommandAgent",
     "DAPO",
     "Dataset",
@@ -79,6 +84,8 @@ __all__ = [
     "GSPO",
     "Hook",
     "LLM",
+    "LightningClient",
+    "LightningServer",
     "LightningStore",
     "LightningStoreClient",
     "LitAgent",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from agl.errors import ConfigError
-from agl.resources import LLM, NamedResources, PromptTemplate
+from agl.resources import LLM, NamedResources, PromptTemplate, RolloutResources, find_resource
 from agl.scoring import Scorer
 
 
@@ -101,7 +101,7 @@ def scored(
     return Agent(name, run, False, tuple(tracers), error_reward)
 
 
-_INJECTED = ("task", "llm", "prompt_template", "resources", "rollout")
+_INJECTED = ("task", "llm", "prompt_template", "resource", "resources", "rollout")
 
 
 def rollout(
@@ -109,7 +109,7 @@ def rollout(
 ) -> Any:
     """Make an agent of a function: `@agl.rollout def f(task, llm: agl.LLM) -> float`, sync or async.
 
-    Arguments are given by name (task, llm, prompt_template, resources, rollout) or by annotation (`LLM`,
+    Arguments are given by name (task, llm, prompt_template, resource or resources, rollout) or by annotation (`LLM`,
     `PromptTemplate`, `RolloutInfo`); the first one left over is the task. It returns a reward, a dict of rewards, or
     None after `agl.emit_reward`. The result stays callable as the plain function.
 
@@ -149,31 +149,13 @@ class FunctionAgent:
         for argument, kind in self._arguments.items():
             if kind == "task":
                 values[argument] = task
-            elif kind == "resources":
-                values[argument] = resources
+            elif kind in ("resource", "resources"):
+                values[argument] = RolloutResources(resources)
             elif kind == "rollout":
                 values[argument] = info
             else:
                 values[argument] = find_resource(resources, LLM if kind == "llm" else PromptTemplate, argument)
         return values
-
-
-def find_resource(resources: NamedResources, kind: type, name: str) -> Any:
-    """The resource of that name, or the only one of that kind.
-
-    Raises:
-        ConfigError: none fits.
-    """
-    value = resources.get(name)
-    if isinstance(value, kind):
-        return value
-    fitting = [v for v in resources.values() if isinstance(v, kind)]
-    if len(fitting) == 1:
-        return fitting[0]
-    raise ConfigError(
-        f"the agent asks for {name!r} ({kind.__name__}), but the resources are {', '.join(resources) or 'empty'}",
-        hint="name the argument after the resource, or give it with Trainer(initial_resources={...})",
-    )
 
 
 def _outcome(value: Any) -> Outcome:

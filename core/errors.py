@@ -107,6 +107,10 @@ class ContextLengthError(EngineError):
     """A prompt that does not fit the model's context."""
 
 
+class ServiceError(AglError):
+    """A training server that cannot be reached or refuses, or a run on it that failed."""
+
+
 class StoreError(AglError):
     """The store refused or could not do what was asked."""
 

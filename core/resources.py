@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from agl.errors import ConfigError
+
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -74,6 +76,57 @@ class PromptTemplate:
 
 Resource = LLM | PromptTemplate | Any
 NamedResources = dict[str, Resource]
+
+
+class RolloutResources(dict[str, Any]):
+    """The named resources as an agent `f(resource, task)` gets them: by name, and the model's address.
+
+    Names read as attributes too; `model_api`, `model` and `api_key` are those of the resource `llm` or of the only LLM.
+    """
+
+    @property
+    def llm(self) -> LLM:
+        """The LLM to call."""
+        return find_resource(self, LLM, "llm")
+
+    @property
+    def model_api(self) -> str:
+        """Base URL of the model to call, ending in /v1, for OpenAI's clients and Anthropic's alike."""
+        return self.llm.endpoint
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self.llm.model
+
+    @property
+    def api_key(self) -> str:
+        """The key to call it with; agents may give any other: it is replaced on its way."""
+        return self.llm.api_key or "not-used"
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"there is no resource {name!r}; there are {', '.join(map(repr, self))}") from None
+
+
+def find_resource(resources: NamedResources, kind: type, name: str) -> Any:
+    """The resource of that name, or the only one of that kind.
+
+    Raises:
+        ConfigError: none fits.
+    """
+    value = resources.get(name)
+    if isinstance(value, kind):
+        return value
+    fitting = [v for v in resources.values() if isinstance(v, kind)]
+    if len(fitting) == 1:
+        return fitting[0]
+    raise ConfigError(
+        f"the agent asks for {name!r} ({kind.__name__}), but the resources are {', '.join(resources) or 'empty'}",
+        hint="name the argument after the resource, or give it with Trainer(initial_resources={...})",
+    )
 
 
 def resource_to_json(value: Resource) -> Any:

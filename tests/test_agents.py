@@ -73,7 +73,7 @@ def test_an_argument_that_nothing_can_be_given_for() -> None:
         @agl.rollout
         def f(task: str, temperature: float) -> float: ...
 
-    assert "task, llm, prompt_template, resources, rollout" in str(caught.value)
+    assert "task, llm, prompt_template, resource, resources, rollout" in str(caught.value)
     with pytest.raises(ConfigError, match="agent 'g' takes 'task' by position only"):
 
         @agl.rollout

@@ -104,6 +104,15 @@ async def test_a_store_is_served_and_reached_under_its_old_names() -> None:
 
 # -- the store --------------------------------------------------------------------------------------------------------
 @in_loop
+async def test_a_question_that_is_enqueued_twice_is_sampled_twice() -> None:
+    store = al.InMemoryLightningStore()
+    for _ in range(8):
+        await store.enqueue_rollout("2+2")
+    assert len({r.seed for r in await store.ours.query_rollouts()}) == 8
+    await store.close()
+
+
+@in_loop
 async def test_a_rollouts_life_by_hand() -> None:
     store = al.InMemoryLightningStore()
     resources = await store.add_resources({"prompt": al.PromptTemplate("Hi {x}", "f-string")})

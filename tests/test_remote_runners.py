@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
+from pydantic import SecretStr
 from scripted import ScriptedEngine, in_loop, quick_tokenizer, rendering_of, until
 from starlette.requests import Request
 
@@ -31,11 +32,13 @@ from agl.trainer.store.base import NewRollout, RolloutConfig, Store
 class Served:
     """A gateway with a scripted policy, and a desk, that listen."""
 
-    def __init__(self, store: Store, *, key: str | None = None, routed: bool = True, **options: Any) -> None:
+    def __init__(
+        self, store: Store, *, key: str | None = None, routed: bool = True, script: Any = ("four",), **options: Any
+    ) -> None:
         self.store, self.results = store, []
         self.gateway = Gateway(store)
         tokenizer = quick_tokenizer()
-        self.engine = ScriptedEngine(tokenizer, ["four"])
+        self.engine = ScriptedEngine(tokenizer, script)
         self.gateway.serve("policy", self.engine, rendering_of(tokenizer))
         self.make = lambda: RunDesk(
             store, self.gateway if routed else None, selection=select(None), resources={}, model="policy",
@@ -219,3 +222,45 @@ def test_a_function_cannot_select_for_remote_runners() -> None:
 
 def by_length(name: str) -> bool:
     return len(name) > 3
+
+
+@in_loop
+async def test_rules_that_only_the_runner_knows_reward_the_call_that_asked_for_the_tool(tmp_path: Path) -> None:
+    from langchain.agents import create_agent
+    from langchain.tools import tool
+    from langchain_openai import ChatOpenAI
+    from scripted import calls_once
+
+    @tool
+    def calculator(expression: str) -> str:
+        """Calculate."""
+        return "5"
+
+    def reward(task: Any, output: Any) -> float:
+        return 1.0
+
+    air = agl.AIR()
+
+    @air.on_tool_success
+    def tool_ok(tool_name: str, output: str) -> float:
+        return 0.25 if (tool_name, output) == ("calculator", "5") else -1.0
+
+    model = ChatOpenAI(model="m", base_url="http://provider.invalid/v1", api_key=SecretStr("sk"), max_retries=0)
+    agent = agl.wrap(create_agent(model, [calculator], name="solver"), reward=reward)
+    store = await open_store(str(tmp_path / "s.db"))
+    served = Served(store, script=calls_once("calculator", {"expression": "2 + 3"}, "5"))
+    url = await served.start()
+    await store.enqueue_rollouts([NewRollout({"question": "2 + 3"})])
+    end = asyncio.Event()
+    working = asyncio.ensure_future(work(agent, url, air=air, until=end))
+    await until(lambda: served.results)
+    end.set()
+    await working
+    built = served.results[0].built
+    assert built is not None, served.results[0].error
+    first, second = built.trajectory.transitions
+    assert [(r.name, r.value, r.source) for r in first.rewards] == [("tool_ok", 0.25, "air")]
+    assert second.rewards == ()
+    assert built.reward == 1.25
+    await served.stop()
+    await store.close()

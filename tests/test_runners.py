@@ -27,7 +27,9 @@ def a_ray() -> Iterator[None]:
     """A small Ray of the user's, which runs join and leave as it is."""
     import ray
 
-    ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, object_store_memory=80 * 2**20, logging_level="ERROR")
+    ray.init(
+        "local", num_cpus=2, num_gpus=0, include_dashboard=False, object_store_memory=80 * 2**20, logging_level="ERROR"
+    )
     yield
     assert ray.is_initialized(), "what was there before stays"
     ray.shutdown()

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from starlette.routing import Route
@@ -40,6 +40,22 @@ from agl.trainer.server.keys import Keys, key_hash
 from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store, new_rollout_id
 
 LOOPBACK = "127.0.0.1"
+
+
+class Listening(Protocol):
+    """What makes a gateway reachable: a server of the run's own, or a place in one that outlives it."""
+
+    async def start(self) -> str:
+        """Let requests in; returns the base URL and sets the gateway's."""
+        ...
+
+    async def stop(self) -> None:
+        """Let no more in, and end those that run. Idempotent."""
+        ...
+
+
+Serve = Callable[[Gateway, Sequence[Route]], Listening]
+"""Makes it, for a gateway and the routes beside it; keys of the latter are then its own business."""
 
 
 def seed_of(*parts: object) -> int:
@@ -98,6 +114,8 @@ class Run:
             is started). payload: what worker processes are given, packed.
         runner_key: what runners elsewhere must show; None lets any on this machine in. Worker processes of this
             run's get a key made for them.
+        silent_seconds: how long a remote runner may be silent before its rollouts are run again.
+        serve: how the gateway is reached; None: by a server of the run's own at `host` and `port`.
         initial_resources: what rollouts are given beside the LLM. hooks: called around every attempt.
         air: the rules that reward tool outcomes, calls and handoffs, if any.
     """
@@ -122,6 +140,8 @@ class Run:
     runners: Runners | RayRunners = "local"
     payload: bytes | None = None
     runner_key: str | None = None
+    silent_seconds: float = SILENT_SECONDS
+    serve: Serve | None = None
     initial_resources: Mapping[str, Any] = field(default_factory=dict)
     policies: Mapping[str, Policy] = field(default_factory=dict)
     air: AIR | None = None
@@ -130,7 +150,7 @@ class Run:
     history: list[dict[str, Any]] = field(default_factory=list)
     checkpoint: Path | None = None
     policy_paths: dict[str, Path] = field(default_factory=dict)
-    _server: GatewayServer | None = None
+    _server: Listening | None = None
     _left_over: LeftOver | None = None
     _desk: RunDesk | None = None
     _runner: Runner | None = None
@@ -173,13 +193,17 @@ class Run:
             rewarded=rewarded,
             capture_content=self.capture_content,
             # That a process of this machine has died is seen; of the others only silence tells.
-            silent_seconds=None if self.runners in ("local", "process") else SILENT_SECONDS,
+            silent_seconds=None if self.runners in ("local", "process") else self.silent_seconds,
         )
         url = ""
         if routed or self.runners != "local":
             gateway = self.gateway or Gateway(self.store, capture_content=self.capture_content)
-            host = await self._reachable_host()
-            self._server = GatewayServer(gateway, host=host, port=self.port, beside=self._runner_routes())
+            routes = self._runner_routes()
+            self._server = (
+                GatewayServer(gateway, host=await self._reachable_host(), port=self.port, beside=routes)
+                if self.serve is None
+                else self.serve(gateway, routes)
+            )
             url = await self._server.start()
         self._runner = self._make_runner(self._desk, url)
         if self._runner is not None:
@@ -219,7 +243,8 @@ class Run:
             self.runner_key = secrets.token_urlsafe(32)
         else:
             selection_to_json(self.selection)
-        keys = Keys() if self.runner_key is None else Keys(key_hash(self.runner_key))
+        # Where the gateway is reached by other means, keys are that one's business.
+        keys = Keys() if self.runner_key is None or self.serve is not None else Keys(key_hash(self.runner_key))
         return desk_routes(lambda: self._desk, key_check(keys), own_workers=own)
 
     async def take_up(self, step: int, versions: Mapping[str, int]) -> None:

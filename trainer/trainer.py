@@ -25,7 +25,7 @@ from agl.trainer.algorithms.checkpoints import latest
 from agl.trainer.cli.loading import load_agent
 from agl.trainer.local.config import Policy
 from agl.trainer.progress import Progress
-from agl.trainer.run import Run, require_positive, require_tasks
+from agl.trainer.run import SILENT_SECONDS, Run, Serve, require_positive, require_tasks
 from agl.trainer.runners.options import RayRunners, Runners
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
@@ -62,6 +62,25 @@ class Result:
         return next(iter(self.policies.values())) if len(self.policies) == 1 else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A run that can start.
+
+    Attributes:
+        payload: what worker processes are given instead of the agent. tracers: what is switched on here.
+        dev_tasks: how many tasks a dry run takes.
+    """
+
+    run_id: str
+    directory: Path
+    agent: Agent
+    payload: bytes | None
+    tracers: tuple[Tracer, ...]
+    progress: Progress
+    resume: bool
+    dev_tasks: int | None
+
+
 @checked_options
 class Trainer:
     """Trains an agent.
@@ -83,6 +102,7 @@ class Trainer:
             where a stuck agent is killed), "ray" or `agl.RayRunners(...)` (such processes on a Ray cluster), "remote"
             (wherever `agl runner --store URL` is started; `fit`'s agent is then not run here and may be None).
         runner_key: what remote runners must show (AGL_RUNNER_KEY if None).
+        silent_seconds: how long a remote runner may be silent before its rollouts are run again.
         host, port: where the gateway listens; other than loopback only for Ray and for remote runners with a key.
         capture_content: whether texts are recorded beside the tokens.
         initial_resources: what rollouts are given beside `llm`.
@@ -107,6 +127,7 @@ class Trainer:
         timeout: float | None = 600.0,
         runners: Runners | RayRunners = "local",
         runner_key: str | None = None,
+        silent_seconds: float = SILENT_SECONDS,
         host: str = "127.0.0.1",
         port: int = 0,
         capture_content: bool = True,
@@ -116,7 +137,7 @@ class Trainer:
     ) -> None:
         if not isinstance(algorithm, Algorithm):
             raise ConfigError(f"algorithm= is {algorithm!r}", hint="for example agl.GRPO(model=..., steps=200)")
-        require_positive(n_workers=n_workers, max_attempts=max_attempts, timeout=timeout)
+        require_positive(n_workers=n_workers, max_attempts=max_attempts, timeout=timeout, silent_seconds=silent_seconds)
         if runners == "ray":
             runners = RayRunners()
         if not isinstance(runners, RayRunners) and runners not in get_args(Runners):
@@ -145,6 +166,7 @@ class Trainer:
         self.seed = seed
         self.max_attempts = max_attempts
         self.timeout = timeout
+        self.silent_seconds = silent_seconds
         self.host, self.port = host, port
         self.capture_content = capture_content
         self.initial_resources = dict(initial_resources or {})
@@ -184,68 +206,110 @@ class Trainer:
         require_tasks(tasks, "the dataset")
         return self._drive(agent, tasks, [], resume=False, dev_tasks=n_tasks)
 
+    async def fit_async(
+        self,
+        agent: Any,
+        train_dataset: Dataset[Any] | Iterable[Any],
+        val_dataset: Dataset[Any] | Iterable[Any] | None = None,
+        *,
+        resume: bool = False,
+        run_id: str | None = None,
+        serve: Serve | None = None,
+        progress: Progress | None = None,
+    ) -> Result:
+        """As `fit`, on the caller's event loop; cancelling it ends the run cleanly.
+
+        Args:
+            run_id: of the run; None = a new one. serve: how the gateway is reached; None: by a server of its own.
+            progress: where progress goes; None: as `Trainer(progress=)` says.
+        """
+        train, val = as_tasks(train_dataset), as_tasks(val_dataset)
+        if getattr(self.algorithm, "needs_tasks", True):
+            require_tasks(train, "the training dataset")
+        prepared = self._prepare(agent, resume=resume, dev_tasks=None, run_id=run_id, progress=progress)
+        with switched_on(prepared.tracers):
+            return await self._train(prepared, train, val, serve)
+
     def _drive(self, agent: Any, train: Any, val: Any, *, resume: bool, dev_tasks: int | None) -> Result:
+        prepared = self._prepare(agent, resume=resume, dev_tasks=dev_tasks)
+        with switched_on(prepared.tracers):
+            try:
+                return run_in_thread(self._train(prepared, train, val))
+            except KeyboardInterrupt:
+                prepared.progress.stop()
+                saved = latest(prepared.directory)
+                if saved is not None and dev_tasks is None:
+                    prepared.progress.note(
+                        f"stopped; {saved.name} is saved in {prepared.directory}. Go on with resume=True / --resume"
+                    )
+                raise
+
+    def _prepare(
+        self,
+        agent: Any,
+        *,
+        resume: bool,
+        dev_tasks: int | None,
+        run_id: str | None = None,
+        progress: Progress | None = None,
+    ) -> _Prepared:
+        """Check what is given, and make the run's directory."""
         runnable, payload = self._runnable(agent)
         if self.air is not None:
             self.air.require(capture_content=self.capture_content)
-        run_id = f"run-{uuid.uuid4().hex[:8]}"
+        run_id = run_id or f"run-{uuid.uuid4().hex[:8]}"
         directory = self.directory or Path("agl-runs") / run_id
         if dev_tasks is None:
             self._check_directory(directory, resume)
         directory.mkdir(parents=True, exist_ok=True)
         if dev_tasks is None:
             run_id = _kept_id(directory, run_id, resume)
-        given = None if self.store is None or isinstance(self.store, str) else self.store
+        # Worker processes switch their own on.
+        tracers = () if payload is not None else (*self.tracers, *runnable.tracers)
+        told = progress or Progress(self.progress)
+        return _Prepared(run_id, directory, runnable, payload, tracers, told, resume, dev_tasks)
+
+    async def _train(self, prepared: _Prepared, train: Any, val: Any, serve: Serve | None = None) -> Result:
+        directory, given = prepared.directory, None if isinstance(self.store, str) else self.store
         url = repr(given) if given is not None else str(self.store or f"sqlite:///{directory / 'run.db'}")
-        progress = Progress(self.progress)
-
-        async def main() -> Result:
-            store = given or await open_store(url)
-            try:
-                run = Run(
-                    run_id=run_id,
-                    seed=self.seed,
-                    directory=directory,
-                    agent=runnable,
-                    selection=self.selection,
-                    credit=self.credit,
-                    train=train,
-                    val=val,
-                    store=store,
-                    progress=progress,
-                    n_workers=self.n_workers,
-                    max_attempts=self.max_attempts,
-                    timeout=self.timeout,
-                    resume=resume,
-                    capture_content=self.capture_content,
-                    runners=self.runners,
-                    payload=payload,
-                    runner_key=self.runner_key,
-                    host=self.host,
-                    port=self.port,
-                    initial_resources=self.initial_resources,
-                    policies=self.policies,
-                    air=self.air,
-                    hooks=self.hooks,
-                )
-                if dev_tasks is None:
-                    await self.algorithm.run(run)
-                else:
-                    await self.algorithm.dev(run, dev_tasks)
-                return Result(run.run_id, directory, url, run.history, run.policy_paths, run.checkpoint)
-            finally:
-                if given is None:
-                    await store.close()
-
-        with switched_on(() if payload is not None else (*self.tracers, *runnable.tracers)):
-            try:
-                return run_in_thread(main())
-            except KeyboardInterrupt:
-                progress.stop()
-                saved = latest(directory)
-                if saved is not None and dev_tasks is None:
-                    progress.note(f"stopped; {saved.name} is saved in {directory}. Go on with resume=True / --resume")
-                raise
+        store = given or await open_store(url)
+        try:
+            run = Run(
+                run_id=prepared.run_id,
+                seed=self.seed,
+                directory=directory,
+                agent=prepared.agent,
+                selection=self.selection,
+                credit=self.credit,
+                train=train,
+                val=val,
+                store=store,
+                progress=prepared.progress,
+                n_workers=self.n_workers,
+                max_attempts=self.max_attempts,
+                timeout=self.timeout,
+                resume=prepared.resume,
+                capture_content=self.capture_content,
+                runners=self.runners,
+                payload=prepared.payload,
+                runner_key=self.runner_key,
+                silent_seconds=self.silent_seconds,
+                serve=serve,
+                host=self.host,
+                port=self.port,
+                initial_resources=self.initial_resources,
+                policies=self.policies,
+                air=self.air,
+                hooks=self.hooks,
+            )
+            if prepared.dev_tasks is None:
+                await self.algorithm.run(run)
+            else:
+                await self.algorithm.dev(run, prepared.dev_tasks)
+            return Result(run.run_id, directory, url, run.history, run.policy_paths, run.checkpoint)
+        finally:
+            if given is None:
+                await store.close()
 
     def _runnable(self, agent: Any) -> tuple[Agent, bytes | None]:
         """What is run here, and what is sent to worker processes instead."""

@@ -89,6 +89,8 @@ class LightningStore(SpanMethods, ResourceMethods):
                 task=r.input,
                 mode=r.mode if r.mode in ("train", "val") else "dev",  # type: ignore[arg-type]
                 run_id=run_id,
+                # The same question asked twice is sampled twice.
+                seed=uuid.uuid4().int >> 66,
                 resources_id=self.stored_id(r.resources_id) if r.resources_id else None,
                 config=(r.config or T.RolloutConfig()).to_ours(),
                 metadata={**(r.metadata or {}), T.MODE: r.mode},

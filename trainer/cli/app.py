@@ -91,8 +91,9 @@ def train(
     """Train an agent of your own on your tasks with your reward."""
     from agl.errors import ConfigError
     from agl.trainer.algorithms import GRPO
-    from agl.trainer.cli.loading import load_agent, load_command, read_tasks
+    from agl.trainer.cli.loading import load_agent, load_command
     from agl.trainer.local.config import LoraSpec
+    from agl.trainer.tasks import read_tasks
     from agl.trainer.trainer import Trainer
 
     elsewhere = runners == "remote" and agent is None and agent_command is None
@@ -236,6 +237,48 @@ def runner(
     from agl.trainer.cli.runner import run_runner
 
     _write(json_file, run_runner(load_agent(agent, reward), store, key_file, workers, quiet=quiet))
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str | None, typer.Option(help="Hugging Face directory or hub id; else LIGHTNING_MODEL_PATH.")
+    ] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(help="grpo, ppo, rloo, ...; else LIGHTNING_RL_ALGORITHM. Without one, the policy is served only."),
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="0 = CPU, 1 = a GPU; whatever there is if left out.")] = None,
+    port: Annotated[int | None, typer.Option(help="8000 if left out; 0 = any free one.")] = None,
+    host: Annotated[str | None, typer.Option(help="127.0.0.1 if left out; others need an operator key.")] = None,
+    store: Annotated[str | None, typer.Option(help="The store's URL; a file in --out if left out.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML with the sections model, training, runtime.")] = None,
+    out: Annotated[Path | None, typer.Option(help="For data, runs and policies; agl-serve if left out.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Training tasks, one JSON value per line.")] = None,
+    test: Annotated[Path | None, typer.Option(help="Validation tasks.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Rollouts that each client runs at once.", min=1)] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other option, as NAME=VALUE; repeatable.", metavar="N=V")
+    ] = None,
+    key_file: Annotated[
+        Path | None, typer.Option(help="Operator's key, runner's on a second line; else AGL_OPERATOR_KEY.")
+    ] = None,
+    start: Annotated[bool, typer.Option("--start", help="Begin a run at once instead of when a client asks.")] = False,
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train and serve a policy for agents elsewhere: agl.Client, agl runner, or any HTTP client."""
+    from agl.trainer.cli.serve import run_serve
+
+    files: dict[Any, Path] = {k: v for k, v in (("train", data), ("test", test)) if v is not None}
+    run_serve(
+        {
+            "model": model, "algorithm": algorithm, "gpus": gpus, "port": port, "host": host, "store": store,
+            "out": None if out is None else str(out), "nworkers": workers,
+        },
+        settings or [], config=config, data=files, key_file=key_file, start=start, quiet=quiet,
+        write=lambda facts: _write(json_file, facts),
+    )  # fmt: skip
 
 
 app.add_typer(store_app, name="store")

@@ -1,10 +1,9 @@
-"""Finds what a command line names: agents and reward functions in Python files, tasks in JSON Lines."""
+"""Finds what a command line names: agents and reward functions in Python files."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from agl.agents import Agent, FunctionAgent, LitAgent, as_agent
 from agl.commands import CommandAgent
-from agl.errors import ConfigError, DatasetError, nearest
+from agl.errors import ConfigError, nearest
 from agl.plugins import wrap
 
 
@@ -89,28 +88,3 @@ def load_command(text: str, reward: str | None) -> Agent:
     except ValueError as error:
         raise ConfigError(f"--agent-command cannot be read: {error}", hint="check its quotes") from None
     return CommandAgent(words, reward=load_object(reward, "--reward"))
-
-
-def read_tasks(path: Path) -> list[Any]:
-    """Tasks from a JSON Lines file; empty lines are passed over.
-
-    Raises:
-        DatasetError: no such file, no task in it, or a line that is not JSON (named).
-    """
-    if not path.is_file():
-        raise DatasetError("there is no such task file", path=path)
-    tasks = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            tasks.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise DatasetError(
-                f"line {number} is not JSON: {error.msg} at column {error.colno}",
-                hint='each line is one task, for example {"question": "What is 2 + 2?", "answer": "4"}',
-                path=path,
-            ) from None
-    if not tasks:
-        raise DatasetError("the task file is empty", hint="one JSON value per line", path=path)
-    return tasks

@@ -9,16 +9,9 @@ import re
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-from agl.errors import AglError
-
-if TYPE_CHECKING:
-    from agl.trainer.store.base import Store
-
-EXPIRE_SECONDS = 1.0
 
 app = typer.Typer(help="Serve a store over HTTP, and look after one.")
 
@@ -48,9 +41,7 @@ def store(
 
 
 async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file: Path | None) -> None:
-    from agl.selection import select
-    from agl.trainer.runners.desk import RunDesk
-    from agl.trainer.runners.remote import SILENT_SECONDS, desk_routes, key_check
+    from agl.trainer.runners.standing import StandingDesk
     from agl.trainer.server.keys import Keys
     from agl.trainer.store import open_store
     from agl.trainer.store.server import StoreServer
@@ -62,12 +53,8 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     opened = await open_store(db)
-    # Nothing is routed or judged here: runners execute what an algorithm elsewhere enqueues, and it reads the spans.
-    desk = RunDesk(opened, selection=select(None), rewarded=False, silent_seconds=SILENT_SECONDS)
-    routes = desk_routes(lambda: desk, key_check(keys))
-    server = StoreServer(opened, host=host, port=port, keys=keys, beside=routes)
-    watching = asyncio.ensure_future(_expire(opened))
-    desk.watch()
+    desk = StandingDesk.of_store(opened)
+    server = StoreServer(opened, host=host, port=port, keys=keys, beside=desk.routes(keys))
     try:
         url = await server.start()
         facts = {"url": url, "traces": f"{url}/v1/traces", "db": _shown(db), "keys": keys.operator is not None}
@@ -81,21 +68,9 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
         typer.echo(f"spans   {facts['traces']}")
         await stop.wait()
     finally:
-        watching.cancel()
         await desk.stop()
         await server.stop()
         await opened.close()
-
-
-async def _expire(store: Store) -> None:
-    """Give up attempts past the limits that their rollouts set, whoever leased them."""
-    while True:
-        await asyncio.sleep(EXPIRE_SECONDS)
-        try:
-            for attempt in await store.expire_attempts():
-                typer.echo(f"rollout {attempt.rollout_id} attempt {attempt.attempt} {attempt.status}: {attempt.error}")
-        except AglError as error:
-            typer.echo(f"cannot look for attempts past their limits: {error}", err=True)
 
 
 def _shown(db: str) -> str:

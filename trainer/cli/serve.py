@@ -1,0 +1,85 @@
+"""`agl serve`: options from environment, file and command line, and the server until Ctrl-C or a TERM signal."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from agl.errors import ConfigError
+from agl.trainer.server.keys import Keys
+from agl.trainer.service.server import serve
+from agl.trainer.service.service import Service, Split
+from agl.trainer.service.settings import Settings
+
+
+def run_serve(
+    given: Mapping[str, Any],
+    assignments: list[str],
+    *,
+    config: Path | None,
+    data: dict[Split, Path],
+    key_file: Path | None,
+    start: bool,
+    quiet: bool,
+    write: Callable[[dict[str, Any]], None],
+) -> None:
+    """Serve until Ctrl-C.
+
+    Args:
+        given: options of the command line; None where one was not given. assignments: `option=value` beside them.
+        config: a YAML file below them. data: task files. key_file: of the operator's and runner's keys.
+        start: begin a run without being asked. write: called with where it listens.
+
+    Raises:
+        AglError: it cannot serve.
+    """
+    from agl.trainer.trainer import run_in_thread
+
+    settings = Settings.of_environment(os.environ)
+    if config is not None:
+        settings = settings.under(Settings.of_file(config))
+    settings = settings.under(_assigned(assignments))
+    for name, value in given.items():
+        settings = settings.under(Settings.of({name: value}, f"--{_OPTIONS.get(name, name)}"))
+    console = Console(stderr=True, highlight=False)
+
+    def told(service: Service) -> None:
+        url = service.front.url
+        write({"url": url, "out": str(service.out), "model": settings.get("model"), "process": os.getpid()})
+        if not quiet:
+            what = settings.get("algorithm") or "serves the policy without training it"
+            console.print(f"agl serve listens on {url} ({settings.get('model')}, {what}); Ctrl-C ends it", markup=False)
+            if (present := service.present) is not None:
+                console.print(f"run {present.run_id} goes on after step {present.step}", markup=False)
+
+    # What stops containers: as Ctrl-C, so that the run is saved.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    keys = Keys.find(key_file)
+    try:
+        run_in_thread(serve(settings, keys, told, data=data, start=start, progress=not quiet))
+    except KeyboardInterrupt:
+        if not quiet:
+            console.print("stopped; started again with the same --out, it goes on with its run", markup=False)
+
+
+_OPTIONS = {"nworkers": "workers"}
+
+
+def _assigned(assignments: list[str]) -> Settings:
+    settings = Settings()
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {assignment!r} names no value", hint="write --set learning_rate=1e-5")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {name}: {text!r} cannot be read: {error}") from None
+        settings = settings.under(Settings.of({name.strip(): value}, f"--set {assignment}"))
+    return settings

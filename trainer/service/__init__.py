@@ -1,0 +1,1 @@
+"""One server that trains and serves a policy, and the client that runs agents against it."""

@@ -1,0 +1,323 @@
+"""The HTTP API of a training server: data, runs, their progress as server-sent events, and its OpenAPI schema."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+import agl
+from agl.errors import AglError, StoreError
+from agl.trainer.server.limits import Refused, parse_json
+from agl.trainer.server.routes import answer
+from agl.trainer.service.service import Service
+from agl.trainer.store.wire import error_json
+
+ALIVE_SECONDS = 10.0
+"""How often a stream of events says that it is alive."""
+
+
+class TrainBody(BaseModel):
+    """What starts a run: options over the server's own (docs/service.md lists them)."""
+
+    model_config = ConfigDict(extra="forbid")
+    settings: dict[str, Any] = Field(default_factory=dict)
+    join: bool = Field(False, description="Take the run that goes on, if its settings agree.")
+    resume: bool = Field(False, description="Go on with the last run, which was stopped or failed.")
+
+
+class DataFacts(BaseModel):
+    """Tasks uploaded."""
+
+    train: int
+    test: int
+
+
+class RunFacts(BaseModel):
+    """A run."""
+
+    run_id: str
+    status: str
+    step: int
+    steps: int | None
+    reward: float | None
+    rollouts_per_second: float | None
+    eta_seconds: float | None
+    rollouts: list[int]
+    air: str | None
+    nworkers: int | None
+    settings: dict[str, Any]
+    tasks: list[int]
+    error: str | None
+    hint: str | None
+    policies: dict[str, str]
+    directory: str
+    created_at: float
+    ended_at: float | None
+    history: list[dict[str, Any]] | None = None
+
+
+class ErrorFacts(BaseModel):
+    """What was wrong, in one shape everywhere."""
+
+    class Error(BaseModel):
+        type: str
+        message: str
+        hint: str | None = None
+        code: str | None = None
+        where: dict[str, Any] = Field(default_factory=dict)
+
+    error: Error
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A route, as served and as described. `body` and `result` are models, media types or nothing."""
+
+    method: str
+    path: str
+    summary: str
+    handle: Handler
+    body: type[BaseModel] | str | None = None
+    result: type[BaseModel] | str | None = None
+    public: bool = False
+
+
+def operations(service: Service, facts: Callable[[], Mapping[str, Any]], beside: Mapping[str, Any]) -> list[Operation]:
+    """The API of a service.
+
+    Args:
+        facts: what `/health` tells beside the run. beside: the schema of what is served beside it.
+    """
+
+    async def health(_: Request) -> Response:
+        run = service.present
+        told = {"status": "ok", **facts(), "run": run.facts() if run is not None else None}
+        return answer(told if service.front.keys.operator is None else {"status": "ok"})
+
+    async def data(_: Request) -> Response:
+        return answer(await asyncio.to_thread(service.data))
+
+    async def upload(request: Request) -> Response:
+        split = request.path_params["split"]
+        try:
+            text = (await request.body()).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise Refused(400, f"the tasks are not UTF-8: {error}", "invalid_text") from None
+        name = request.query_params.get("name") or f"{split}.jsonl"
+        tasks = await asyncio.to_thread(service.upload, split, text, name)
+        return answer({"split": split, "tasks": tasks})
+
+    async def drop(request: Request) -> Response:
+        service.drop(request.path_params["split"])
+        return answer(await asyncio.to_thread(service.data))
+
+    async def train(request: Request) -> Response:
+        body = await _json(request)
+        try:
+            asked = TrainBody.model_validate(body)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "the body"
+            raise Refused(400, f"{where}: {first['msg'].lower()}", "invalid_request") from None
+        before = service.present
+        run = service.train(asked.settings, join=asked.join, resume=asked.resume)
+        return answer(run.facts(), 200 if run is before else 201)
+
+    async def runs(_: Request) -> Response:
+        return answer({"runs": [r.facts() for r in service.records.values()]})
+
+    async def run(request: Request) -> Response:
+        return answer(service.find(request.path_params["run_id"]).facts(history=True))
+
+    async def result(request: Request) -> Response:
+        record = service.find(request.path_params["run_id"])
+        if not record.over:
+            raise Refused(
+                409, f"run {record.run_id} goes on, at step {record.step} of {record.steps or '?'}", "run_goes_on"
+            )
+        return answer(record.facts(history=True))
+
+    async def stop(request: Request) -> Response:
+        return answer((await service.stop(request.path_params["run_id"])).facts())
+
+    async def events(request: Request) -> Response:
+        record = service.find(request.path_params["run_id"])
+        seen = request.headers.get("last-event-id", "")
+        return StreamingResponse(
+            _events(service, record.run_id, int(seen) if re.fullmatch(r"\d{1,9}", seen) else -1),
+            media_type="text/event-stream", headers={"cache-control": "no-cache"},
+        )  # fmt: skip
+
+    async def policy(request: Request) -> Response:
+        root = service.policy_file(request.path_params["run_id"], request.path_params["policy"])
+        return answer({"files": {f.name: f.stat().st_size for f in sorted(root.iterdir()) if f.is_file()}})
+
+    async def policy_file(request: Request) -> Response:
+        return FileResponse(service.policy_file(**request.path_params))
+
+    async def schema(_: Request) -> Response:
+        return answer(openapi(listed, beside))
+
+    one = "/runs/{run_id}"
+    listed = [
+        Operation("GET", "/health", "Whether the server lives; without keys, what it does.", health, public=True),
+        Operation("GET", "/openapi.json", "This document.", schema, public=True),
+        Operation("GET", "/data", "How many tasks there are.", data, result=DataFacts),
+        Operation("PUT", "/data/{split}", "Upload the tasks of `train` or `test`, one JSON value per line.", upload,
+                  body="application/x-ndjson"),
+        Operation("DELETE", "/data/{split}", "Forget the tasks of `train` or `test`.", drop, result=DataFacts),
+        Operation("POST", "/train", "Start a run on the tasks, join the one that goes on, or go on with one.", train,
+                  body=TrainBody, result=RunFacts),
+        Operation("GET", "/runs", "All runs, oldest first.", runs),
+        Operation("GET", one, "A run with its history; `latest` is the last one.", run, result=RunFacts),
+        Operation("GET", f"{one}/result", "The same of a run that is over; 409 before.", result, result=RunFacts),
+        Operation("POST", f"{one}/stop", "End a run at its last completed step.", stop, result=RunFacts),
+        Operation("GET", f"{one}/events", "Its progress: events `step`, `state` and, last, `end`.", events,
+                  result="text/event-stream"),
+        Operation("GET", f"{one}/policies/{{policy}}", "The files of a trained policy.", policy),
+        Operation("GET", f"{one}/policies/{{policy}}/{{name}}", "One of them.", policy_file,
+                  result="application/octet-stream"),
+    ]  # fmt: skip
+    return listed
+
+
+def build_app(service: Service, listed: Sequence[Operation], beside: Sequence[BaseRoute] = ()) -> Starlette:
+    """The ASGI application of an API; every error is JSON of one shape.
+
+    Args:
+        service: whose keys are asked for. listed: its operations. beside: other routes, which check keys themselves.
+    """
+
+    def route(operation: Operation) -> Route:
+        async def handle(request: Request) -> Response:
+            if not operation.public:
+                service.front.check(request, "operator")
+            return await operation.handle(request)
+
+        return Route(operation.path, handle, methods=[operation.method])
+
+    handlers: dict[Any, Any] = {
+        AglError: _agl_error,
+        Refused: _refused,
+        HTTPException: _not_here,
+        ClientDisconnect: _hung_up,
+        Exception: _failed,
+    }
+    return Starlette(routes=[*map(route, listed), *beside], exception_handlers=handlers)
+
+
+def openapi(listed: Sequence[Operation], beside: Mapping[str, Any]) -> dict[str, Any]:
+    """The OpenAPI 3.1 schema of the operations and of what is served beside them."""
+    paths: dict[str, Any] = dict(beside["paths"])
+    schemas: dict[str, Any] = dict(beside["components"]["schemas"])
+    error = _content(ErrorFacts, schemas)
+    for operation in listed:
+        described: dict[str, Any] = {
+            "summary": operation.summary,
+            "parameters": [
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                for name in re.findall(r"{(\w+)}", operation.path)
+            ],
+            "responses": {
+                "200": {"description": "done", "content": _content(operation.result or "application/json", schemas)},
+                "default": {"description": "refused", "content": error},
+            },
+        }
+        if operation.body is not None:
+            described["requestBody"] = {"required": True, "content": _content(operation.body, schemas)}
+        if operation.public:
+            described["security"] = []
+        paths.setdefault(operation.path, {})[operation.method.lower()] = described
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "agl serve", "version": agl.__version__},
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": beside["security"],
+    }
+
+
+def _content(kind: type[BaseModel] | str, schemas: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(kind, str):
+        binary = kind == "application/octet-stream"
+        return (
+            {kind: {"schema": {"type": "string"} if not binary else {}}}
+            if kind != "application/json"
+            else {kind: {"schema": {"type": "object"}}}
+        )
+    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas.update(schema.pop("$defs", {}))
+    schemas[kind.__name__] = schema
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
+
+
+async def _events(service: Service, run_id: str, seen: int) -> AsyncIterator[bytes]:
+    """Steps after `seen`, how the run stands whenever that changes, and its end."""
+    record, told = service.records[run_id], None
+    while not service.ending:
+        feed = service.feeds[run_id]
+        for entry in [h for h in record.facts(history=True)["history"] if h.get("step", 0) > seen]:
+            seen = int(entry["step"])
+            yield _event("step", entry, seen)
+        state = record.facts()
+        if record.over:
+            yield _event("end", state)
+            return
+        yield _event("state", state) if state != told else b": alive\n\n"
+        told = state
+        await feed.changed(ALIVE_SECONDS)
+
+
+def _event(name: str, data: Any, number: int | None = None) -> bytes:
+    head = f"event: {name}\n" if number is None else f"event: {name}\nid: {number}\n"
+    return head.encode() + b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+async def _json(request: Request) -> Any:
+    # A browser may send any page's text to this machine, but no JSON that it calls JSON.
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise Refused(415, "send application/json", "unsupported_media_type")
+    try:
+        return parse_json(await request.body(), 32)
+    except ValueError as error:
+        raise Refused(400, f"the body is not JSON that can be read: {error}", "invalid_json") from None
+
+
+async def _agl_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, AglError)
+    return answer(error_json(error), 409 if isinstance(error, StoreError) else 400)
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    told = error_json(StoreError(error.message))
+    told["error"] |= {"type": "Refused", "code": error.code}
+    return answer(told, error.status)
+
+
+async def _not_here(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    told = error_json(StoreError(f"{request.method} {request.url.path}: {error.detail}", hint="see /openapi.json"))
+    return Response(orjson.dumps(told), error.status_code, error.headers, "application/json")
+
+
+async def _hung_up(_: Request, error: Exception) -> Response:
+    return Response(status_code=499)
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    return answer(error_json(AglError(f"{type(error).__name__}: {error}")), 500)

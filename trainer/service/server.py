@@ -1,0 +1,124 @@
+"""`agl serve`: gateway, store, desk and trainer behind one address, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from agl.errors import ConfigError, GatewayError
+from agl.trainer.gateway.app import build_app as gateway_app
+from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.runners.remote import desk_routes, key_check
+from agl.trainer.server.keys import Keys
+from agl.trainer.server.limits import Limits
+from agl.trainer.server.serving import HttpServer
+from agl.trainer.service.front import Front
+from agl.trainer.service.policy import ServedPolicy
+from agl.trainer.service.routes import build_app, operations
+from agl.trainer.service.service import Service, Split
+from agl.trainer.service.settings import Settings
+from agl.trainer.store import open_store
+from agl.trainer.store.openapi import schema as store_schema
+from agl.trainer.store.server import StoreRoutes
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    settings: Settings, keys: Keys, *, data: dict[Split, Path] | None = None, progress: bool = True
+) -> AsyncIterator[Service]:
+    """A server that listens at `service.front.url` within the block.
+
+    Args:
+        settings: checked. keys: who may come. data: task files by split, in place of what was uploaded before.
+        progress: whether this terminal shows runs.
+
+    Raises:
+        ConfigError, DatasetError, ModelLoadError, StoreError, GatewayError: it cannot serve.
+    """
+    settings.check()
+    host = settings.get("host")
+    keys.check_host(host)
+    if settings.get("air_rules"):
+        _load_rules(settings.get("air_rules"))
+    out = Path(settings.get("out"))
+    limits = Limits()
+    async with contextlib.AsyncExitStack() as stack:
+        out.mkdir(parents=True, exist_ok=True)
+        store = await open_store(settings.get("store") or f"sqlite:///{out / 'store.db'}")
+        stack.push_async_callback(store.close)
+        waiting = gateway_app(Gateway(store), desk_routes(lambda: None, key_check(Keys())), limits)
+        front = Front(waiting, keys, limits)
+        service = Service(settings, store, front, out, progress=progress)
+        service.open()
+        stack.push_async_callback(service.close)
+        for split, file in (data or {}).items():
+            await asyncio.to_thread(service.upload, split, await asyncio.to_thread(_text, file), str(file))
+        stored = StoreRoutes(store, keys, limits)
+        listed = operations(service, lambda: _facts(settings), store_schema(keys.operator is not None))
+        known = {operation.path for operation in listed}
+        front.own = build_app(service, listed, [r for r in stored.routes() if r.path not in known])
+        server = HttpServer(front, error=GatewayError, host=host, port=settings.get("port"), limits=limits)
+        front.url = await server.start()
+        stack.push_async_callback(server.stop)
+        stack.callback(stored.stop)
+        # A run ends before the server does, so that its workers are told.
+        stack.push_async_callback(service.close)
+        if settings.get("algorithm") is None:
+            served = await ServedPolicy.start(settings, store, front)
+            stack.push_async_callback(served.stop)
+        service.begin()
+        yield service
+
+
+async def serve(
+    settings: Settings,
+    keys: Keys,
+    told: Callable[[Service], None],
+    *,
+    data: dict[Split, Path] | None = None,
+    start: bool = False,
+    progress: bool = True,
+) -> None:
+    """Serve until cancelled; `told` of the service once it listens, `start`: begin a run without being asked."""
+    async with serving(settings, keys, data=data, progress=progress) as service:
+        told(service)
+        if start and service.present is None:
+            service.train({})
+        await asyncio.Event().wait()
+
+
+def _facts(settings: Settings) -> dict[str, Any]:
+    return {
+        "model": settings.get("model"),
+        "algorithm": settings.get("algorithm"),
+        "nworkers": settings.get("nworkers"),
+        "process": os.getpid(),
+    }
+
+
+def _text(file: Path) -> str:
+    from agl.trainer.tasks import read_tasks
+
+    read_tasks(file)
+    return file.read_text(encoding="utf-8")
+
+
+def _load_rules(path: str) -> None:
+    """Run the file whose decorators register AIR's rules.
+
+    Raises:
+        ConfigError: it cannot be run, or registers none.
+    """
+    import runpy
+
+    from agl.intermediate import air
+
+    try:
+        runpy.run_path(path)
+    except Exception as error:
+        raise ConfigError(f"air_rules: {path} cannot be run: {type(error).__name__}: {error}") from error
+    air.require()

@@ -1,0 +1,294 @@
+"""A server's runs: data that clients upload, one run at a time, resumed when the server was killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic_core import to_jsonable_python
+
+from agl.errors import AglError, ConfigError, DatasetError, nearest
+from agl.trainer.server.limits import Refused
+from agl.trainer.service.feed import Feed
+from agl.trainer.service.front import Front
+from agl.trainer.service.records import RunRecord, load_records
+from agl.trainer.service.settings import RUN_OPTIONS, Settings
+from agl.trainer.store.base import Store
+from agl.trainer.tasks import parse_tasks, read_tasks
+
+log = logging.getLogger("agl.service")
+
+Split = Literal["train", "test"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+
+class Service:
+    """What stands behind the routes. Lives on one event loop.
+
+    Args:
+        settings: the server's. store: stays open. front: where runs are reached.
+        out: the directory of data and runs. progress: whether this terminal shows runs.
+    """
+
+    def __init__(self, settings: Settings, store: Store, front: Front, out: Path, *, progress: bool) -> None:
+        self.settings, self.store, self.front, self.out, self.progress = settings, store, front, out, progress
+        self.records: dict[str, RunRecord] = {}
+        self.feeds: dict[str, Feed] = {}
+        self.ending = False
+        self._lock: Any = None
+        self._task: asyncio.Task[None] | None = None
+
+    # -- the server -----------------------------------------------------------------------------------------------
+    def open(self) -> None:
+        """Take hold of the directory.
+
+        Raises:
+            ConfigError: another server has it. CheckpointError: it cannot be read.
+        """
+        self.out.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.out / ".lock").open("a")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"{self.out} belongs to a server that runs", hint="choose another --out") from None
+        for record in load_records(self.out / "runs"):
+            self.records[record.run_id] = record
+            self.feeds[record.run_id] = Feed(record, self.progress)
+
+    def begin(self) -> None:
+        """Go on with the run that was going on when the server ended."""
+        going = [r for r in self.records.values() if not r.over]
+        if going and self.settings.get("algorithm") is not None:
+            self._start(going[-1], resume=True)
+
+    async def close(self) -> None:
+        """End the run at its last completed step, to be gone on with by the next server; idempotent."""
+        self.ending = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for feed in self.feeds.values():
+            feed.tell()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    # -- data -----------------------------------------------------------------------------------------------------
+    def data_file(self, split: Split) -> Path:
+        """Where the tasks of a split are."""
+        return self.out / "data" / f"{split}.jsonl"
+
+    def upload(self, split: str, text: str, name: str) -> int:
+        """Take tasks in, in place of any before them; how many.
+
+        Raises:
+            DatasetError: which line is wrong. Refused: a run uses them, or there is no such split.
+        """
+        if split not in SPLITS:
+            raise Refused(404, f"there is no split {split!r}; there are {', '.join(SPLITS)}", "not_found")
+        tasks = parse_tasks(text, name)
+        _write(self.data_file(split), "".join(json.dumps(t, ensure_ascii=False) + "\n" for t in tasks))
+        return len(tasks)
+
+    def drop(self, split: str) -> None:
+        """Forget the tasks of a split."""
+        if split not in SPLITS:
+            raise Refused(404, f"there is no split {split!r}; there are {', '.join(SPLITS)}", "not_found")
+        self.data_file(split).unlink(missing_ok=True)
+
+    def data(self) -> dict[str, int]:
+        """How many tasks there are, by split."""
+        return {s: len(read_tasks(f)) if (f := self.data_file(s)).is_file() else 0 for s in SPLITS}
+
+    # -- runs -----------------------------------------------------------------------------------------------------
+    @property
+    def present(self) -> RunRecord | None:
+        """The run that goes on."""
+        return next((r for r in self.records.values() if not r.over), None)
+
+    def find(self, run_id: str) -> RunRecord:
+        """A run; "latest" is the last one.
+
+        Raises:
+            Refused: there is none.
+        """
+        if run_id == "latest" and self.records:
+            return list(self.records.values())[-1]
+        if run_id not in self.records:
+            raise Refused(404, f"there is no run {run_id!r}", "run_not_found")
+        return self.records[run_id]
+
+    def train(self, given: Mapping[str, Any], *, join: bool = False, resume: bool = False) -> RunRecord:
+        """Start a run, or join the one that goes on.
+
+        Args:
+            given: options of the run, over the server's. join: take the run that goes on, if its options agree.
+            resume: go on with the last run, which was stopped or failed.
+
+        Raises:
+            ConfigError, DatasetError: what is wrong with the options or the data.
+            Refused: 409, a run goes on already, or there is none to go on with.
+        """
+        if self.settings.get("algorithm") is None and "algorithm" not in given:
+            raise ConfigError(
+                "this server was started without an algorithm", hint='agl serve --algorithm grpo, or algorithm="grpo"'
+            )
+        asked = Settings.of(given, "train()", known=sorted(RUN_OPTIONS))
+        present = self.present
+        if present is not None:
+            differing = [k for k, v in asked.values.items() if _json(v) != present.settings.get(k)]
+            if join and not differing:
+                return present
+            detail = f", with {', '.join(f'{k}={present.settings.get(k)!r}' for k in differing)}" if differing else ""
+            raise Refused(
+                409,
+                f"run {present.run_id} goes on, at step {present.step} of {present.steps or '?'}{detail}; "
+                f"stop it first (POST /runs/{present.run_id}/stop), or join it",
+                "run_goes_on",
+            )
+        if resume:
+            record = self.find("latest")
+            if record.status == "succeeded":
+                raise Refused(409, f"run {record.run_id} has succeeded; start another", "run_over")
+            record.status, record.error, record.hint, record.ended_at = "running", None, None, None
+            self._start(record, resume=True)
+            return record
+        return self._new(self.settings.under(asked))
+
+    async def stop(self, run_id: str) -> RunRecord:
+        """End a run at its last completed step; it can be gone on with."""
+        record = self.find(run_id)
+        if not record.over and self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if not record.over:
+            record.status, record.ended_at = "stopped", time.time()
+            self.feeds[record.run_id].save()
+        return record
+
+    def _new(self, settings: Settings) -> RunRecord:
+        algorithm = settings.algorithm()
+        if not self.data_file("train").is_file():
+            raise DatasetError(
+                "there are no tasks to train on", hint="client.upload_data(train), or agl serve --data train.jsonl"
+            )
+        run_id = f"run-{uuid.uuid4().hex[:8]}"
+        directory = self.out / "runs" / run_id
+        directory.mkdir(parents=True)
+        for split in SPLITS:
+            if self.data_file(split).is_file():
+                shutil.copyfile(self.data_file(split), directory / f"{split}.jsonl")
+        data = self.data()
+        kept = {k: _json(v) for k, v in settings.values.items() if k in RUN_OPTIONS}
+        record = RunRecord(
+            run_id,
+            directory,
+            kept,
+            air=self._air(settings),
+            nworkers=settings.values.get("nworkers"),
+            tasks=(data["train"], data["test"]),
+        )
+        record.steps = algorithm.steps
+        record.save()
+        self.records[run_id] = record
+        self._start(record, resume=False)
+        return record
+
+    def _air(self, settings: Settings) -> Literal["server", "client"] | None:
+        if not settings.get("air_enabled"):
+            return None
+        return "server" if self.settings.get("air_rules") else "client"
+
+    def _start(self, record: RunRecord, *, resume: bool) -> None:
+        feed = self.feeds[record.run_id] = Feed(record, self.progress)
+        record.save()
+        self._task = asyncio.ensure_future(self._train(record, feed, resume=resume))
+
+    async def _train(self, record: RunRecord, feed: Feed, *, resume: bool) -> None:
+        try:
+            settings = self.settings.under(Settings.of(record.settings, f"run {record.run_id}"))
+            trainer = self._trainer(record, settings)
+            test = record.directory / "test.jsonl"
+            result = await trainer.fit_async(
+                None,
+                read_tasks(record.directory / "train.jsonl"),
+                read_tasks(test) if test.is_file() else None,
+                resume=resume,
+                run_id=record.run_id,
+                serve=self.front.place,
+                progress=feed,
+            )
+        except AglError as error:
+            record.fail(error)
+            feed.note(str(error))
+        except Exception as error:
+            record.fail(error)
+            log.exception("run %s failed", record.run_id)
+        else:
+            record.history[:] = result.history
+            record.status, record.ended_at, record.eta_seconds = "succeeded", time.time(), 0.0
+            record.policies = {name: str(path) for name, path in result.policies.items()}
+            feed.note(f"run {record.run_id} is done: {', '.join(record.policies.values())}")
+        finally:
+            with contextlib.suppress(OSError):
+                feed.save()
+
+    def _trainer(self, record: RunRecord, settings: Settings) -> Any:
+        from agl.trainer.trainer import Trainer
+
+        return Trainer(
+            settings.algorithm(),
+            agents=settings.get("agents"),
+            air=record.air == "server",
+            n_workers=settings.get("nworkers"),
+            store=self.store,
+            directory=record.directory,
+            seed=settings.get("seed"),
+            max_attempts=settings.get("max_attempts"),
+            timeout=settings.get("timeout"),
+            runners="remote",
+            silent_seconds=settings.get("silent_seconds"),
+            capture_content=settings.get("capture_content"),
+        )
+
+    def policy_file(self, run_id: str, policy: str, name: str | None = None) -> Path:
+        """A trained policy's directory, or a file in it.
+
+        Raises:
+            Refused: there is none.
+        """
+        record = self.find(run_id)
+        if policy not in record.policies:
+            raise Refused(404, f"run {run_id} has no trained policy {policy!r}", "policy_not_found")
+        root = Path(record.policies[policy])
+        if name is None:
+            return root
+        known = {f.name for f in root.iterdir() if f.is_file()}
+        if name not in known:
+            raise Refused(404, f"{name!r}: {nearest(name, known)}", "file_not_found")
+        return root / name
+
+
+def _json(value: Any) -> Any:
+    return to_jsonable_python(value)
+
+
+def _write(path: Path, text: str) -> None:
+    """All or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

@@ -1,0 +1,327 @@
+"""What `agl serve` is told: options from the environment, a YAML file, the command line and clients, checked alike.
+
+An option is one word. In the file it stands in the section that it belongs to; everywhere else it stands alone.
+"""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from agl.errors import ConfigError, nearest
+from agl.trainer.algorithms import DAPO, GRPO, GSPO, PPO, RLOO, DrGRPO, REINFORCEPlusPlus
+from agl.trainer.algorithms.local import LocalAlgorithm
+from agl.trainer.local.config import LoraSpec
+
+ALGORITHMS: Mapping[str, type[LocalAlgorithm]] = {
+    "grpo": GRPO,
+    "drgrpo": DrGRPO,
+    "rloo": RLOO,
+    "reinforceplusplus": REINFORCEPlusPlus,
+    "ppo": PPO,
+    "gspo": GSPO,
+    "dapo": DAPO,
+    # Agent Lightning's paper (arXiv 2508.03680, section 3.3): a rollout's return is credited to each of its calls, and
+    # the calls are trained with a single-turn algorithm, GRPO in its experiments. That is GRPO with Uniform credit.
+    "lightningrl": GRPO,
+}
+"""By name, in lower case and without dashes and underscores; "reinforce++" is one more spelling."""
+
+ENVIRONMENT = {
+    "LIGHTNING_MODEL_PATH": "model",
+    "LIGHTNING_RL_ALGORITHM": "algorithm",
+    "AGL_DATABASE_URL": "store",
+}
+SERVER_VARIABLE = "AGENT_LIGHTNING_SERVER_URL"
+"""Where clients find the server, unless they say."""
+
+_CLOSED = re.compile(r"(gpt-[345]|chatgpt|o[134](-|$)|claude-|gemini-)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """Section `model`.
+
+    Attributes:
+        name: a Hugging Face directory or hub id; everywhere else this option is called `model`.
+        lora_rank: train a LoRA adapter of this rank. dtype, max_context, renderer, threads: as `agl.GRPO` has them.
+        gpus: 0 = CPU, 1 = a GPU; None = a GPU where there is one.
+    """
+
+    name: str = ""
+    lora_rank: int | None = None
+    dtype: str = "auto"
+    max_context: int | None = None
+    renderer: str | None = None
+    threads: int | None = None
+    gpus: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeOptions:
+    """Section `runtime`.
+
+    Attributes:
+        nworkers: rollouts that each client runs at once. agents: which agents are trained (names, globs); None = all.
+        air_enabled: reward tool outcomes by rule: those of `air_rules`, a Python file here, or the client's.
+        auto_instrumentation: always on. timeout: seconds per rollout. max_attempts: tries per rollout.
+        silent_seconds: how long a client may be silent before its rollouts are run again.
+        seed: of training. capture_content: whether texts are recorded beside the tokens.
+        host, port: where to listen. store: URL of the store. out: the directory of data, runs and policies.
+    """
+
+    nworkers: int = 4
+    agents: str | list[str] | None = None
+    air_enabled: bool = False
+    air_rules: str | None = None
+    auto_instrumentation: bool = True
+    timeout: float | None = 600.0
+    max_attempts: int = 2
+    silent_seconds: float = 60.0
+    seed: int = 0
+    capture_content: bool = True
+    host: str = "127.0.0.1"
+    port: int = 8000
+    store: str | None = None
+    out: str = "agl-serve"
+
+
+_OF_MODEL = {f.name for f in fields(ModelOptions)} | {"model", "device", "lora"}
+
+
+def _types(cls: type, names: Iterable[str]) -> dict[str, TypeAdapter[Any]]:
+    hints = typing.get_type_hints(cls)
+    return {name: TypeAdapter(hints[name]) for name in names}
+
+
+SECTIONS: Mapping[str, Mapping[str, TypeAdapter[Any]]] = {
+    "model": _types(ModelOptions, (f.name for f in fields(ModelOptions))),
+    "training": {
+        "algorithm": TypeAdapter(str),
+        **_types(LocalAlgorithm, (f.name for f in fields(LocalAlgorithm) if f.name not in _OF_MODEL)),
+    },
+    "runtime": _types(RuntimeOptions, (f.name for f in fields(RuntimeOptions))),
+}
+OPTIONS: Mapping[str, TypeAdapter[Any]] = {
+    ("model" if (section, name) == ("model", "name") else name): kind
+    for section, options in SECTIONS.items()
+    for name, kind in options.items()
+}
+RUN_OPTIONS = frozenset(
+    {*SECTIONS["training"], "agents", "air_enabled", "timeout", "max_attempts", "seed", "silent_seconds"}
+)
+"""What a client may say about its run; the rest is the server's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Options that were given, checked.
+
+    Attributes:
+        values: by option. origins: where each comes from, for errors.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], origin: str, *, known: Iterable[str] = OPTIONS) -> Settings:
+        """Check options; None is one that was not given.
+
+        Raises:
+            ConfigError: an unknown option, or a value that it cannot take.
+        """
+        values = {}
+        for name, value in given.items():
+            if name not in set(known):
+                raise ConfigError(f"{origin}: there is no option {name!r}", hint=nearest(name, known))
+            if value is not None:
+                values[name] = _checked(OPTIONS[name], name, value, origin)
+        return cls(values, dict.fromkeys(values, origin))
+
+    @classmethod
+    def of_environment(cls, environ: Mapping[str, str]) -> Settings:
+        """What the environment says."""
+        merged = cls()
+        for variable, name in ENVIRONMENT.items():
+            if environ.get(variable):
+                merged = merged.under(cls.of({name: environ[variable]}, variable))
+        return merged
+
+    @classmethod
+    def of_file(cls, path: str | Path) -> Settings:
+        """What a YAML file says.
+
+        Raises:
+            ConfigError: it cannot be read, or as `of`, with the line.
+        """
+        values, origins = {}, {}
+        for section, name, value, line in _entries(Path(path)):
+            where = f"{path} line {line}"
+            if section not in SECTIONS:
+                raise ConfigError(f"{where}: there is no section {section!r}", hint=nearest(section, SECTIONS))
+            if name not in SECTIONS[section]:
+                homes = [s for s, options in SECTIONS.items() if name in options]
+                hint = f"it belongs to {homes[0]}:" if homes else nearest(name, SECTIONS[section])
+                raise ConfigError(f"{where}: {section} has no option {name!r}", hint=hint)
+            option = "model" if (section, name) == ("model", "name") else name
+            if value is not None:
+                values[option] = _checked(SECTIONS[section][name], f"{section}.{name}", value, where)
+                origins[option] = where
+        return cls(values, origins)
+
+    def under(self, over: Settings) -> Settings:
+        """These, with those of `over` in their place; `steps` and `epochs` are one option in this."""
+        mine = dict(self.values)
+        if {"steps", "epochs"} & set(over.values):
+            mine = {k: v for k, v in mine.items() if k not in ("steps", "epochs")}
+        return Settings({**mine, **over.values}, {**self.origins, **over.origins})
+
+    def get(self, name: str) -> Any:
+        """The option's value, or its default."""
+        if name in self.values:
+            return self.values[name]
+        for cls in (RuntimeOptions, ModelOptions):
+            found = next((f.default for f in fields(cls) if f.name == name), ...)
+            if found is not ...:
+                return found
+        return None
+
+    @property
+    def device(self) -> Literal["auto", "cpu", "cuda"]:
+        """Where the policy lives.
+
+        Raises:
+            ConfigError: more GPUs than the embedded trainer uses.
+        """
+        gpus = self.get("gpus")
+        if gpus is not None and (gpus < 0 or gpus > 1):
+            raise ConfigError(
+                f"{self.origins.get('gpus', 'gpus')}: the embedded trainer uses one GPU, not {gpus}",
+                hint="0 is the CPU, 1 a GPU; for several, train with algorithm=agl.VERL(config) in a script",
+            )
+        return "auto" if gpus is None else "cuda" if gpus else "cpu"
+
+    def model(self) -> str:
+        """The model.
+
+        Raises:
+            ConfigError: none is named, or one whose weights nobody has.
+        """
+        name = self.get("model")
+        if not name:
+            raise ConfigError("which model?", hint="--model DIR, model: name: in --config, or LIGHTNING_MODEL_PATH")
+        if _CLOSED.match(name) and not Path(name).exists():
+            raise ConfigError(
+                f"{self.origins.get('model', 'model')}: {name!r} cannot be trained: its provider keeps its weights",
+                hint="name a Hugging Face directory or hub id; agents that should stay on that model are left out with "
+                "agents=",
+            )
+        return name
+
+    def algorithm(self) -> LocalAlgorithm:
+        """The algorithm with its settings.
+
+        Raises:
+            ConfigError: no or an unknown algorithm, or settings that do not go together.
+        """
+        cls = algorithm_class(self.get("algorithm"), self.origins.get("algorithm", "algorithm"))
+        names = {f.name for f in fields(cls)} & set(SECTIONS["training"])
+        chosen = {k: v for k, v in self.values.items() if k in names}
+        if not {"steps", "epochs"} & set(chosen):
+            chosen["epochs"] = 1
+        for name in ("dtype", "max_context", "renderer", "threads"):
+            if name in self.values:
+                chosen[name] = self.values[name]
+        rank = self.get("lora_rank")
+        lora = LoraSpec(rank=rank, alpha=2.0 * rank) if rank else None
+        return cls(model=self.model(), device=self.device, lora=lora, **chosen)
+
+    def check(self) -> None:
+        """Refuse what cannot work, before anything is started.
+
+        Raises:
+            ConfigError: which option, and where it was given.
+        """
+        self.model()
+        _ = self.device
+        if self.get("algorithm") is not None:
+            self.algorithm()
+        if not self.get("auto_instrumentation"):
+            raise ConfigError(
+                f"{self.origins['auto_instrumentation']}: instrumentation cannot be switched off",
+                hint="a call that nobody sees cannot be trained; agents= leaves agents out of training",
+            )
+
+
+def algorithm_class(name: str | None, origin: str = "algorithm") -> type[LocalAlgorithm]:
+    """The algorithm of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    word = re.sub(r"[-_ ]", "", (name or "").lower()).replace("++", "plusplus")
+    if word not in ALGORITHMS:
+        elsewhere = {"verl": "VERL", "apo": "APO", "baseline": "Baseline"}
+        hint = f"agl.{elsewhere[word]} is used in a script" if word in elsewhere else nearest(word, ALGORITHMS)
+        raise ConfigError(f"{origin}: there is no algorithm {name!r}", hint=hint)
+    return ALGORITHMS[word]
+
+
+def _checked(kind: TypeAdapter[Any], name: str, value: Any, origin: str) -> Any:
+    try:
+        return kind.validate_python(value)
+    except ValidationError as error:
+        why = "; ".join(e["msg"].lower() for e in error.errors()[:2])
+        raise ConfigError(f"{origin}: {name} is {value!r}: {why}") from None
+
+
+def _entries(path: Path) -> list[tuple[str, str, Any, int]]:
+    """(section, option, value, line) of every option in the file."""
+    try:
+        import yaml
+    except ImportError:
+        raise ConfigError("--config needs PyYAML", hint='pip install "agl[local]"') from None
+    try:
+        text = path.read_text(encoding="utf-8")
+        root = yaml.compose(text, yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration cannot be read: {error}") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark is not None else "?"
+        raise ConfigError(f"{path} line {line}: not YAML: {error.problem}") from None
+    found: list[tuple[str, str, Any, int]] = []
+    if root is None:
+        return found
+    seen: set[tuple[str, str]] = set()
+    for section, body in _pairs(root, path, "sections"):
+        if isinstance(body, yaml.ScalarNode) and body.value == "":
+            continue
+        for key, node in _pairs(body, path, section.value):
+            line = key.start_mark.line + 1
+            if (section.value, key.value) in seen:
+                raise ConfigError(f"{path} line {line}: {section.value}.{key.value} is given twice")
+            seen.add((section.value, key.value))
+            loader = yaml.SafeLoader("")
+            try:
+                found.append((section.value, key.value, loader.construct_document(node), line))
+            except yaml.YAMLError as error:
+                raise ConfigError(f"{path} line {line}: not plain YAML: {error}") from None
+            finally:
+                loader.dispose()
+    return found
+
+
+def _pairs(node: Any, path: Path, what: str) -> list[tuple[Any, Any]]:
+    if type(node).__name__ != "MappingNode":
+        raise ConfigError(
+            f"{path} line {node.start_mark.line + 1}: {what} must be a mapping",
+            hint="as in\nmodel:\n  name: DIR\ntraining:\n  algorithm: grpo\nruntime:\n  nworkers: 8",
+        )
+    return node.value
