@@ -25,8 +25,9 @@ from agl.trainer.algorithms.checkpoints import latest
 from agl.trainer.cli.loading import load_agent
 from agl.trainer.local.config import Policy
 from agl.trainer.progress import Progress
-from agl.trainer.run import SILENT_SECONDS, Run, Serve, require_positive, require_tasks
+from agl.trainer.run import Run, Serve, require_positive, require_tasks
 from agl.trainer.runners.options import RayRunners, Runners
+from agl.trainer.runners.remote import SILENT_SECONDS
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
 
