@@ -37,6 +37,8 @@ from agl.trajectories import Built, build, check
 log = logging.getLogger("agl.runner")
 
 WATCH_SECONDS = 0.5
+_REST_SECONDS = 0.5
+"""How long who asks in vain is kept from asking again."""
 GRACE_SECONDS = 5.0
 """How long after its limit an attempt has to say by itself that it timed out."""
 
@@ -96,15 +98,17 @@ class RunDesk:
         self._open: dict[tuple[str, int], _Open] = {}
         self._dismissed: set[str] = set()
         self._watching: asyncio.Task[None] | None = None
+        self._stopped = False
 
     # -- workers ------------------------------------------------------------------------------------------------------
     async def lease(self, worker_id: str, wait: float = LEASE_WAIT_SECONDS) -> Lease | None:
         this = asyncio.current_task()
         assert this is not None
+        if self._stopped or self._is_dismissed(worker_id):
+            await asyncio.sleep(min(wait, _REST_SECONDS))
+            return None
         self._seeking[this] = worker_id
         try:
-            if self._is_dismissed(worker_id):
-                return None
             leased = await self.store.dequeue_rollout(worker_id, run_id=self.run_id, wait=wait)
         finally:
             self._seeking.pop(this, None)
@@ -225,6 +229,7 @@ class RunDesk:
 
     async def stop(self) -> None:
         """Lease nothing more, stop watching and close every lease that is out. Idempotent."""
+        self._stopped = True
         for seeking in list(self._seeking):
             seeking.cancel()
         if self._watching is not None:

@@ -250,9 +250,10 @@ class RemoteDesk:
         except httpx.TransportError as error:
             self._lost(f"{type(error).__name__}: {error}")
             raise _Away(f"{type(error).__name__}: {error}") from error
-        if got.status_code in (408, 425, 429, 502, 503, 504):
-            self._lost(f"it answers {got.status_code}")
-            raise _Away(f"it answers {got.status_code}")
+        if got.status_code >= 500 or got.status_code in (408, 425, 429):
+            # Whatever went wrong there, what this worker has to bring back is not to be lost by it.
+            self._lost(f"it answers {got.status_code}: {_message(got)}")
+            raise _Away(f"it answers {got.status_code}: {_message(got)}")
         if self._lost_since is not None:
             log.warning("the server at %s is back after %.0f s", self.url, time.monotonic() - self._lost_since)
             self._lost_since = None
