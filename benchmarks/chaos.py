@@ -1,7 +1,7 @@
 """The long form of `tests/test_chaos.py`: many disturbed training runs, each with another seed.
 
     python benchmarks/chaos.py --runs 5 --steps 12 --kills 4
-    python benchmarks/chaos.py --database postgresql+psycopg:///agl_chaos   # a database of its own, which is emptied
+    python benchmarks/chaos.py --postgresql      # a server of its own, which is killed too
 
 Prints what was killed and what was counted in each run; ends with 1 at the first that does not hold.
 """
@@ -10,34 +10,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 
-def terminate_postgres(url: str) -> Callable[[], None]:
-    """What ends every connection of others to that database."""
-
-    def terminate() -> None:
-        import sqlalchemy
-
-        engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
-        with engine.connect() as connection:
-            others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
-            connection.execute(sqlalchemy.text(others + "AND pid <> pg_backend_pid()"))
-        engine.dispose()
-
-    return terminate
-
-
 def main() -> None:
-    from chaos import Chaos, Plan
+    from chaos import Chaos, Plan, power_cut
+    from postgres import private_server
     from untrained import make_untrained
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -46,11 +32,11 @@ def main() -> None:
     parser.add_argument("--runners", type=int, default=3)
     parser.add_argument("--kills", type=int, default=3, help="of each kind")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--database", help="URL of a PostgreSQL database; a SQLite file if left out")
+    parser.add_argument("--postgresql", action="store_true", help="on a private PostgreSQL server, not a SQLite file")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     results: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         model = make_untrained(Path(scratch, "model"))
         for k in range(options.runs):
             kills = dict.fromkeys(("runner", "store", "trainer", "database"), options.kills)
@@ -60,8 +46,11 @@ def main() -> None:
             )  # fmt: skip
             directory = Path(scratch, f"run-{k}")
             directory.mkdir()
-            breaks = terminate_postgres(options.database) if options.database else None
-            chaos = Chaos(plan, model, directory, database=options.database, break_connections=breaks, say=print)
+            url = breaks = None
+            if options.postgresql:
+                server = stack.enter_context(private_server())
+                url, breaks = server.new_database(), power_cut(server)
+            chaos = Chaos(plan, model, directory, database=url, break_connections=breaks, say=print)
             began = time.monotonic()
             chaos.run()
             results.append({"seed": plan.seed, "seconds": time.monotonic() - began, **asyncio.run(chaos.check())})

@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from postgres import Server
+
 from agl import semconv
 from agl.errors import AglError
 from agl.spans import Span
@@ -79,6 +81,17 @@ class Plan:
     pause: tuple[float, float] = (0.5, 2.0)
     seed: int = 0
     seconds: float = 400.0
+
+
+def power_cut(server: Server) -> Callable[[], None]:
+    """What kills a whole PostgreSQL server and starts it again."""
+
+    def cut() -> None:
+        server.kill()
+        time.sleep(1.0)
+        server.start()
+
+    return cut
 
 
 class Process:
@@ -203,7 +216,7 @@ class Chaos:
             "--store", self.store_url, "--port", str(desk_port), "--out", "run", "--resume", "--quiet",
             "--steps", str(plan.steps), "--batch-size", str(plan.batch_size), "--group-size", str(plan.group_size),
             "--max-response-tokens", "8", "--learning-rate", "1e-3", "--device", "cpu", "--seed", str(plan.seed),
-            "--max-attempts", "10", "--timeout", "60", "--json", "result.json",
+            "--max-attempts", "10", "--timeout", "60", "--silent-seconds", "12", "--json", "result.json",
         )  # fmt: skip
         self.runners = [
             process(

@@ -6,13 +6,21 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from chaos import Chaos, Plan
+from chaos import Chaos, Plan, power_cut
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_run_ends_whole_whatever_is_killed(untrained_model: Path, tmp_path: Path) -> None:
-    chaos = Chaos(Plan(seed=1), untrained_model, tmp_path, say=print)
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_a_run_ends_whole_whatever_is_killed(
+    database: str, untrained_model: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url, breaks = None, None
+    if database == "postgresql":
+        server = request.getfixturevalue("postgres")
+        url, breaks = server.new_database(), power_cut(server)
+    chaos = Chaos(Plan(seed=1), untrained_model, tmp_path, database=url, break_connections=breaks, say=print)
     chaos.run()
     facts = asyncio.run(chaos.check())
     assert facts["trainer_starts"] == 2
+    assert facts["killed"] == {"runner": 2, "store": 1, "trainer": 1, "database": 1}

@@ -79,6 +79,7 @@ def train(
     store: Annotated[
         str | None, typer.Option(help="A file, postgresql:// or http:// of `agl store`; else --out.")
     ] = None,
+    silent_seconds: Annotated[float, typer.Option(help="How long a remote runner may be silent.")] = 60.0,
     timeout: Annotated[float, typer.Option(help="Seconds per rollout.")] = 600.0,
     max_attempts: Annotated[int, typer.Option(help="Tries per rollout.", min=1)] = 2,
     out: Annotated[Path | None, typer.Option(help="The run's directory.")] = None,
@@ -124,6 +125,7 @@ def train(
         algorithm, agents=agents or None, n_workers=workers, timeout=timeout, directory=out, seed=seed,
         progress=not quiet, runners=runners,  # type: ignore[arg-type]
         host=host, port=port, store=store, max_attempts=max_attempts,
+        silent_seconds=silent_seconds,
     )  # fmt: skip
     fit = trainer.dev if dev else partial(trainer.fit, val_dataset=val_tasks, resume=resume)
     result = fit(runnable, train_tasks)
