@@ -119,6 +119,10 @@ class AttemptOverError(StoreError):
     """The attempt is not open any more: cancelled, given up, or reported before. Trying again changes nothing."""
 
 
+class NotStoredError(StoreError):
+    """There is no such rollout or attempt in the store."""
+
+
 class StoreVersionError(StoreError):
     """The store was written by a newer version of agl."""
 

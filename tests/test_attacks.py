@@ -21,7 +21,10 @@ from scripted import Attempt, Rig, ScriptedEngine, in_loop, quick_tokenizer, ser
 from store_server import KEYS
 
 from agl import otlp, semconv
+from agl.selection import select
 from agl.spans import Span
+from agl.trainer.runners.desk import RunDesk
+from agl.trainer.runners.remote import desk_routes, key_check
 from agl.trainer.server.limits import Limits
 from agl.trainer.store.base import NewRollout
 from agl.trainer.store.server import StoreServer
@@ -91,7 +94,9 @@ async def world() -> AsyncIterator[World]:
         await rig.store.update_resources({"prompt": "the real one"})
         await rig.store.add_spans([Span("1" * 32, "2" * 16, None, victim.access.rollout_id, 1, "secret", 1.0, 2.0)])
         (queued,) = await rig.store.enqueue_rollouts([NewRollout("secret task")])
-        server = StoreServer(rig.store, port=0, keys=KEYS, limits=LIMITS)
+        desk = RunDesk(rig.store, rig.gateway, selection=select(None))
+        routes = desk_routes(lambda: desk, key_check(KEYS))
+        server = StoreServer(rig.store, port=0, keys=KEYS, limits=LIMITS, beside=routes)
         url = await server.start()
         async with httpx.AsyncClient(trust_env=False, timeout=20) as http:
             yield World(rig, mine, victim, url, queued.rollout_id, http)
@@ -176,6 +181,18 @@ async def fakes_a_model_call(world: World) -> list[httpx.Response]:
         "response_ids": packed(np.int32([2])), "logprobs": packed(np.float32([0.0])),
     }  # fmt: skip
     return [await world.method("add_calls", calls=[call])]
+
+
+@attack
+async def plays_a_runner(world: World) -> list[httpx.Response]:
+    """Its own good report would be a reward of its own making."""
+    id = world.mine.access.rollout_id
+    report = {"spans": otlp.encode([reward(id)]), "error": None}
+    body = {"rollout_id": id, "attempt": 1, "report": report, "spans": report["spans"], "why": "x",
+            "worker": "w", "request": "r", "wait": 0}  # fmt: skip
+    whats = ("lease", "forget", "heartbeat", "deliver", "finish", "abandon")
+    urls = [f"{base}/runner/{what}" for base in (world.store_url, world.rig.gateway.base_url) for what in whats]
+    return [await world.http.post(url, json=body, headers=world.headers) for url in urls]
 
 
 @attack

@@ -184,6 +184,67 @@ async def test_a_lease_that_is_asked_for_twice_is_the_same(tmp_path: Path) -> No
 
 
 @in_loop
+async def test_what_a_stopped_worker_leased_unheard_is_free_again_at_once(tmp_path: Path) -> None:
+    store = await open_store(str(tmp_path / "s.db"))
+    served = Served(store, routed=False)
+    url = await served.start()
+    leaving = RemoteDesk(url)
+    asking = asyncio.ensure_future(leaving.lease("leaving", 20.0))
+    await asyncio.sleep(0.3)
+    asking.cancel()
+    await asyncio.wait((asking,))
+    [rollout] = await store.enqueue_rollouts([NewRollout({"seconds": 0.0}, config=RolloutConfig(max_attempts=1))])
+    other = RemoteDesk(url)
+    lease = await other.lease("other", 5.0)
+    assert lease is not None
+    assert (lease.rollout.rollout_id, lease.attempt) == (rollout.rollout_id, 1)
+    for desk in (leaving, other):
+        await desk.close()
+    await served.stop()
+    await store.close()
+
+
+MALFORMED: list[Any] = [
+    None, [], "x", {}, {"rollout_id": 1, "attempt": "x"}, {"rollout_id": "none", "attempt": 1},
+    {"worker": 1, "request": [], "wait": "long"}, {"worker": "w", "request": "r", "wait": None},
+    {"rollout_id": "{id}", "attempt": 2**80, "report": {}, "spans": [], "why": 1},
+    {"rollout_id": "{id}", "attempt": 1, "report": None, "spans": 7},
+    {"rollout_id": "{id}", "attempt": 1, "report": {"spans": {}, "error": 7}, "spans": {"resourceSpans": 7}},
+    {"rollout_id": "{id}", "attempt": 1, "report": {"spans": {"resourceSpans": [7]}, "error": None}},
+    {"rollout_id": "{id}", "attempt": 1, "report": {"spans": {}, "error": {"kind": "__class__", "where": 1}}},
+]  # fmt: skip
+
+
+@in_loop
+async def test_what_no_runner_sends_is_refused(tmp_path: Path) -> None:
+    import httpx
+
+    store = await open_store(str(tmp_path / "s.db"))
+    served = Served(store, routed=False)
+    url = await served.start()
+    [rollout] = await store.enqueue_rollouts([NewRollout({"seconds": 0.0})])
+    desk = RemoteDesk(url)
+    assert await desk.lease("w", 5.0) is not None
+    async with httpx.AsyncClient(trust_env=False) as client:
+        for what in ("lease", "forget", "heartbeat", "deliver", "finish", "abandon"):
+            for body in MALFORMED:
+                known = isinstance(body, dict) and body.get("rollout_id") == "{id}"
+                sent = {**body, "rollout_id": rollout.rollout_id} if known else body
+                fits = "request" in sent if isinstance(sent, dict) else False
+                if (what == "forget" and fits) or (what == "heartbeat" and known and sent["attempt"] == 1):
+                    continue
+                got = await client.post(f"{url}/runner/{what}", json=sent)
+                assert 400 <= got.status_code < 500, (what, body, got.status_code, got.text)
+            got = await client.post(f"{url}/runner/{what}", content=b"\xff{")
+            assert got.status_code == 400
+    assert (await store.get_rollout(rollout.rollout_id)).status == "running"
+    assert await store.query_spans(rollout.rollout_id) == []
+    await desk.close()
+    await served.stop()
+    await store.close()
+
+
+@in_loop
 async def test_a_runner_needs_the_key(tmp_path: Path) -> None:
     store = await open_store(str(tmp_path / "s.db"))
     served = Served(store, key="right", routed=False)

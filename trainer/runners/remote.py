@@ -23,7 +23,7 @@ from starlette.routing import Route
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from agl import otlp
-from agl.errors import AttemptOverError, RolloutError, StoreError
+from agl.errors import AglError, AttemptOverError, NotStoredError, RolloutError, StoreError
 from agl.selection import Selection
 from agl.spans import Span
 from agl.trainer.runners import wire
@@ -39,6 +39,7 @@ LOST_SECONDS = 600.0
 """How long a worker tries to reach its desk before it gives up."""
 SILENT_SECONDS = 60.0
 """How long a runner may be silent before its rollouts are run again."""
+FORGET_SECONDS = 2.0
 _REMEMBERED = 4096
 
 
@@ -64,7 +65,8 @@ def desk_routes(
     async def lease(request: Request) -> Response:
         check(request)
         body = await _body(request, "worker", "request", "wait")
-        wait = min(max(float(body["wait"]), 0.0), LEASE_WAIT_SECONDS)
+        with _refusals():
+            wait = min(max(float(body["wait"]), 0.0), LEASE_WAIT_SECONDS)
         present = desk()
         if present is None:
             await asyncio.sleep(min(wait, 1.0))
@@ -90,6 +92,18 @@ def desk_routes(
             return Response(status_code=204)
         known = own_workers and present.resources is not None
         return answer(wire.lease_to_json(leased, selection=not own_workers, resources=not known))
+
+    async def forget(request: Request) -> Response:
+        check(request)
+        body = await _body(request, "request")
+        taking, here = told.pop(str(body["request"]), None), desk()
+        if taking is not None:
+            taking.cancel()
+            with contextlib.suppress(asyncio.CancelledError, StoreError):
+                leased = await taking
+                if leased is not None and here is not None:
+                    await here.abandon(leased, "its worker left before it began")
+        return answer({})
 
     async def heartbeat(request: Request) -> Response:
         here, lease, _ = await leased_before(request)
@@ -122,11 +136,14 @@ def desk_routes(
         if here is None:
             raise Refused(409, "no run goes on here any more", "attempt_over")
         with _refusals():
-            return here, await here.find(str(body["rollout_id"]), int(body["attempt"])), body
+            rollout_id, attempt = str(body["rollout_id"]), int(body["attempt"])
+            if "\0" in rollout_id or not 0 < attempt < 2**31:
+                raise ValueError(f"no attempt has the name {rollout_id!r}, {attempt}")
+            return here, await here.find(rollout_id, attempt), body
 
     return [
         Route(f"/runner/{route.__name__}", route, methods=["POST"])
-        for route in (lease, heartbeat, deliver, finish, abandon)
+        for route in (lease, forget, heartbeat, deliver, finish, abandon)
     ]
 
 
@@ -156,7 +173,7 @@ def _refusals() -> Any:
     """What the desk refuses, as HTTP has it: 409 is final, 503 may be tried again."""
     try:
         yield
-    except AttemptOverError as error:
+    except (AttemptOverError, NotStoredError) as error:
         raise Refused(409, str(error), "attempt_over") from error
     except StoreError as error:
         raise Refused(503, str(error), "store_unavailable") from error
@@ -199,7 +216,13 @@ class RemoteDesk:
 
     async def lease(self, worker_id: str, wait: float = LEASE_WAIT_SECONDS) -> Lease | None:
         asked = {"worker": worker_id, "wait": wait, "request": uuid.uuid4().hex}
-        data = await self._ask("lease", asked)
+        try:
+            data = await self._ask("lease", asked)
+        except asyncio.CancelledError:
+            # What it may have leased meanwhile, nobody would execute.
+            with contextlib.suppress(TimeoutError, _Away, AglError):
+                await asyncio.wait_for(self._send("forget", orjson.dumps(asked)), FORGET_SECONDS)
+            raise
         return None if data is None else wire.lease_from_json(data, self.url, self.selection, self.resources)
 
     async def heartbeat(self, lease: Lease) -> bool:

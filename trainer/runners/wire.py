@@ -127,4 +127,4 @@ def report_from_json(data: Mapping[str, Any], lease: Lease) -> Report:
     kind = getattr(errors, str(error["kind"]), None)
     kind = kind if isinstance(kind, type) and issubclass(kind, AglError) else RolloutError
     where = {str(k): v for k, v in dict(error["where"]).items() if k not in ("message", "hint")}
-    return Report(spans, kind(str(error["message"]), hint=error["hint"], **where), error["text"])
+    return Report(spans, kind(str(error["message"]), hint=error["hint"], **where), str(error["text"]))

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, and_, bindparam, delete, func, literal_column, select, update
 
-from agl.errors import AttemptOverError, StoreError
+from agl.errors import AttemptOverError, NotStoredError, StoreError
 from agl.trainer.store import codec, prepared
 from agl.trainer.store.base import (
     ATTEMPT_TERMINAL,
@@ -349,11 +349,11 @@ def chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
         yield list(ids[start : start + CHUNK])
 
 
-def _no_rollout(rollout_id: str) -> StoreError:
-    return StoreError(f"there is no rollout {rollout_id!r}", hint="check the id, and that this is the right store")
+def _no_rollout(rollout_id: str) -> NotStoredError:
+    return NotStoredError(f"there is no rollout {rollout_id!r}", hint="check the id, and that this is the right store")
 
 
-def _no_attempt(rollout_id: str, attempt: int) -> StoreError:
-    return StoreError(
+def _no_attempt(rollout_id: str, attempt: int) -> NotStoredError:
+    return NotStoredError(
         "there is no such attempt", hint="attempts are opened by dequeue_rollout", rollout=rollout_id, attempt=attempt
     )
