@@ -15,11 +15,14 @@ from starlette.requests import Request
 
 import agl
 from agl.agents import as_agent
+from agl.credit import Uniform
 from agl.errors import ConfigError, RolloutError
 from agl.selection import select
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
+from agl.trainer.progress import Progress
+from agl.trainer.run import Run
 from agl.trainer.runners.base import RolloutResult
 from agl.trainer.runners.desk import RunDesk
 from agl.trainer.runners.remote import RemoteDesk, desk_routes, key_check
@@ -164,6 +167,21 @@ async def test_a_silent_runner_is_given_up_and_its_rollout_run_elsewhere(tmp_pat
     assert not await dead.heartbeat(lease)
     await dead.close()
     await served.stop()
+    await store.close()
+
+
+@in_loop
+async def test_a_run_does_not_wait_for_runners_for_ever(tmp_path: Path) -> None:
+    store = await open_store(str(tmp_path / "s.db"))
+    run = Run(
+        run_id="run-1", seed=0, directory=tmp_path, agent=as_agent(sleeps), selection=select(None), credit=Uniform(),
+        train=[], val=[], store=store, progress=Progress(False), runners="remote", runner_patience=1.0,
+    )  # fmt: skip
+    await run.start(lambda mode: SamplingRules(), "policy", routed=False)
+    with pytest.raises(RolloutError, match=r"no runner has been heard of for \d+ s, and 2 rollouts wait for one"):
+        await run.rollouts([(0, {"seconds": 0}), (1, {"seconds": 0})], mode="train", step=0)
+    await run.stop()
+    assert {r.status for r in await store.query_rollouts()} <= {"cancelled", "queuing"}
     await store.close()
 
 

@@ -31,6 +31,7 @@ from agl.trainer.local.config import Policy
 from agl.trainer.progress import Progress
 from agl.trainer.runners.base import RolloutResult, Runner
 from agl.trainer.runners.desk import RunDesk
+from agl.trainer.runners.elsewhere import PATIENCE_SECONDS, RunnersElsewhere
 from agl.trainer.runners.local import LocalRunner
 from agl.trainer.runners.options import RayRunners, Runners
 from agl.trainer.runners.process import ProcessRunner
@@ -115,6 +116,7 @@ class Run:
         runner_key: what runners elsewhere must show; None lets any on this machine in. Worker processes of this
             run's get a key made for them.
         silent_seconds: how long a remote runner may be silent before its rollouts are run again.
+        runner_patience: how long the run waits for any of them before it ends.
         serve: how the gateway is reached; None: by a server of the run's own at `host` and `port`.
         initial_resources: what rollouts are given beside the LLM. hooks: called around every attempt.
         air: the rules that reward tool outcomes, calls and handoffs, if any.
@@ -141,6 +143,7 @@ class Run:
     payload: bytes | None = None
     runner_key: str | None = None
     silent_seconds: float = SILENT_SECONDS
+    runner_patience: float = PATIENCE_SECONDS
     serve: Serve | None = None
     initial_resources: Mapping[str, Any] = field(default_factory=dict)
     policies: Mapping[str, Policy] = field(default_factory=dict)
@@ -206,11 +209,7 @@ class Run:
             )
             url = await self._server.start()
         self._runner = self._make_runner(self._desk, url)
-        if self._runner is not None:
-            await self._runner.start()
-        else:
-            self._desk.watch()
-            self.progress.note(f"waiting for runners: agl runner --store {url} --agent module:agent")
+        await self._runner.start()
 
     async def _reachable_host(self) -> str:
         if not isinstance(self.runners, RayRunners):
@@ -220,10 +219,12 @@ class Run:
         self._cluster = await Cluster.join(self.runners, self.n_workers)
         return self._cluster.host if self.host == LOOPBACK else self.host
 
-    def _make_runner(self, desk: RunDesk, url: str) -> Runner | None:
-        """The run's own runner; None where others bring theirs."""
+    def _make_runner(self, desk: RunDesk, url: str) -> Runner:
         if self.runners == "remote":
-            return None
+            return RunnersElsewhere(
+                desk, url, waiting=self._n_waiting, note=self.progress.note, broken=self._broken,
+                patience=self.runner_patience,
+            )  # fmt: skip
         if self.runners == "local":
             return LocalRunner(self.agent, desk, n_workers=self.n_workers, broken=self._broken, hooks=self.hooks)
         assert self.payload is not None
@@ -234,6 +235,9 @@ class Run:
         from agl.trainer.runners.cluster import RayRunner
 
         return RayRunner(self._cluster, *what, options=self.runners, n_workers=self.n_workers, broken=self._broken)
+
+    def _n_waiting(self) -> int:
+        return sum(not future.done() for future in self._waiting.values())
 
     def _runner_routes(self) -> list[Route]:
         if self.runners == "local":

@@ -22,7 +22,7 @@ from agl.resources import Dataset, as_tasks
 from agl.selection import AgentFilter, select
 from agl.trainer.algorithms import Algorithm
 from agl.trainer.algorithms.checkpoints import latest
-from agl.trainer.cli.loading import load_agent
+from agl.trainer.loading import load_agent
 from agl.trainer.local.config import Policy
 from agl.trainer.progress import Progress
 from agl.trainer.run import Run, Serve, require_positive, require_tasks

@@ -92,7 +92,7 @@ def train(
     """Train an agent of your own on your tasks with your reward."""
     from agl.errors import ConfigError
     from agl.trainer.algorithms import GRPO
-    from agl.trainer.cli.loading import load_agent, load_command
+    from agl.trainer.loading import load_agent, load_command
     from agl.trainer.local.config import LoraSpec
     from agl.trainer.tasks import read_tasks
     from agl.trainer.trainer import Trainer
@@ -235,8 +235,8 @@ def runner(
     quiet: Quiet = False,
 ) -> None:
     """Execute rollouts here for a trainer or a store elsewhere, until Ctrl-C."""
-    from agl.trainer.cli.loading import load_agent
     from agl.trainer.cli.runner import run_runner
+    from agl.trainer.loading import load_agent
 
     _write(json_file, run_runner(load_agent(agent, reward), store, key_file, workers, quiet=quiet))
 

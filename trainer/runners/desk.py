@@ -99,9 +99,15 @@ class RunDesk:
         self._dismissed: set[str] = set()
         self._watching: asyncio.Task[None] | None = None
         self._stopped = False
+        self._heard = time.monotonic()
+
+    def silent_for(self) -> float:
+        """Seconds since a worker was last heard of; 0 while one waits for work."""
+        return 0.0 if self._seeking else time.monotonic() - self._heard
 
     # -- workers ------------------------------------------------------------------------------------------------------
     async def lease(self, worker_id: str, wait: float = LEASE_WAIT_SECONDS) -> Lease | None:
+        self._heard = time.monotonic()
         this = asyncio.current_task()
         assert this is not None
         if self._stopped or self._is_dismissed(worker_id):
@@ -156,6 +162,7 @@ class RunDesk:
         return Lease(AttemptedRollout(rollout, Attempt(rollout.rollout_id, attempt, "running")), self.selection)
 
     async def heartbeat(self, lease: Lease) -> bool:
+        self._heard = time.monotonic()
         opened = self._open.get(lease.id)
         if opened is not None:
             opened.beat = time.monotonic()
@@ -173,6 +180,7 @@ class RunDesk:
         await self.store.add_spans(spans)
 
     async def finish(self, lease: Lease, report: Report) -> None:
+        self._heard = time.monotonic()
         opened = self._open.get(lease.id)
         if opened is None:
             if not await self._is_open(lease):

@@ -72,7 +72,7 @@ def unpack(data: bytes) -> Payload:
     sys.path[:] = list(dict.fromkeys([*json.loads(line)["path"], *sys.path]))
     payload = pickle.loads(rest)
     if isinstance(payload.agent, str):
-        from agl.trainer.cli.loading import load_agent
+        from agl.trainer.loading import load_agent
 
         payload = replace(payload, agent=load_agent(payload.agent, None))
     return payload

@@ -1,4 +1,4 @@
-"""Finds what a command line names: agents and reward functions in Python files."""
+"""Finds what a text names: agents and reward functions in Python files and modules, and commands as agents."""
 
 from __future__ import annotations
 
