@@ -6,7 +6,6 @@ import asyncio
 import json
 from pathlib import Path
 
-import pytest
 from postgres import Server
 from typer.testing import CliRunner
 
@@ -60,6 +59,5 @@ def test_a_server_is_pruned_by_its_url(postgres: Server) -> None:
     assert "r0" in listed.output
 
 
-@pytest.mark.parametrize("arguments", [["store"], ["store", "--help"]])
-def test_the_command_says_what_it_can_do(arguments: list[str]) -> None:
-    assert "prune" in CliRunner().invoke(app, arguments).output
+def test_the_command_says_what_it_can_do() -> None:
+    assert "prune" in CliRunner().invoke(app, ["store", "--help"]).output

@@ -23,6 +23,7 @@ from agl.trainer.store import open_store
 from agl.trainer.store.base import (
     ATTEMPT_TERMINAL,
     ATTEMPT_TRANSITIONS,
+    NO_RUN,
     ROLLOUT_TERMINAL,
     AttemptedRollout,
     Mode,
@@ -726,6 +727,23 @@ def test_pruning_empties_what_ended_before_and_leaves_the_rest(store: Store) -> 
             assert len(await store.query_attempts(kept)) == 1
         assert (await store.prune(between)).rollouts == 1
         assert (await store.update_attempt(still.rollout_id, 1, "succeeded")).status == "succeeded"
+
+    asyncio.run(scenario())
+
+
+def test_rollouts_of_no_run_can_be_leased_alone(store: Store) -> None:
+    """A server that hands out what programs enqueue must not take what a trainer waits for."""
+
+    async def scenario() -> None:
+        await store.enqueue_rollouts([NewRollout(task="t", run_id=next(fresh), priority=9)])
+        assert await store.dequeue_rollout("w", run_id=NO_RUN) is None
+        waiting = asyncio.ensure_future(store.dequeue_rollout("w", run_id=NO_RUN, wait=20))
+        await asyncio.sleep(0.1)
+        await store.enqueue_rollouts([NewRollout(task="t", run_id=next(fresh), priority=9)])
+        [free] = await store.enqueue_rollouts([NewRollout(task="t")])
+        leased = await waiting
+        assert leased is not None
+        assert leased.rollout.rollout_id == free.rollout_id
 
     asyncio.run(scenario())
 

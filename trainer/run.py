@@ -159,6 +159,7 @@ class Run:
     _runner: Runner | None = None
     _cluster: Any = None
     _waiting: dict[str, asyncio.Future[RolloutResult]] = field(default_factory=dict)
+    _given_up: list[str] = field(default_factory=list)
 
     async def start(
         self, rules: Callable[[str], SamplingRules], model: str, *, routed: bool = True, rewarded: bool = True
@@ -266,7 +267,7 @@ class Run:
             await self._runner.stop()
         if self._desk is not None:
             await self._desk.stop()
-        open_rollouts = [r for r, f in self._waiting.items() if not f.done()]
+        open_rollouts = [*self._given_up, *(r for r, f in self._waiting.items() if not f.done())]
         if open_rollouts:
             try:
                 await self.store.cancel_rollouts(open_rollouts)
@@ -344,8 +345,9 @@ class Run:
             future.set_result(result)
 
     def _broken(self, error: BaseException) -> None:
-        for future in self._waiting.values():
+        for rollout_id, future in self._waiting.items():
             if not future.done():
+                self._given_up.append(rollout_id)
                 future.set_exception(error)
 
 

@@ -14,7 +14,7 @@ from agl.selection import select
 from agl.trainer.runners.desk import RunDesk
 from agl.trainer.runners.remote import SILENT_SECONDS, desk_routes, key_check
 from agl.trainer.server.keys import Keys
-from agl.trainer.store.base import Store
+from agl.trainer.store.base import NO_RUN, Store
 
 LOOK_SECONDS, EXPIRE_SECONDS = 2.0, 1.0
 
@@ -36,7 +36,9 @@ class StandingDesk:
     @classmethod
     def of_store(cls, store: Store, silent_seconds: float = SILENT_SECONDS) -> StandingDesk:
         """One whose rollouts call the models that the store's resources name."""
-        desk = RunDesk(store, None, selection=select(None), rewarded=False, silent_seconds=silent_seconds)
+        desk = RunDesk(
+            store, None, selection=select(None), run_id=NO_RUN, rewarded=False, silent_seconds=silent_seconds
+        )
         return cls(desk, silent_seconds)
 
     def routes(self, keys: Keys) -> list[Route]:

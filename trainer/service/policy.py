@@ -14,7 +14,7 @@ from agl.trainer.runners.standing import StandingDesk
 from agl.trainer.server.keys import Keys
 from agl.trainer.service.front import Front, Place
 from agl.trainer.service.settings import Settings
-from agl.trainer.store.base import Store
+from agl.trainer.store.base import NO_RUN, Store
 
 
 class ServedPolicy:
@@ -45,8 +45,8 @@ class ServedPolicy:
         gateway = Gateway(store, capture_content=content)
         gateway.serve(DEFAULT_POLICY, policy, rendering, policy.info.stop_token_ids)
         desk = RunDesk(
-            store, gateway, selection=select(settings.get("agents")), model=DEFAULT_POLICY, rewarded=False,
-            capture_content=content, silent_seconds=silent,
+            store, gateway, selection=select(settings.get("agents")), model=DEFAULT_POLICY, run_id=NO_RUN,
+            rewarded=False, capture_content=content, silent_seconds=silent,
         )  # fmt: skip
         place = front.place(gateway, desk_routes(lambda: desk, key_check(Keys())))
         await place.start()

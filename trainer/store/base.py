@@ -37,6 +37,9 @@ def new_rollout_id() -> str:
     return f"ro-{int(time.time()) >> 6 & 0xFFFF:04x}{secrets.token_hex(6)}"
 
 
+NO_RUN = ""
+"""In place of a run's id, where one is asked for: that of rollouts which belong to no run."""
+
 ROLLOUT_TERMINAL: frozenset[str] = frozenset({"succeeded", "failed", "cancelled"})
 ATTEMPT_TERMINAL: frozenset[str] = frozenset({"succeeded", "failed", "timeout"})
 
@@ -192,10 +195,11 @@ class Store(Protocol):
     ) -> AttemptedRollout | None:
         """Lease the next queued rollout (highest priority, then oldest) and open its next attempt, or None.
 
-        `run_id` restricts it to one training run. The rollout becomes "preparing", so does the attempt. Two callers
-        never get the same rollout. Where there is none, up to `wait` seconds pass until there is: work queued in this
-        process or announced by the database is seen at once, other work within a second or two. A caller that repeats
-        a request with the same `request_id` gets the lease that it missed, as long as the attempt is "preparing".
+        `run_id` restricts it to one training run, `NO_RUN` to rollouts of none. The rollout becomes "preparing", so
+        does the attempt. Two callers never get the same rollout. Where there is none, up to `wait` seconds pass until
+        there is: work queued in this process or announced by the database is seen at once, other work within a second
+        or two. A caller that repeats a request with the same `request_id` gets the lease that it missed, as long as
+        the attempt is "preparing".
         """
         ...
 

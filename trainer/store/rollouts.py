@@ -13,6 +13,7 @@ from agl.trainer.store import codec, prepared
 from agl.trainer.store.base import (
     ATTEMPT_TERMINAL,
     ATTEMPT_TRANSITIONS,
+    NO_RUN,
     ROLLOUT_TERMINAL,
     Attempt,
     AttemptedRollout,
@@ -71,17 +72,22 @@ _LEASED_BY = (
 )
 
 
-def _lease(one_run: bool) -> Any:
+def _lease(*of: Any) -> Any:
     """One atomic update. PostgreSQL passes over rows that others are leasing; SQLite runs one writer at a time."""
     # Literally, so that the partial indexes are seen to fit.
     queued = select(R.c.seq).where(R.c.status == literal_column("'queuing'"))
-    if one_run:
-        queued = queued.where(R.c.run_id == bindparam("run"))
-    first = queued.order_by(R.c.priority.desc(), R.c.seq).limit(1).with_for_update(skip_locked=True).scalar_subquery()
+    first = (
+        queued.where(*of)
+        .order_by(R.c.priority.desc(), R.c.seq)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+        .scalar_subquery()
+    )
     return update(R).where(R.c.seq == first).values(status="preparing", attempts=R.c.attempts + 1).returning(R)
 
 
-_LEASE, _LEASE_OF_RUN = _lease(False), _lease(True)
+_LEASE = _lease()
+_LEASE_OF_RUN, _LEASE_OF_NONE = _lease(R.c.run_id == bindparam("run")), _lease(R.c.run_id.is_(None))
 
 
 # -- the queue ----------------------------------------------------------------------------------------------------
@@ -99,7 +105,8 @@ def dequeue(
     """Lease the next queued rollout and open its attempt; or what the same request has leased before."""
     if repeated and (before := _leased_before(connection, request_id, now)) is not None:
         return before
-    statement, values = (_LEASE, {}) if run_id is None else (_LEASE_OF_RUN, {"run": run_id})
+    statement = _LEASE if run_id is None else _LEASE_OF_NONE if run_id == NO_RUN else _LEASE_OF_RUN
+    values = {"run": run_id} if statement is _LEASE_OF_RUN else {}
     row = prepared.first(connection, statement, values)
     if row is None:
         return None

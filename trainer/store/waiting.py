@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+from agl.trainer.store.base import NO_RUN
 from agl.trainer.store.dialect import Change
 
 LOOK_SECONDS: Final = 30.0
@@ -107,7 +108,7 @@ class Waiters:
     def _ring(self, queued: Mapping[str | None, int]) -> None:
         for run_id, count in queued.items():
             for _ in range(count):
-                if not self._ring_one(run_id, scouts=False):
+                if not self._ring_one(NO_RUN if run_id is None else run_id, scouts=False):
                     break
 
     def _send_scouts(self) -> None:
