@@ -62,3 +62,17 @@ def test_the_list_of_names_is_complete_and_sorted() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'agl' has no attribute 'Trainr'"):
         _ = agl.Trainr  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["cli.app", "cli.store", "cli.runner", "cli.export", "store.server", "runners.work", "service.client", "trace"],
+)
+def test_what_serves_stores_and_runs_agents_needs_no_model(module: str) -> None:
+    """`agl[server]`, which has none of these: `agl store`, `agl runner`, `agl.Client`, `agl trace`, `agl export`."""
+    absent = ("torch", "transformers", "tokenizers", "renderers", "peft", "safetensors", "matplotlib", "openai")
+    hidden = f"import sys\nfor name in {absent}: sys.modules[name] = None\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{hidden}import agl.trainer.{module}"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

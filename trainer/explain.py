@@ -199,7 +199,7 @@ def explain(rollout_id: str, store: str | Path | None = None, *, attempt: int | 
     Raises:
         StoreError: no such store, rollout or attempt.
     """
-    from agl.trainer.trainer import run_in_thread
+    from agl.trainer.loops import run_in_thread
 
     async def main() -> Report:
         opened = await open_store(find_store(store))
@@ -396,7 +396,7 @@ def list_rollouts(store: str | Path | None = None, limit: int = 40) -> list[dict
     Raises:
         StoreError: no such store.
     """
-    from agl.trainer.trainer import run_in_thread
+    from agl.trainer.loops import run_in_thread
 
     async def main() -> list[Rollout]:
         opened = await open_store(find_store(store))

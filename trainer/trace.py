@@ -33,7 +33,7 @@ def show_trace(rollout_id: str, store: str | Path | None = None, *, attempt: int
     Raises:
         StoreError: no such store or rollout.
     """
-    from agl.trainer.trainer import run_in_thread
+    from agl.trainer.loops import run_in_thread
 
     async def main() -> tuple[str, list[tuple[Attempt, list[Span]]]]:
         opened = await open_store(find_store(store))

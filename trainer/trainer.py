@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
-import threading
 import uuid
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 from agl.agents import Agent, Tracer, as_agent
 from agl.credit import Credit, Uniform
@@ -24,17 +22,13 @@ from agl.trainer.algorithms import Algorithm
 from agl.trainer.algorithms.checkpoints import latest
 from agl.trainer.loading import load_agent
 from agl.trainer.local.config import Policy
+from agl.trainer.loops import run_in_thread
 from agl.trainer.progress import Progress
 from agl.trainer.run import Run, Serve, require_positive, require_tasks
 from agl.trainer.runners.options import RayRunners, Runners
 from agl.trainer.runners.remote import SILENT_SECONDS
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
-
-T = TypeVar("T")
-
-STOP_SECONDS = 15.0
-"""How long Ctrl-C waits for a clean end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,40 +362,3 @@ def _not_here(*_: Any) -> Any:
 
 
 _ELSEWHERE = Agent("agent", _not_here, False)
-
-
-def run_in_thread(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on a loop and thread of its own, so that it works under a running loop too (notebooks), and
-    so that Ctrl-C reaches the caller at once and ends the coroutine cleanly."""
-    box: dict[str, Any] = {}
-    ready, done = threading.Event(), threading.Event()
-
-    async def body() -> None:
-        box["loop"], box["task"] = asyncio.get_running_loop(), asyncio.current_task()
-        ready.set()
-        box["result"] = await main
-
-    def thread() -> None:
-        try:
-            asyncio.run(body())
-        except BaseException as error:
-            box["error"] = error
-        finally:
-            ready.set()
-            done.set()
-
-    threading.Thread(target=thread, name="agl-control", daemon=True).start()
-    try:
-        # Not Thread.join: CPython 3.11 takes a thread whose join was interrupted for ended (bpo-45274).
-        while not done.wait(0.2):
-            pass
-    except KeyboardInterrupt:
-        ready.wait(STOP_SECONDS)
-        if "task" in box and not done.is_set():
-            box["loop"].call_soon_threadsafe(box["task"].cancel)
-        # A second Ctrl-C gives up waiting.
-        done.wait(STOP_SECONDS)
-        raise
-    if "error" in box:
-        raise box["error"]
-    return box["result"]

@@ -50,7 +50,7 @@ class LightningServer:
         Raises:
             AglError: it cannot serve.
         """
-        from agl.trainer.trainer import run_in_thread
+        from agl.trainer.loops import run_in_thread
 
         run_in_thread(self.start_async())
 

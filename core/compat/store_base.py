@@ -28,8 +28,8 @@ class OpenedStore:
         """The store itself, opened on first use."""
         with self._opening:
             if self._store is None:
+                from agl.trainer.loops import run_in_thread
                 from agl.trainer.store import open_store
-                from agl.trainer.trainer import run_in_thread
 
                 self._store = run_in_thread(open_store(self._url))
             return self._store

@@ -15,9 +15,9 @@ from agl.trainer.export.meter import Meter
 from agl.trainer.export.otlp import send
 from agl.trainer.export.records import Record, Which, record, records
 from agl.trainer.export.to_files import to_files
+from agl.trainer.loops import run_in_thread
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
-from agl.trainer.trainer import run_in_thread
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 

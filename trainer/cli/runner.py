@@ -25,7 +25,7 @@ def run_runner(agent: Agent, url: str | None, key_file: Path | None, workers: in
         ConfigError: no server is named, or the key's file cannot be read.
         RolloutError: the server was out of reach for too long, or refuses this runner.
     """
-    from agl.trainer.trainer import run_in_thread
+    from agl.trainer.loops import run_in_thread
 
     server = url or os.environ.get("AGL_STORE")
     if server is None or not server.startswith(("http://", "https://")):

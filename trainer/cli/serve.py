@@ -39,7 +39,7 @@ def run_serve(
     Raises:
         AglError: it cannot serve.
     """
-    from agl.trainer.trainer import run_in_thread
+    from agl.trainer.loops import run_in_thread
 
     settings = Settings.of_environment(os.environ)
     if config is not None:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from renderers.base import MODEL_RENDERER_MAP
 
 from agl.mdp import IntArray, int_array
 from agl.trainer.gateway.chat_template import ChatTemplate
 from agl.trainer.gateway.detokenizer import Detokenizer
 from agl.trainer.gateway.normalise import Message, Tools
-from agl.trainer.gateway.package_renderer import PackageRenderer
 from agl.trainer.gateway.toolchoice import opener
 from agl.trainer.gateway.toolparsers import ParsedMessage
+
+if TYPE_CHECKING:
+    from agl.trainer.gateway.package_renderer import PackageRenderer
 
 Ids = Sequence[int] | npt.NDArray[np.int32]
 
@@ -54,6 +55,9 @@ class Rendering:
     """
 
     def __init__(self, tokenizer: Any, *, renderer: str | None = None) -> None:
+        # Here, since who runs agents for a policy elsewhere has no renderers.
+        from renderers.base import MODEL_RENDERER_MAP
+
         self.renderer = renderer or MODEL_RENDERER_MAP.get(getattr(tokenizer, "name_or_path", ""), "default")
         # A fast tokenizer drops saved truncation and padding at its first call; later calls only read, from any thread.
         tokenizer.encode("", add_special_tokens=False)
@@ -61,6 +65,8 @@ class Rendering:
         if self.renderer == "default":
             self._model = ChatTemplate(tokenizer)
         else:
+            from agl.trainer.gateway.package_renderer import PackageRenderer
+
             self._model = PackageRenderer(tokenizer, self.renderer)
 
     @property

@@ -165,8 +165,8 @@ def _parameters(directory: Path) -> int:
 
 def _one_rollout(store: str) -> str:
     """A rollout of the last training step that has something to show: one that succeeded, if any."""
+    from agl.trainer.loops import run_in_thread
     from agl.trainer.store import open_store
-    from agl.trainer.trainer import run_in_thread
 
     async def find() -> str:
         opened = await open_store(store)

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agl import semconv
 from agl.errors import AglError, AttemptOverError, RewardError, RolloutError, RolloutTimeoutError
@@ -21,7 +21,6 @@ from agl.resources import resource_from_json
 from agl.selection import Selection
 from agl.spans import Span
 from agl.trainer.gateway.access import SamplingRules
-from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.runners.base import LEASE_WAIT_SECONDS, Lease, Report, RolloutResult
 from agl.trainer.store.base import (
     ATTEMPT_TERMINAL,
@@ -33,6 +32,10 @@ from agl.trainer.store.base import (
     Store,
 )
 from agl.trajectories import Built, build, check
+
+if TYPE_CHECKING:
+    # What runs rollouts for a store needs no renderers and no tokenizers.
+    from agl.trainer.gateway.gateway import Gateway
 
 log = logging.getLogger("agl.runner")
 

@@ -387,6 +387,6 @@ def _error(answer: httpx.Response) -> AglError:
 
 
 def _run(work: Any) -> Any:
-    from agl.trainer.trainer import run_in_thread
+    from agl.trainer.loops import run_in_thread
 
     return run_in_thread(work)
