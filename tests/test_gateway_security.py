@@ -145,7 +145,7 @@ class Fuzzed:
     async def _serve(self) -> None:
         async with serving(["<tool_call>\n{}\n</tool_call> 12"]) as rig:
             attempt = await rig.attempt()
-            self.url, self.key = f"{attempt.url()}/chat/completions", attempt.key
+            self.base, self.key = attempt.url(), attempt.key
             self.ready.set()
             await asyncio.to_thread(self.over.wait)
             self.calls = await attempt.close()
@@ -164,9 +164,9 @@ def fuzzed() -> Iterator[Fuzzed]:
     assert len({c.index for c in gateway.calls}) == gateway.sent
 
 
-def send(gateway: Fuzzed, body: bytes) -> None:
+def send(gateway: Fuzzed, body: bytes, path: str = "chat/completions") -> None:
     gateway.sent += 1
-    answer = gateway.client.post(gateway.url, content=body)
+    answer = gateway.client.post(f"{gateway.base}/{path}", content=body)
     assert answer.status_code in (200, 400), answer.text
     if answer.status_code == 400:
         error = answer.json()["error"]
@@ -238,14 +238,68 @@ def test_no_messages_bring_it_down(fuzzed, messages):
     send(fuzzed, json.dumps({"messages": messages, "tools": TOOLS}).encode())
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
 @FUZZ
 @given(body=st.binary(max_size=40))
-def test_no_bytes_bring_it_down(fuzzed, body):
-    send(fuzzed, body)
+def test_no_bytes_bring_it_down(fuzzed, path, body):
+    send(fuzzed, body, path)
+
+
+BLOCK = st.fixed_dictionaries(
+    {"type": st.sampled_from(["text", "tool_use", "tool_result", "thinking", "image"]) | ANYTHING},
+    optional={
+        "text": st.text(max_size=5) | ANYTHING, "id": st.text(max_size=4) | ANYTHING, "name": ANYTHING,
+        "input": ANYTHING, "tool_use_id": st.text(max_size=4) | ANYTHING, "content": ANYTHING, "is_error": ANYTHING,
+        "thinking": ANYTHING, "signature": ANYTHING, "cache_control": ANYTHING,
+    },
+)  # fmt: skip
+TURN = st.fixed_dictionaries(
+    {
+        "role": st.sampled_from(["user", "assistant"]) | ANYTHING,
+        "content": st.lists(BLOCK | ANYTHING, max_size=3) | ANYTHING,
+    }
+)
+CLAUDE = st.fixed_dictionaries(
+    {"messages": st.lists(TURN | ANYTHING, max_size=4) | ANYTHING, "max_tokens": st.integers(1, 8) | ANYTHING},
+    optional={
+        "model": ANYTHING, "system": st.text(max_size=5) | st.lists(BLOCK | ANYTHING, max_size=2) | ANYTHING,
+        "tools": st.lists(st.fixed_dictionaries({"name": ANYTHING, "input_schema": ANYTHING}) | ANYTHING, max_size=2),
+        "tool_choice": st.fixed_dictionaries({"type": st.sampled_from(["auto", "any", "tool", "none"])}) | ANYTHING,
+        "stop_sequences": ANYTHING, "temperature": ANYTHING, "top_k": ANYTHING, "stream": st.booleans() | ANYTHING,
+        "thinking": ANYTHING, "metadata": ANYTHING,
+    },
+)  # fmt: skip
+ITEM = st.fixed_dictionaries(
+    {"type": st.sampled_from(["message", "function_call", "function_call_output", "reasoning"]) | ANYTHING},
+    optional={
+        "role": st.sampled_from(["user", "assistant", "system"]) | ANYTHING, "call_id": ANYTHING, "output": ANYTHING,
+        "content": st.text(max_size=5) | st.lists(PART | ANYTHING, max_size=2) | ANYTHING, "arguments": ANYTHING,
+    },
+)  # fmt: skip
+RESPONSES = st.fixed_dictionaries(
+    {"input": st.text(max_size=5) | st.lists(ITEM | ANYTHING, max_size=4) | ANYTHING},
+    optional={
+        "instructions": ANYTHING, "previous_response_id": ANYTHING, "max_output_tokens": ANYTHING, "tools": ANYTHING,
+        "tool_choice": ANYTHING, "stream": st.booleans() | ANYTHING, "text": ANYTHING, "include": ANYTHING,
+        "reasoning": ANYTHING, "truncation": ANYTHING, "store": ANYTHING, "metadata": ANYTHING,
+    },
+)  # fmt: skip
+
+
+@FUZZ
+@given(body=CLAUDE)
+def test_no_anthropic_body_brings_it_down(fuzzed, body):
+    send(fuzzed, json.dumps(body).encode(errors="surrogatepass"), "messages")
+
+
+@FUZZ
+@given(body=RESPONSES)
+def test_no_responses_body_brings_it_down(fuzzed, body):
+    send(fuzzed, json.dumps(body).encode(errors="surrogatepass"), "responses")
 
 
 @pytest.mark.parametrize("key", ["é", "\u2028", "a b"])
 def test_odd_keys_are_wrong_keys(fuzzed, key):
     headers: dict[str, Any] = {"authorization": f"Bearer {key}".encode()}
-    answer = httpx.post(fuzzed.url, json={"messages": [USER]}, headers=headers, trust_env=False)
+    answer = httpx.post(f"{fuzzed.base}/chat/completions", json={"messages": [USER]}, headers=headers, trust_env=False)
     assert answer.status_code in (400, 401)
