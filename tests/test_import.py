@@ -70,9 +70,22 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 )
 def test_what_serves_stores_and_runs_agents_needs_no_model(module: str) -> None:
     """`agl[server]`, which has none of these: `agl store`, `agl runner`, `agl.Client`, `agl trace`, `agl export`."""
-    absent = ("torch", "transformers", "tokenizers", "renderers", "peft", "safetensors", "matplotlib", "openai")
+    absent = ("torch", "transformers", "tokenizers", "renderers", "peft", "safetensors", "matplotlib", "openai", "yaml",
+              "jinja2", "cloudpickle", "psycopg", "ray")  # fmt: skip
     hidden = f"import sys\nfor name in {absent}: sys.modules[name] = None\n"
     done = subprocess.run(
         [sys.executable, "-c", f"{hidden}import agl.trainer.{module}"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_command_that_needs_more_says_what_to_install() -> None:
+    hidden = (
+        "import sys\nfor name in ('torch', 'yaml'): sys.modules[name] = None\nsys.argv = ['agl', 'serve', '--help']\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"{hidden}sys.argv[2:] = ['--model', 'x']\nfrom agl.trainer.cli import main; main()"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.strip() == 'this command needs yaml, which is not installed: pip install "agl[local]"'

@@ -34,7 +34,6 @@ from agl.trainer.runners.desk import RunDesk
 from agl.trainer.runners.elsewhere import PATIENCE_SECONDS, RunnersElsewhere
 from agl.trainer.runners.local import LocalRunner
 from agl.trainer.runners.options import RayRunners, Runners
-from agl.trainer.runners.process import ProcessRunner
 from agl.trainer.runners.remote import SILENT_SECONDS, desk_routes, key_check
 from agl.trainer.runners.wire import selection_to_json
 from agl.trainer.server.keys import Keys, key_hash
@@ -232,6 +231,8 @@ class Run:
         assert self.runner_key is not None
         what = (desk, self.payload, url, self.runner_key)
         if not isinstance(self.runners, RayRunners):
+            from agl.trainer.runners.process import ProcessRunner
+
             return ProcessRunner(*what, n_workers=self.n_workers, broken=self._broken)
         from agl.trainer.runners.cluster import RayRunner
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import sys
 
+_LOCAL = ("torch", "transformers", "tokenizers", "renderers", "jinja2", "peft", "safetensors", "matplotlib", "yaml",
+          "cloudpickle")  # fmt: skip
+"""What training and serving a policy need beside what `agl[server]` brings."""
+
 
 def main() -> None:
     """Entry point of `agl`. Errors of agl's own are printed without a traceback; Ctrl-C exits with 130."""
@@ -23,3 +27,7 @@ def main() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+    except ModuleNotFoundError as error:
+        if error.name not in _LOCAL:
+            raise
+        sys.exit(f'this command needs {error.name}, which is not installed: pip install "agl[local]"')

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from agl.mdp import IntArray, int_array
-from agl.trainer.gateway.chat_template import ChatTemplate
 from agl.trainer.gateway.detokenizer import Detokenizer
 from agl.trainer.gateway.normalise import Message, Tools
 from agl.trainer.gateway.toolchoice import opener
 from agl.trainer.gateway.toolparsers import ParsedMessage
 
 if TYPE_CHECKING:
+    from agl.trainer.gateway.chat_template import ChatTemplate
     from agl.trainer.gateway.package_renderer import PackageRenderer
 
 Ids = Sequence[int] | npt.NDArray[np.int32]
@@ -55,7 +55,7 @@ class Rendering:
     """
 
     def __init__(self, tokenizer: Any, *, renderer: str | None = None) -> None:
-        # Here, since who runs agents for a policy elsewhere has no renderers.
+        # Here, since who runs agents for a policy elsewhere has neither renderers nor templates.
         from renderers.base import MODEL_RENDERER_MAP
 
         self.renderer = renderer or MODEL_RENDERER_MAP.get(getattr(tokenizer, "name_or_path", ""), "default")
@@ -63,6 +63,8 @@ class Rendering:
         tokenizer.encode("", add_special_tokens=False)
         self._model: ChatTemplate | PackageRenderer
         if self.renderer == "default":
+            from agl.trainer.gateway.chat_template import ChatTemplate
+
             self._model = ChatTemplate(tokenizer)
         else:
             from agl.trainer.gateway.package_renderer import PackageRenderer
