@@ -48,7 +48,7 @@ def main() -> None:
             directory.mkdir()
             url = breaks = None
             if options.postgresql:
-                server = stack.enter_context(private_server())
+                server = stack.enter_context(contextlib.contextmanager(private_server)())
                 url, breaks = server.new_database(), power_cut(server)
             chaos = Chaos(plan, model, directory, database=url, break_connections=breaks, say=print)
             began = time.monotonic()
