@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from openai import AsyncOpenAI
@@ -16,7 +16,7 @@ from starlette.requests import Request
 import agl
 from agl.agents import as_agent
 from agl.credit import Uniform
-from agl.errors import ConfigError, RolloutError
+from agl.errors import ConfigError, RolloutError, StoreError
 from agl.selection import select
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
@@ -167,6 +167,37 @@ async def test_a_silent_runner_is_given_up_and_its_rollout_run_elsewhere(tmp_pat
     assert not await dead.heartbeat(lease)
     await dead.close()
     await served.stop()
+    await store.close()
+
+
+class Refusing:
+    """A store that refuses the first time an attempt is to fail, as one whose disk is full."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self.refused = store, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def update_attempt(self, rollout_id: str, attempt: int, status: Any, *, error: str | None = None) -> Any:
+        if status == "failed" and not self.refused:
+            self.refused += 1
+            raise StoreError("the disk is full")
+        return await self._store.update_attempt(rollout_id, attempt, status, error=error)
+
+
+@in_loop
+async def test_a_lease_that_could_not_be_given_back_can_be_given_back_again(tmp_path: Path) -> None:
+    store = await open_store(str(tmp_path / "s.db"))
+    desk = RunDesk(cast(Store, Refusing(store)), selection=select(None), resources={})
+    [rollout] = await store.enqueue_rollouts([NewRollout({"seconds": 0.0})])
+    lease = await desk.lease("w", 0.0)
+    assert lease is not None
+    with pytest.raises(StoreError, match="the disk is full"):
+        await desk.abandon(lease, "its runner was stopped")
+    assert (await store.get_rollout(rollout.rollout_id)).status == "running"
+    await desk.abandon(lease, "its runner was stopped")
+    assert (await store.get_rollout(rollout.rollout_id)).status == "queuing"
     await store.close()
 
 

@@ -207,11 +207,12 @@ class RunDesk:
         if opened is None:
             return
         async with opened.lock:
-            if self._open.pop(lease.id, None) is None:
+            if self._open.get(lease.id) is not opened:
                 return
-            if self.gateway is not None:
-                await self.gateway.close_attempt(*lease.id)
+            await self._calls(opened)
             await self._move(opened, "failed", Report(error=_failed(lease, why), text=why), None)
+            # Not before: a store that refused this may be asked again.
+            self._open.pop(lease.id, None)
 
     def dismiss(self, worker_id: str) -> list[Lease]:
         """Lease nothing more to a worker that has ended, or to any of "<worker_id>/...".
