@@ -24,12 +24,11 @@ async def open_store(url: str | None = None) -> Store:
         from agl.trainer.store.client import HttpStore
 
         return await HttpStore.open(str(url))
-        raise ConfigError(
-            f"stores at {scheme}: URLs are not available yet", hint='use a file: store="sqlite:///run.db"', store=url
-        )
     if "://" in (url or "") and scheme not in ("sqlite", "postgresql", "postgres"):
         raise ConfigError(
-            f"no store knows URLs that begin with {scheme}:", hint='use a file: store="sqlite:///run.db"', store=url
+            f"no store knows URLs that begin with {scheme}:",
+            hint="use sqlite:///run.db, postgresql://user:password@host/database or http://host:4747",
+            store=url,
         )
     # SQLAlchemy takes a while to import, which users of the contract alone should not wait for.
     from agl.trainer.store.sql import SqlStore
