@@ -1,0 +1,1 @@
+"""verl and vLLM on CPU: a platform and a worker extension for their own registries, and the settings that go with them."""

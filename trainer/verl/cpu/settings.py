@@ -1,0 +1,81 @@
+"""The environment and the verl settings of a run on CPU; imports neither verl nor torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+PLATFORM = "agl-cpu"
+"""Our platform's name in verl's registry."""
+
+_PACKAGE = "agl.trainer.verl.cpu"
+
+
+def environment() -> dict[str, str]:
+    """Environment variables of the driver and of every Ray worker, to be set before verl is imported.
+
+    A local Ray started by the driver inherits the driver's; a cluster that was there needs them in `runtime_env`.
+    """
+    return {
+        "VERL_USE_EXTERNAL_MODULES": f"{_PACKAGE}.platform",
+        "VERL_PLATFORM": PLATFORM,
+        # verl registers its FSDP engines for "cuda" and "npu"; nothing in them needs CUDA itself.
+        "VERL_ENGINE_DEVICE": "cuda",
+        # Ten processes share the cores: OpenMP's waiting threads would starve each other.
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    }
+
+
+def overrides(ranks: int = 1) -> dict[str, Any]:
+    """What a verl config must say on CPU, as a nested dict; it wins over what the config says otherwise.
+
+    Some keys are not in verl's defaults (`override_config.attn_implementation`, `mixed_precision`, `ray_init.num_gpus`, ...): merge with
+    OmegaConf's struct flag off.
+
+    Args:
+        ranks: processes that count as a GPU each, over all resource pools of the machine.
+    """
+    fsdp = {
+        "model_dtype": "fp32",
+        "mixed_precision": {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
+        "use_torch_compile": False,
+    }
+    return {
+        "actor_rollout_ref": {
+            # Flash attention and its packed rows are CUDA kernels.
+            "model": {"use_remove_padding": False, "override_config": {"attn_implementation": "eager"}},
+            # FSDP 1 refuses parameters on the CPU.
+            "actor": {"strategy": "fsdp2", "fsdp_config": fsdp},
+            "ref": {"strategy": "fsdp2", "fsdp_config": fsdp},
+            "rollout": {
+                "name": "vllm",
+                "dtype": "float32",
+                "tensor_model_parallel_size": 1,
+                "enforce_eager": True,
+                "free_cache_engine": False,
+                "enable_sleep_mode": False,
+                "engine_kwargs": {"vllm": {"worker_extension_cls": f"{_PACKAGE}.vllm_worker.CpuWorkerExtension"}},
+            },
+        },
+        "trainer": {"device": "cpu"},
+        "ray_kwargs": {"ray_init": {"num_gpus": ranks, "num_cpus": 16 * ranks}},
+    }
+
+
+def defaults() -> dict[str, Any]:
+    """What makes a run of a small model on CPU start and step faster, as a nested dict; what the config says wins."""
+    return {
+        "actor_rollout_ref": {
+            "model": {"enable_gradient_checkpointing": False},
+            "rollout": {
+                "agent": {"num_workers": 1},
+                # The buffer lies in shared memory, and must hold the largest single weight.
+                "checkpoint_engine": {"update_weights_bucket_megabytes": 64},
+                "gpu_memory_utilization": 0.1,
+            },
+        },
+        "reward": {"num_workers": 1},
+        "transfer_queue": {"backend": {"SimpleStorage": {"num_data_storage_units": 1}}},
+        "ray_kwargs": {"ray_init": {"include_dashboard": False}},
+    }

@@ -1,0 +1,26 @@
+"""The extension of vLLM's workers with which a CPU build takes new weights again and again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+from vllm.model_executor.layers import utils as layers
+
+
+def _plain_linear(layer: torch.nn.Module, remove_weight: bool = False) -> None:
+    """Multiply by the weight itself: vLLM would pack it for oneDNN and drop the original, which nothing could reload."""
+    layer.cpu_linear = torch.nn.functional.linear
+
+
+layers.dispatch_cpu_unquantized_gemm = _plain_linear
+
+
+class CpuWorkerExtension(vLLMColocateWorkerExtension):
+    """verl's own extension, made safe for weights that arrive in shared memory."""
+
+    def _update_weights(self, weights: list[tuple[str, torch.Tensor]], *args: Any, **kwargs: Any) -> Any:
+        # `Tensor.to` is a copy on other devices. Here it is a view, and a loader may keep it: the segment could not be
+        # unmapped, and would change under the model.
+        return super()._update_weights([(name, tensor.clone()) for name, tensor in weights], *args, **kwargs)
