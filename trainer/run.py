@@ -290,6 +290,7 @@ class Run:
         group_size: int = 1,
         metadata: Mapping[str, Any] | None = None,
         first: int = 0,
+        announce: bool = True,
     ) -> list[RolloutResult]:
         """Run every task `group_size` times and wait for all of them.
 
@@ -297,6 +298,7 @@ class Run:
             tasks: (index in the dataset, task). Seeds depend on the run's seed, the mode, the step (training alone),
                 the place and the repetition, so a validation draws the same each time.
             first: place of the first task, when the step has had others.
+            announce: whether progress begins to count anew.
 
         Returns:
             One result per rollout, tasks in order, repetitions next to each other.
@@ -322,7 +324,8 @@ class Run:
         ]
         loop = asyncio.get_running_loop()
         futures = [self._waiting.setdefault(str(r.rollout_id), loop.create_future()) for r in new]
-        self.progress.began(mode, step, len(new))
+        if announce:
+            self.progress.began(mode, step, len(new))
         try:
             to_run = []
             for r, future in zip(new, futures, strict=True):

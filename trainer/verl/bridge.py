@@ -1,0 +1,354 @@
+"""A run trained by verl: its trainer asks for rollouts, the run's runners execute them, and their rows go to verl."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import time
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import ray
+import ray.exceptions
+import ray.util.queue
+import torch
+import transfer_queue as tq
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from agl.errors import AglError, ConfigError, NoTrainableDataError, TrainingError
+from agl.sequence import merge_report
+from agl.trainer.gateway.access import SamplingRules
+from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.gateway.rendering import Rendering
+from agl.trainer.run import Run, mean_rewards, require_some, require_tasks
+from agl.trainer.runners.base import RolloutResult
+from agl.trainer.store.base import TrainedCall
+from agl.trainer.verl import checkpoints, cluster
+from agl.trainer.verl.engine import VerlEngine
+from agl.trainer.verl.job import TrainerJob
+from agl.trainer.verl.messages import Asked, Begun, Message, Saved, Serving, Stepped
+from agl.trainer.verl.plan import Plan
+from agl.trainer.verl.rows import Group, Prompt, Row, train_rows, val_rows
+from agl.trainer.verl.wiring import fixed, ray_init
+
+_PROBE = "One fixed sentence tells whether the servers have the weights that were just trained: 0123456789."
+_START_SECONDS = 1800.0
+"""How long verl may take to load the model and its servers."""
+
+
+async def train(run: Run, plan: Plan) -> None:
+    """Train a run to its end with verl, or until cancelled; leaves no actor behind either way.
+
+    `wiring.environment` comes first: verl reads it as it is imported, which is with this module.
+
+    Raises:
+        AglError: what went wrong, where, and what to do.
+    """
+    require_tasks(run.train, "the training dataset")
+    if len(run.selection.policies) > 1 or run.policies:
+        raise ConfigError(
+            "verl trains one model, and agents= names several policies",
+            hint="train them one after another, or on one machine with agl.GRPO(...)",
+        )
+    try:
+        async with cluster.joined(ray_init(plan), gpus=plan.total_gpus):
+            await _Bridge(run, plan).train()
+    finally:
+        run.progress.stop()
+
+
+class _Bridge:
+    """One training. Lives on the run's event loop."""
+
+    def __init__(self, run: Run, plan: Plan) -> None:
+        self.run, self.plan = run, plan
+        self.policy = run.selection.policies[0]
+        self._groups: dict[str, tuple[Prompt, list[RolloutResult], Group]] = {}
+        self._places: Counter[tuple[str, int]] = Counter()
+        self._validated: dict[int, list[RolloutResult]] = defaultdict(list)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lost: list[list[RolloutResult]] = []
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._steps = 0
+        self._sampled_since = time.monotonic()
+
+    async def train(self) -> None:
+        run, plan = self.run, self.plan
+        state = checkpoints.restore(run, plan) if run.resume else None
+        start = state.step if state else 0
+        if run.resume:
+            await run.take_up(start, {self.policy: start})
+        rendering, probe = await asyncio.to_thread(_tokenized, plan.model)
+        config = plan.compose(fixed(run, plan, first_step=start))
+        queue = await asyncio.to_thread(ray.util.queue.Queue, actor_options={"num_cpus": 0})
+        job = ray.remote(TrainerJob).options(num_cpus=1, max_restarts=0).remote(queue)
+        try:
+            ended = asyncio.ensure_future(_result(job.run.remote(config, probe)))
+            await self._follow(queue, ended, rendering)
+        finally:
+            await self._end(job, queue)
+        run.policy_paths = {self.policy: checkpoints.publish(run)}
+
+    async def _follow(self, queue: Any, ended: asyncio.Future[None], rendering: Rendering) -> None:
+        """Do what verl's trainer asks for until it is done."""
+        coming: asyncio.Future[Message] = asyncio.ensure_future(queue.get_async())
+        try:
+            while True:
+                await asyncio.wait((coming, ended, self._broken), return_when=asyncio.FIRST_COMPLETED)
+                if self._broken.done():
+                    self._broken.result()
+                if coming.done():
+                    message = coming.result()
+                    coming = asyncio.ensure_future(queue.get_async())
+                    await self._take(message, rendering)
+                elif ended.done():
+                    ended.result()
+                    return
+        finally:
+            coming.cancel()
+            if not ended.done():
+                ended.cancel()
+
+    async def _take(self, message: Message, rendering: Rendering) -> None:
+        match message:
+            case Serving(client):
+                await self._serve(client, rendering)
+            case Begun(step, steps):
+                self._begin(step, steps)
+            case Asked(prompts):
+                self._ask(prompts)
+            case Saved(step, path):
+                checkpoints.saved(self.run, self.plan, step, path)
+            case Stepped():
+                await self._stepped(message)
+
+    # -- rollouts -----------------------------------------------------------------------------------------------------
+
+    async def _serve(self, client: Any, rendering: Rendering) -> None:
+        run, plan = self.run, self.plan
+        await asyncio.to_thread(tq.init)
+        run.gateway = Gateway(run.store, capture_content=run.capture_content)
+        run.gateway.serve(self.policy, VerlEngine(client, plan.max_context), rendering)
+        await run.start(self._rules, self.policy)
+        if run.runners != "remote" and run.n_workers < min(64, plan.batch_size * plan.group_size):
+            run.progress.note(
+                f"n_workers={run.n_workers}: so many of a step's {plan.batch_size * plan.group_size} rollouts run at "
+                "once; verl's servers take more"
+            )
+
+    def _rules(self, mode: str) -> SamplingRules:
+        plan = self.plan
+        if mode == "train":
+            return SamplingRules(plan.temperature, plan.top_p, plan.top_k, plan.max_response_tokens)
+        return SamplingRules(temperature=plan.val_temperature, max_tokens=plan.max_response_tokens)
+
+    def _begin(self, step: int, steps: int) -> None:
+        self._steps = steps
+        self.run.progress.start(steps, step)
+        if (results := self._validated.pop(step, None)) is not None and not self.run.history:
+            self.run.history.append({"step": step, **_validation(results)})
+
+    def _ask(self, prompts: Seq[Prompt]) -> None:
+        self._sampled_since = time.monotonic()
+        for mode, step in dict.fromkeys((_mode(p), p.step) for p in prompts):
+            self.run.progress.began(mode, step, sum(p.n for p in prompts if (_mode(p), p.step) == (mode, step)))
+        for prompt in prompts:
+            place = self._places[_mode(prompt), prompt.step]
+            self._places[_mode(prompt), prompt.step] += 1
+            task = asyncio.ensure_future(self._group(prompt, place))
+            self._tasks.add(task)
+            task.add_done_callback(self._group_over)
+
+    def _group_over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self._broken.done():
+            self._broken.set_exception(error)
+
+    async def _group(self, prompt: Prompt, place: int) -> None:
+        """Run a prompt's rollouts and put what they came to where verl's trainer looks for it."""
+        await self._tag(prompt, "running")
+        tasks = self.run.val if prompt.validate else self.run.train
+        results = await self.run.rollouts(
+            [(prompt.index, tasks[prompt.index])],
+            mode="val" if prompt.validate else "train",
+            # A step is counted from 0 in the store, and a validation has the number of the steps that are done.
+            step=prompt.step if prompt.validate else prompt.step - 1,
+            group_size=prompt.n,
+            metadata={"model": self.plan.model},
+            first=place,
+            announce=False,
+        )
+        group = await asyncio.to_thread(self._rows, prompt, results)
+        if prompt.validate:
+            self._validated[prompt.step] += results
+        else:
+            self._groups[prompt.uid] = prompt, results, group
+        if group.rows:
+            await asyncio.to_thread(_put, prompt.partition, group.rows)
+        self._count_lost(prompt, results, group)
+        await self._tag(prompt, "finished" if group.rows else "failure")
+
+    def _rows(self, prompt: Prompt, results: Seq[RolloutResult]) -> Group:
+        if prompt.validate:
+            return val_rows(prompt, results, policy=self.policy)
+        return train_rows(
+            prompt, results, self.run.credit, policy=self.policy, estimator=self.plan.estimator,
+            normalize_std=self.plan.normalize_std, own=self.plan.credited,
+        )  # fmt: skip
+
+    async def _tag(self, prompt: Prompt, status: str) -> None:
+        tag = {"status": status}
+        await asyncio.to_thread(tq.kv_put, key=prompt.uid, partition_id=prompt.partition, tag=tag)
+
+    def _count_lost(self, prompt: Prompt, results: list[RolloutResult], group: Group) -> None:
+        """End the run when a whole batch came to nothing, rather than train on padding or ask for ever.
+
+        Raises:
+            AglError: that of the first rollout that failed; or what kept the others from being trained.
+        """
+        if group.rows:
+            self._lost.clear()
+            return
+        self._lost.append(results)
+        if len(self._lost) < (len(self.run.val) if prompt.validate else self.plan.batch_size):
+            return
+        what = f"the validation after step {prompt.step}" if prompt.validate else f"step {prompt.step}"
+        require_some([r for results in self._lost for r in results], what)
+        reasons = sorted({c.dropped for c in group.scored.calls if c.dropped} if group.scored else ())
+        raise NoTrainableDataError(
+            f"{what} has nothing to train on: {'; '.join(reasons) or 'no call of the trained agents'}",
+            hint="see why with agl explain, or raise max_attempts",
+            step=prompt.step,
+        )
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    async def _stepped(self, done: Stepped) -> None:
+        run = self.run
+        rows = {row.key: row for _, _, group in self._groups.values() for row in group.rows}
+        uids = list(dict.fromkeys(key.rsplit("_", 2)[0] for key in done.keys))
+        trained = [self._groups.pop(uid) for uid in uids if uid in self._groups]
+        # What a sync step had and did not train came to nothing, and verl has thrown it away.
+        over = [u for u, (p, _, g) in self._groups.items() if not g.rows and p.step <= done.step]
+        empty = [self._groups.pop(uid) for uid in over]
+        await self._record(done, [*trained, *empty], [rows[k] for k in done.keys if k in rows])
+        await run.store.add_policy_version(run.run_id, self.policy, done.step, done.step)
+        entry = _facts(done, [*trained, *empty], [rows[k] for k in done.keys if k in rows], self.policy)
+        if (results := self._validated.pop(done.step, None)) is not None:
+            entry |= _validation(results)
+        run.history.append(entry)
+        run.progress.step(entry)
+        checkpoints.note_history(run, self.plan)
+
+    async def _record(
+        self, done: Stepped, groups: Seq[tuple[Prompt, list[RolloutResult], Group]], rows: Seq[Row]
+    ) -> None:
+        place: dict[str, int] = {}
+        tokens: Counter[str] = Counter()
+        for i, row in enumerate(rows):
+            place |= dict.fromkeys(row.chain.calls, i)
+            tokens.update(row.chain.tokens)
+        scored = [c for _, _, group in groups if group.scored is not None for c in group.scored.calls]
+        await self.run.store.add_trained_calls(
+            self.run.run_id,
+            [
+                TrainedCall(
+                    call_id=c.call_id, rollout_id=c.rollout_id, step=done.step, policy_version=done.step,
+                    sequence=place.get(c.call_id), reward=c.reward, return_=c.return_, advantage=c.advantage,
+                    tokens=tokens[c.call_id], dropped=c.dropped,
+                )
+                for c in scored
+                if c.policy == self.policy
+            ],
+        )  # fmt: skip
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    async def _end(self, job: Any, queue: Any) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            await self.run.stop()
+        finally:
+            # Everything of verl's was started by the job's process, and Ray ends it with that.
+            with contextlib.suppress(Exception):
+                await asyncio.to_thread(ray.kill, job)
+            with contextlib.suppress(Exception):
+                await asyncio.to_thread(queue.shutdown, force=True)
+            with contextlib.suppress(Exception):
+                await asyncio.to_thread(tq.close)
+
+
+async def _result(reference: Awaitable[Any]) -> None:
+    """Wait for the job. Raises what stopped it, as ours where it is."""
+    try:
+        await reference
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause if isinstance(error.cause, BaseException) else None
+        if isinstance(cause, AglError):
+            raise cause from None
+        last = str(cause or error).strip().splitlines()
+        raise TrainingError(
+            f"verl stopped: {type(cause).__name__ if cause else 'error'}: {last[-1] if last else ''}",
+            hint=f"the trainer's own log has the rest: {cluster.log_directory()}",
+        ) from error
+    except ray.exceptions.RayError as error:
+        raise TrainingError(
+            f"verl's trainer died: {error}", hint=f"see the logs of Ray in {cluster.log_directory()}"
+        ) from error
+
+
+def _put(partition: str, rows: Seq[Row]) -> None:
+    fields = [{k: torch.from_numpy(v) if hasattr(v, "dtype") else v for k, v in row.fields.items()} for row in rows]
+    tq.kv_batch_put(
+        keys=[row.key for row in rows], partition_id=partition, fields=list_of_dict_to_tensordict(fields),
+        tags=[row.tag for row in rows],
+    )  # fmt: skip
+
+
+def _mode(prompt: Prompt) -> str:
+    return "val" if prompt.validate else "train"
+
+
+def _validation(results: Seq[RolloutResult]) -> dict[str, Any]:
+    good = require_some(results, "the validation")
+    return {**mean_rewards(good, "val"), "val/failed_rollouts": len(results) - len(good)}
+
+
+def _facts(
+    done: Stepped, groups: Seq[tuple[Prompt, list[RolloutResult], Group]], rows: Seq[Row], policy: str
+) -> dict[str, Any]:
+    results = [r for _, of_group, _ in groups for r in of_group]
+    good = [r for r in results if r.error is None]
+    kept = [t for _, _, group in groups if group.scored is not None for t in group.scored.of(policy)]
+    merged = merge_report(kept, ())
+    seconds = done.metrics.get("timing_s/step", 0.0)
+    return {
+        "step": done.step,
+        **mean_rewards(good, "train"),
+        "train/rollouts": len(results),
+        "train/failed_rollouts": len(results) - len(good),
+        "train/dropped_groups": sum(g.scored.dropped_groups for _, _, g in groups if g.scored is not None),
+        "train/zero_variance_groups": sum(g.scored.zero_variance_groups for _, _, g in groups if g.scored is not None),
+        "train/calls": merged.calls,
+        "train/rows": len(rows),
+        "train/tokens": sum(row.tag["seq_len"] for row in rows),
+        "train/tokens_unmerged": merged.tokens_unmerged,
+        "train/forks": sum(merged.forks.values()),
+        "policy_version": done.step,
+        "seconds": seconds,
+        "rollouts_per_second": len(results) / max(1e-9, done.metrics.get("timing_s/gen", seconds)),
+        **{f"verl/{k}": v for k, v in done.metrics.items()},
+    }
+
+
+def _tokenized(model: str) -> tuple[Rendering, list[int]]:
+    """The model's rendering, and the probe's tokens."""
+    from agl.trainer.local.model import load_tokenizer
+
+    tokenizer = load_tokenizer(model)
+    return Rendering(tokenizer), list(tokenizer.encode(_PROBE))

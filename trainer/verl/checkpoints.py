@@ -1,0 +1,129 @@
+"""verl's checkpoints, and beside them what the run knows that verl does not: its id, settings and history."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agl.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from agl.trainer.run import Run
+    from agl.trainer.verl.plan import Plan
+
+_TRACKER = "latest_checkpointed_iteration.txt"
+"""verl's: the step of the last whole checkpoint."""
+_FACTS = "run.json"
+
+
+def folder(directory: Path) -> Path:
+    """Where verl writes a run's checkpoints."""
+    return directory / "checkpoints"
+
+
+def latest(directory: Path) -> Path | None:
+    """The folder of the last whole checkpoint that verl wrote for a run."""
+    try:
+        step = int((folder(directory) / _TRACKER).read_text())
+    except (OSError, ValueError):
+        return None
+    return folder(directory) / f"global_step_{step}"
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Where a run goes on: `step` steps are done."""
+
+    step: int
+    path: Path
+
+
+def restore(run: Run, plan: Plan) -> Resumed | None:
+    """Take up the history of the last checkpoint; None when there is none yet. verl loads the rest itself.
+
+    Raises:
+        CheckpointError: it cannot be read, or it was made with other settings.
+    """
+    path = latest(run.directory)
+    if path is None:
+        return None
+    step = int(path.name.removeprefix("global_step_"))
+    try:
+        facts = json.loads((folder(run.directory) / _FACTS).read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"the record beside verl's checkpoints cannot be read: {error}",
+            hint="start a new run in another directory; the weights are in that folder",
+            path=folder(run.directory),
+        ) from error
+    now, then = _identity(run, plan), facts["identity"]
+    changed = [f"{k}: {then.get(k)!r} -> {now[k]!r}" for k in now if then.get(k) != now[k]]
+    if changed:
+        raise CheckpointError(
+            f"the run was started with other settings ({'; '.join(changed)})",
+            hint="resume with the same settings, or start a new run in another directory",
+            path=path,
+        )
+    run.history[:] = [entry for entry in facts["history"] if entry["step"] <= step]
+    run.run_id = facts["run_id"]
+    run.checkpoint = path
+    return Resumed(step, path)
+
+
+def saved(run: Run, plan: Plan, step: int, path: str) -> None:
+    """Note that verl wrote a checkpoint."""
+    run.checkpoint = Path(path)
+    note_history(run, plan)
+
+
+def note_history(run: Run, plan: Plan) -> None:
+    """Write the run's record, all or nothing."""
+    target = folder(run.directory) / _FACTS
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_suffix(".part")
+    facts = {"run_id": run.run_id, "identity": _identity(run, plan), "history": run.history}
+    with part.open("w") as f:
+        json.dump(facts, f)
+        f.flush()
+        os.fsync(f.fileno())
+    part.rename(target)
+
+
+def publish(run: Run) -> Path:
+    """Make the last checkpoint's model the run's policy: `policy`, a link to the Hugging Face directory in it.
+
+    Raises:
+        CheckpointError: verl wrote none on this machine.
+    """
+    path = latest(run.directory)
+    model = None if path is None else path / "actor" / "huggingface"
+    if path is None or model is None or not any(model.glob("*.safetensors")):
+        raise CheckpointError(
+            "training ended, and verl left no model in the Hugging Face format",
+            hint="keep hf_model in actor_rollout_ref.actor.checkpoint.save_contents; on several nodes the run's "
+            "directory must be one that all of them share",
+            path=path or folder(run.directory),
+        )
+    link = run.directory / "policy"
+    part = run.directory / "policy.part"
+    part.unlink(missing_ok=True)
+    part.symlink_to(os.path.relpath(model, run.directory))
+    part.rename(link)
+    return link
+
+
+def _identity(run: Run, plan: Plan) -> dict[str, object]:
+    """What a resumed run must have in common with the one it goes on from."""
+    return {
+        "seed": run.seed,
+        "tasks": len(run.train),
+        "model": plan.model,
+        "estimator": plan.estimator,
+        "group_size": plan.group_size,
+        "batch_size": plan.batch_size,
+        "mode": plan.mode,
+        "lora_rank": plan.lora_rank,
+    }

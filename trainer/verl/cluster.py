@@ -1,0 +1,86 @@
+"""The Ray that verl trains on: the process's own, that of RAY_ADDRESS, or one started here for the run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import ray
+import ray.exceptions
+import ray.util.client
+
+from agl.errors import ConfigError
+
+_CONTROLLER = ("TransferQueueController", "transfer_queue")
+
+
+@asynccontextmanager
+async def joined(init: Mapping[str, Any], *, gpus: int) -> AsyncIterator[None]:
+    """Ray, for as long as the block runs; shut down afterwards if it was started here.
+
+    Args:
+        init: `ray.init`'s arguments for a Ray that is started here; of them `runtime_env` for one that is joined.
+        gpus: how many the run needs in all.
+
+    Raises:
+        ConfigError: it cannot be reached, is too small, or another verl run is on it.
+    """
+    began = not ray.is_initialized()
+    if began:
+        address = os.environ.get("RAY_ADDRESS")
+        wanted: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, **init}
+        if address:
+            wanted = {k: wanted[k] for k in ("logging_level", "log_to_driver", "runtime_env") if k in wanted}
+        try:
+            await asyncio.to_thread(lambda: ray.init(**({"address": address} if address else {"address": "local"}), **wanted))
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"Ray cannot be joined: {error}", hint="see RAY_ADDRESS, or call ray.init(...) before fit"
+            ) from error
+    try:
+        if ray.util.client.ray.is_connected():
+            raise ConfigError(
+                "this process is a Ray client (ray://), which the gateway cannot serve",
+                hint="run the script on a node of the cluster: ray job submit, or a shell on the head node",
+            )
+        _check(gpus)
+        yield
+    finally:
+        if began:
+            await asyncio.to_thread(ray.shutdown)
+
+
+def _check(gpus: int) -> None:
+    there = int(ray.cluster_resources().get("GPU", 0))
+    if there < gpus:
+        raise ConfigError(
+            f"the run needs {gpus} GPU(s) (trainer.n_gpus_per_node x trainer.nnodes), and Ray has {there}",
+            hint="lower gpus=, or join the larger cluster with RAY_ADDRESS",
+        )
+    try:
+        ray.get_actor(_CONTROLLER[0], namespace=_CONTROLLER[1])
+    except ValueError:
+        return
+    raise ConfigError(
+        "another verl run is on this Ray cluster: TransferQueue, through which verl moves its rows, has one place per "
+        "cluster, and the two would mix theirs",
+        hint="wait for it to end, or start a Ray of its own for this run (ray.init(address='local'))",
+    )
+
+
+def reachable_host() -> str:
+    """Address of this machine that every node reaches; loopback where there is no other node."""
+    nodes = sum(node["Alive"] for node in ray.nodes())
+    return "127.0.0.1" if nodes == 1 else ray.util.get_node_ip_address()
+
+
+def log_directory() -> str:
+    """Where Ray keeps the logs of its actors on this machine."""
+    try:
+        return os.path.join(ray._private.worker._global_node.get_session_dir_path(), "logs")  # type: ignore[union-attr]
+    except AttributeError:
+        return "/tmp/ray/session_latest/logs"

@@ -1,0 +1,93 @@
+"""verl's LLM servers as an engine: token ids in, token ids and log-probs out, balanced and sticky as verl does it."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agl.errors import ContextLengthError, EngineError
+from agl.mdp import IntArray
+from agl.trainer.engine import Completion, OnTokens, Sampling, StopReason
+
+if TYPE_CHECKING:
+    from verl.workers.rollout.llm_server import LLMServerClient
+
+
+class VerlEngine:
+    """Samples through verl's `LLMServerClient`.
+
+    The servers take no seed per request here: vLLM would then draw each request's tokens by itself, which is slow.
+    An answer whose request is cancelled is sampled to its end and thrown away, since verl's client cannot abort one.
+
+    Args:
+        client: of the trainer. max_context: of the servers, in tokens.
+    """
+
+    def __init__(self, client: LLMServerClient, max_context: int) -> None:
+        self._client, self._max_context = client, max_context
+
+    @property
+    def max_context(self) -> int:
+        return self._max_context
+
+    async def generate(
+        self,
+        prompt_ids: IntArray,
+        sampling: Sampling,
+        *,
+        policy: str = "policy",
+        session: str | None = None,
+        on_tokens: OnTokens | None = None,
+    ) -> Completion:
+        room = self._max_context - int(prompt_ids.size)
+        if room < 1:
+            raise ContextLengthError(
+                f"the prompt has {prompt_ids.size} tokens, and the servers' context {self._max_context}",
+                hint="raise actor_rollout_ref.rollout.max_model_len, or have the agent shorten its history",
+                policy=policy,
+            )
+        if sampling.top_logprobs:
+            raise EngineError("verl's servers report no alternatives", hint="leave top_logprobs out", policy=policy)
+        limit = min(sampling.max_tokens, room)
+        params: dict[str, Any] = {
+            "max_tokens": limit,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "logprobs": True,
+        }
+        if sampling.stop:
+            params["stop"] = list(sampling.stop)
+        if sampling.stop_token_ids:
+            params["stop_token_ids"] = list(sampling.stop_token_ids)
+        try:
+            output = await self._client.generate(
+                request_id=session or uuid.uuid4().hex, prompt_ids=prompt_ids.tolist(), sampling_params=params
+            )
+        except Exception as error:
+            raise EngineError(
+                f"verl's LLM server failed: {type(error).__name__}: {error}",
+                hint="see the log of its actor (ray logs)",
+                policy=policy,
+            ) from error
+        ids = np.asarray(output.token_ids, dtype=np.int32)
+        logprobs = np.asarray(output.log_probs or (), dtype=np.float32)
+        if logprobs.size != ids.size:
+            raise EngineError(
+                f"verl's LLM server sent {ids.size} tokens with {logprobs.size} log-probs", policy=policy
+            )
+        if on_tokens is not None and ids.size:
+            on_tokens(ids.tolist(), logprobs.tolist())
+        return Completion(
+            ids, logprobs, self._why(output.stop_reason, ids, limit, sampling),
+            int(output.extra_fields.get("min_global_steps") or 0),
+        )  # fmt: skip
+
+    def _why(self, stop_reason: str | None, ids: IntArray, limit: int, sampling: Sampling) -> StopReason:
+        """verl does not tell a whole answer from one that was cut."""
+        if stop_reason == "aborted":
+            return "cancelled"
+        ended = ids.size and int(ids[-1]) in sampling.stop_token_ids
+        return "length" if ids.size >= limit and not ended else "stop"

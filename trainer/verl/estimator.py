@@ -1,0 +1,59 @@
+"""Credit that reaches the loss: an estimator for verl that uses the advantages which the rows bring with them.
+
+verl hands an estimator the rewards of padded rows and a label per row. The label of ours is the row's key, by which the
+advantages are read from TransferQueue: exact, per call, and there again after a resume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from verl.trainer.ppo.core_algos import register_adv_est
+
+from agl.trainer.verl.rows import ADVANTAGES
+
+NAME = "agl"
+"""`algorithm.adv_estimator` of runs whose advantages are ours."""
+_PADDING = "pad"
+
+
+def scattered(
+    keys: Sequence[str], advantages: Sequence[torch.Tensor], response_mask: torch.Tensor
+) -> torch.Tensor:
+    """Advantages in verl's padded layout.
+
+    Args:
+        keys: of the B rows; verl's padding rows have none of ours. advantages: float32 [R_b] per row that does.
+        response_mask: [B, R].
+
+    Returns:
+        float32 [B, R], 0 where `response_mask` is 0.
+    """
+    padded = torch.zeros(response_mask.shape, dtype=torch.float32)
+    own = [i for i, key in enumerate(keys) if not key.startswith(_PADDING)]
+    for i, row in zip(own, advantages, strict=True):
+        padded[i, : row.numel()] = row
+    return padded * response_mask.to(torch.float32)
+
+
+@register_adv_est(NAME)
+def credited(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    config: Any = None,
+    index: Sequence[str] = (),
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages and returns, float32 [B, R] each: those of `agl.trainer.algorithms.advantages.score`.
+
+    Args:
+        token_level_rewards, response_mask: [B, R]. index: key of each row.
+    """
+    keys = [str(key) for key in index]
+    own = [key for key in keys if not key.startswith(_PADDING)]
+    data = tq.kv_batch_get(keys=own, partition_id="train", select_fields=[ADVANTAGES])
+    advantages = scattered(keys, list(data[ADVANTAGES]), response_mask)
+    return advantages, advantages

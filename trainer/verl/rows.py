@@ -1,0 +1,259 @@
+"""A group's trajectories become verl's training rows: chains of tokens, each sampled token trained in one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from agl.credit import Credit
+from agl.mdp import FloatArray, IntArray, Trajectory
+from agl.sequence import BoolArray, Sequence, merge
+from agl.trainer.algorithms.advantages import Scored, score
+from agl.trainer.runners.base import RolloutResult
+
+ADVANTAGES = "agl_advantages"
+"""The field of a row that holds its advantages, token by token."""
+SOURCE = "agl"
+"""verl's `data_source` of every row."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chain:
+    """One training row as verl has them: a prompt, and a response of which some tokens were sampled.
+
+    Attributes:
+        rollout_id: whose. tokens: call id -> how many of its tokens are trained here.
+        prompt_ids: int64 [P], P >= 1. response_ids: int64 [R], from the first trained token on.
+        response_mask: bool [R], True where the token is trained.
+        logprobs: float32 [R], behaviour log-probs; 0 where not trained.
+        rewards: float32 [R]: their sum from a token on is that token's call's return (without discount).
+        advantages: float32 [R]; 0 where not trained.
+    """
+
+    rollout_id: str
+    tokens: Mapping[str, int]
+    prompt_ids: IntArray
+    response_ids: IntArray
+    response_mask: BoolArray
+    logprobs: FloatArray
+    rewards: FloatArray
+    advantages: FloatArray
+
+    @property
+    def ids(self) -> IntArray:
+        """int64 [P + R]."""
+        return np.concatenate([self.prompt_ids, self.response_ids])
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """Ids of the calls that it trains."""
+        return tuple(self.tokens)
+
+
+def chains(row: Sequence, returns: Mapping[str, float]) -> Iterator[Chain]:
+    """Write a row out as chains, since verl's attention is plainly causal.
+
+    A row that does not branch is one chain. Of one that does, each leaf's path is a chain, and tokens that paths share
+    are trained in the first of them alone, with the ancestors that they have in the row.
+
+    Args:
+        row: merged, with advantages. returns: call id -> return, for each call of the row.
+    """
+    last = np.ones(len(row), dtype=bool)
+    last[row.parents[row.parents >= 0]] = False
+    taken = np.zeros(len(row), dtype=bool)
+    for leaf in np.flatnonzero(last).tolist():
+        path = _path(row, leaf)
+        mask = row.action_mask[path] & ~taken[path]
+        taken[path] = True
+        if not mask.any():
+            continue
+        first = int(np.argmax(mask))
+        response, mask = path[first:], mask[first:]
+        trained = row.calls[response[mask]]
+        calls = list(dict.fromkeys(trained.tolist()))
+        yield Chain(
+            rollout_id=row.rollout_id,
+            tokens={row.call_ids[c]: int(np.sum(trained == c)) for c in calls},
+            prompt_ids=row.token_ids[path[:first]].astype(np.int64),
+            response_ids=row.token_ids[response].astype(np.int64),
+            response_mask=mask,
+            logprobs=np.where(mask, row.logprobs[response], np.float32(0)),
+            rewards=_rewards(row.calls[response], mask, {c: returns[row.call_ids[c]] for c in calls}),
+            advantages=np.where(mask, row.advantages[response], np.float32(0)),
+        )
+
+
+def _path(row: Sequence, leaf: int) -> Any:
+    """Row indices from the first token to a leaf, int64."""
+    if row.is_chain:
+        return np.arange(leaf + 1)
+    found = []
+    at = leaf
+    while at >= 0:
+        found.append(at)
+        at = int(row.parents[at])
+    return np.asarray(found[::-1])
+
+
+def _rewards(owner: IntArray, mask: BoolArray, returns: Mapping[int, float]) -> FloatArray:
+    """Each call's return less the next one's, at the call's last token."""
+    ends = {int(owner[i]): i for i in np.flatnonzero(mask).tolist()}
+    rewards = np.zeros(mask.size, dtype=np.float32)
+    after = 0.0
+    for call, end in sorted(ends.items(), key=lambda item: -item[1]):
+        rewards[end] = returns[call] - after
+        after = returns[call]
+    return rewards
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """A chain on its way into TransferQueue.
+
+    Attributes:
+        key: `{uid}_{session}_{index}`. fields, tag: as verl's trainer reads them, arrays for tensors.
+        chain: what it was made of.
+    """
+
+    key: str
+    fields: dict[str, Any]
+    tag: dict[str, Any]
+    chain: Chain
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """What a prompt's rollouts came to.
+
+    Attributes:
+        rows: to train. scored: the numbers of every call; None for a validation.
+    """
+
+    rows: tuple[Row, ...]
+    scored: Scored | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as verl's trainer asks for it.
+
+    Attributes:
+        uid: verl's. index: of the task. n: rollouts. step: verl's global step, from 1 in training.
+        validate: whether it is one of a validation.
+    """
+
+    uid: str
+    index: int
+    n: int
+    step: int
+    validate: bool
+
+    @property
+    def partition(self) -> str:
+        """Of TransferQueue."""
+        return "val" if self.validate else "train"
+
+
+def train_rows(
+    prompt: Prompt,
+    results: Seq[RolloutResult],
+    credit: Credit,
+    *,
+    policy: str,
+    estimator: str,
+    normalize_std: bool,
+    own: bool,
+) -> Group:
+    """Rows of a group of rollouts, credited and merged.
+
+    Args:
+        results: of the group; failed ones have no part in it. policy: the one that is trained.
+        own: whether our advantages are used; False: verl's estimator makes its own of the rewards, and looks for a
+            prompt's rows by its uid.
+    """
+    sessions = {r.rollout.rollout_id: k for k, r in enumerate(results)}
+    trajectories = [r.built.trajectory for r in results if r.built is not None]
+    # Any other estimator is verl's business: the returns are all that it needs from here.
+    scored = score(trajectories, credit, estimator=estimator if own else "gae", normalize_std=normalize_std)  # type: ignore[arg-type]
+    returns = {c.call_id: c.return_ for c in scored.calls}
+    rows = []
+    for trajectory in scored.of(policy):
+        session = sessions[trajectory.rollout_id]
+        versions = [t.call.policy_version for t in trajectory.transitions]
+        made = [c for row in merge(trajectory, scored.advantages) for c in chains(row, returns)]
+        for i, chain in enumerate(made):
+            key = f"{prompt.uid}_{session}_{i}"
+            uid = key if own else prompt.uid
+            rows.append(_row(prompt, key, uid, chain, versions, {}, len(trajectory.transitions)))
+    return Group(tuple(rows), scored)
+
+
+def val_rows(prompt: Prompt, results: Seq[RolloutResult], *, policy: str) -> Group:
+    """One row per rollout whose reward is the rollout's, which is what verl's validation looks at."""
+    rows = []
+    for session, result in enumerate(results):
+        if result.built is None:
+            continue
+        trajectory = result.built.trajectory.of(policy)
+        chain = _whole(trajectory, result.built.reward or 0.0)
+        if chain is not None:
+            versions = [t.call.policy_version for t in trajectory.transitions]
+            key = f"{prompt.uid}_{session}_0"
+            rows.append(_row(prompt, key, prompt.uid, chain, versions, {}, len(trajectory.transitions)))
+    return Group(tuple(rows), None)
+
+
+def _whole(trajectory: Trajectory, reward: float) -> Chain | None:
+    """The last call of a trajectory, as a row with the whole reward."""
+    if not trajectory.transitions:
+        return None
+    call = trajectory.transitions[-1].call
+    size = max(1, call.response_ids.size)
+    # An answer of no tokens still has a reward, which needs a token to stand at.
+    response = call.response_ids if call.response_ids.size else call.prompt_ids[-1:]
+    rewards = np.zeros(size, dtype=np.float32)
+    rewards[-1] = reward
+    return Chain(
+        trajectory.rollout_id, {call.id: size}, call.prompt_ids.astype(np.int64), response.astype(np.int64),
+        np.ones(size, dtype=bool), np.zeros(size, dtype=np.float32), rewards, np.zeros(size, dtype=np.float32),
+    )  # fmt: skip
+
+
+def _row(
+    prompt: Prompt, key: str, uid: str, chain: Chain, versions: Seq[int], extra: Mapping[str, float], turns: int
+) -> Row:
+    ids = chain.ids
+    steps = {"min_global_steps": min(versions), "max_global_steps": max(versions)}
+    mask = chain.response_mask.astype(np.int64)
+    fields = {
+        "uid": uid,
+        "index": prompt.index,
+        "data_source": SOURCE,
+        "reward_model": {"ground_truth": None},
+        "num_turns": 2 * turns,
+        "multi_modal_inputs": {},
+        "extra_fields": {**steps, "reward_extra_info": dict(extra)},
+        "prompts": chain.prompt_ids,
+        "responses": chain.response_ids,
+        "input_ids": ids,
+        "position_ids": np.arange(ids.size, dtype=np.int64),
+        "response_mask": mask,
+        "loss_mask": mask,
+        "rollout_log_probs": chain.logprobs,
+        "rm_scores": chain.rewards,
+        ADVANTAGES: chain.advantages,
+    }
+    tag = {
+        "status": "success",
+        "prompt_len": int(chain.prompt_ids.size),
+        "response_len": int(chain.response_ids.size),
+        "seq_len": int(ids.size),
+        "global_steps": prompt.step,
+        **steps,
+    }
+    return Row(key, fields, tag, chain)

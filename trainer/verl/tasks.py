@@ -1,0 +1,28 @@
+"""What verl's data loader draws: positions of tasks. The tasks themselves stay with the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from agl.trainer.verl.rows import SOURCE
+
+
+class TaskPositions(Dataset[dict[str, Any]]):
+    """Item i says "task i"; verl's own sampler, order and checkpoints work as for any dataset.
+
+    Args:
+        data_files: how many tasks there are and, where given, how many items an epoch has, where verl has the names of
+            files.
+    """
+
+    def __init__(self, data_files: Sequence[int], **_: Any) -> None:
+        self.n_tasks, self.n_items = int(data_files[0]), int(data_files[-1])
+
+    def __len__(self) -> int:
+        return self.n_items
+
+    def __getitem__(self, item: int) -> dict[str, Any]:
+        return {"raw_prompt": [], "index": int(item) % self.n_tasks, "data_source": SOURCE, "reward_model": {"ground_truth": None}}
