@@ -8,8 +8,8 @@ import pytest
 
 import agl
 from agl.errors import ConfigError
-from agl.trainer.algorithms.verl import as_grpo
-from agl.trainer.verl.config import read
+from agl.trainer.verl.embedded import as_grpo, check
+from agl.trainer.verl.plan import flatten, read
 
 CONFIG: dict[str, Any] = {
     "algorithm": {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False},
@@ -40,23 +40,23 @@ def changed(key: str, value: Any) -> dict[str, Any]:
 
 
 def test_the_numbers_reach_grpo() -> None:
-    grpo = as_grpo(agl.VERL(CONFIG).settings, n_tasks=21)
+    grpo = as_grpo(agl.VERL(CONFIG).plan, n_tasks=21)
     assert (grpo.model, grpo.batch_size, grpo.group_size, grpo.minibatches) == ("some/model", 8, 4, 2)
     assert grpo.steps == 21 // 8 * 3  # verl drops an epoch's incomplete batch
     assert (grpo.learning_rate, grpo.weight_decay, grpo.grad_clip) == (3e-6, 0.01, 1.0)
     assert (grpo.clip_low, grpo.clip_high, grpo.kl_coef, grpo.kl_kind) == (0.1, 0.3, 0.02, "k3")
     assert (grpo.temperature, grpo.val_temperature, grpo.val_every, grpo.val_before_train) == (0.9, 0.0, 4, False)
     assert (grpo.max_context, grpo.max_response_tokens, grpo.normalize_std) == (500, 100, False)
-    assert agl.VERL(CONFIG).settings.unused == ("trainer.critic_warmup", "trainer.logger", "trainer.project_name")
+    assert check(read(flatten(CONFIG))) == ("trainer.critic_warmup", "trainer.logger", "trainer.project_name")
 
 
 def test_without_a_kl_loss_its_coefficient_does_not_count() -> None:
-    assert read(changed("actor_rollout_ref.actor.use_kl_loss", False)).kl_coef == 0.0
+    assert read(flatten(changed("actor_rollout_ref.actor.use_kl_loss", False))).kl_coef == 0.0
 
 
 def test_steps_come_before_epochs_and_a_small_dataset_makes_one() -> None:
-    assert read(changed("trainer.total_training_steps", 5)).total_steps(1000) == 5
-    assert read(CONFIG).total_steps(3) == 1
+    assert read(flatten(changed("trainer.total_training_steps", 5))).total_steps(1000) == 5
+    assert read(flatten(CONFIG)).total_steps(3) == 1
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def test_steps_come_before_epochs_and_a_small_dataset_makes_one() -> None:
         ("data.train_batchsize", 3, "data.train_batch_size"),
         ("actor_rollout_ref.train_batch_size", 3, "data.train_batch_size"),
         ("actor_rollout_ref.actor.optim.learning_rate", 1.0, "did you mean"),
-        ("trainer.nnodes", 2, "several GPUs"),
-        ("actor_rollout_ref.rollout.tensor_model_parallel_size", 2, "several GPUs"),
+        ("trainer.nnodes", 2, "uses several"),
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size", 2, "uses several"),
         ("algorithm.adv_estimator", "gae", "grpo"),
         ("actor_rollout_ref.rollout.top_p", 0.9, "policy itself"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size", 3, "mini-batches"),

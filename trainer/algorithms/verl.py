@@ -1,91 +1,100 @@
-"""VERL by its config dict: today the same training as GRPO on one machine, with the config's numbers."""
+"""VERL: verl's workers on Ray with vLLM where they are installed, the same training on one machine where not."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
-from typing import Any, cast
+from importlib.util import find_spec
+from typing import Any, Literal, Unpack, get_args
 
-from agl.errors import ConfigError
-from agl.trainer.algorithms.family import GRPO
-from agl.trainer.local.config import LoraSpec
+from agl.errors import ConfigError, nearest
 from agl.trainer.run import Run, require_tasks
-from agl.trainer.verl.config import VerlSettings, read
+from agl.trainer.verl import embedded
+from agl.trainer.verl.plan import Plan, flatten, read
+from agl.trainer.verl.short import Common, expand
 
-NEVER = 1_000_000_000
+Backend = Literal["auto", "cluster", "local"]
+NEEDED = ("verl", "ray", "vllm", "transfer_queue")
+"""Modules without which there is no cluster."""
 
 
 class VERL:
-    """GRPO with the numbers of a verl config.
+    """Training by verl: its own config, a few arguments for the common case, or both.
 
-    The cluster (verl on Ray with vLLM) is not available yet, so the config's layout (parallelism, offloading, memory)
-    has no use; a setting that would change a number is honoured or refused.
+    On the "cluster" verl's workers and vLLM's servers do the work, on any number of GPUs; "local" is GRPO on this
+    machine with the config's numbers, and refuses what would change one. A run's notes say which it is and why.
 
     Args:
-        config: the hydra-style dict that verl takes: `{"data": {...}, "actor_rollout_ref": {...}, ...}`.
+        config: the hydra-style dict that verl takes, nested or dotted: `{"data": {...}, "actor_rollout_ref": {...},
+            ...}`. Where it sets what an argument sets too, it counts.
+        backend: "cluster" or "local"; "auto" is the cluster where verl, Ray, vLLM and TransferQueue are installed.
+        **common: `model`, `group_size`, `batch_size`, `learning_rate`, `gpus`, `steps`, ...; see
+            `agl.trainer.verl.short.Common`.
 
     Raises:
-        ConfigError: an unknown key, or a value that would have to be ignored.
+        ConfigError: an unknown key or argument, a value that would have to be ignored, or a backend that is not
+            installed.
     """
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        if not isinstance(config, Mapping):
+    plan: Plan
+    backend: Literal["cluster", "local"]
+
+    def __init__(
+        self, config: Mapping[str, Any] | None = None, *, backend: Backend = "auto", **common: Unpack[Common]
+    ) -> None:
+        if config is not None and not isinstance(config, Mapping):
             raise ConfigError(
                 f"config is a {type(config).__name__}", hint='give the dict that verl takes: {"data": {...}, ...}'
             )
-        self.config = config
-        self.settings = read(config)
-        as_grpo(self.settings, 1)  # so that a number out of range is refused here
+        if config is None and not common:
+            raise ConfigError("VERL was given nothing", hint="give model=... and steps=..., or verl's config")
+        self.backend, self._why = _choose(backend)
+        self.plan = read({**expand(common), **flatten(config or {})})
+        if self.backend == "local":
+            self._unused = embedded.check(self.plan)
+            embedded.as_grpo(self.plan, 1)  # so that a number out of range is refused here
+        else:
+            self.plan.compose()
+            self._unused = ()
 
     async def run(self, run: Run) -> None:
-        require_tasks(run.train, "the training dataset")
-        self._say(run)
-        if self.settings.seed is not None:
-            run.seed = self.settings.seed
-        if self.settings.val_every is None and not self.settings.val_before_train:
+        self._begin(run)
+        if self.backend == "cluster":
+            await importlib.import_module("agl.trainer.verl.bridge").train(run, self.plan)
+            return
+        if self.plan.val_every is None and not self.plan.val_before_train:
             run.val = []
-        await as_grpo(self.settings, len(run.train)).run(run)
+        await embedded.as_grpo(self.plan, len(run.train)).run(run)
 
     async def dev(self, run: Run, n_tasks: int) -> None:
-        await as_grpo(self.settings, len(run.train)).dev(run, n_tasks)
+        self._begin(run)
+        if self.backend == "cluster":
+            await importlib.import_module("agl.trainer.verl.bridge").dev(run, self.plan, n_tasks)
+        else:
+            await embedded.as_grpo(self.plan, len(run.train)).dev(run, n_tasks)
 
-    def _say(self, run: Run) -> None:
-        unused = self.settings.unused
-        tail = f"; without effect here: {', '.join(unused)}" if unused else ""
-        run.progress.note(f"the verl config is trained as GRPO on this machine{tail}")
+    def _begin(self, run: Run) -> None:
+        require_tasks(run.train, "the training dataset")
+        if self.plan.seed is not None:
+            run.seed = self.plan.seed
+        where = "on the cluster by verl" if self.backend == "cluster" else "as GRPO on this machine"
+        tail = f"; without effect here: {', '.join(self._unused)}" if self._unused else ""
+        run.progress.note(f"the verl config is trained {where} ({self._why}){tail}")
 
 
-def as_grpo(settings: VerlSettings, n_tasks: int) -> GRPO:
-    """The embedded algorithm with those numbers, for a dataset of `n_tasks`."""
-    s = settings
-    steps = s.total_steps(n_tasks)
-    warmup = s.warmup_steps if s.warmup_steps >= 0 else int(s.warmup_ratio * steps * s.minibatches * s.passes)
-    return GRPO(
-        model=s.model,
-        group_size=s.group_size,
-        batch_size=s.batch_size,
-        minibatches=s.minibatches,
-        update_epochs=s.passes,
-        steps=steps,
-        learning_rate=s.learning_rate,
-        warmup_steps=warmup,
-        betas=s.betas,
-        weight_decay=s.weight_decay,
-        grad_clip=s.grad_clip,
-        clip_low=s.clip_low,
-        clip_high=s.clip_high,
-        kl_coef=s.kl_coef,
-        kl_kind=cast(Any, s.kl_kind),
-        entropy_coef=s.entropy_coef,
-        loss_agg=cast(Any, s.loss_agg),
-        normalize_std=s.normalize_std,
-        temperature=s.temperature,
-        max_response_tokens=s.max_response_tokens,
-        val_temperature=s.val_temperature,
-        val_every=s.val_every or NEVER,
-        val_before_train=s.val_before_train,
-        lora=LoraSpec(s.lora_rank, s.lora_alpha, 0.0, s.lora_targets) if s.lora_rank else None,
-        # verl's "cuda" is its default rather than a choice; only "cpu" rules the other out.
-        device="cpu" if s.device == "cpu" else "auto",
-        max_context=s.max_context or s.max_prompt_tokens + s.max_response_tokens,
-        checkpoint_every=s.checkpoint_every,
+def _choose(backend: Backend) -> tuple[Literal["cluster", "local"], str]:
+    """Which of the two, and why."""
+    if backend not in get_args(Backend):
+        raise ConfigError(f"backend={backend!r} is not known", hint=nearest(backend, get_args(Backend)))
+    absent = [name for name in NEEDED if find_spec(name) is None]
+    if backend == "local":
+        return "local", "backend='local'"
+    if not absent:
+        return "cluster", f"{', '.join(NEEDED)} are installed" if backend == "auto" else "backend='cluster'"
+    missing = f"not installed: {', '.join(absent)}"
+    if backend == "auto":
+        return "local", missing
+    raise ConfigError(
+        f"backend='cluster' needs verl, Ray, vLLM and TransferQueue; {missing}",
+        hint='pip install "agl[verl]"; `agl doctor` says which versions fit each other',
     )
