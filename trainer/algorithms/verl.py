@@ -12,6 +12,7 @@ from agl.trainer.run import Run, require_tasks
 from agl.trainer.verl import embedded
 from agl.trainer.verl.plan import Plan, flatten, read
 from agl.trainer.verl.short import Common, expand
+from agl.trainer.verl.wiring import environment
 
 Backend = Literal["auto", "cluster", "local"]
 NEEDED = ("verl", "ray", "vllm", "transfer_queue")
@@ -60,7 +61,7 @@ class VERL:
     async def run(self, run: Run) -> None:
         self._begin(run)
         if self.backend == "cluster":
-            await importlib.import_module("agl.trainer.verl.bridge").train(run, self.plan)
+            await self._bridge().train(run, self.plan)
             return
         if self.plan.val_every is None and not self.plan.val_before_train:
             run.val = []
@@ -69,9 +70,14 @@ class VERL:
     async def dev(self, run: Run, n_tasks: int) -> None:
         self._begin(run)
         if self.backend == "cluster":
-            await importlib.import_module("agl.trainer.verl.bridge").dev(run, self.plan, n_tasks)
+            await self._bridge().dev(run, self.plan, n_tasks)
         else:
             await embedded.as_grpo(self.plan, len(run.train)).dev(run, n_tasks)
+
+    def _bridge(self) -> Any:
+        """What trains on the cluster; TransferQueue reads its environment as it is imported, with that module."""
+        environment(self.plan)
+        return importlib.import_module("agl.trainer.verl.bridge")
 
     def _begin(self, run: Run) -> None:
         require_tasks(run.train, "the training dataset")

@@ -11,12 +11,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
+import numpy as np
 import ray
 import ray.exceptions
 import ray.util.queue
 import torch
 import transfer_queue as tq
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from tensordict import NonTensorStack, TensorDict
 
 from agl.errors import AglError, ConfigError, NoTrainableDataError, TrainingError
 from agl.sequence import merge_report
@@ -30,9 +31,9 @@ from agl.trainer.verl import checkpoints, cluster
 from agl.trainer.verl.engine import VerlEngine
 from agl.trainer.verl.job import TrainerJob
 from agl.trainer.verl.messages import Asked, Begun, Message, Saved, Serving, Stepped
-from agl.trainer.verl.plan import Plan
+from agl.trainer.verl.plan import ROLLOUT, Plan
 from agl.trainer.verl.rows import Group, Prompt, Row, train_rows, val_rows
-from agl.trainer.verl.wiring import fixed, ray_init
+from agl.trainer.verl.wiring import CREDITED, fixed, ray_init, total_gpus
 
 _PROBE = "One fixed sentence tells whether the servers have the weights that were just trained: 0123456789."
 _START_SECONDS = 1800.0
@@ -42,7 +43,7 @@ _START_SECONDS = 1800.0
 async def train(run: Run, plan: Plan) -> None:
     """Train a run to its end with verl, or until cancelled; leaves no actor behind either way.
 
-    `wiring.environment` comes first: verl reads it as it is imported, which is with this module.
+    `wiring.environment` comes first: TransferQueue, which is imported with this module, reads it then.
 
     Raises:
         AglError: what went wrong, where, and what to do.
@@ -54,7 +55,7 @@ async def train(run: Run, plan: Plan) -> None:
             hint="train them one after another, or on one machine with agl.GRPO(...)",
         )
     try:
-        async with cluster.joined(ray_init(plan), gpus=plan.total_gpus):
+        async with cluster.joined(ray_init(plan), gpus=total_gpus(plan)):
             await _Bridge(run, plan).train()
     finally:
         run.progress.stop()
@@ -142,7 +143,8 @@ class _Bridge:
     def _rules(self, mode: str) -> SamplingRules:
         plan = self.plan
         if mode == "train":
-            return SamplingRules(plan.temperature, plan.top_p, plan.top_k, plan.max_response_tokens)
+            top_p, top_k = plan.given.get(f"{ROLLOUT}.top_p", 1.0), plan.given.get(f"{ROLLOUT}.top_k", -1)
+            return SamplingRules(plan.temperature, top_p, max(0, top_k), plan.max_response_tokens)
         return SamplingRules(temperature=plan.val_temperature, max_tokens=plan.max_response_tokens)
 
     def _begin(self, step: int, steps: int) -> None:
@@ -187,7 +189,7 @@ class _Bridge:
         else:
             self._groups[prompt.uid] = prompt, results, group
         if group.rows:
-            await asyncio.to_thread(_put, prompt.partition, group.rows)
+            await asyncio.to_thread(put, prompt.partition, group.rows)
         self._count_lost(prompt, results, group)
         await self._tag(prompt, "finished" if group.rows else "failure")
 
@@ -196,7 +198,7 @@ class _Bridge:
             return val_rows(prompt, results, policy=self.policy)
         return train_rows(
             prompt, results, self.run.credit, policy=self.policy, estimator=self.plan.estimator,
-            normalize_std=self.plan.normalize_std, own=self.plan.credited,
+            normalize_std=self.plan.normalize_std, own=self.plan.estimator in CREDITED,
         )  # fmt: skip
 
     async def _tag(self, prompt: Prompt, status: str) -> None:
@@ -291,9 +293,8 @@ async def _result(reference: Awaitable[Any]) -> None:
         cause = error.cause if isinstance(error.cause, BaseException) else None
         if isinstance(cause, AglError):
             raise cause from None
-        last = str(cause or error).strip().splitlines()
         raise TrainingError(
-            f"verl stopped: {type(cause).__name__ if cause else 'error'}: {last[-1] if last else ''}",
+            f"verl stopped: {_innermost(cause or error)}",
             hint=f"the trainer's own log has the rest: {cluster.log_directory()}",
         ) from error
     except ray.exceptions.RayError as error:
@@ -302,12 +303,28 @@ async def _result(reference: Awaitable[Any]) -> None:
         ) from error
 
 
-def _put(partition: str, rows: Seq[Row]) -> None:
-    fields = [{k: torch.from_numpy(v) if hasattr(v, "dtype") else v for k, v in row.fields.items()} for row in rows]
+def _innermost(error: BaseException) -> str:
+    """The error that began it, in one line: Ray, hydra and verl each wrap what they pass on."""
+    while (under := error.__cause__ or getattr(error, "cause", None)) is not None and under is not error:
+        error = under
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if line.split(":")[0].endswith(("Error", "Exception"))]
+    return told[-1] if told else f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def put(partition: str, rows: Seq[Row]) -> None:
+    """Write rows to TransferQueue, ragged columns as nested tensors."""
+    columns = {name: _column([row.fields[name] for row in rows]) for name in rows[0].fields}
     tq.kv_batch_put(
-        keys=[row.key for row in rows], partition_id=partition, fields=list_of_dict_to_tensordict(fields),
+        keys=[row.key for row in rows], partition_id=partition, fields=TensorDict(columns, batch_size=[len(rows)]),
         tags=[row.tag for row in rows],
     )  # fmt: skip
+
+
+def _column(values: Seq[Any]) -> Any:
+    if not isinstance(values[0], np.ndarray):
+        return NonTensorStack(*values)
+    return torch.nested.as_nested_tensor([torch.from_numpy(v) for v in values], layout=torch.jagged)
 
 
 def _mode(prompt: Prompt) -> str:

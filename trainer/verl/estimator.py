@@ -14,9 +14,8 @@ import transfer_queue as tq
 from verl.trainer.ppo.core_algos import register_adv_est
 
 from agl.trainer.verl.rows import ADVANTAGES
+from agl.trainer.verl.wiring import ESTIMATOR
 
-NAME = "agl"
-"""`algorithm.adv_estimator` of runs whose advantages are ours."""
 _PADDING = "pad"
 
 
@@ -39,7 +38,7 @@ def scattered(
     return padded * response_mask.to(torch.float32)
 
 
-@register_adv_est(NAME)
+@register_adv_est(ESTIMATOR)
 def credited(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,

@@ -7,47 +7,75 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agl.trainer.verl import checkpoints
-from agl.trainer.verl.plan import Plan
+from agl.trainer.verl.cpu import settings as cpu
+from agl.trainer.verl.plan import ACTOR, ROLLOUT, Plan, flatten
 
 if TYPE_CHECKING:
     from agl.trainer.run import Run
 
-_ROLLOUT = "actor_rollout_ref.rollout"
+CREDITED = ("grpo", "rloo")
+"""verl's estimators in whose place agl's own credit is used; the others are verl's own, on the calls' returns."""
+ESTIMATOR = "agl"
+"""`algorithm.adv_estimator` of runs whose advantages are ours."""
 
 
-def environment(plan: Plan) -> None:
-    """Set what verl reads from the environment when it is imported, here and in all that is started from here."""
+def environment(plan: Plan) -> dict[str, str]:
+    """Set what verl and TransferQueue read from the environment when they are imported.
+
+    Returns:
+        What the processes of a Ray cluster that is there already have to be given, too.
+    """
+    # TransferQueue warns at every transfer when this is more than there are cores.
+    os.environ.setdefault("TQ_NUM_THREADS", str(min(8, os.cpu_count() or 1)))
+    ours = {"TRANSFER_QUEUE_ENABLE": "1", "TQ_NUM_THREADS": os.environ["TQ_NUM_THREADS"]}
     if plan.device == "cpu":
-        from agl.trainer.verl.cpu import settings
+        ours |= cpu.environment()
+    os.environ.update(ours)
+    return ours
 
-        os.environ.update(settings.environment())
+
+def total_gpus(plan: Plan) -> int:
+    """GPUs that the run needs, those of servers on machines of their own included."""
+    own = 0
+    if plan.mode == "separate_async":
+        own = int(plan.given.get(f"{ROLLOUT}.nnodes", 0)) * int(plan.given.get(f"{ROLLOUT}.n_gpus_per_node", 0))
+    return plan.gpus_per_node * plan.nodes + own
 
 
 def ray_init(plan: Plan) -> dict[str, Any]:
     """`ray.init`'s arguments for a Ray that is started for the run."""
-    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
-
-    runtime_env = dict(get_ppo_ray_runtime_env(None))
-    runtime_env["env_vars"] = {**runtime_env.get("env_vars", {}), "TRANSFER_QUEUE_ENABLE": "1", **_passed_on(plan)}
-    wanted: dict[str, Any] = {"include_dashboard": False, "runtime_env": runtime_env}
+    given: dict[str, Any] = {}
+    prefix = "ray_kwargs.ray_init."
     if plan.device == "cpu":
-        from agl.trainer.verl.cpu import settings
+        given |= {k.removeprefix(prefix): v for k, v in flatten(cpu.overrides(total_gpus(plan))).items() if prefix in k}
+    given |= {k.removeprefix(prefix): v for k, v in plan.given.items() if k.startswith(prefix) and v is not None}
+    runtime_env: dict[str, Any] = {}
+    passed_on = {k.removeprefix("runtime_env."): given.pop(k) for k in list(given) if k.startswith("runtime_env.")}
+    runtime_env |= {k: v for k, v in passed_on.items() if not k.startswith("env_vars.") and v is not None}
+    variables = {k.removeprefix("env_vars."): v for k, v in passed_on.items() if k.startswith("env_vars.")}
+    runtime_env["env_vars"] = {**_defaults(plan), **environment(plan), **variables}
+    return {"include_dashboard": False, **given, "runtime_env": runtime_env}
 
-        wanted |= settings.overrides(plan.total_gpus)["ray_kwargs"]["ray_init"]
-    return {**wanted, **plan.ray_init}
 
-
-def _passed_on(plan: Plan) -> dict[str, str]:
-    if plan.device != "cpu":
-        return {}
-    from agl.trainer.verl.cpu import settings
-
-    return settings.environment()
+def _defaults(plan: Plan) -> dict[str, str]:
+    """What verl's own entry point sets, where the shell says nothing else."""
+    # `verl.trainer.constants_ppo` would have to be imported here, and verl with it.
+    verls = {
+        "TOKENIZERS_PARALLELISM": "true",
+        "NCCL_DEBUG": "WARN",
+        "VLLM_LOGGING_LEVEL": "WARN",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "true",
+        "VLLM_DISABLE_COMPILE_CACHE": "1",
+    }
+    if plan.given.get(f"{ACTOR}.strategy") == "megatron":
+        # Hopper and Ampere need it, and later ones do not mind.
+        verls["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+    return {name: value for name, value in verls.items() if name not in os.environ}
 
 
 def fixed(run: Run, plan: Plan, *, first_step: int) -> Mapping[str, Any]:
     """Dotted keys that are the bridge's own business."""
-    # Imported by name only: the class is made in the trainer's process.
+    steps = plan.total_steps(len(run.train))
     keys: dict[str, Any] = {
         # verl drops an epoch's incomplete batch, so a dataset below one batch is gone through several times in it.
         "data.train_files": [len(run.train), max(len(run.train), plan.batch_size)],
@@ -56,22 +84,32 @@ def fixed(run: Run, plan: Plan, *, first_step: int) -> Mapping[str, Any]:
         "data.custom_cls.name": "TaskPositions",
         "data.dataloader_num_workers": 0,
         "data.validation_shuffle": False,
-        "data.return_raw_chat": True,
-        "data.seed": plan.seed if plan.seed is not None else run.seed,
-        f"{_ROLLOUT}.agent.agent_loop_manager_class": "agl.trainer.verl.manager.AgentManager",
-        f"{_ROLLOUT}.agent.num_workers": 1,
-        f"{_ROLLOUT}.calculate_log_probs": True,
+        "data.seed": run.seed,
+        f"{ACTOR}.ppo_mini_batch_size": plan.mini_batch_size,
+        f"{ROLLOUT}.agent.agent_loop_manager_class": "agl.trainer.verl.manager.AgentManager",
+        f"{ROLLOUT}.agent.num_workers": 1,
+        f"{ROLLOUT}.calculate_log_probs": True,
+        f"{ROLLOUT}.max_model_len": plan.max_context,
         "reward.num_workers": 1,
         "transfer_queue.enable": True,
         "trainer.default_local_dir": str(checkpoints.folder(run.directory).resolve()),
         "trainer.resume_mode": "auto" if run.resume else "disable",
-        "trainer.total_training_steps": plan.total_steps(len(run.train)),
-        # verl counts by epochs, too, and drops an epoch's incomplete batch.
+        "trainer.total_training_steps": steps,
+        # verl counts epochs, too, and would end by them.
         "trainer.total_epochs": 1_000_000,
-        "trainer.save_freq": plan.checkpoint_every or plan.total_steps(len(run.train)),
+        "trainer.save_freq": plan.checkpoint_every or steps,
         "trainer.test_freq": plan.val_every if run.val and plan.val_every else -1,
         "trainer.val_before_train": bool(run.val) and plan.val_before_train and first_step == 0,
     }
-    if plan.credited:
-        keys["algorithm.adv_estimator"] = "agl"
+    if plan.estimator in CREDITED:
+        keys["algorithm.adv_estimator"] = ESTIMATOR
+    saved = f"{ACTOR}.checkpoint.save_contents"
+    if saved not in plan.given:
+        keys[saved] = ["model", "optimizer", "extra", "hf_model"]
+    if plan.device == "cpu":
+        keys = {
+            **{k: v for k, v in flatten(cpu.defaults()).items() if k not in plan.given},
+            **flatten(cpu.overrides(total_gpus(plan))),
+            **keys,
+        }
     return keys
