@@ -29,6 +29,7 @@ from agl.trainer.runners.options import RayRunners, Runners
 from agl.trainer.runners.remote import SILENT_SECONDS
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
+from agl.trainer.verl.checkpoints import latest as latest_of_verl
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +233,7 @@ class Trainer:
                 return run_in_thread(self._train(prepared, train, val))
             except KeyboardInterrupt:
                 prepared.progress.stop()
-                saved = latest(prepared.directory)
+                saved = _last(prepared.directory)
                 if saved is not None and dev_tasks is None:
                     prepared.progress.note(
                         f"stopped; {saved.name} is saved in {prepared.directory}. Go on with resume=True / --resume"
@@ -339,11 +340,16 @@ class Trainer:
             raise ConfigError("resume=True needs directory=", hint="name the directory of the run to go on with")
         if resume and not directory.is_dir():
             raise CheckpointError("there is no run to go on with", hint="name its directory", path=directory)
-        if not resume and latest(directory) is not None:
+        if not resume and (last := _last(directory)) is not None:
             raise ConfigError(
-                f"{directory} holds a run already ({latest(directory)})",
+                f"{directory} holds a run already ({last})",
                 hint="go on with it (resume=True or --resume), or choose another directory",
             )
+
+
+def _last(directory: Path) -> Path | None:
+    """The last checkpoint in a run's directory, whoever wrote it."""
+    return latest(directory) or latest_of_verl(directory)
 
 
 def _kept_id(directory: Path, new: str, resume: bool) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -36,8 +35,8 @@ from agl.trainer.verl.rows import Group, Prompt, Row, train_rows, val_rows
 from agl.trainer.verl.wiring import CREDITED, fixed, ray_init, total_gpus
 
 _PROBE = "One fixed sentence tells whether the servers have the weights that were just trained: 0123456789."
-_START_SECONDS = 1800.0
-"""How long verl may take to load the model and its servers."""
+_QUIET_SECONDS = 300.0
+"""After how long without a word from verl it is said where its logs are."""
 
 
 async def train(run: Run, plan: Plan) -> None:
@@ -84,13 +83,14 @@ class _Bridge:
             await run.take_up(start, {self.policy: start})
         rendering, probe = await asyncio.to_thread(_tokenized, plan.model)
         config = plan.compose(fixed(run, plan, first_step=start))
+        before = await asyncio.to_thread(cluster.groups)
         queue = await asyncio.to_thread(ray.util.queue.Queue, actor_options={"num_cpus": 0})
         job = ray.remote(TrainerJob).options(num_cpus=1, max_restarts=0).remote(queue)
         try:
             ended = asyncio.ensure_future(_result(job.run.remote(config, probe)))
             await self._follow(queue, ended, rendering)
         finally:
-            await self._end(job, queue)
+            await self._end(job, queue, before)
         run.policy_paths = {self.policy: checkpoints.publish(run)}
 
     async def _follow(self, queue: Any, ended: asyncio.Future[None], rendering: Rendering) -> None:
@@ -98,7 +98,14 @@ class _Bridge:
         coming: asyncio.Future[Message] = asyncio.ensure_future(queue.get_async())
         try:
             while True:
-                await asyncio.wait((coming, ended, self._broken), return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(
+                    (coming, ended, self._broken), return_when=asyncio.FIRST_COMPLETED, timeout=_QUIET_SECONDS
+                )
+                if not done and not self._tasks:
+                    # verl waits for ever for a worker or server of its own that has died.
+                    self.run.progress.note(
+                        f"no word from verl for {_QUIET_SECONDS / 60:.0f} minutes; its logs are in {cluster.log_directory()}"
+                    )
                 if self._broken.done():
                     self._broken.result()
                 if coming.done():
@@ -269,7 +276,7 @@ class _Bridge:
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    async def _end(self, job: Any, queue: Any) -> None:
+    async def _end(self, job: Any, queue: Any, before: set[str]) -> None:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -277,12 +284,14 @@ class _Bridge:
             await self.run.stop()
         finally:
             # Everything of verl's was started by the job's process, and Ray ends it with that.
-            with contextlib.suppress(Exception):
-                await asyncio.to_thread(ray.kill, job)
-            with contextlib.suppress(Exception):
-                await asyncio.to_thread(queue.shutdown, force=True)
-            with contextlib.suppress(Exception):
-                await asyncio.to_thread(tq.close)
+            for end in (
+                lambda: ray.kill(job),
+                lambda: queue.shutdown(force=True),
+                lambda: cluster.release(before),
+                tq.close,
+            ):
+                with contextlib.suppress(Exception):
+                    await asyncio.to_thread(end)
 
 
 async def _result(reference: Awaitable[Any]) -> None:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from typing import Any
 
 import ray
 import ray.exceptions
+import ray.util
 import ray.util.client
 
 from agl.errors import ConfigError
 
+_GROUP = "verl_group"
 _CONTROLLER = ("TransferQueueController", "transfer_queue")
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def joined(init: Mapping[str, Any], *, gpus: int) -> AsyncIterator[None]:
     """Ray, for as long as the block runs; shut down afterwards if it was started here.
 
@@ -36,7 +38,9 @@ async def joined(init: Mapping[str, Any], *, gpus: int) -> AsyncIterator[None]:
         if address:
             wanted = {k: wanted[k] for k in ("logging_level", "log_to_driver", "runtime_env") if k in wanted}
         try:
-            await asyncio.to_thread(lambda: ray.init(**({"address": address} if address else {"address": "local"}), **wanted))
+            await asyncio.to_thread(
+                lambda: ray.init(**({"address": address} if address else {"address": "local"}), **wanted)
+            )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ConfigError(
                 f"Ray cannot be joined: {error}", hint="see RAY_ADDRESS, or call ray.init(...) before fit"
@@ -72,10 +76,17 @@ def _check(gpus: int) -> None:
     )
 
 
-def reachable_host() -> str:
-    """Address of this machine that every node reaches; loopback where there is no other node."""
-    nodes = sum(node["Alive"] for node in ray.nodes())
-    return "127.0.0.1" if nodes == 1 else ray.util.get_node_ip_address()
+def groups() -> set[str]:
+    """Names of verl's placement groups that there are."""
+    table = ray.util.placement_group_table().values()
+    return {g["name"] for g in table if g["state"] != "REMOVED" and _GROUP in g["name"]}
+
+
+def release(before: set[str]) -> None:
+    """Give back the GPUs that verl reserved since; Ray itself does so only when the whole program ends."""
+    for name in groups() - before:
+        with contextlib.suppress(ValueError):
+            ray.util.remove_placement_group(ray.util.get_placement_group(name))
 
 
 def log_directory() -> str:

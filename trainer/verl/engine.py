@@ -75,9 +75,7 @@ class VerlEngine:
         ids = np.asarray(output.token_ids, dtype=np.int32)
         logprobs = np.asarray(output.log_probs or (), dtype=np.float32)
         if logprobs.size != ids.size:
-            raise EngineError(
-                f"verl's LLM server sent {ids.size} tokens with {logprobs.size} log-probs", policy=policy
-            )
+            raise EngineError(f"verl's LLM server sent {ids.size} tokens with {logprobs.size} log-probs", policy=policy)
         if on_tokens is not None and ids.size:
             on_tokens(ids.tolist(), logprobs.tolist())
         return Completion(

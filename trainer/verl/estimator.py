@@ -19,9 +19,7 @@ from agl.trainer.verl.wiring import ESTIMATOR
 _PADDING = "pad"
 
 
-def scattered(
-    keys: Sequence[str], advantages: Sequence[torch.Tensor], response_mask: torch.Tensor
-) -> torch.Tensor:
+def scattered(keys: Sequence[str], advantages: Sequence[torch.Tensor], response_mask: torch.Tensor) -> torch.Tensor:
     """Advantages in verl's padded layout.
 
     Args:

@@ -75,9 +75,7 @@ def _scalars(metrics: dict[str, Any]) -> dict[str, float]:
 def fit(config: DictConfig, probe_ids: Sequence[int], tell: Tell) -> None:
     """Train to the end."""
     configure_verl_logging()
-    validate_config(
-        config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
-    )
+    validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     config.transfer_queue.enable = True
     OmegaConf.resolve(config)
     manager.connect(tell)

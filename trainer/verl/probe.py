@@ -65,9 +65,7 @@ class Probe:
                 }
             )  # fmt: skip
             group.compute_log_prob(batch)
-            data = tq.kv_batch_get(
-                keys=keys, partition_id=_PARTITION, select_fields=["log_probs", "response_mask"]
-            )
+            data = tq.kv_batch_get(keys=keys, partition_id=_PARTITION, select_fields=["log_probs", "response_mask"])
             found = response_from_nested(data["log_probs"], data["response_mask"])
             return np.asarray(found[0].float().cpu().numpy(), dtype=np.float32)
         finally:

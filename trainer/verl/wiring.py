@@ -27,6 +27,7 @@ def environment(plan: Plan) -> dict[str, str]:
     """
     # TransferQueue warns at every transfer when this is more than there are cores.
     os.environ.setdefault("TQ_NUM_THREADS", str(min(8, os.cpu_count() or 1)))
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARN")
     ours = {"TRANSFER_QUEUE_ENABLE": "1", "TQ_NUM_THREADS": os.environ["TQ_NUM_THREADS"]}
     if plan.device == "cpu":
         ours |= cpu.environment()

@@ -1,0 +1,57 @@
+"""The cluster's tests: real verl, Ray and vLLM on the CPU, where `deploy/verl-cpu.sh` has built them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+if any(find_spec(name) is None for name in ("verl", "vllm", "ray", "transfer_queue")):
+    collect_ignore_glob = ["test_*.py"]
+sys.path.insert(0, str(HERE))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[None]:
+    """A Ray that is not the run's own, so that it must be left as it was found."""
+    from agl.trainer.verl.cpu import settings
+
+    os.environ["TQ_NUM_THREADS"] = "2"
+    os.environ.update(settings.environment())
+    import ray
+
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ray.init(
+        address="local", num_gpus=1, num_cpus=16, include_dashboard=False, log_to_driver=False,
+        logging_level=logging.ERROR, runtime_env={"env_vars": {**settings.environment(), "PYTHONPATH": path}},
+    )  # fmt: skip
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def left_clean(cluster: None) -> Iterator[None]:
+    """Nothing of a run stays on a cluster that it did not start."""
+    yield
+    import time
+
+    # The public state API asks the dashboard, which is not there.
+    from ray._private import state
+    from ray.util import placement_group_table
+
+    def left() -> list[str]:
+        actors = [f"actor {a['ActorClassName']}" for a in state.actors().values() if a["State"] != "DEAD"]
+        groups = [f"placement group {g['name']}" for g in placement_group_table().values() if g["state"] != "REMOVED"]
+        return actors + groups
+
+    # Ray ends the children of an actor that died in its own time.
+    end = time.monotonic() + 30
+    while left() and time.monotonic() < end:
+        time.sleep(0.5)
+    assert left() == []
