@@ -20,16 +20,12 @@ sys.path.insert(0, str(HERE))
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
     """A Ray that is not the run's own, so that it must be left as it was found."""
-    from agl.trainer.verl.cpu import settings
-
-    os.environ["TQ_NUM_THREADS"] = "2"
-    os.environ.update(settings.environment())
     import ray
 
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     ray.init(
         address="local", num_gpus=1, num_cpus=16, include_dashboard=False, log_to_driver=False,
-        logging_level=logging.ERROR, runtime_env={"env_vars": {**settings.environment(), "PYTHONPATH": path}},
+        logging_level=logging.ERROR, runtime_env={"env_vars": {"PYTHONPATH": path}},
     )  # fmt: skip
     yield
     ray.shutdown()

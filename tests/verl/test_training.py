@@ -12,8 +12,8 @@ import pytest
 import torch
 from jobs import algorithm, quickstart, train
 
-import agl
 from agl.credit import Uniform
+from agl.errors import ConfigError
 from agl.selection import select
 from agl.sequence import merge
 from agl.trainer.algorithms.advantages import score
@@ -133,7 +133,7 @@ def test_it_goes_on(trained: Result, tiny_policy: Path, directory: Path, left_cl
 
 
 def test_a_directory_with_a_run_is_not_written_over(trained: Result, tiny_policy: Path, directory: Path) -> None:
-    with pytest.raises(agl.ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="holds a run already"):
         train(quickstart(), algorithm(tiny_policy, steps=1), directory)
 
 

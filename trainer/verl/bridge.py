@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,14 +25,14 @@ from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.rendering import Rendering
 from agl.trainer.run import Run, mean_rewards, require_some, require_tasks
 from agl.trainer.runners.base import RolloutResult
-from agl.trainer.store.base import TrainedCall
+from agl.trainer.store.base import Mode, TrainedCall
 from agl.trainer.verl import checkpoints, cluster
 from agl.trainer.verl.engine import VerlEngine
 from agl.trainer.verl.job import TrainerJob
 from agl.trainer.verl.messages import Asked, Begun, Message, Saved, Serving, Stepped
 from agl.trainer.verl.plan import ROLLOUT, Plan
 from agl.trainer.verl.rows import Group, Prompt, Row, train_rows, val_rows
-from agl.trainer.verl.wiring import CREDITED, fixed, ray_init, total_gpus
+from agl.trainer.verl.wiring import CREDITED, fixed, ray_init, runtime_env, total_gpus
 
 _PROBE = "One fixed sentence tells whether the servers have the weights that were just trained: 0123456789."
 _QUIET_SECONDS = 300.0
@@ -48,6 +48,18 @@ async def train(run: Run, plan: Plan) -> None:
         AglError: what went wrong, where, and what to do.
     """
     require_tasks(run.train, "the training dataset")
+    await _on_ray(run, plan, _Bridge.train)
+
+
+async def dev(run: Run, plan: Plan, n_tasks: int) -> None:
+    """A dry run on verl's servers: one rollout of each of the first tasks, no update; prints what training would see."""
+    require_tasks(run.train, "the dataset")
+    run.train = list(run.train[:n_tasks])
+    run.val = run.train
+    await _on_ray(run, plan, _Bridge.dev)
+
+
+async def _on_ray(run: Run, plan: Plan, what: Callable[[_Bridge], Awaitable[None]]) -> None:
     if len(run.selection.policies) > 1 or run.policies:
         raise ConfigError(
             "verl trains one model, and agents= names several policies",
@@ -55,7 +67,7 @@ async def train(run: Run, plan: Plan) -> None:
         )
     try:
         async with cluster.joined(ray_init(plan), gpus=total_gpus(plan)):
-            await _Bridge(run, plan).train()
+            await what(_Bridge(run, plan))
     finally:
         run.progress.stop()
 
@@ -72,8 +84,21 @@ class _Bridge:
         self._tasks: set[asyncio.Task[None]] = set()
         self._lost: list[list[RolloutResult]] = []
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._steps = 0
-        self._sampled_since = time.monotonic()
+
+    async def dev(self) -> None:
+        from rich.console import Console
+
+        from agl.trainer.explain import describe, renderable
+
+        run = self.run
+        only = {"trainer.val_only": True, "trainer.val_before_train": True}
+        await self._fit({**fixed(run, self.plan, first_step=0), **only})
+        results = self._validated[0]
+        for result in results:
+            report = await describe(run.store, result.rollout.rollout_id, credit=run.credit)
+            Console(highlight=False).print(renderable(report))
+        good = require_some(results, "the dry run")
+        run.history.append({"step": 0, **mean_rewards(good, "train"), "train/rollouts": len(results)})
 
     async def train(self) -> None:
         run, plan = self.run, self.plan
@@ -81,17 +106,22 @@ class _Bridge:
         start = state.step if state else 0
         if run.resume:
             await run.take_up(start, {self.policy: start})
+        await self._fit(fixed(run, plan, first_step=start))
+        run.policy_paths = {self.policy: checkpoints.publish(run)}
+
+    async def _fit(self, settings: Mapping[str, Any]) -> None:
+        """Have verl's trainer do what its config says, and do what it asks for meanwhile."""
+        plan = self.plan
         rendering, probe = await asyncio.to_thread(_tokenized, plan.model)
-        config = plan.compose(fixed(run, plan, first_step=start))
+        config = plan.compose(settings)
         before = await asyncio.to_thread(cluster.groups)
         queue = await asyncio.to_thread(ray.util.queue.Queue, actor_options={"num_cpus": 0})
-        job = ray.remote(TrainerJob).options(num_cpus=1, max_restarts=0).remote(queue)
+        job = ray.remote(TrainerJob).options(num_cpus=1, max_restarts=0, runtime_env=runtime_env(plan)).remote(queue)
         try:
             ended = asyncio.ensure_future(_result(job.run.remote(config, probe)))
             await self._follow(queue, ended, rendering)
         finally:
             await self._end(job, queue, before)
-        run.policy_paths = {self.policy: checkpoints.publish(run)}
 
     async def _follow(self, queue: Any, ended: asyncio.Future[None], rendering: Rendering) -> None:
         """Do what verl's trainer asks for until it is done."""
@@ -104,7 +134,7 @@ class _Bridge:
                 if not done and not self._tasks:
                     # verl waits for ever for a worker or server of its own that has died.
                     self.run.progress.note(
-                        f"no word from verl for {_QUIET_SECONDS / 60:.0f} minutes; its logs are in {cluster.log_directory()}"
+                        f"no word from verl for {_QUIET_SECONDS / 60:.0f} minutes; its logs: {cluster.log_directory()}"
                     )
                 if self._broken.done():
                     self._broken.result()
@@ -155,18 +185,16 @@ class _Bridge:
         return SamplingRules(temperature=plan.val_temperature, max_tokens=plan.max_response_tokens)
 
     def _begin(self, step: int, steps: int) -> None:
-        self._steps = steps
         self.run.progress.start(steps, step)
         if (results := self._validated.pop(step, None)) is not None and not self.run.history:
             self.run.history.append({"step": step, **_validation(results)})
 
     def _ask(self, prompts: Seq[Prompt]) -> None:
-        self._sampled_since = time.monotonic()
-        for mode, step in dict.fromkeys((_mode(p), p.step) for p in prompts):
-            self.run.progress.began(mode, step, sum(p.n for p in prompts if (_mode(p), p.step) == (mode, step)))
+        if prompts:
+            self.run.progress.began(self._mode(prompts[0]), prompts[0].step, sum(p.n for p in prompts))
         for prompt in prompts:
-            place = self._places[_mode(prompt), prompt.step]
-            self._places[_mode(prompt), prompt.step] += 1
+            place = self._places[prompt.partition, prompt.step]
+            self._places[prompt.partition, prompt.step] += 1
             task = asyncio.ensure_future(self._group(prompt, place))
             self._tasks.add(task)
             task.add_done_callback(self._group_over)
@@ -182,7 +210,7 @@ class _Bridge:
         tasks = self.run.val if prompt.validate else self.run.train
         results = await self.run.rollouts(
             [(prompt.index, tasks[prompt.index])],
-            mode="val" if prompt.validate else "train",
+            mode=self._mode(prompt),
             # A step is counted from 0 in the store, and a validation has the number of the steps that are done.
             step=prompt.step if prompt.validate else prompt.step - 1,
             group_size=prompt.n,
@@ -199,6 +227,11 @@ class _Bridge:
             await asyncio.to_thread(put, prompt.partition, group.rows)
         self._count_lost(prompt, results, group)
         await self._tag(prompt, "finished" if group.rows else "failure")
+
+    def _mode(self, prompt: Prompt) -> Mode:
+        if not prompt.validate:
+            return "train"
+        return "val" if self.run.val is not self.run.train else "dev"
 
     def _rows(self, prompt: Prompt, results: Seq[RolloutResult]) -> Group:
         if prompt.validate:
@@ -284,12 +317,8 @@ class _Bridge:
             await self.run.stop()
         finally:
             # Everything of verl's was started by the job's process, and Ray ends it with that.
-            for end in (
-                lambda: ray.kill(job),
-                lambda: queue.shutdown(force=True),
-                lambda: cluster.release(before),
-                tq.close,
-            ):
+            kill, close = partial(ray.kill, job), partial(queue.shutdown, force=True)
+            for end in (kill, close, partial(cluster.release, before), tq.close):
                 with contextlib.suppress(Exception):
                     await asyncio.to_thread(end)
 
@@ -334,10 +363,6 @@ def _column(values: Seq[Any]) -> Any:
     if not isinstance(values[0], np.ndarray):
         return NonTensorStack(*values)
     return torch.nested.as_nested_tensor([torch.from_numpy(v) for v in values], layout=torch.jagged)
-
-
-def _mode(prompt: Prompt) -> str:
-    return "val" if prompt.validate else "train"
 
 
 def _validation(results: Seq[RolloutResult]) -> dict[str, Any]:

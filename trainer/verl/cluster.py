@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import Any
 
 import ray
@@ -25,7 +26,7 @@ async def joined(init: Mapping[str, Any], *, gpus: int) -> AsyncIterator[None]:
     """Ray, for as long as the block runs; shut down afterwards if it was started here.
 
     Args:
-        init: `ray.init`'s arguments for a Ray that is started here; of them `runtime_env` for one that is joined.
+        init: `ray.init`'s arguments for a Ray that is started here.
         gpus: how many the run needs in all.
 
     Raises:
@@ -34,13 +35,11 @@ async def joined(init: Mapping[str, Any], *, gpus: int) -> AsyncIterator[None]:
     began = not ray.is_initialized()
     if began:
         address = os.environ.get("RAY_ADDRESS")
-        wanted: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, **init}
-        if address:
-            wanted = {k: wanted[k] for k in ("logging_level", "log_to_driver", "runtime_env") if k in wanted}
+        wanted: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+        if not address:
+            wanted |= init
         try:
-            await asyncio.to_thread(
-                lambda: ray.init(**({"address": address} if address else {"address": "local"}), **wanted)
-            )
+            await asyncio.to_thread(partial(ray.init, address=address or "local", **wanted))
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ConfigError(
                 f"Ray cannot be joined: {error}", hint="see RAY_ADDRESS, or call ray.init(...) before fit"

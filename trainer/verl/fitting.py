@@ -63,12 +63,12 @@ def _trainer_class(mode: str, tell: Tell, probe_ids: Sequence[int]) -> type[Any]
         def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
             super()._compute_metrics(batch, metrics, *args, **kwargs)
             keys = [k for k, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
-            tell(Stepped(self.global_steps, tuple(keys), _scalars(metrics)))
+            tell(Stepped(self.global_steps, tuple(keys), scalars(metrics)))
 
     return Trainer
 
 
-def _scalars(metrics: dict[str, Any]) -> dict[str, float]:
+def scalars(metrics: dict[str, Any]) -> dict[str, float]:
     return {k: float(v) for k, v in metrics.items() if isinstance(v, (int, float, np.number)) and np.isfinite(v)}
 
 

@@ -24,8 +24,8 @@ TOKENS = 32
 class Probe:
     """Compares the actor's log-probs of one fixed sequence with the servers'.
 
-    Two things must hold after an update: the two differ by no more than rounding explains, and where they differ by more
-    than before, the servers are not nearer to the actor as it was before the update.
+    Two things must hold after an update: the two differ by no more than rounding explains, and where they differ by
+    more than before, the servers are not nearer to the actor as it was before the update.
 
     Args:
         trainer: verl's. ids: of the sequence, at least two tokens. dtype: of the servers' arithmetic.
@@ -39,7 +39,7 @@ class Probe:
         self._usual = 0.0
 
     def trained(self) -> FloatArray:
-        """The actor's log-probs, float32 [T - 1], of all tokens but the first; not while the servers hold its memory."""
+        """The actor's log-probs, float32 [T - 1], of all tokens but the first. Call it while the servers sleep."""
         group = self._trainer.actor_rollout_wg
         if "actor" not in group._dispatch_info:
             group._dispatch_info["actor"] = group._query_dispatch_info("actor")

@@ -25,9 +25,5 @@ class TaskPositions(Dataset[dict[str, Any]]):
         return self.n_items
 
     def __getitem__(self, item: int) -> dict[str, Any]:
-        return {
-            "raw_prompt": [],
-            "index": int(item) % self.n_tasks,
-            "data_source": SOURCE,
-            "reward_model": {"ground_truth": None},
-        }
+        task = int(item) % self.n_tasks
+        return {"raw_prompt": [], "index": task, "data_source": SOURCE, "reward_model": {"ground_truth": None}}

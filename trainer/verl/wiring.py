@@ -17,6 +17,7 @@ CREDITED = ("grpo", "rloo")
 """verl's estimators in whose place agl's own credit is used; the others are verl's own, on the calls' returns."""
 ESTIMATOR = "agl"
 """`algorithm.adv_estimator` of runs whose advantages are ours."""
+_RUNTIME_ENV = "runtime_env."
 
 
 def environment(plan: Plan) -> dict[str, str]:
@@ -50,12 +51,16 @@ def ray_init(plan: Plan) -> dict[str, Any]:
     if plan.device == "cpu":
         given |= {k.removeprefix(prefix): v for k, v in flatten(cpu.overrides(total_gpus(plan))).items() if prefix in k}
     given |= {k.removeprefix(prefix): v for k, v in plan.given.items() if k.startswith(prefix) and v is not None}
-    runtime_env: dict[str, Any] = {}
-    passed_on = {k.removeprefix("runtime_env."): given.pop(k) for k in list(given) if k.startswith("runtime_env.")}
-    runtime_env |= {k: v for k, v in passed_on.items() if not k.startswith("env_vars.") and v is not None}
-    variables = {k.removeprefix("env_vars."): v for k, v in passed_on.items() if k.startswith("env_vars.")}
-    runtime_env["env_vars"] = {**_defaults(plan), **environment(plan), **variables}
-    return {"include_dashboard": False, **given, "runtime_env": runtime_env}
+    return {"include_dashboard": False, **{k: v for k, v in given.items() if not k.startswith(_RUNTIME_ENV)}}
+
+
+def runtime_env(plan: Plan) -> dict[str, Any]:
+    """Ray's `runtime_env` of the trainer's process, which all that verl starts inherits from it."""
+    prefix = f"ray_kwargs.ray_init.{_RUNTIME_ENV}"
+    given = {k.removeprefix(prefix): v for k, v in plan.given.items() if k.startswith(prefix) and v is not None}
+    variables = {k.removeprefix("env_vars."): str(v) for k, v in given.items() if k.startswith("env_vars.")}
+    others = {k: v for k, v in given.items() if not k.startswith("env_vars.")}
+    return {**others, "env_vars": {**_defaults(plan), **environment(plan), **variables}}
 
 
 def _defaults(plan: Plan) -> dict[str, str]:
@@ -107,10 +112,12 @@ def fixed(run: Run, plan: Plan, *, first_step: int) -> Mapping[str, Any]:
     saved = f"{ACTOR}.checkpoint.save_contents"
     if saved not in plan.given:
         keys[saved] = ["model", "optimizer", "extra", "hf_model"]
-    if plan.device == "cpu":
-        keys = {
-            **{k: v for k, v in flatten(cpu.defaults()).items() if k not in plan.given},
-            **flatten(cpu.overrides(total_gpus(plan))),
-            **keys,
-        }
-    return keys
+    return {**cpu_keys(plan), **keys}
+
+
+def cpu_keys(plan: Plan) -> dict[str, Any]:
+    """Dotted keys that a run on the CPU needs, or that make it start faster and the user's says nothing of."""
+    if plan.device != "cpu":
+        return {}
+    faster = {k: v for k, v in flatten(cpu.defaults()).items() if k not in plan.given}
+    return {**faster, **flatten(cpu.overrides(total_gpus(plan)))}
