@@ -37,6 +37,7 @@ tu = pytest.importorskip("verl.utils.tensordict_utils")
 
 from verl.protocol import DataProto  # noqa: E402
 from verl.trainer.config import AlgoConfig  # noqa: E402
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage  # noqa: E402
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights  # noqa: E402
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories  # noqa: E402
 from verl.utils.torch_functional import entropy_from_logits, logprobs_from_logits  # noqa: E402
@@ -405,6 +406,10 @@ def test_a_rollout_counts_once_here_and_by_its_rows_there() -> None:
 
 
 def test_equal_rewards_are_worth_nothing_here() -> None:
-    """Their mean is exactly theirs here; in verl it is not, and the rounding is divided by a deviation of almost 0."""
-    batch = [("g", 0.1, 1)] * 3
-    assert set(of_ours(batch, "grpo").values()) == {0.0}
+    """Their mean is exactly theirs here. verl's, in float32, is off by rounding, and a deviation of about 0 divides it:
+    eight rewards of 0.9 push the policy."""
+    assert set(of_ours([("g", 0.9, 1)] * 8, "grpo").values()) == {0.0}
+    rewards = torch.full((8, 1), 0.9)
+    groups = np.array(["g"] * 8, dtype=object)
+    other, _ = compute_grpo_outcome_advantage(rewards, torch.ones(8, 1), groups)
+    assert other.abs().min() > 0.05

@@ -102,13 +102,14 @@ def validate(config: DictConfig) -> None:
     import contextlib
     import io
 
+    from hydra.errors import InstantiationException
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             validate_config(config, need_reference_policy(config), need_critic(config))
-    except (AssertionError, ValueError, TypeError) as error:
+    except (AssertionError, ValueError, TypeError, InstantiationException) as error:
         raise ConfigError(f"verl refuses the config: {error}") from error
 
 

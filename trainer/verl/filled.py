@@ -132,6 +132,14 @@ def filled(plan: Plan, default: Callable[[str], Any]) -> dict[str, Any]:
         values[f"{ACTOR}.policy_loss.loss_mode"] = "bypass_mode"
     if not _flash_attention(plan):
         values[f"{MODEL}.use_remove_padding"] = False
+    rows = plan.mini_batch_size * plan.group_size // (plan.gpus_per_node * plan.nodes)
+    for key in () if get(f"{ACTOR}.use_dynamic_bsz") else MICRO.values():
+        micro = get(key)
+        if key in plan.given and isinstance(micro, int) and (micro < 1 or rows % micro):
+            raise ConfigError(
+                f"{key}={micro} does not divide the {rows} rows that a GPU has of a mini-batch",
+                hint=f"choose a divisor, or set {ACTOR}.use_dynamic_bsz",
+            )
     room = get(f"{ACTOR}.ppo_max_token_len_per_gpu")
     if get(f"{ACTOR}.use_dynamic_bsz") and isinstance(room, int) and room < plan.max_context:
         raise ConfigError(

@@ -212,6 +212,7 @@ def check(plan: Plan, default: Callable[[str], Any]) -> None:
     def get(key: str) -> Any:
         return given.get(key, default(key))
 
+    _check_choices(plan, get)
     for key, value in given.items():
         if value == default(key) and type(value) is type(default(key)):
             continue
@@ -221,7 +222,6 @@ def check(plan: Plan, default: Callable[[str], Any]) -> None:
         for needs in CONDITIONS:
             if matches(key, needs.keys) and needs.switch not in (key, *given) and not needs.met(plan, get):
                 raise ConfigError(f"verl would ignore {key}={value!r}", hint=needs.say)
-    _check_choices(plan, get)
     _check_sizes(plan, get)
 
 

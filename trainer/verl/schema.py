@@ -24,6 +24,7 @@ WIDER: Mapping[str, tuple[type, ...]] = {
     "trainer.v1.colocate_async.num_warmup_batches": (int, float),
     "trainer.v1.separate_async.num_warmup_batches": (int, float),
     "algorithm.rollout_correction.rollout_is_threshold": (int, float, str),
+    "data.gen_batch_size": (int, type(None)),
     "data.train_files": (str, list),
     "data.val_files": (str, list),
 }
