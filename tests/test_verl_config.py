@@ -9,7 +9,8 @@ import pytest
 import agl
 from agl.errors import ConfigError
 from agl.trainer.verl.embedded import as_grpo, check
-from agl.trainer.verl.plan import flatten, read
+from agl.trainer.verl.moved import renamed
+from agl.trainer.verl.plan import Plan, flatten, read
 
 CONFIG: dict[str, Any] = {
     "algorithm": {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False},
@@ -39,6 +40,10 @@ def changed(key: str, value: Any) -> dict[str, Any]:
     return put(CONFIG, key.split("."))
 
 
+def plan(config: dict[str, Any]) -> Plan:
+    return read(renamed(flatten(config)))
+
+
 def test_the_numbers_reach_grpo() -> None:
     grpo = as_grpo(agl.VERL(CONFIG).plan, n_tasks=21)
     assert (grpo.model, grpo.batch_size, grpo.group_size, grpo.minibatches) == ("some/model", 8, 4, 2)
@@ -47,16 +52,16 @@ def test_the_numbers_reach_grpo() -> None:
     assert (grpo.clip_low, grpo.clip_high, grpo.kl_coef, grpo.kl_kind) == (0.1, 0.3, 0.02, "k3")
     assert (grpo.temperature, grpo.val_temperature, grpo.val_every, grpo.val_before_train) == (0.9, 0.0, 4, False)
     assert (grpo.max_context, grpo.max_response_tokens, grpo.normalize_std) == (500, 100, False)
-    assert check(read(flatten(CONFIG))) == ("trainer.critic_warmup", "trainer.logger", "trainer.project_name")
+    assert check(plan(CONFIG)) == ("trainer.critic_warmup", "trainer.logger", "trainer.project_name")
 
 
 def test_without_a_kl_loss_its_coefficient_does_not_count() -> None:
-    assert read(flatten(changed("actor_rollout_ref.actor.use_kl_loss", False))).kl_coef == 0.0
+    assert plan(changed("actor_rollout_ref.actor.use_kl_loss", False)).kl_coef == 0.0
 
 
 def test_steps_come_before_epochs_and_a_small_dataset_makes_one() -> None:
-    assert read(flatten(changed("trainer.total_training_steps", 5))).total_steps(1000) == 5
-    assert read(flatten(CONFIG)).total_steps(3) == 1
+    assert plan(changed("trainer.total_training_steps", 5)).total_steps(1000) == 5
+    assert plan(CONFIG).total_steps(3) == 1
 
 
 @pytest.mark.parametrize(

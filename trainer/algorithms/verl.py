@@ -10,6 +10,8 @@ from typing import Any, Literal, Unpack, get_args
 from agl.errors import ConfigError, nearest
 from agl.trainer.run import Run, require_tasks
 from agl.trainer.verl import embedded
+from agl.trainer.verl.compose import notes
+from agl.trainer.verl.moved import renamed
 from agl.trainer.verl.plan import Plan, flatten, read
 from agl.trainer.verl.short import Common, expand
 from agl.trainer.verl.wiring import environment
@@ -50,13 +52,12 @@ class VERL:
         if config is None and not common:
             raise ConfigError("VERL was given nothing", hint="give model=... and steps=..., or verl's config")
         self.backend, self._why = _choose(backend)
-        self.plan = read({**expand(common), **flatten(config or {})})
+        self.plan = read({**expand(common), **renamed(flatten(config or {}))})
         if self.backend == "local":
             self._unused = embedded.check(self.plan)
             embedded.as_grpo(self.plan, 1)  # so that a number out of range is refused here
         else:
-            self.plan.compose()
-            self._unused = ()
+            self._unused = notes(self.plan)
 
     async def run(self, run: Run) -> None:
         self._begin(run)

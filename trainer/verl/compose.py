@@ -1,29 +1,28 @@
-"""verl's whole config for a plan: its own defaults, what was given, and what the bridge sets."""
+"""verl's whole config for a plan: its own defaults, what was given, what goes with it, and what the bridge sets."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agl.errors import ConfigError
-from agl.trainer.verl.plan import Plan
+from agl.errors import ConfigError, nearest
+from agl.trainer.verl.filled import filled
+from agl.trainer.verl.plan import ACTOR, Plan, flatten
+from agl.trainer.verl.refusals import UNUSED, check, matches
+from agl.trainer.verl.schema import Schema, folder, schema
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+ENGINES: Mapping[str, str] = {
+    "fsdp": "dp", "fsdp2": "dp", "fsdp_turbo": "dp", "megatron": "megatron", "veomni": "veomni",
+    "torchtitan": "torchtitan",
+}  # fmt: skip
+"""`actor.strategy` -> verl's `model_engine`, which names the files that its defaults are in."""
 
-def config_folder() -> Path:
-    """Where verl keeps its defaults; found without importing verl.
-
-    Raises:
-        ConfigError: verl is not installed.
-    """
-    spec = find_spec("verl")
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigError("verl is not installed", hint='pip install "agl[verl]"')
-    return Path(spec.submodule_search_locations[0]) / "trainer" / "config"
+OWN = "agl."
+"""A section of the bridge's own, which verl carries to its workers and does not read."""
 
 
 def defaults(engine: str = "dp") -> DictConfig:
@@ -38,34 +37,113 @@ def defaults(engine: str = "dp") -> DictConfig:
     from hydra.version import VersionBase
 
     # Hydra keeps one application per process. That of a surrounding @hydra.main is put aside, not cleared.
-    aside = {
-        kind: Singleton._instances.pop(kind) for kind in (GlobalHydra, VersionBase) if kind in Singleton._instances
-    }
+    kept = Singleton._instances
+    aside = {kind: kept.pop(kind) for kind in (GlobalHydra, VersionBase) if kind in kept}
     try:
-        with hydra.initialize_config_dir(str(config_folder()), version_base=None):
+        with hydra.initialize_config_dir(str(folder() / "trainer" / "config"), version_base=None):
             return hydra.compose("ppo_trainer", overrides=[f"model_engine={engine}"])
     finally:
         for kind in (GlobalHydra, VersionBase):
-            Singleton._instances.pop(kind, None)
-        Singleton._instances.update(aside)
+            kept.pop(kind, None)
+        kept.update(aside)
 
 
 def compose(plan: Plan, fixed: Mapping[str, Any]) -> DictConfig:
     """verl's defaults, then `plan.given`, then `fixed`, each winning over what is before it.
 
     Args:
-        fixed: dotted key -> value, or nested; what the bridge has to set.
+        fixed: dotted key -> value, or nested; what the bridge has to set. Keys under "agl." are its own.
+
+    Returns:
+        The config that verl's trainer takes; interpolations are left to verl.
 
     Raises:
-        ConfigError: an unknown key, a value of the wrong type, or one that verl or the bridge would ignore.
+        ConfigError: an unknown key (with the nearest known one), a value of the wrong type, one that verl or the bridge
+            would ignore, or one that `fixed` contradicts.
     """
     from omegaconf import OmegaConf, open_dict
 
-    from agl.trainer.verl.plan import flatten
-
-    config = defaults()
+    known = _known(_engine(plan))
+    values = _checked(plan, known)
+    for key, value in flatten(fixed).items():
+        if not key.startswith(OWN):
+            known.check(key, value)
+        if key in plan.given and plan.given[key] != value and not matches(key, (*UNUSED, "algorithm.adv_estimator")):
+            raise ConfigError(
+                f"{key}={plan.given[key]!r} cannot be honoured: it has to be {value!r} here", hint="leave it out"
+            )
+        values[key] = value
+    config = OmegaConf.create(dict(known.defaults))
     with open_dict(config):
-        for values in (plan.given, flatten(fixed)):
-            for key, value in values.items():
-                OmegaConf.update(config, key, value, force_add=True)
+        for key, value in values.items():
+            OmegaConf.update(config, key, value, force_add=True)
+    OmegaConf.to_container(config, resolve=True)  # so that a broken interpolation shows here
+    OmegaConf.set_struct(config, True)
     return config
+
+
+def notes(plan: Plan) -> tuple[str, ...]:
+    """What a reader of the config should know: keys without effect, and values that are taken otherwise.
+
+    Raises:
+        ConfigError: as `compose`.
+    """
+    values = _checked(plan, _known(_engine(plan)))
+    said = [k for k in plan.given if matches(k, UNUSED)]
+    return tuple(said) + tuple(f"{k} (taken as {values[k]!r})" for k, v in plan.given.items() if values.get(k, v) != v)
+
+
+def validate(config: DictConfig) -> None:
+    """verl's own checks of a composed config; they import verl, and load the tokenizer of a critic.
+
+    Raises:
+        ConfigError: what verl says about it.
+    """
+    import contextlib
+    import io
+
+    from hydra.errors import InstantiationException
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            validate_config(config, need_reference_policy(config), need_critic(config))
+    except (AssertionError, ValueError, TypeError, InstantiationException) as error:
+        raise ConfigError(f"verl refuses the config: {error}") from error
+
+
+def _checked(plan: Plan, known: Schema) -> dict[str, Any]:
+    """What is set: all that was given and that verl has, and what goes with it."""
+    for key, value in plan.given.items():
+        if not key.startswith("agentlightning."):
+            known.check(key, value)
+    check(plan, known.default)
+    values = filled(plan, known.default)
+    return {key: value for key, value in values.items() if not key.startswith("agentlightning.")}
+
+
+def _engine(plan: Plan) -> str:
+    strategy = plan.given.get(f"{ACTOR}.strategy", plan.given.get("model_engine", "fsdp"))
+    engine = ENGINES.get("fsdp" if strategy == "dp" else strategy)
+    if engine is None:
+        raise ConfigError(f"{ACTOR}.strategy={strategy!r} is not known", hint=nearest(str(strategy), ENGINES))
+    if plan.given.get("model_engine", engine) != engine:
+        raise ConfigError(
+            f"model_engine={plan.given['model_engine']!r} and {ACTOR}.strategy={strategy!r} contradict each other",
+            hint="leave out model_engine",
+        )
+    for other, name in ENGINES.items():
+        stray = next((k for k in plan.given if k.startswith(f"{ACTOR}.{other}.") and name != engine), None)
+        if stray is not None:
+            raise ConfigError(f"{stray} needs another engine than {strategy!r}", hint=f"set {ACTOR}.strategy={other!r}")
+    return engine
+
+
+@functools.cache
+def _known(engine: str) -> Schema:
+    from omegaconf import OmegaConf
+
+    plain = OmegaConf.to_container(defaults(engine), resolve=False)
+    assert isinstance(plain, dict)
+    return schema({str(key): value for key, value in plain.items()})

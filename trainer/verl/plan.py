@@ -197,15 +197,13 @@ NUMBERS: Mapping[str, Number] = {
     f"{ACTOR}.optim.weight_decay": Number("weight_decay", 0.01, number),
     f"{ACTOR}.optim.lr_warmup_steps": Number("warmup_steps", -1, integer),
     f"{ACTOR}.optim.lr_warmup_steps_ratio": Number("warmup_ratio", 0.0, number),
-    f"{ACTOR}.optim.clip_grad": Number("clip_grad", None, number),
-    f"{ACTOR}.grad_clip": Number("grad_clip", 1.0, number),
+    f"{ACTOR}.optim.clip_grad": Number("grad_clip", 1.0, number),
     f"{ACTOR}.use_kl_loss": Number("use_kl_loss", False, flag),
     f"{ACTOR}.kl_loss_coef": Number("kl_coef", 0.001, number),
     f"{ACTOR}.kl_loss_type": Number("kl_kind", "low_var_kl", _kl_kind),
     f"{ACTOR}.entropy_coeff": Number("entropy_coef", 0.0, number),
-    f"{ACTOR}.clip_ratio": Number("clip_ratio", 0.2, number),
-    f"{ACTOR}.clip_ratio_low": Number("clip_low", None, number),
-    f"{ACTOR}.clip_ratio_high": Number("clip_high", None, number),
+    f"{ACTOR}.clip_ratio_low": Number("clip_low", 0.2, number),
+    f"{ACTOR}.clip_ratio_high": Number("clip_high", 0.2, number),
     f"{ACTOR}.policy_loss.loss_mode": Number("policy_loss", "vanilla", text),
     f"{ACTOR}.loss_agg_mode": Number("loss_agg", "token-mean", text),
     f"{ROLLOUT}.n": Number("group_size", 1, integer),
@@ -274,18 +272,17 @@ def read(given: Mapping[str, Any]) -> Plan:
 
 def _settle(values: dict[str, Any], given: dict[str, Any]) -> Plan:
     """Where several keys say one thing, what they come to."""
-    ratio = values.pop("clip_ratio")
-    for side in ("clip_low", "clip_high"):
-        values[side] = ratio if values[side] is None else values[side]
     if not values.pop("use_kl_loss"):
         values["kl_coef"] = 0.0
-    clip_grad = values.pop("clip_grad")
-    values["grad_clip"] = values["grad_clip"] if clip_grad is None else clip_grad
     if values.pop("val_sampled") is False:
         values["val_temperature"] = 0.0
     values["max_context"] = values["max_context"] or values["max_prompt_tokens"] + values["max_response_tokens"]
-    batch, mini = values["batch_size"], values["mini_batch_size"] or 256
-    values["mini_batch_size"] = mini = min(batch, mini)
+    batch, mini = values["batch_size"], values["mini_batch_size"]
+    if mini is None and values["mode"] == "separate_async":
+        # There a batch is trained as it comes in, in mini-batches; verl's own number of them is 4.
+        parts = given.get("trainer.v1.separate_async.parameter_sync_step", 4 if batch % 4 == 0 else 1)
+        mini = batch // parts if isinstance(parts, int) and parts > 0 and batch % parts == 0 else batch
+    values["mini_batch_size"] = mini = min(batch, mini or 256)
     if batch <= 0 or mini <= 0 or batch % mini:
         raise ConfigError(
             f"data.train_batch_size={batch} is not a multiple of {ACTOR}.ppo_mini_batch_size={mini}",
