@@ -23,15 +23,16 @@ def environment() -> dict[str, str]:
         # Ten processes share the cores: OpenMP's waiting threads would starve each other.
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        # Lets vLLM's CPU platform run the model in its engine's process. The engine has one of its own either way.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     }
 
 
 def overrides(ranks: int = 1) -> dict[str, Any]:
     """What a verl config must say on CPU, as a nested dict; it wins over what the config says otherwise.
 
-    Some keys are not in verl's defaults (`override_config.attn_implementation`, `mixed_precision`, `ray_init.num_gpus`, ...): merge with
-    OmegaConf's struct flag off.
+    Some keys are not in verl's defaults (`mixed_precision`, `ray_init.num_gpus`, ...): merge with OmegaConf's struct
+    flag off.
 
     Args:
         ranks: processes that count as a GPU each, over all resource pools of the machine.
@@ -55,7 +56,12 @@ def overrides(ranks: int = 1) -> dict[str, Any]:
                 "enforce_eager": True,
                 "free_cache_engine": False,
                 "enable_sleep_mode": False,
-                "engine_kwargs": {"vllm": {"worker_extension_cls": f"{_PACKAGE}.vllm_worker.CpuWorkerExtension"}},
+                "engine_kwargs": {
+                    "vllm": {
+                        "worker_extension_cls": f"{_PACKAGE}.vllm_worker.CpuWorkerExtension",
+                        "distributed_executor_backend": "uni",
+                    }
+                },
             },
         },
         "trainer": {"device": "cpu"},
@@ -72,7 +78,8 @@ def defaults() -> dict[str, Any]:
                 "agent": {"num_workers": 1},
                 # The buffer lies in shared memory, and must hold the largest single weight.
                 "checkpoint_engine": {"update_weights_bucket_megabytes": 64},
-                "gpu_memory_utilization": 0.1,
+                # Given a size, vLLM neither measures the machine's memory nor runs the model to warm it up.
+                "engine_kwargs": {"vllm": {"kv_cache_memory_bytes": 512 * 2**20}},
             },
         },
         "reward": {"num_workers": 1},

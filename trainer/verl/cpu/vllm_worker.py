@@ -10,7 +10,7 @@ from vllm.model_executor.layers import utils as layers
 
 
 def _plain_linear(layer: torch.nn.Module, remove_weight: bool = False) -> None:
-    """Multiply by the weight itself: vLLM would pack it for oneDNN and drop the original, which nothing could reload."""
+    """Multiply by the weight itself: vLLM would pack it and drop the original, and then nothing could reload it."""
     layer.cpu_linear = torch.nn.functional.linear
 
 
