@@ -16,7 +16,7 @@ import torch.distributed as dist
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
-from agl.trainer.verl.cpu import device
+from agl.trainer.verl.cpu import device, value_model
 from agl.trainer.verl.cpu.settings import PLATFORM
 
 
@@ -107,6 +107,7 @@ def _without_repeated_backends(init_process_group: Any) -> Any:
     return init
 
 
+value_model.install()
 dist.init_process_group = _without_repeated_backends(dist.init_process_group)
 
 # Eight processes import some 5,000 modules each; at the default threshold a quarter of that time is the collector's.

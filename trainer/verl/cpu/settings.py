@@ -7,6 +7,9 @@ from typing import Any
 PLATFORM = "agl-cpu"
 """Our platform's name in verl's registry."""
 
+CHECKPOINT_BACKEND = "gloo"
+"""Our weight transfer's name in verl's registry."""
+
 _PACKAGE = "agl.trainer.verl.cpu"
 
 
@@ -28,7 +31,7 @@ def environment() -> dict[str, str]:
     }
 
 
-def overrides(ranks: int = 1) -> dict[str, Any]:
+def overrides(ranks: int = 1, *, separate: bool = False) -> dict[str, Any]:
     """What a verl config must say on CPU, as a nested dict; it wins over what the config says otherwise.
 
     Some keys are not in verl's defaults (`mixed_precision`, `ray_init.num_gpus`, ...): merge with OmegaConf's struct
@@ -36,16 +39,18 @@ def overrides(ranks: int = 1) -> dict[str, Any]:
 
     Args:
         ranks: processes that count as a GPU each, over all resource pools of the machine.
+        separate: whether rollout servers have ranks of their own (`trainer.v1.trainer_mode=separate_async`).
     """
     fsdp = {
         "model_dtype": "fp32",
         "mixed_precision": {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
         "use_torch_compile": False,
     }
+    # Flash attention and the rows packed for it are CUDA kernels.
+    model = {"use_remove_padding": False, "override_config": {"attn_implementation": "eager"}}
     return {
         "actor_rollout_ref": {
-            # Flash attention and its packed rows are CUDA kernels.
-            "model": {"use_remove_padding": False, "override_config": {"attn_implementation": "eager"}},
+            "model": model,
             # FSDP 1 refuses parameters on the CPU.
             "actor": {"strategy": "fsdp2", "fsdp_config": fsdp},
             "ref": {"strategy": "fsdp2", "fsdp_config": fsdp},
@@ -56,6 +61,10 @@ def overrides(ranks: int = 1) -> dict[str, Any]:
                 "enforce_eager": True,
                 "free_cache_engine": False,
                 "enable_sleep_mode": False,
+                "checkpoint_engine": {
+                    "backend": CHECKPOINT_BACKEND if separate else "naive",
+                    "custom_backend_module": f"{_PACKAGE}.checkpoint_engine" if separate else None,
+                },
                 "engine_kwargs": {
                     "vllm": {
                         "worker_extension_cls": f"{_PACKAGE}.vllm_worker.CpuWorkerExtension",
@@ -64,6 +73,7 @@ def overrides(ranks: int = 1) -> dict[str, Any]:
                 },
             },
         },
+        "critic": {"strategy": "fsdp2", "fsdp": fsdp, "model": model},
         "trainer": {"device": "cpu"},
         "ray_kwargs": {"ray_init": {"num_gpus": ranks, "num_cpus": 16 * ranks}},
     }
@@ -82,6 +92,7 @@ def defaults() -> dict[str, Any]:
                 "engine_kwargs": {"vllm": {"kv_cache_memory_bytes": 512 * 2**20}},
             },
         },
+        "critic": {"model": {"enable_gradient_checkpointing": False}},
         "reward": {"num_workers": 1},
         "transfer_queue": {"backend": {"SimpleStorage": {"num_data_storage_units": 1}}},
         "ray_kwargs": {"ray_init": {"include_dashboard": False}},
