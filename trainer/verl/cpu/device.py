@@ -1,4 +1,4 @@
-"""The CPU in the shape that verl expects of an accelerator's torch module (`torch.cuda`'s): one device, no memory of its own."""
+"""The CPU in the shape of an accelerator's torch module (`torch.cuda`'s): one device, with no memory of its own."""
 
 from __future__ import annotations
 

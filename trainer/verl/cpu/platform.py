@@ -5,6 +5,7 @@ A rank is a process with gloo; Ray counts ranks as logical GPUs, since verl asks
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
-from agl.trainer.verl.cpu import device
+from agl.trainer.verl.cpu import device, value_model
 from agl.trainer.verl.cpu.settings import PLATFORM
 
 
@@ -106,4 +107,8 @@ def _without_repeated_backends(init_process_group: Any) -> Any:
     return init
 
 
+value_model.install()
 dist.init_process_group = _without_repeated_backends(dist.init_process_group)
+
+# Eight processes import some 5,000 modules each; at the default threshold a quarter of that time is the collector's.
+gc.set_threshold(200_000, 20, 100)

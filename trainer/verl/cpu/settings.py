@@ -7,6 +7,9 @@ from typing import Any
 PLATFORM = "agl-cpu"
 """Our platform's name in verl's registry."""
 
+CHECKPOINT_BACKEND = "gloo"
+"""Our weight transfer's name in verl's registry."""
+
 _PACKAGE = "agl.trainer.verl.cpu"
 
 
@@ -23,28 +26,31 @@ def environment() -> dict[str, str]:
         # Ten processes share the cores: OpenMP's waiting threads would starve each other.
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        # Lets vLLM's CPU platform run the model in its engine's process. The engine has one of its own either way.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     }
 
 
-def overrides(ranks: int = 1) -> dict[str, Any]:
+def overrides(ranks: int = 1, *, separate: bool = False) -> dict[str, Any]:
     """What a verl config must say on CPU, as a nested dict; it wins over what the config says otherwise.
 
-    Some keys are not in verl's defaults (`override_config.attn_implementation`, `mixed_precision`, `ray_init.num_gpus`, ...): merge with
-    OmegaConf's struct flag off.
+    Some keys are not in verl's defaults (`mixed_precision`, `ray_init.num_gpus`, ...): merge with OmegaConf's struct
+    flag off.
 
     Args:
         ranks: processes that count as a GPU each, over all resource pools of the machine.
+        separate: whether rollout servers have ranks of their own (`trainer.v1.trainer_mode=separate_async`).
     """
     fsdp = {
         "model_dtype": "fp32",
         "mixed_precision": {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
         "use_torch_compile": False,
     }
+    # Flash attention and the rows packed for it are CUDA kernels.
+    model = {"use_remove_padding": False, "override_config": {"attn_implementation": "eager"}}
     return {
         "actor_rollout_ref": {
-            # Flash attention and its packed rows are CUDA kernels.
-            "model": {"use_remove_padding": False, "override_config": {"attn_implementation": "eager"}},
+            "model": model,
             # FSDP 1 refuses parameters on the CPU.
             "actor": {"strategy": "fsdp2", "fsdp_config": fsdp},
             "ref": {"strategy": "fsdp2", "fsdp_config": fsdp},
@@ -55,9 +61,19 @@ def overrides(ranks: int = 1) -> dict[str, Any]:
                 "enforce_eager": True,
                 "free_cache_engine": False,
                 "enable_sleep_mode": False,
-                "engine_kwargs": {"vllm": {"worker_extension_cls": f"{_PACKAGE}.vllm_worker.CpuWorkerExtension"}},
+                "checkpoint_engine": {
+                    "backend": CHECKPOINT_BACKEND if separate else "naive",
+                    "custom_backend_module": f"{_PACKAGE}.checkpoint_engine" if separate else None,
+                },
+                "engine_kwargs": {
+                    "vllm": {
+                        "worker_extension_cls": f"{_PACKAGE}.vllm_worker.CpuWorkerExtension",
+                        "distributed_executor_backend": "uni",
+                    }
+                },
             },
         },
+        "critic": {"strategy": "fsdp2", "fsdp": fsdp, "model": model},
         "trainer": {"device": "cpu"},
         "ray_kwargs": {"ray_init": {"num_gpus": ranks, "num_cpus": 16 * ranks}},
     }
@@ -72,9 +88,11 @@ def defaults() -> dict[str, Any]:
                 "agent": {"num_workers": 1},
                 # The buffer lies in shared memory, and must hold the largest single weight.
                 "checkpoint_engine": {"update_weights_bucket_megabytes": 64},
-                "gpu_memory_utilization": 0.1,
+                # Given a size, vLLM neither measures the machine's memory nor runs the model to warm it up.
+                "engine_kwargs": {"vllm": {"kv_cache_memory_bytes": 512 * 2**20}},
             },
         },
+        "critic": {"model": {"enable_gradient_checkpointing": False}},
         "reward": {"num_workers": 1},
         "transfer_queue": {"backend": {"SimpleStorage": {"num_data_storage_units": 1}}},
         "ray_kwargs": {"ray_init": {"include_dashboard": False}},
