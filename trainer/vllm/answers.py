@@ -66,7 +66,7 @@ def completion(parts: Sequence[Part], version: int) -> Completion:
     Raises:
         EngineError: it has no end.
     """
-    reason = next((p.reason for p in reversed(parts) if p.reason is not None), None)
+    reason: StopReason | None = next((p.reason for p in reversed(parts) if p.reason is not None), None)
     if reason is None:
         raise EngineError("the answer broke off without an end", hint=SEE_LOG)
     return Completion(

@@ -160,6 +160,15 @@ class VLLMEngine:
             )
         return completion(parts, version)
 
+    async def tokenize(self, text: str) -> list[int] | None:
+        """`text` as the server tokenises it, without tokens added; None if it does not tell."""
+        await self.connect()
+        data = orjson.dumps({"model": self.model, "prompt": text, "add_special_tokens": False})
+        try:
+            return orjson.loads(await self._whole(self._connections(), "POST", "/tokenize", data))["tokens"]
+        except (ConfigError, KeyError):
+            return None
+
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def _connections(self) -> aiohttp.ClientSession:
