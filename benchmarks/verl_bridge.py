@@ -93,8 +93,8 @@ with contextlib.suppress(ImportError):
             keys = [k for k, tag in tags.items() if not tag.get("is_prompt") and not tag.get("is_padding")]
             data = tq.kv_batch_get(keys=keys, partition_id="train")
             size = 0
-            for name in data.keys():
-                for i in range(len(keys)) if name not in later else ():
+            for name in sorted(set(data.keys()) - later):
+                for i in range(len(keys)):
                     value = data[name][i]
                     tensor = isinstance(value, torch.Tensor)
                     size += value.nbytes if tensor else len(pickle.dumps(getattr(value, "data", value)))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from agl.trainer.runners.options import RayRunners
     from agl.trainer.service.client import Client
     from agl.trainer.trainer import Result, Trainer
+    from agl.trainer.vllm import VLLMEngine
 
 _NAMES = {
     "agl.agents": ("Agent", "LitAgent", "Outcome", "RolloutInfo", "Tracer", "rollout"),
@@ -61,6 +62,7 @@ _NAMES = {
     "agl.trainer.runners.options": ("RayRunners",),
     "agl.trainer.service.client": ("Client",),
     "agl.trainer.trainer": ("Result", "Trainer"),
+    "agl.trainer.vllm": ("VLLMEngine",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 _HOME["algorithm"] = "agl.compat.algorithm"
@@ -110,6 +112,7 @@ __all__ = [
     "Trajectory",
     "Transition",
     "VERL",
+    "VLLMEngine",
     "air",
     "algorithm",
     "credit",

@@ -15,6 +15,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The tests of another distribution, which `test_seventh_adapter.py` runs where that is installed.
 collect_ignore = ["seventh"]
 
+# What the suites of `*_suite.py` assert is shown like what tests assert.
+pytest.register_assert_rewrite("engine_suite")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("adapters")

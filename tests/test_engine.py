@@ -24,7 +24,6 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agl.errors import ConfigError, ContextLengthError, EngineError
 from agl.trainer.engine import Completion, Sampling
 from agl.trainer.local.attention import agrees
 from agl.trainer.local.engine import LocalEngine
@@ -428,39 +427,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it():
     np.testing.assert_allclose(kept, [1, 0, 0, 0])
 
 
-def test_top_logprobs_are_of_the_same_distribution(model):
-    sampling = Sampling(max_tokens=5, top_logprobs=4, top_k=3)
-    answer = sample(engine_for(model), prompts(1)[0], sampling)
-    assert len(answer.top_logprobs) == 5
-    for token, logprob, top in zip(answer.token_ids, answer.logprobs, answer.top_logprobs, strict=True):
-        assert len(top) == 3
-        assert sum(math.exp(p) for _, p in top) == pytest.approx(1, abs=1e-5)
-        assert dict(top)[int(token)] == pytest.approx(float(logprob))
-
-
 # -- ends -------------------------------------------------------------------------------------------------------
-
-
-def test_a_stop_token_ends_the_answer_and_is_kept(model):
-    prompt = prompts(1)[0]
-    free = sample(engine_for(model), prompt, Sampling(max_tokens=20, seed=3))
-    stop = int(free.token_ids[6])
-    answer = sample(engine_for(model), prompt, Sampling(max_tokens=20, seed=3, stop_token_ids=(stop,)))
-    assert answer.finish_reason == "stop"
-    assert answer.token_ids.tolist() == free.token_ids[: free.token_ids.tolist().index(stop) + 1].tolist()
-
-
-def test_a_stop_text_ends_the_answer_where_it_is_complete(model):
-    prompt, tokenizer = prompts(1)[0], tiny_tokenizer()
-    free = sample(engine_for(model), prompt, Sampling(max_tokens=40, seed=3, top_k=30))
-    text = tokenizer.decode(free.token_ids.tolist(), clean_up_tokenization_spaces=False)
-    stop = next(text[i : i + 2] for i in range(8, len(text)) if text[i : i + 2].isascii() and len(text[i : i + 2]) == 2)
-    answer = sample(engine_for(model), prompt, Sampling(max_tokens=40, seed=3, top_k=30, stop=("zzzzzz", stop)))
-    assert answer.finish_reason == "stop"
-    cut = tokenizer.decode(answer.token_ids.tolist(), clean_up_tokenization_spaces=False)
-    assert cut.endswith(stop)
-    assert cut.count(stop) == 1
-    assert answer.token_ids.tolist() == free.token_ids[: answer.token_ids.size].tolist()
 
 
 def test_stop_texts_are_found_across_tokens_and_inside_characters():
@@ -473,34 +440,6 @@ def test_stop_texts_are_found_across_tokens_and_inside_characters():
     assert not any(map(StopTexts(("nothing",), tokenizer).add, ids))
 
 
-def test_the_context_limit_ends_the_answer(model):
-    engine = engine_for(model, max_context=20)
-    answer = sample(engine, np.arange(15), Sampling(max_tokens=50))
-    assert answer.finish_reason == "length"
-    assert answer.token_ids.size == 5
-    with pytest.raises(ContextLengthError, match=r"a prompt of 20 tokens .* context of 20"):
-        engine.submit(2, np.arange(20, dtype=np.int32), Sampling(max_tokens=1))
-
-
 def test_a_sliding_window_bounds_the_context():
     model = tiny_model("mistral", sliding_window=24)
     assert engine_for(model).max_context == 24
-
-
-@pytest.mark.parametrize(
-    ("prompt", "sampling", "error", "message"),
-    [
-        ([], Sampling(1), EngineError, "at least one token"),
-        ([VOCABULARY], Sampling(1), EngineError, f"the model has 0 to {VOCABULARY - 1}"),
-        ([1], Sampling(0), ConfigError, "max_tokens=0"),
-        ([1], Sampling(1, temperature=-1.0), ConfigError, "temperature=-1.0"),
-        ([1], Sampling(1, top_p=0.0), ConfigError, "top_p=0.0"),
-        ([1], Sampling(1, top_k=-1), ConfigError, "top_k=-1"),
-        ([1], Sampling(1, stop=("",)), ConfigError, "empty stop text"),
-    ],
-)
-def test_a_request_that_cannot_be_served_is_refused(model, prompt, sampling, error, message):
-    engine = engine_for(model)
-    with pytest.raises(error, match=message):
-        engine.submit(1, np.asarray(prompt, np.int32), sampling)
-    assert not engine.has_work

@@ -8,6 +8,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
+from agl.errors import ConfigError, ContextLengthError, EngineError
 from agl.mdp import FloatArray, IntArray
 
 StopReason = Literal["stop", "length", "cancelled"]
@@ -100,3 +101,40 @@ class Engine(Protocol):
 def empty_completion(policy_version: int) -> Completion:
     """An answer of no tokens, for a request that was cancelled before it began."""
     return Completion(np.empty(0, np.int32), np.empty(0, np.float32), "cancelled", policy_version)
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raise `ConfigError` for a sampling parameter that is out of range."""
+    wrong = [
+        text
+        for bad, text in (
+            (sampling.max_tokens < 1, f"max_tokens={sampling.max_tokens} is below 1"),
+            (not 0.0 <= sampling.temperature < float("inf"), f"temperature={sampling.temperature} is not >= 0"),
+            (not 0.0 < sampling.top_p <= 1.0, f"top_p={sampling.top_p} is not in (0, 1]"),
+            (sampling.top_k < 0, f"top_k={sampling.top_k} is below 0"),
+            (sampling.seed < 0, f"seed={sampling.seed} is below 0"),
+            (sampling.top_logprobs < 0, f"top_logprobs={sampling.top_logprobs} is below 0"),
+            ("" in sampling.stop, "an empty stop text"),
+        )
+        if bad
+    ]
+    if wrong:
+        raise ConfigError(f"cannot sample with {', '.join(wrong)}", hint="correct the request's sampling parameters")
+
+
+def check_prompt(prompt_ids: IntArray, max_context: int) -> IntArray:
+    """The prompt as int32 [P].
+
+    Raises:
+        EngineError: it is empty or not flat.
+        ContextLengthError: it leaves no room for an answer.
+    """
+    prompt = np.asarray(prompt_ids, dtype=np.int32)
+    if prompt.ndim != 1 or prompt.size == 0:
+        raise EngineError(f"a prompt of shape {prompt.shape}", hint="send at least one token id, as a flat array")
+    if prompt.size >= max_context:
+        raise ContextLengthError(
+            f"a prompt of {prompt.size} tokens leaves no room for an answer in a context of {max_context}",
+            hint="shorten the prompt, or raise the served context's length if the model allows it",
+        )
+    return prompt

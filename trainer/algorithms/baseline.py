@@ -1,38 +1,116 @@
-"""Run an agent on its own model and report its rewards; nothing is routed and nothing is trained."""
+"""Run an agent, on its own model or on a policy that stays as it is, and report its rewards; nothing is trained."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from agl.errors import ConfigError, checked_options, nearest
+from agl.trainer.fixed import FixedPolicy, policy_directory
 from agl.trainer.gateway.access import SamplingRules
-from agl.trainer.run import Run, mean_rewards, require_some
+from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.local.policy import PolicySpec
+from agl.trainer.run import Run, mean_rewards, require_positive, require_some
+from agl.trainer.store.base import Mode
+
+if TYPE_CHECKING:
+    from agl.trainer.vllm import VLLMEngine
 
 
+@checked_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
     """Measures an agent as it is.
 
+    With `model` or `engine` the selected agents are answered by that policy, with the sampling parameters that they ask
+    for, and what is sampled is in the store with its tokens, for `agl explain` and `agl export`. Without, nothing is
+    routed: every agent keeps its own model. `history` has one entry: "train/reward", and "val/reward" where `fit` is
+    given a validation dataset.
+
     Attributes:
         repeats: rollouts per task.
+        engine: a server that holds the policy; of several policies one each, by name.
+        model: a Hugging Face directory or hub id, or the directory of a run or checkpoint: loaded here, or with
+            `engine`, where tokenizer and chat template come from (what the server says that it loaded, if None).
+        renderer: a name from the `renderers` package; None chooses by the model.
     """
 
     repeats: int = 1
+    engine: VLLMEngine | Mapping[str, VLLMEngine] | None = None
+    model: str | None = None
+    renderer: str | None = None
+
+    def __post_init__(self) -> None:
+        require_positive(repeats=self.repeats)
+        if self.engine is None:
+            return
+        from agl.trainer.vllm import VLLMEngine
+
+        for engine in self.engine.values() if isinstance(self.engine, Mapping) else [self.engine]:
+            if not isinstance(engine, VLLMEngine):
+                raise ConfigError(f"engine= is {engine!r}", hint='for example agl.VLLMEngine("http://gpu:8000")')
 
     async def run(self, run: Run) -> None:
-        await self._measure(run, len(run.train), self.repeats)
+        await self._measure(run, run.train, run.val, self.repeats)
 
     async def dev(self, run: Run, n_tasks: int) -> None:
-        await self._measure(run, n_tasks, 1)
+        await self._measure(run, run.train[:n_tasks], [], 1)
 
-    async def _measure(self, run: Run, n_tasks: int, repeats: int) -> None:
+    async def _measure(self, run: Run, train: Sequence[Any], val: Sequence[Any], repeats: int) -> None:
         run.progress.start(1)
-        await run.start(lambda mode: SamplingRules(), "", routed=False)
+        policies = await self._policies(run)
         try:
-            tasks = list(enumerate(run.train))[:n_tasks]
-            results = await run.rollouts(tasks, mode="dev", step=0, group_size=repeats)
-            good = require_some(results, "the run")
-            failed = len(results) - len(good)
-            run.history.append({"step": 0, **mean_rewards(good, "train"), "train/failed_rollouts": failed})
+            if policies:
+                run.gateway = Gateway(run.store, capture_content=run.capture_content)
+                for name, policy in policies.items():
+                    policy.serve(run.gateway, name)
+            await run.start(lambda mode: SamplingRules(), next(iter(policies), ""), routed=bool(policies))
+            entry: dict[str, Any] = {"step": 0}
+            if train:
+                entry |= await _rewards(run, "train", "dev", train, repeats)
+            if val:
+                entry |= await _rewards(run, "val", "val", val, repeats)
+            run.history.append(entry)
         finally:
-            await run.stop()
-            run.progress.stop()
+            try:
+                await run.stop()
+            finally:
+                await _close(policies.values())
+                run.progress.stop()
+
+    async def _policies(self, run: Run) -> dict[str, FixedPolicy]:
+        """Those that answer, by name."""
+        if self.engine is None and self.model is None:
+            return {}
+        names = run.selection.policies
+        engines = self.engine if isinstance(self.engine, Mapping) else dict.fromkeys(names, self.engine)
+        if set(engines) != set(names):
+            wrong = next(iter(set(engines) ^ set(names)))
+            what = f"has no policy {wrong!r}" if wrong in names else f"has {wrong!r}, to which no agent is sent"
+            raise ConfigError(f"engine= {what}", hint=nearest(wrong, names))
+        opened: dict[str, FixedPolicy] = {}
+        try:
+            for name, engine in engines.items():
+                if engine is not None:
+                    model = None if self.model is None else policy_directory(self.model)
+                    opened[name] = await FixedPolicy.held(engine, model, self.renderer)
+                else:
+                    spec = PolicySpec(policy_directory(str(self.model)), name)
+                    opened[name] = await FixedPolicy.load(spec, self.renderer)
+        except BaseException:
+            await _close(opened.values())
+            raise
+        return opened
+
+
+async def _rewards(run: Run, name: str, mode: Mode, tasks: Sequence[Any], repeats: int) -> dict[str, Any]:
+    """Run the tasks; what they earned, under `name`."""
+    results = await run.rollouts(list(enumerate(tasks)), mode=mode, step=0, group_size=repeats)
+    good = require_some(results, "the run")
+    return {**mean_rewards(good, name), f"{name}/failed_rollouts": len(results) - len(good)}
+
+
+async def _close(policies: Any) -> None:
+    await asyncio.gather(*(policy.close() for policy in policies))

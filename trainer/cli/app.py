@@ -194,6 +194,10 @@ def run(
     model: Annotated[
         str | None, typer.Option(help="Let this policy answer: a Hugging Face directory or a checkpoint.")
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Let the policy of this `vllm serve` answer; its key is VLLM_API_KEY.", metavar="URL"),
+    ] = None,
     agents: Annotated[
         list[str] | None, typer.Option(help="It answers these agents only (name or glob; repeatable).")
     ] = None,
@@ -210,7 +214,8 @@ def run(
     except json.JSONDecodeError as error:
         raise ConfigError(f"--task is not JSON: {error}", hint="""--task '{"question": "..."}'""") from None
     launch = Launch(
-        command=command, agent=agent, store=store, task=value, model=model, agents=agents or (), seed=seed,
+        command=command, agent=agent, store=store, task=value, model=model, engine=engine, agents=agents or (),
+        seed=seed,
         capture_content=os.environ.get("AGL_CAPTURE_CONTENT", "1") != "0",
     )  # fmt: skip
     facts, status = run_command(launch)
@@ -250,6 +255,9 @@ def serve(
         str | None,
         typer.Option(help="grpo, ppo, rloo, ...; else LIGHTNING_RL_ALGORITHM. Without one, the policy is served only."),
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Serve the policy of this `vllm serve`, untrained.", metavar="URL")
+    ] = None,
     gpus: Annotated[int | None, typer.Option(help="0 = CPU, 1 = a GPU; whatever there is if left out.")] = None,
     port: Annotated[int | None, typer.Option(help="8000 if left out; 0 = any free one.")] = None,
     host: Annotated[str | None, typer.Option(help="127.0.0.1 if left out; others need an operator key.")] = None,
@@ -275,8 +283,8 @@ def serve(
     files: dict[Any, Path] = {k: v for k, v in (("train", data), ("test", test)) if v is not None}
     run_serve(
         {
-            "model": model, "algorithm": algorithm, "gpus": gpus, "port": port, "host": host, "store": store,
-            "out": None if out is None else str(out), "nworkers": workers,
+            "model": model, "algorithm": algorithm, "engine": engine, "gpus": gpus, "port": port, "host": host,
+            "store": store, "out": None if out is None else str(out), "nworkers": workers,
         },
         settings or [], config=config, data=files, key_file=key_file, start=start, quiet=quiet,
         write=lambda facts: _write(json_file, facts),

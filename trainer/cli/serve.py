@@ -51,10 +51,11 @@ def run_serve(
 
     def told(service: Service) -> None:
         url = service.front.url
-        write({"url": url, "out": str(service.out), "model": settings.get("model"), "process": os.getpid()})
+        model = settings.get("model") or settings.get("engine")
+        write({"url": url, "out": str(service.out), "model": model, "process": os.getpid()})
         if not quiet:
             what = settings.get("algorithm") or "serves the policy without training it"
-            console.print(f"agl serve listens on {url} ({settings.get('model')}, {what}); Ctrl-C ends it", markup=False)
+            console.print(f"agl serve listens on {url} ({model}, {what}); Ctrl-C ends it", markup=False)
             if (present := service.present) is not None:
                 console.print(f"run {present.run_id} goes on after step {present.step}", markup=False)
 

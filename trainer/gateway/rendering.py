@@ -179,6 +179,10 @@ class Rendering:
         before = _array(prompt_ids[: len(prompt_ids) - len(forced_ids)])
         return self._model.parse(answer, tools or None, before)
 
+    def encode(self, text: str) -> list[int]:
+        """`text` as ids; control tokens in it are recognised, none is added."""
+        return self._model.encode(text)
+
     def decode(self, ids: Ids) -> str:
         """The text of `ids`, control tokens included."""
         return self._model.decode(_array(ids))

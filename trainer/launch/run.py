@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -23,13 +22,13 @@ from agl.errors import ConfigError
 from agl.handover import Handover
 from agl.selection import DEFAULT_POLICY, Selection, select
 from agl.trainer.collect import new_rollout, shown_command, store_url
+from agl.trainer.fixed import FixedPolicy, policy_directory
 from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.gateway import Gateway
-from agl.trainer.gateway.rendering import Rendering
 from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.launch import child
 from agl.trainer.launch.app import PROVIDERS, Launched
-from agl.trainer.local.policy import LocalPolicy, PolicySpec
+from agl.trainer.local.policy import PolicySpec
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, Store
 from agl.trainer.wire import Wire, completed, totals
@@ -44,8 +43,9 @@ class Launch:
     Attributes:
         command: its words. agent: the name for calls that no adapter names; the program's if None.
         store: URL or path; AGL_STORE or the default if None. task: any JSON value, given to the command as AGL_TASK.
-        model: a Hugging Face directory or a checkpoint's, to answer the selected agents with; None records the
-            command on its own models. agents: names and globs of the selected agents; every one if empty.
+        model: a Hugging Face directory or a checkpoint's, to answer the selected agents with. engine: the URL of a
+            `vllm serve` that answers them; `model` is then where tokenizer and chat template come from. Without both
+            the command is recorded on its own models. agents: names and globs of the selected agents; all if empty.
         seed: of the policy's sampling. capture_content: whether texts are recorded.
     """
 
@@ -54,9 +54,15 @@ class Launch:
     store: str | None = None
     task: Any = None
     model: str | None = None
+    engine: str | None = None
     agents: Sequence[str] = ()
     seed: int = 0
     capture_content: bool = True
+
+    @property
+    def routed(self) -> bool:
+        """Whether a policy answers."""
+        return self.model is not None or self.engine is not None
 
 
 def run_command(launch: Launch) -> tuple[dict[str, Any], int]:
@@ -68,8 +74,10 @@ def run_command(launch: Launch) -> tuple[dict[str, Any], int]:
     Raises:
         AglError: it was not started: no such model, a store that cannot be opened, ...
     """
-    if launch.agents and launch.model is None:
-        raise ConfigError("--agents selects who is answered by a policy", hint="name the policy with --model DIR")
+    if launch.agents and not launch.routed:
+        raise ConfigError(
+            "--agents selects who is answered by a policy", hint="name the policy with --model DIR, or --engine URL"
+        )
     with (
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(_prepared(launch)) as prepared,
@@ -97,7 +105,7 @@ class _Prepared:
 
     def environment(self) -> dict[str, str]:
         """The command's environment: ours, pointed at the attempt."""
-        routed = self.launch.model is not None
+        routed = self.launch.routed
         if routed and self.selection.policy_for(self.agent) is not None:
             ours = handover.gateway_variables(self.access.url, self.agent, self.context.key)
         else:
@@ -160,18 +168,18 @@ async def _prepared(launch: Launch) -> AsyncIterator[_Prepared]:
         store = await open_store(url)
         stack.push_async_callback(store.close)
         gateway = Gateway(store, capture_content=launch.capture_content)
-        model = None if launch.model is None else _policy_directory(launch.model)
-        if model is not None:
-            policy = await LocalPolicy.start(PolicySpec(model=model, name=DEFAULT_POLICY))
+        policy = await _policy(launch)
+        if policy is not None:
             stack.push_async_callback(policy.close)
-            rendering = await asyncio.to_thread(_rendering, model)
-            gateway.serve(DEFAULT_POLICY, policy, rendering, policy.info.stop_token_ids)
+            policy.serve(gateway, DEFAULT_POLICY)
         agent = launch.agent or program_name(launch.command)
         selection = select(list(launch.agents) or None)
         rollout_id = f"ro-{uuid.uuid4().hex[:12]}"
         task = {"command": shown_command(launch.command)} if launch.task is None else launch.task
-        facts = {"agent": agent, "command": shown_command(launch.command), **({"model": model} if model else {})}
-        rollout = new_rollout(task, "dev" if model else "collect", rollout_id, seed=launch.seed, **facts)
+        facts = {"agent": agent, "command": shown_command(launch.command)}
+        if policy is not None:
+            facts["model"] = policy.model
+        rollout = new_rollout(task, "dev" if policy else "collect", rollout_id, seed=launch.seed, **facts)
         await store.enqueue_rollouts([rollout])
         leased = await store.dequeue_rollout(f"run-{os.getpid()}", run_id=rollout.run_id)
         assert leased is not None
@@ -201,16 +209,14 @@ async def _prepared(launch: Launch) -> AsyncIterator[_Prepared]:
                 await prepared.end(child.Ended(-signal.SIGINT, "agl run was stopped before the command ended"))
 
 
-def _rendering(model: str) -> Rendering:
-    from agl.trainer.local.model import load_tokenizer
+async def _policy(launch: Launch) -> FixedPolicy | None:
+    """The one that answers."""
+    model = None if launch.model is None else policy_directory(launch.model)
+    if launch.engine is not None:
+        from agl.trainer.vllm import VLLMEngine
 
-    return Rendering(load_tokenizer(model))
-
-
-def _policy_directory(model: str) -> str:
-    """The directory of the weights: that of a checkpoint or of a whole run holds it as `policy`."""
-    path = Path(model)
-    return str(path / "policy") if (path / "policy" / "config.json").is_file() else model
+        return await FixedPolicy.held(VLLMEngine(launch.engine), model)
+    return None if model is None else await FixedPolicy.load(PolicySpec(model=model, name=DEFAULT_POLICY))
 
 
 def show(facts: dict[str, Any], launch: Launch) -> None:
@@ -219,7 +225,7 @@ def show(facts: dict[str, Any], launch: Launch) -> None:
     failed = f" ({facts['failed_calls']} failed)" if facts["failed_calls"] else ""
     store = "" if launch.store is None else f" --store {launch.store}"
     look = f"agl trace show {facts['rollout_id']}{store}"
-    if launch.model is not None:
+    if launch.routed:
         look += f", agl explain {facts['rollout_id']}{store}"
     print(
         f"agl: {facts['rollout_id']} {facts['status']}: {_count(facts['calls'], 'call')}{failed}{tokens}, "

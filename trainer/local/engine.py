@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agl.errors import AglError, ContextLengthError, EngineError
+from agl.errors import AglError, EngineError
 from agl.mdp import FloatArray, IntArray
 from agl.selection import DEFAULT_POLICY
-from agl.trainer.engine import Completion, Sampling, StopReason, empty_completion
+from agl.trainer.engine import Completion, Sampling, StopReason, check_prompt, check_sampling, empty_completion
 from agl.trainer.local.adapters import Adapters
 from agl.trainer.local.forward import SlotModel
 from agl.trainer.local.kv import Prefix, PrefixStore
 from agl.trainer.local.messages import EngineEvent, Failed, Finished, Tokens
-from agl.trainer.local.sampler import StopTexts, UniformStream, Warp, check_sampling, most_likely
+from agl.trainer.local.sampler import StopTexts, UniformStream, Warp, most_likely
 
 PREFILL_TOKENS = 2048
 """At most this many prompt tokens, padding included, in one forward pass: bounds the memory for attention scores."""
@@ -132,19 +132,11 @@ class LocalEngine:
             EngineError: the prompt is empty or holds ids that the model does not have.
         """
         check_sampling(sampling)
-        prompt = np.asarray(prompt_ids, dtype=np.int32)
-        if prompt.ndim != 1 or prompt.size == 0:
-            raise EngineError(f"a prompt of shape {prompt.shape}", hint="send at least one token id, as a flat array")
+        prompt = check_prompt(prompt_ids, self.max_context)
         if prompt.min() < 0 or prompt.max() >= self.vocabulary:
             raise EngineError(
                 f"the prompt holds ids from {prompt.min()} to {prompt.max()}, the model has 0 to {self.vocabulary - 1}",
                 hint="encode the prompt with the tokenizer of the model that is served",
-            )
-        room = self.max_context - prompt.size
-        if room < 1:
-            raise ContextLengthError(
-                f"a prompt of {prompt.size} tokens leaves no room for an answer in a context of {self.max_context}",
-                hint="shorten the prompt, or raise max_context if the model allows it",
             )
         self._waiting.append(
             _Row(
@@ -154,7 +146,7 @@ class LocalEngine:
                 sampling,
                 None if session is None else f"{policy}/{session}",
                 stream,
-                limit=min(sampling.max_tokens, room),
+                limit=min(sampling.max_tokens, self.max_context - prompt.size),
                 uniforms=UniformStream(sampling.seed),
                 stop_ids=frozenset(sampling.stop_token_ids),
                 stop_texts=StopTexts(sampling.stop, self._tokenizer) if sampling.stop else None,

@@ -249,6 +249,25 @@ def load_tokenizer(name: str) -> Any:
     return tokenizer
 
 
+def declared_stops(generation: Any, tokenizer: Any) -> tuple[int, ...]:
+    """The tokens that end an answer, as a generation config and a tokenizer declare them."""
+    declared = getattr(generation, "eos_token_id", None)
+    ids = [declared] if isinstance(declared, int) else list(declared or ())
+    if tokenizer.eos_token_id is not None:
+        ids.append(tokenizer.eos_token_id)
+    return tuple(sorted(set(ids)))
+
+
+def stop_token_ids(name: str, tokenizer: Any) -> tuple[int, ...]:
+    """`declared_stops` of a directory or hub id, without its weights."""
+    from transformers import GenerationConfig
+    from transformers.utils.hub import cached_file
+
+    if cached_file(name, "generation_config.json", _raise_exceptions_for_missing_entries=False) is not None:
+        return declared_stops(GenerationConfig.from_pretrained(name), tokenizer)
+    return declared_stops(_load_config(name), tokenizer)
+
+
 def _check_tokens(name: str, tokenizer: Any) -> None:
     """Refuse a tokenizer class that overrides what tokenizer.json says, as transformers' Qwen2Tokenizer does."""
     from tokenizers import Tokenizer

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agl.errors import ConfigError
 from agl.trainer.engine import Sampling
 
 _BLOCK = 64
@@ -131,22 +130,3 @@ class StopTexts:
         del self._recent[: -self._window]
         text = self._tokenizer.decode(self._recent, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return any(stop in text for stop in self._stops)
-
-
-def check_sampling(sampling: Sampling) -> None:
-    """Raise `ConfigError` for a sampling parameter that is out of range."""
-    wrong = [
-        text
-        for bad, text in (
-            (sampling.max_tokens < 1, f"max_tokens={sampling.max_tokens} is below 1"),
-            (not 0.0 <= sampling.temperature < float("inf"), f"temperature={sampling.temperature} is not >= 0"),
-            (not 0.0 < sampling.top_p <= 1.0, f"top_p={sampling.top_p} is not in (0, 1]"),
-            (sampling.top_k < 0, f"top_k={sampling.top_k} is below 0"),
-            (sampling.seed < 0, f"seed={sampling.seed} is below 0"),
-            (sampling.top_logprobs < 0, f"top_logprobs={sampling.top_logprobs} is below 0"),
-            ("" in sampling.stop, "an empty stop text"),
-        )
-        if bad
-    ]
-    if wrong:
-        raise ConfigError(f"cannot sample with {', '.join(wrong)}", hint="correct the request's sampling parameters")

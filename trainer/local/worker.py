@@ -103,7 +103,7 @@ class Worker:
         from agl.trainer.local.adapters import Adapters
         from agl.trainer.local.engine import LocalEngine
         from agl.trainer.local.learner import Learner
-        from agl.trainer.local.model import add_adapter, load_policy
+        from agl.trainer.local.model import add_adapter, declared_stops, load_policy
 
         first = specs[0]
         if first.threads is not None:
@@ -144,7 +144,7 @@ class Worker:
                 dtype=str(loaded.dtype).removeprefix("torch."),
                 max_context=self._engine.max_context,
                 vocab_size=self._engine.vocabulary,
-                stop_token_ids=_stop_token_ids(model, loaded.tokenizer),
+                stop_token_ids=declared_stops(getattr(model, "generation_config", None), loaded.tokenizer),
             )
             for name in self._policies
         }
@@ -254,14 +254,6 @@ def _crossing(error: Exception, what: str, kind: type[AglError]) -> AglError:
         return error
     traceback.print_exception(error)
     return kind(f"{what}: {type(error).__name__}: {error}")
-
-
-def _stop_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    declared = getattr(model.generation_config, "eos_token_id", None)
-    ids = [declared] if isinstance(declared, int) else list(declared or ())
-    if tokenizer.eos_token_id is not None:
-        ids.append(tokenizer.eos_token_id)
-    return tuple(sorted(set(ids)))
 
 
 def _end_with_parent(connection: socket.socket, parent: int) -> None:

@@ -93,7 +93,7 @@ async def serve(
 
 def _facts(settings: Settings) -> dict[str, Any]:
     return {
-        "model": settings.get("model"),
+        "model": settings.get("model") or settings.get("engine"),
         "algorithm": settings.get("algorithm"),
         "nworkers": settings.get("nworkers"),
         "process": os.getpid(),

@@ -52,6 +52,8 @@ class ModelOptions:
         name: a Hugging Face directory or hub id; everywhere else this option is called `model`.
         lora_rank: train a LoRA adapter of this rank. dtype, max_context, renderer, threads: as `agl.GRPO` has them.
         gpus: 0 = CPU, 1 = a GPU; None = a GPU where there is one.
+        engine: the URL of a `vllm serve` that holds the policy, which is then served and not trained; its key is
+            VLLM_API_KEY. `name` is where tokenizer and chat template come from; what the server loaded, if left out.
     """
 
     name: str = ""
@@ -61,6 +63,7 @@ class ModelOptions:
     renderer: str | None = None
     threads: int | None = None
     gpus: int | None = None
+    engine: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +235,11 @@ class Settings:
             ConfigError: no or an unknown algorithm, or settings that do not go together.
         """
         cls = algorithm_class(self.get("algorithm"), self.origins.get("algorithm", "algorithm"))
+        if self.get("engine") is not None:
+            raise ConfigError(
+                f"{self.origins['engine']}: the weights that another server holds cannot be trained here",
+                hint="leave the algorithm out to serve them as they are, or the engine to train the model",
+            )
         names = {f.name for f in fields(cls)} & set(SECTIONS["training"])
         chosen = {k: v for k, v in self.values.items() if k in names}
         if not {"steps", "epochs"} & set(chosen):
@@ -249,7 +257,8 @@ class Settings:
         Raises:
             ConfigError: which option, and where it was given.
         """
-        self.model()
+        if self.get("engine") is None:
+            self.model()
         _ = self.device
         if self.get("algorithm") is not None:
             self.algorithm()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
 from typing import Any
@@ -52,7 +52,7 @@ async def train(run: Run, plan: Plan) -> None:
 
 
 async def dev(run: Run, plan: Plan, n_tasks: int) -> None:
-    """A dry run on verl's servers: one rollout of each of the first tasks, no update; prints what training would see."""
+    """A dry run on verl's servers: a rollout of each of the first tasks, no update; prints what training would see."""
     require_tasks(run.train, "the dataset")
     run.train = list(run.train[:n_tasks])
     run.val = run.train
