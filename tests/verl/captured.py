@@ -20,6 +20,10 @@ class Captured(CheckpointCallback):
     def on_save(self, trainer: Any, global_step: int, checkpoint_dir: str, **_: Any) -> None:
         tags = tq.kv_list("train")["train"]
         keys = [k for k, tag in tags.items() if not tag.get("is_prompt") and not tag.get("is_padding")]
-        data = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=FIELDS)
-        rows = {k: {f: data[f][i].clone() for f in FIELDS} for i, k in enumerate(keys)}
+        rows = {}
+        for key in keys:
+            data = tq.kv_batch_get(keys=[key], partition_id="train")
+            # What an asynchronous trainer has sampled ahead is there as well, and has not been trained.
+            if "advantages" in data:
+                rows[key] = {field: data[field][0].clone() for field in FIELDS}
         torch.save(rows, Path(checkpoint_dir) / "rows.pt")
