@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import defaultdict
 from pathlib import Path
 
@@ -63,7 +62,7 @@ def test_credit_per_call_reaches_verls_advantages(
 
 
 def test_ppo_with_a_critic_on_adapters(cluster: None, left_clean: None, tiny_policy: Path, tmp_path: Path) -> None:
-    """Generalised advantage estimation by verl's critic, LoRA, and a penalty towards the initial policy."""
+    """Generalised advantage estimation by verl's critic, and LoRA."""
     result = train(
         quickstart(),
         algorithm(
@@ -72,14 +71,13 @@ def test_ppo_with_a_critic_on_adapters(cluster: None, left_clean: None, tiny_pol
                 "critic.model.path": str(tiny_policy), "critic.ppo_micro_batch_size_per_gpu": 64,
                 "critic.optim.lr": 1e-3, "algorithm.lam": 0.95,
             },
-            steps=2, adv_estimator="gae", lora_rank=8, kl_coef=0.01,
+            steps=2, adv_estimator="gae", lora_rank=8,
         ),
         tmp_path / "run", heldout=16,
     )  # fmt: skip
     last = result.history[-1]
     assert last["step"] == 2
     assert last["verl/critic/vf_loss"] > 0
-    assert math.isfinite(last["verl/actor/kl_loss"])
     assert last["verl/agl/probe/moved"] > 0
     # The reward to go of a row's first token is its rollout's reward.
     assert last["verl/critic/score/mean"] == pytest.approx(last["train/reward"], abs=1e-5)
