@@ -55,6 +55,19 @@ def test_the_numbers_reach_grpo() -> None:
     assert check(plan(CONFIG)) == ("trainer.critic_warmup", "trainer.logger", "trainer.project_name")
 
 
+def test_a_step_of_verls_warm_up_is_all_of_a_steps_updates() -> None:
+    """Its scheduler moves once a step, ours at every update."""
+    assert as_grpo(plan(changed("actor_rollout_ref.actor.optim.lr_warmup_steps", 3)), n_tasks=21).warmup_steps == 3 * 2
+    ratio = plan(changed("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio", 0.5))
+    assert as_grpo(ratio, n_tasks=21).warmup_steps == 3 * 2
+
+
+def test_other_estimators_and_gspo_reach_grpo_too() -> None:
+    rloo = as_grpo(plan(changed("algorithm.adv_estimator", "rloo")), n_tasks=21)
+    gspo = as_grpo(plan(changed("actor_rollout_ref.actor.policy_loss", {"loss_mode": "gspo"})), n_tasks=21)
+    assert (rloo.adv_estimator, gspo.policy_loss) == ("rloo", "gspo")
+
+
 def test_without_a_kl_loss_its_coefficient_does_not_count() -> None:
     assert plan(changed("actor_rollout_ref.actor.use_kl_loss", False)).kl_coef == 0.0
 
@@ -78,6 +91,9 @@ def test_steps_come_before_epochs_and_a_small_dataset_makes_one() -> None:
         ("actor_rollout_ref.actor.kl_loss_type", "low_kl", "low_var_kl"),
         ("actor_rollout_ref.rollout.n", 1, "at least 2"),
         ("actor_rollout_ref.actor.optim.lr", "fast", "lr='fast'"),
+        ("data.train_batch_size", "8", "not a whole number"),
+        ("actor_rollout_ref.actor.tau_pos", 2.0, "tau_pos"),
+        ("algorithm.rollout_correction.bypass_mode", True, "backend='cluster'"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(key: str, value: Any, said: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,8 @@ ROLLOUT = "actor_rollout_ref.rollout"
 MODES = ("sync", "colocate_async", "separate_async")
 
 MISSING: Any = object()
+UNSET = "???"
+"""Hydra's own sign for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +128,10 @@ def flag(value: Any) -> bool:
 
 
 def text(value: Any) -> str:
-    """`value` if it is text, or a path; TypeError otherwise."""
-    if isinstance(value, str) or hasattr(value, "__fspath__"):
-        return str(value)
-    raise TypeError("is not text")
+    """`value` if it is text; TypeError otherwise."""
+    if not isinstance(value, str):
+        raise TypeError("is not text")
+    return value
 
 
 def _steps(value: Any) -> int | None:
@@ -228,13 +232,19 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted key -> value of every leaf, in order; hydra's `+` and `++` are left off.
 
     Args:
-        config: nested, dotted or both: `{"data": {"train_batch_size": 8}, "+trainer.nnodes": 1}`.
+        config: nested, dotted or both, such as `{"data": {"train_batch_size": 8}, "+trainer.nnodes": 1}`; a whole
+            config that hydra composed is one too.
 
     Raises:
         ConfigError: a key that is not text, or one that is given twice.
     """
+    omegaconf = sys.modules.get("omegaconf")
+    if omegaconf is not None and omegaconf.OmegaConf.is_config(config):
+        config = omegaconf.OmegaConf.to_container(config, resolve=True)
     found: dict[str, Any] = {}
     for key, value in _leaves(config, ""):
+        if value == UNSET:
+            continue
         if key in found:
             raise ConfigError(f"the verl config has {key!r} twice", hint="write it nested or dotted, not both")
         found[key] = value
@@ -248,8 +258,10 @@ def _leaves(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
         key = f"{prefix}{name.lstrip('+')}"
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{key}.")
+        elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+            yield key, list(value)
         else:
-            yield key, value
+            yield key, os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def read(given: Mapping[str, Any]) -> Plan:
