@@ -45,7 +45,7 @@ def plan(config: dict[str, Any]) -> Plan:
 
 
 def test_the_numbers_reach_grpo() -> None:
-    grpo = as_grpo(agl.VERL(CONFIG).plan, n_tasks=21)
+    grpo = as_grpo(agl.VERL(CONFIG, backend="local").plan, n_tasks=21)
     assert (grpo.model, grpo.batch_size, grpo.group_size, grpo.minibatches) == ("some/model", 8, 4, 2)
     assert grpo.steps == 21 // 8 * 3  # verl drops an epoch's incomplete batch
     assert (grpo.learning_rate, grpo.weight_decay, grpo.grad_clip) == (3e-6, 0.01, 1.0)
@@ -98,11 +98,11 @@ def test_steps_come_before_epochs_and_a_small_dataset_makes_one() -> None:
 )
 def test_what_cannot_be_honoured_is_refused(key: str, value: Any, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        agl.VERL(changed(key, value))
+        agl.VERL(changed(key, value), backend="local")
     assert said in str(refused.value)
 
 
 @pytest.mark.parametrize("key", ["algorithm", "actor_rollout_ref"])
 def test_what_must_be_given_is_asked_for(key: str) -> None:
     with pytest.raises(ConfigError, match=r"names no algorithm|has no actor_rollout_ref"):
-        agl.VERL({k: v for k, v in CONFIG.items() if k != key})
+        agl.VERL({k: v for k, v in CONFIG.items() if k != key}, backend="local")

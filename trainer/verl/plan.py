@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from agl.errors import ConfigError, nearest
 
@@ -98,17 +98,17 @@ class Plan:
         """verl's whole config: its own defaults, then what was given, then `fixed`; see `agl.trainer.verl.compose`."""
         from agl.trainer.verl.compose import compose
 
-        return compose(self, fixed or {})
+        return compose(cast(Any, self), fixed or {})
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
 def integer(value: Any) -> int:
-    """`value` if it is a whole number; TypeError otherwise, for text and truth values too."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
+    """`value` if it is a whole number; TypeError otherwise, for text, truth values and 8.0 too, as verl has it."""
+    if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError("is not a whole number")
-    return int(value)
+    return value
 
 
 def number(value: Any) -> float:
@@ -161,10 +161,10 @@ def one_of(*names: str) -> Callable[[Any], str]:
 
 def _kl_kind(value: Any) -> str:
     kinds = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
-    # The straight-through ones ("k3+") and "abs" and "full" are verl's alone.
-    return kinds.get(
-        one_of(*kinds, "abs", "full", "k1+", "k2+", "k3+", "low_var_kl+", "kl+", "mse+", "abs+")(value), value
-    )
+    # "abs", "full" and the straight-through ones ("k3+") are verl's alone.
+    names = (*kinds, "abs", "full")
+    name = one_of(*names, *(f"{n}+" for n in names))(value)
+    return kinds.get(name, name)
 
 
 @dataclass(frozen=True, slots=True)
