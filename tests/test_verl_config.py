@@ -102,6 +102,12 @@ def test_what_cannot_be_honoured_is_refused(key: str, value: Any, said: str) -> 
     assert said in str(refused.value)
 
 
+def test_null_is_left_out() -> None:
+    assert plan(changed("data.train_batch_size", None)).batch_size == 1024
+    with pytest.raises(ConfigError, match=r"has no actor_rollout_ref.model.path"):
+        plan(changed("actor_rollout_ref.model.path", None))
+
+
 @pytest.mark.parametrize("key", ["algorithm", "actor_rollout_ref"])
 def test_what_must_be_given_is_asked_for(key: str) -> None:
     with pytest.raises(ConfigError, match=r"names no algorithm|has no actor_rollout_ref"):

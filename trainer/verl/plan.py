@@ -272,14 +272,19 @@ def read(given: Mapping[str, Any]) -> Plan:
     """
     values: dict[str, Any] = {}
     for key, known in NUMBERS.items():
-        value = given.get(key, known.default)
+        value = given.get(key)
+        value = known.default if value is None else value  # null is how YAML leaves a value out
         if value is MISSING:
             raise ConfigError(f"the verl config has no {key}", hint="name a model directory or a hub id")
         try:
             values[known.field] = None if value is None else known.read(value)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"{key}={value!r} {error}", hint=f"verl's default is {known.default!r}") from error
+            raise ConfigError(f"{key}={value!r} {error}", hint=_hint(known.default)) from error
     return _settle(values, dict(given))
+
+
+def _hint(default: Any) -> str:
+    return "name a model directory or a hub id" if default is MISSING else f"verl's default is {default!r}"
 
 
 def _settle(values: dict[str, Any], given: dict[str, Any]) -> Plan:
