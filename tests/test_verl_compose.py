@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from agl.trainer.verl import compose as composing
 from agl.trainer.verl import filled, moved, refusals
-from agl.trainer.verl.compose import _known, defaults, notes, validate
+from agl.trainer.verl.compose import defaults, notes, validate, verls
 
 ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 BRIDGE = {
@@ -84,7 +84,8 @@ def test_configs_of_other_programs_are_taken_as_they_are(config: dict[str, Any])
 
 def test_what_has_no_effect_is_named() -> None:
     said = notes(plan({**AGENT_LIGHTNING, "agentlightning": {"port": 9999}}))
-    assert {"agentlightning.port", "data.train_files", "data.val_files", f"{ROLLOUT}.multi_turn.format"} <= set(said)
+    assert {"agentlightning.port", "data.train_files", "data.val_files"} <= set(said)
+    assert f"{ROLLOUT}.multi_turn.format" not in said  # it is verl's default
     if filled.find_spec("flash_attn") is None:
         assert f"{MODEL}.use_remove_padding (taken as False)" in said
 
@@ -98,6 +99,22 @@ def test_dotted_keys_and_hydras_plus() -> None:
         flatten({"data": {"train_batch_size": 3}, "data.train_batch_size": 4})
 
 
+def test_a_whole_config_that_hydra_composed() -> None:
+    """Of a user's own `@hydra.main`: values that follow others are no wishes of theirs."""
+    whole = defaults()
+    OmegaConf.update(whole, f"{MODEL}.path", "m")
+    OmegaConf.update(whole, f"{ROLLOUT}.name", "vllm")
+    OmegaConf.update(whole, f"{ROLLOUT}.n", 4)
+    OmegaConf.update(whole, f"{ROLLOUT}.tensor_model_parallel_size", 4)
+    OmegaConf.update(whole, "algorithm.adv_estimator", "grpo")
+    made = plan(whole)
+    composed = made.compose(BRIDGE)
+    assert (made.group_size, made.batch_size, at(composed, f"{ACTOR}.use_dynamic_bsz")) == (4, 1024, True)
+    OmegaConf.update(whole, f"{ROLLOUT}.response_length", 99)
+    with pytest.raises(ConfigError, match=r"set data.max_response_length"):
+        plan(whole).compose()
+
+
 # -- verl's own defaults ---------------------------------------------------------------------------------------------
 
 SETTLED = {f"{ACTOR}.ppo_mini_batch_size", f"{ROLLOUT}.max_model_len", f"{MODEL}.path",
@@ -105,7 +122,7 @@ SETTLED = {f"{ACTOR}.ppo_mini_batch_size", f"{ROLLOUT}.max_model_len", f"{MODEL}
 
 
 def test_our_defaults_are_verls() -> None:
-    known = _known("dp")
+    known = verls("dp")
     for key, number in NUMBERS.items():
         if key not in SETTLED:
             theirs = known.default(key)
@@ -115,7 +132,7 @@ def test_our_defaults_are_verls() -> None:
 @pytest.mark.parametrize("engine", ["dp", "megatron", "veomni", "torchtitan"])
 def test_every_key_that_we_know_is_verls(engine: str) -> None:
     """So that no table outlives a key of verl's."""
-    known = _known(engine)
+    known = verls(engine)
     leaves = set(flatten(known.defaults))
     exact = [*NUMBERS, *(one.key for one in filled.FILLED), *(new for names in moved.RENAMED.values() for new in names)]
     patterns = [*refusals.ONLY, *(k for needs in refusals.CONDITIONS for k in needs.keys)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agl.errors import ConfigError, nearest
@@ -63,7 +63,7 @@ def compose(plan: Plan, fixed: Mapping[str, Any]) -> DictConfig:
     """
     from omegaconf import OmegaConf, open_dict
 
-    known = _known(_engine(plan))
+    known = verls(_engine(plan))
     values = _checked(plan, known)
     for key, value in flatten(fixed).items():
         if not key.startswith(OWN):
@@ -88,8 +88,9 @@ def notes(plan: Plan) -> tuple[str, ...]:
     Raises:
         ConfigError: as `compose`.
     """
-    values = _checked(plan, _known(_engine(plan)))
-    said = [k for k in plan.given if matches(k, UNUSED)]
+    known = verls(_engine(plan))
+    values = _checked(plan, known)
+    said = [k for k, v in plan.given.items() if matches(k, UNUSED) and v != known.default(k)]
     return tuple(said) + tuple(f"{k} (taken as {values[k]!r})" for k, v in plan.given.items() if values.get(k, v) != v)
 
 
@@ -116,11 +117,37 @@ def validate(config: DictConfig) -> None:
 def _checked(plan: Plan, known: Schema) -> dict[str, Any]:
     """What is set: all that was given and that verl has, and what goes with it."""
     for key, value in plan.given.items():
-        if not key.startswith("agentlightning."):
+        if not _beside(key):
             known.check(key, value)
-    check(plan, known.default)
+    check(plan, _default(plan, known))
     values = filled(plan, known.default)
-    return {key: value for key, value in values.items() if not key.startswith("agentlightning.")}
+    return {key: value for key, value in values.items() if not _beside(key)}
+
+
+def _beside(key: str) -> bool:
+    """Whether a key is not one of verl's settings: Agent Lightning's own, or the class that verl makes of a section."""
+    return key.startswith("agentlightning.") or key.endswith("._target_")
+
+
+def _default(plan: Plan, known: Schema) -> Callable[[str], Any]:
+    """Dotted key -> verl's own value: where that follows another key, what it comes to with those that were given."""
+    from omegaconf import OmegaConf
+
+    follows = {k for k in plan.given if isinstance(text := known.default(k), str) and "${" in text}
+    if not follows:
+        return known.default
+    config = OmegaConf.create(dict(known.defaults))
+    for key, value in plan.given.items():
+        if key not in follows and not _beside(key):
+            OmegaConf.update(config, key, value, force_add=True)
+
+    def value_of(key: str) -> Any:
+        if key not in follows:
+            return known.default(key)
+        found = OmegaConf.select(config, key)
+        return OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
+
+    return value_of
 
 
 def _engine(plan: Plan) -> str:
@@ -141,7 +168,8 @@ def _engine(plan: Plan) -> str:
 
 
 @functools.cache
-def _known(engine: str) -> Schema:
+def verls(engine: str = "dp") -> Schema:
+    """verl's keys, types and defaults for one of its engines."""
     from omegaconf import OmegaConf
 
     plain = OmegaConf.to_container(defaults(engine), resolve=False)

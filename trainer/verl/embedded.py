@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any, cast
 
 from agl.errors import ConfigError, nearest
@@ -103,7 +104,7 @@ def check(plan: Plan) -> tuple[str, ...]:
             continue
         elif _matches(key, UNUSED):
             unused.append(key)
-        elif not _matches(key, LAYOUT):
+        elif not _matches(key, LAYOUT) and not _is_default(key, value):
             raise ConfigError(f"the verl config has no key {key!r}", hint=_nearest_key(key))
     if plan.estimator == "gae":
         raise ConfigError(
@@ -151,6 +152,25 @@ def as_grpo(plan: Plan, n_tasks: int) -> GRPO:
         max_context=plan.max_context,
         checkpoint_every=plan.checkpoint_every,
     )
+
+
+def _is_default(key: str, value: Any) -> bool:
+    """Whether verl, where it is installed, has that key and this value of it.
+
+    Raises:
+        ConfigError: verl has the key, and another value.
+    """
+    if find_spec("verl") is None or find_spec("hydra") is None:
+        return False
+    from agl.trainer.verl.compose import verls
+
+    known = verls()
+    if not known.has(key):
+        return False
+    default = known.default(key)
+    if value == default or (isinstance(default, str) and "${" in default):
+        return True
+    raise ConfigError(f"{key}={value!r} has no counterpart on this machine", hint=_NOT_HERE)
 
 
 def _matches(key: str, patterns: tuple[str, ...]) -> bool:

@@ -125,7 +125,7 @@ def filled(plan: Plan, default: Callable[[str], Any]) -> dict[str, Any]:
         return values.get(key, default(key))
 
     for one in FILLED:
-        if one.key not in values and (value := one.value(plan, get)) is not None:
+        if values.get(one.key) is None and (value := one.value(plan, get)) is not None:
             values[one.key] = value
     # The bypass takes the loss over: it is the clipped one, or REINFORCE.
     if _bypassing(plan, get):
@@ -162,4 +162,6 @@ def _per_gpu(plan: Plan) -> dict[str, Any]:
                     f"{key}={value!r} rows cannot be dealt out to {gpus} GPUs", hint=f"give {MICRO[key]}, rows of one"
                 )
             values[MICRO[key]] = value // gpus
+    if all(values.get(key) is None for key in MICRO.values()):
+        values.pop(f"{ACTOR}.use_dynamic_bsz", None)  # without either, verl does not start
     return values

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from agl.errors import ConfigError, nearest
 
@@ -18,6 +20,8 @@ ROLLOUT = "actor_rollout_ref.rollout"
 MODES = ("sync", "colocate_async", "separate_async")
 
 MISSING: Any = object()
+UNSET = "???"
+"""Hydra's own sign for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,17 +98,17 @@ class Plan:
         """verl's whole config: its own defaults, then what was given, then `fixed`; see `agl.trainer.verl.compose`."""
         from agl.trainer.verl.compose import compose
 
-        return compose(self, fixed or {})
+        return compose(cast(Any, self), fixed or {})
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
 def integer(value: Any) -> int:
-    """`value` if it is a whole number; TypeError otherwise, for text and truth values too."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
+    """`value` if it is a whole number; TypeError otherwise, for text, truth values and 8.0 too, as verl has it."""
+    if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError("is not a whole number")
-    return int(value)
+    return value
 
 
 def number(value: Any) -> float:
@@ -124,10 +128,10 @@ def flag(value: Any) -> bool:
 
 
 def text(value: Any) -> str:
-    """`value` if it is text, or a path; TypeError otherwise."""
-    if isinstance(value, str) or hasattr(value, "__fspath__"):
-        return str(value)
-    raise TypeError("is not text")
+    """`value` if it is text; TypeError otherwise."""
+    if not isinstance(value, str):
+        raise TypeError("is not text")
+    return value
 
 
 def _steps(value: Any) -> int | None:
@@ -157,10 +161,10 @@ def one_of(*names: str) -> Callable[[Any], str]:
 
 def _kl_kind(value: Any) -> str:
     kinds = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
-    # The straight-through ones ("k3+") and "abs" and "full" are verl's alone.
-    return kinds.get(
-        one_of(*kinds, "abs", "full", "k1+", "k2+", "k3+", "low_var_kl+", "kl+", "mse+", "abs+")(value), value
-    )
+    # "abs", "full" and the straight-through ones ("k3+") are verl's alone.
+    names = (*kinds, "abs", "full")
+    name = one_of(*names, *(f"{n}+" for n in names))(value)
+    return kinds.get(name, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,13 +232,19 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted key -> value of every leaf, in order; hydra's `+` and `++` are left off.
 
     Args:
-        config: nested, dotted or both: `{"data": {"train_batch_size": 8}, "+trainer.nnodes": 1}`.
+        config: nested, dotted or both, such as `{"data": {"train_batch_size": 8}, "+trainer.nnodes": 1}`; a whole
+            config that hydra composed is one too.
 
     Raises:
         ConfigError: a key that is not text, or one that is given twice.
     """
+    omegaconf = sys.modules.get("omegaconf")
+    if omegaconf is not None and omegaconf.OmegaConf.is_config(config):
+        config = omegaconf.OmegaConf.to_container(config, resolve=True)
     found: dict[str, Any] = {}
     for key, value in _leaves(config, ""):
+        if value == UNSET:
+            continue
         if key in found:
             raise ConfigError(f"the verl config has {key!r} twice", hint="write it nested or dotted, not both")
         found[key] = value
@@ -248,8 +258,10 @@ def _leaves(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
         key = f"{prefix}{name.lstrip('+')}"
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{key}.")
+        elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+            yield key, list(value)
         else:
-            yield key, value
+            yield key, os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def read(given: Mapping[str, Any]) -> Plan:
@@ -260,14 +272,19 @@ def read(given: Mapping[str, Any]) -> Plan:
     """
     values: dict[str, Any] = {}
     for key, known in NUMBERS.items():
-        value = given.get(key, known.default)
+        value = given.get(key)
+        value = known.default if value is None else value  # null is how YAML leaves a value out
         if value is MISSING:
             raise ConfigError(f"the verl config has no {key}", hint="name a model directory or a hub id")
         try:
             values[known.field] = None if value is None else known.read(value)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"{key}={value!r} {error}", hint=f"verl's default is {known.default!r}") from error
+            raise ConfigError(f"{key}={value!r} {error}", hint=_hint(known.default)) from error
     return _settle(values, dict(given))
+
+
+def _hint(default: Any) -> str:
+    return "name a model directory or a hub id" if default is MISSING else f"verl's default is {default!r}"
 
 
 def _settle(values: dict[str, Any], given: dict[str, Any]) -> Plan:

@@ -73,6 +73,14 @@ class Schema:
         names = " or ".join(dict.fromkeys("null" if t is type(None) else t.__name__ for t in types))
         raise ConfigError(f"{key}={value!r} is of type {type(value).__name__}; verl takes {names}")
 
+    def has(self, key: str) -> bool:
+        """Whether verl has this key."""
+        try:
+            self._types(key)
+        except ConfigError:
+            return False
+        return True
+
     def default(self, key: str) -> Any:
         """verl's own value, text where it is an interpolation; None where there is none."""
         node: Any = self.defaults
@@ -114,13 +122,14 @@ class Schema:
             raise ConfigError(
                 f"{key} is a section of verl's config and cannot be one value", hint=f"it has {_some(default)}"
             )
+        follows = isinstance(default, str) and "${" in default  # another key, and so may come to null
         if annotation is not None:
             names = _names(annotation)
             if "Any" in names or any(n not in _TYPES for n in names):
                 return None
             found = tuple(t for n in names for t in _TYPES[n])
-            return found if default is not None else (*found, type(None))
-        if default is None or (isinstance(default, str) and "${" in default):
+            return (*found, type(None)) if default is None or follows else found
+        if default is None or follows:
             return None
         return _TYPES.get(type(default).__name__)
 
