@@ -218,7 +218,9 @@ def _wrong_python(at: Installed, names: Sequence[str]) -> Iterator[Finding]:
     mine = platform.python_version()
     for name in names:
         found = at.get(name)
-        wanted = None if found is None else found.metadata.get("Requires-Python")
+        wanted = (
+            found.metadata["Requires-Python"] if found is not None and "Requires-Python" in found.metadata else None
+        )
         if found is not None and wanted and not _specifier(wanted).contains(mine, prereleases=True):
             named = f"{name} {found.version}"
             yield Finding(f"{named} needs Python {wanted}, this is {mine}", "use such a Python", f"metadata of {named}")
@@ -251,7 +253,9 @@ def _unmet(at: Installed, names: Sequence[str], covered: set[tuple[str, str]]) -
 def _requirements(at: Installed, name: str) -> Iterator[tuple[str, Requirement, bool]]:
     """What a distribution requires here: in whose name, what, and whether it must be there at all."""
     found = at.get(name)
-    for text in (found.requires or ()) if found is not None else ():
+    if found is None:
+        return
+    for text in found.requires or ():
         try:
             wanted = Requirement(text)
         except InvalidRequirement:
