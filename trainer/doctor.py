@@ -292,6 +292,10 @@ def _notes(at: Installed) -> Iterator[Finding]:
         )
     if at.has("verl") and not at.has("vllm"):
         yield Finding("verl is here without vllm", 'agl.VERL samples with vLLM: pip install "agl[verl]"', "agl")
+    if at.has("verl>=0.9,<0.10") and at.has("vllm>=0.29") and at.torch_build != "cpu":
+        yield Finding(
+            "LoRA by verl 0.9 needs vllm below 0.29", "", "verl 0.9.1 calls WeightsMapper.get_unstacked_mapper"
+        )
     if at.gpus and at.torch_build == "cpu":
         yield Finding(
             f"torch {at.version('torch')} does not use the GPU that is here", "install torch's CUDA build", "torch"

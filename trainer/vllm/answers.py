@@ -41,18 +41,19 @@ class Part:
     __slots__ = ("ids", "logprobs", "prompt_ids", "reason", "top")
 
     def __init__(self, choice: Mapping[str, Any], top: int) -> None:
-        if choice.get("token_ids") is None or choice.get("logprobs") is None:
+        reported = choice.get("logprobs") or {}
+        if choice.get("token_ids") is None or reported.get("token_logprobs") is None:
             raise EngineError(
                 "the server returns no token ids or log-probs",
                 hint="it needs vLLM 0.10.2 or newer, reached without anything that removes fields from answers",
             )
         self.ids: list[int] = choice["token_ids"]
-        self.logprobs: list[float] = choice["logprobs"]["token_logprobs"]
+        self.logprobs: list[float] = reported["token_logprobs"]
         if len(self.ids) != len(self.logprobs):
             raise EngineError(f"vLLM returned {len(self.ids)} tokens with {len(self.logprobs)} log-probs", hint=SEE_LOG)
         if any(p is None or not p > _IMPOSSIBLE for p in self.logprobs):
             raise EngineError("the model's output is not finite", hint="have its weights diverged?")
-        self.top = [_likeliest(found, top) for found in choice["logprobs"]["top_logprobs"]] if top else []
+        self.top = [_likeliest(found, top) for found in reported["top_logprobs"]] if top else []
         self.prompt_ids: Sequence[int] = choice.get("prompt_token_ids") or ()
         reason = choice.get("finish_reason")
         if reason is not None and reason not in _REASONS:
