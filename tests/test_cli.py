@@ -55,7 +55,7 @@ _SMALL = ("--group-size", 4, "--batch-size", 2, "--max-response-tokens", 24, "--
 
 def test_help_names_every_command(tmp_path: Path) -> None:
     text = _agl("--help", cwd=tmp_path).stdout
-    for command in ("quickstart", "train", "explain", "make-policy"):
+    for command in ("quickstart", "train", "explain", "make-policy", "doctor"):
         assert command in text
 
 

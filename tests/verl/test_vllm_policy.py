@@ -173,11 +173,12 @@ answer = OpenAI().chat.completions.create(model="m", messages=messages, max_toke
 print(answer.usage.completion_tokens, answer.choices[0].finish_reason)
 """)
     with serve(lambda body: Reply("the provider's own")) as provider:
-        done = launch(tmp_path, environment(provider), "--engine", server.url, "--", sys.executable, program)
+        words = ("--engine", server.url, "--store", "run.db", "--", sys.executable, program)
+        done = launch(tmp_path, environment(provider), *words)
         assert done.returncode == 0, done.stderr
         assert provider.seen == []
-    told = facts(tmp_path)
-    (call,) = asyncio.run(calls_of(str(tmp_path / told["store"])))
+    assert facts(tmp_path)["status"] == "succeeded"
+    (call,) = asyncio.run(calls_of(str(tmp_path / "run.db")))
     assert done.stdout.split() == [str(call.response_ids.size), call.finish_reason]
     assert 1 <= call.response_ids.size <= 8
 

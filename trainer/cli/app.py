@@ -293,6 +293,19 @@ def serve(
 
 app.add_typer(store_app, name="store")
 
+
+@app.command()
+def doctor(json_file: Json = None) -> None:
+    """Show what is installed, and what of it does not fit together; the exit status is 1 if anything does not."""
+    from agl.trainer.cli.doctor import show
+    from agl.trainer.doctor import examine
+
+    report = examine()
+    _write(json_file, report.to_json())
+    show(report)
+    raise typer.Exit(1 if report.problems else 0)
+
+
 StoreOption = Annotated[
     str | None, typer.Option(help="A run's directory, a store's path or URL; the newest one here if left out.")
 ]

@@ -18,6 +18,9 @@ SEE_LOG = "the server's log says more; the call may be made again"
 Reported = Literal["processed", "raw"]
 """Log-probs of the distribution drawn from (after temperature, top-k and top-p), or of the model's own."""
 
+PROBED = 5
+"""How many of the likeliest tokens tell which log-probs a server reports."""
+
 _REASONS: Mapping[str, StopReason] = {"stop": "stop", "length": "length", "abort": "cancelled"}
 _IMPOSSIBLE = -9999.0
 """What vLLM's HTTP server writes for a log-prob of -inf."""
@@ -41,18 +44,19 @@ class Part:
     __slots__ = ("ids", "logprobs", "prompt_ids", "reason", "top")
 
     def __init__(self, choice: Mapping[str, Any], top: int) -> None:
-        if choice.get("token_ids") is None or choice.get("logprobs") is None:
+        given = choice.get("logprobs") or {}
+        if choice.get("token_ids") is None or given.get("token_logprobs") is None:
             raise EngineError(
                 "the server returns no token ids or log-probs",
                 hint="it needs vLLM 0.10.2 or newer, reached without anything that removes fields from answers",
             )
         self.ids: list[int] = choice["token_ids"]
-        self.logprobs: list[float] = choice["logprobs"]["token_logprobs"]
+        self.logprobs: list[float] = given["token_logprobs"]
         if len(self.ids) != len(self.logprobs):
             raise EngineError(f"vLLM returned {len(self.ids)} tokens with {len(self.logprobs)} log-probs", hint=SEE_LOG)
         if any(p is None or not p > _IMPOSSIBLE for p in self.logprobs):
             raise EngineError("the model's output is not finite", hint="have its weights diverged?")
-        self.top = [_likeliest(found, top) for found in choice["logprobs"]["top_logprobs"]] if top else []
+        self.top = [_likeliest(found, top) for found in given["top_logprobs"]] if top else []
         self.prompt_ids: Sequence[int] = choice.get("prompt_token_ids") or ()
         reason = choice.get("finish_reason")
         if reason is not None and reason not in _REASONS:
@@ -115,31 +119,35 @@ def refusal(status: int, body: bytes) -> AglError:
     return EngineError(said, hint=SEE_LOG)
 
 
-def reported(plain: Part, warped: Part) -> Reported:
-    """Which log-probs a server reports, from those of the two likeliest tokens after one prompt.
+def reported(plain: Part, warped: Part) -> Reported | None:
+    """Which log-probs a server reports, from those of the likeliest tokens after one prompt, at two temperatures.
 
-    At temperature 1 both kinds are the model's own, a1 >= a2. At temperature 2 with top-k 2 the raw ones are the same
-    again; the processed ones are those of two tokens with the log-odds (a1 - a2) / 2.
+    At temperature 1 both kinds are the model's own, a. At temperature 2 the raw ones are a again, and the processed
+    ones a / 2 - c with c = log(sum of exp(a / 2) over the vocabulary), which is at least that sum over the likeliest.
 
     Args:
-        plain: one token at temperature 1. warped: one at temperature 2 and top-k 2; both with `top=2`.
+        plain: one token at temperature 1. warped: one at temperature 2; both with `top=PROBED`.
+
+    Returns:
+        None where both kinds would be the same, as after a prompt that all tokens are alike likely after.
 
     Raises:
         ConfigError: neither: the server reports logits.
     """
-    (first, a1), (second, a2) = plain.top[0]
-    got, odds = dict(warped.top[0]), (a1 - a2) / 2
-    b1 = -math.log1p(math.exp(-odds))
-    processed = _distance(got, {first: b1, second: b1 - odds})
-    raw = _distance(got, {first: a1, second: a2})
+    # By rank, since tokens that are alike likely come in any order.
+    pairs = list(zip((p for _, p in plain.top[0]), (p for _, p in warped.top[0]), strict=False))
+    c = sum(a / 2 - b for a, b in pairs) / len(pairs)
+    raw = max(abs(a - b) for a, b in pairs)
+    processed = max(abs(a / 2 - c - b) for a, b in pairs)
     # Wide enough for the rounding of half precision.
-    if min(processed, raw) > 0.1 + 0.02 * abs(a2) or math.exp(min(a1, 1.0)) + math.exp(min(a2, 1.0)) > 1.01:
+    near = 0.1 + 0.02 * max(abs(a) for a, _ in pairs)
+    if c < math.log(math.fsum(math.exp(a / 2) for a, _ in pairs)) - near:
+        processed = math.inf
+    if min(raw, processed) > near or math.fsum(math.exp(a) for a, _ in pairs) > 1.01:
         raise ConfigError("the server reports logits instead of log-probs", hint=f"start it with {FLAG}")
-    return "processed" if processed < raw else "raw"
-
-
-def _distance(got: Mapping[int, float], expected: Mapping[int, float]) -> float:
-    return max(abs(got.get(token, _IMPOSSIBLE) - value) for token, value in expected.items())
+    if max(raw, processed) <= near:
+        return None
+    return "raw" if raw <= near else "processed"
 
 
 def _likeliest(found: Mapping[str, float] | None, n: int) -> list[tuple[int, float]]:

@@ -20,7 +20,7 @@ import tenacity
 from agl.errors import AglError, ConfigError, EngineError, checked_options, nearest
 from agl.mdp import IntArray
 from agl.trainer.engine import Completion, OnTokens, Sampling, check_prompt, check_sampling
-from agl.trainer.vllm.answers import FLAG, SEE_LOG, Part, Reported, choice, completion, refusal, reported, shown
+from agl.trainer.vllm.answers import FLAG, PROBED, SEE_LOG, Part, Reported, choice, completion, refusal, reported, shown
 
 CONNECT_SECONDS = 20.0
 """How long a connection may take to be made."""
@@ -117,7 +117,11 @@ class VLLMEngine:
             await session.close()
 
     async def __aenter__(self) -> VLLMEngine:
-        await self.connect()
+        try:
+            await self.connect()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -292,21 +296,21 @@ class VLLMEngine:
 
     async def _check_logprobs(self, prompt: IntArray, sampling: Sampling) -> None:
         """Refuse what the server would report other log-probs for."""
-        if self._reported is None:
+        kind = self._reported
+        if kind is None:
             async with self._asking:
-                self._reported = self._reported or await self._measured(prompt)
+                kind = self._reported = self._reported or await self._measured(prompt)
         own = sampling.temperature == 0 or (sampling.temperature, sampling.top_p, sampling.top_k) == (1, 1, 0)
-        if self._reported == "raw" and not own:
+        if kind != "processed" and not own:
             raise ConfigError(
                 f"{self.url} reports the model's own log-probs, not those of the distribution that it draws from at "
                 f"temperature={sampling.temperature:g}, top_p={sampling.top_p:g}, top_k={sampling.top_k}",
                 hint=f"start it with `vllm serve ... {FLAG}`, or sample at temperature 1 without top-p and top-k",
             )
 
-    async def _measured(self, prompt: IntArray) -> Reported:
-        plain = Sampling(max_tokens=1, temperature=1.0, top_logprobs=2)
-        warped = Sampling(max_tokens=1, temperature=2.0, top_k=2, top_logprobs=2)
-        return reported(*[Part(await self._post(self._body(prompt, s), {}), 2) for s in (plain, warped)])
+    async def _measured(self, prompt: IntArray) -> Reported | None:
+        asked = [Sampling(max_tokens=1, temperature=t, top_logprobs=PROBED) for t in (1.0, 2.0)]
+        return reported(*[Part(await self._post(self._body(prompt, s), {}), PROBED) for s in asked])
 
 
 class _NotTaken(EngineError):
