@@ -14,9 +14,6 @@ from agl.trainer.trainer import Result
 
 TASKS, HELDOUT = 400, 64
 SMALL = {
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 64,
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 128,
-    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 128,
     "actor_rollout_ref.rollout.max_num_seqs": 64,
     "trainer.logger": ["console"],
 }

@@ -68,8 +68,7 @@ def test_ppo_with_a_critic_on_adapters(cluster: None, left_clean: None, tiny_pol
         algorithm(
             tiny_policy,
             {
-                "critic.model.path": str(tiny_policy), "critic.ppo_micro_batch_size_per_gpu": 64,
-                "critic.optim.lr": 1e-3, "algorithm.lam": 0.95,
+                "critic.model.path": str(tiny_policy), "critic.optim.lr": 1e-3, "algorithm.lam": 0.95,
             },
             steps=2, adv_estimator="gae", lora_rank=8,
         ),

@@ -31,8 +31,9 @@ from agl.trainer.verl.engine import VerlEngine
 from agl.trainer.verl.job import TrainerJob
 from agl.trainer.verl.messages import Asked, Begun, Message, Saved, Serving, Stepped
 from agl.trainer.verl.plan import ROLLOUT, Plan
+from agl.trainer.verl.refusals import PER_CALL
 from agl.trainer.verl.rows import Group, Prompt, Row, train_rows, val_rows
-from agl.trainer.verl.wiring import CREDITED, fixed, ray_init, runtime_env, total_gpus
+from agl.trainer.verl.wiring import fixed, ray_init, runtime_env, total_gpus
 
 _PROBE = "One fixed sentence tells whether the servers have the weights that were just trained: 0123456789."
 _QUIET_SECONDS = 300.0
@@ -238,7 +239,7 @@ class _Bridge:
             return val_rows(prompt, results, policy=self.policy)
         return train_rows(
             prompt, results, self.run.credit, policy=self.policy, estimator=self.plan.estimator,
-            normalize_std=self.plan.normalize_std, own=self.plan.estimator in CREDITED,
+            normalize_std=self.plan.normalize_std, own=self.plan.estimator in PER_CALL,
         )  # fmt: skip
 
     async def _tag(self, prompt: Prompt, status: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agl.errors import ConfigError, nearest
 from agl.trainer.verl.filled import filled
-from agl.trainer.verl.plan import ACTOR, Plan, flatten
+from agl.trainer.verl.plan import ACTOR, NUMBERS, Plan, flatten
 from agl.trainer.verl.refusals import UNUSED, check, matches
 from agl.trainer.verl.schema import Schema, folder, schema
 
@@ -68,7 +68,9 @@ def compose(plan: Plan, fixed: Mapping[str, Any]) -> DictConfig:
     for key, value in flatten(fixed).items():
         if not key.startswith(OWN):
             known.check(key, value)
-        if key in plan.given and plan.given[key] != value and not matches(key, (*UNUSED, "algorithm.adv_estimator")):
+        # What the plan reads of a config is honoured by whoever reads the plan.
+        read = key in NUMBERS or matches(key, UNUSED)
+        if not read and plan.given.get(key, value) != value:
             raise ConfigError(
                 f"{key}={plan.given[key]!r} cannot be honoured: it has to be {value!r} here", hint="leave it out"
             )

@@ -5,7 +5,8 @@ Imports verl; in the trainer's process alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from agl.trainer.verl import manager
 from agl.trainer.verl.messages import Begun, Saved, Stepped, Tell
 from agl.trainer.verl.probe import Probe
 
+_TRAINED = ("actor_rollout_ref.actor", "critic")
 POLL_SECONDS = 0.1
 """How often the trainer looks for finished groups. verl's own 2 s rounds every step up by a second on average."""
 
@@ -47,6 +49,7 @@ def _trainer_class(mode: str, tell: Tell, probe_ids: Sequence[int]) -> type[Any]
             super().__init__(config)
             self.checkpoint_callback = _SavedCallback(self.checkpoint_callback, tell)
             self.replay_buffer.poll_interval = POLL_SECONDS
+            self._mini_batches = _mini_batches(config, self.parameter_sync_step)
             self._probe = Probe(self, probe_ids, str(config.actor_rollout_ref.rollout.dtype))
 
         def on_train_begin(self) -> None:
@@ -60,12 +63,50 @@ def _trainer_class(mode: str, tell: Tell, probe_ids: Sequence[int]) -> type[Any]
             facts = self._probe.check(trained, self._probe.served(), self.global_steps)
             self._pending_sync_metrics = {**(getattr(self, "_pending_sync_metrics", None) or {}), **facts}
 
+        def _balance_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            _fit_mini_batches(self.config, self._mini_batches, len(batch), self._ranks())
+            return super()._balance_batch(batch, *args, **kwargs)
+
+        def _ranks(self) -> int:
+            group = self.actor_rollout_wg
+            if "actor" not in group._dispatch_info:
+                group._dispatch_info["actor"] = group._query_dispatch_info("actor")
+            return max(group._dispatch_info["actor"]) + 1
+
         def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
             super()._compute_metrics(batch, metrics, *args, **kwargs)
             keys = [k for k, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
             tell(Stepped(self.global_steps, tuple(keys), scalars(metrics)))
 
     return Trainer
+
+
+def _mini_batches(config: DictConfig, parts: int) -> dict[str, int]:
+    """Section -> optimiser steps per pass over what is sampled at once."""
+    batch = config.data.train_batch_size // parts
+    return {name: max(1, batch // OmegaConf.select(config, f"{name}.ppo_mini_batch_size")) for name in _TRAINED}
+
+
+def _fit_mini_batches(config: DictConfig, mini_batches: Mapping[str, int], rows: int, ranks: int) -> None:
+    """Have verl make as many optimiser steps as it would of as many rows as rollouts.
+
+    verl fills a batch up to whole mini-batches of `ppo_mini_batch_size` x `rollout.n` rows. A rollout of several rows
+    would bring about a further step of few real ones, at full weight, and one of none has its place filled.
+    """
+    n = config.actor_rollout_ref.rollout.n
+    for name, steps in mini_batches.items():
+        unit = math.lcm(n, ranks * _micro_batch(config, name)) // n
+        mini = -(-rows // (steps * n * unit)) * unit
+        OmegaConf.update(config, f"{name}.ppo_mini_batch_size", mini)
+
+
+def _micro_batch(config: DictConfig, name: str) -> int:
+    """Rows that a rank's share has to be a multiple of."""
+    if OmegaConf.select(config, f"{name}.use_dynamic_bsz"):
+        return 1
+    keys = [f"{name}.ppo_micro_batch_size_per_gpu"]
+    keys += ["actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu"] if name == _TRAINED[0] else []
+    return math.lcm(*(OmegaConf.select(config, key) or 1 for key in keys))
 
 
 def scalars(metrics: dict[str, Any]) -> dict[str, float]:

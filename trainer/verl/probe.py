@@ -40,10 +40,7 @@ class Probe:
 
     def trained(self) -> FloatArray:
         """The actor's log-probs, float32 [T - 1], of all tokens but the first. Call it while the servers sleep."""
-        group = self._trainer.actor_rollout_wg
-        if "actor" not in group._dispatch_info:
-            group._dispatch_info["actor"] = group._query_dispatch_info("actor")
-        ranks = max(group._dispatch_info["actor"]) + 1
+        group, ranks = self._trainer.actor_rollout_wg, self._trainer._ranks()
         ids = torch.tensor(self._ids, dtype=torch.int64)
         response = ids[1:]
         ones = torch.ones_like(response)

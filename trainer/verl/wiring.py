@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 from agl.trainer.verl import checkpoints
 from agl.trainer.verl.cpu import settings as cpu
 from agl.trainer.verl.plan import ACTOR, ROLLOUT, Plan, flatten
+from agl.trainer.verl.refusals import PER_CALL
 
 if TYPE_CHECKING:
     from agl.trainer.run import Run
 
-CREDITED = ("grpo", "rloo")
-"""verl's estimators in whose place agl's own credit is used; the others are verl's own, on the calls' returns."""
 ESTIMATOR = "agl"
 """`algorithm.adv_estimator` of runs whose advantages are ours."""
 _RUNTIME_ENV = "runtime_env."
@@ -49,7 +48,7 @@ def ray_init(plan: Plan) -> dict[str, Any]:
     given: dict[str, Any] = {}
     prefix = "ray_kwargs.ray_init."
     if plan.device == "cpu":
-        given |= {k.removeprefix(prefix): v for k, v in flatten(cpu.overrides(total_gpus(plan))).items() if prefix in k}
+        given |= {k.removeprefix(prefix): v for k, v in flatten(_cpu_overrides(plan)).items() if prefix in k}
     given |= {k.removeprefix(prefix): v for k, v in plan.given.items() if k.startswith(prefix) and v is not None}
     return {"include_dashboard": False, **{k: v for k, v in given.items() if not k.startswith(_RUNTIME_ENV)}}
 
@@ -91,11 +90,9 @@ def fixed(run: Run, plan: Plan, *, first_step: int) -> Mapping[str, Any]:
         "data.dataloader_num_workers": 0,
         "data.validation_shuffle": False,
         "data.seed": run.seed,
-        f"{ACTOR}.ppo_mini_batch_size": plan.mini_batch_size,
         f"{ROLLOUT}.agent.agent_loop_manager_class": "agl.trainer.verl.manager.AgentManager",
         f"{ROLLOUT}.agent.num_workers": 1,
         f"{ROLLOUT}.calculate_log_probs": True,
-        f"{ROLLOUT}.max_model_len": plan.max_context,
         "reward.num_workers": 1,
         "transfer_queue.enable": True,
         "trainer.default_local_dir": str(checkpoints.folder(run.directory).resolve()),
@@ -107,7 +104,7 @@ def fixed(run: Run, plan: Plan, *, first_step: int) -> Mapping[str, Any]:
         "trainer.test_freq": plan.val_every if run.val and plan.val_every else -1,
         "trainer.val_before_train": bool(run.val) and plan.val_before_train and first_step == 0,
     }
-    if plan.estimator in CREDITED:
+    if plan.estimator in PER_CALL:
         keys["algorithm.adv_estimator"] = ESTIMATOR
     saved = f"{ACTOR}.checkpoint.save_contents"
     if saved not in plan.given:
@@ -115,9 +112,13 @@ def fixed(run: Run, plan: Plan, *, first_step: int) -> Mapping[str, Any]:
     return {**cpu_keys(plan), **keys}
 
 
+def _cpu_overrides(plan: Plan) -> dict[str, Any]:
+    return cpu.overrides(total_gpus(plan), separate=plan.mode == "separate_async")
+
+
 def cpu_keys(plan: Plan) -> dict[str, Any]:
     """Dotted keys that a run on the CPU needs, or that make it start faster and the user's says nothing of."""
     if plan.device != "cpu":
         return {}
     faster = {k: v for k, v in flatten(cpu.defaults()).items() if k not in plan.given}
-    return {**faster, **flatten(cpu.overrides(total_gpus(plan)))}
+    return {**faster, **flatten(_cpu_overrides(plan))}
