@@ -117,7 +117,8 @@ class _Bridge:
         config = plan.compose(settings)
         before = await asyncio.to_thread(cluster.groups)
         queue = await asyncio.to_thread(ray.util.queue.Queue, actor_options={"num_cpus": 0})
-        job = ray.remote(TrainerJob).options(num_cpus=1, max_restarts=0, runtime_env=runtime_env(plan)).remote(queue)
+        actor: Any = ray.remote(TrainerJob)
+        job = actor.options(num_cpus=1, max_restarts=0, runtime_env=runtime_env(plan)).remote(queue)
         try:
             ended = asyncio.ensure_future(_result(job.run.remote(config, probe)))
             await self._follow(queue, ended, rendering)
@@ -362,7 +363,8 @@ def put(partition: str, rows: Seq[Row]) -> None:
 
 def _column(values: Seq[Any]) -> Any:
     if not isinstance(values[0], np.ndarray):
-        return NonTensorStack(*values)
+        stack: Any = NonTensorStack
+        return stack(*values)
     return torch.nested.as_nested_tensor([torch.from_numpy(v) for v in values], layout=torch.jagged)
 
 

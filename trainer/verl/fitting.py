@@ -35,8 +35,12 @@ class _SavedCallback(CheckpointCallback):
         super().__init__()
         self._own, self._tell = own, tell
 
-    def on_save(self, trainer: Any, global_step: int, checkpoint_dir: str, **kwargs: Any) -> None:
-        self._own.on_save(trainer=trainer, global_step=global_step, checkpoint_dir=checkpoint_dir, **kwargs)
+    def on_save(
+        self, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool = False, **kwargs: Any
+    ) -> None:
+        self._own.on_save(
+            trainer=trainer, global_step=global_step, checkpoint_dir=checkpoint_dir, async_save=async_save, **kwargs
+        )
         self._tell(Saved(global_step, checkpoint_dir))
 
 

@@ -54,13 +54,11 @@ class Probe:
             keys=keys, partition_id=_PARTITION, fields=list_of_dict_to_tensordict([dict(row) for _ in keys]), tags=tags
         )
         try:
-            batch = KVBatchMeta(partition_id=_PARTITION, keys=keys, tags=tags)
-            batch.extra_info.update(
-                {
-                    "calculate_entropy": False, "compute_loss": False, "temperature": 1.0,
-                    "use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1,
-                }
-            )  # fmt: skip
+            how = {
+                "calculate_entropy": False, "compute_loss": False, "temperature": 1.0,
+                "use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1,
+            }  # fmt: skip
+            batch = KVBatchMeta(partition_id=_PARTITION, keys=keys, tags=tags, extra_info=how)
             group.compute_log_prob(batch)
             data = tq.kv_batch_get(keys=keys, partition_id=_PARTITION, select_fields=["log_probs", "response_mask"])
             found = response_from_nested(data["log_probs"], data["response_mask"])

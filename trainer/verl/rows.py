@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from agl.credit import Credit
 from agl.mdp import FloatArray, IntArray, Trajectory
@@ -19,6 +20,10 @@ ADVANTAGES = "agl_advantages"
 """The field of a row that holds its advantages, token by token."""
 SOURCE = "agl"
 """verl's `data_source` of every row."""
+
+
+LongArray = npt.NDArray[np.int64]
+"""Token ids as torch has them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,15 +41,15 @@ class Chain:
 
     rollout_id: str
     tokens: Mapping[str, int]
-    prompt_ids: IntArray
-    response_ids: IntArray
+    prompt_ids: LongArray
+    response_ids: LongArray
     response_mask: BoolArray
     logprobs: FloatArray
     rewards: FloatArray
     advantages: FloatArray
 
     @property
-    def ids(self) -> IntArray:
+    def ids(self) -> LongArray:
         """int64 [P + R]."""
         return np.concatenate([self.prompt_ids, self.response_ids])
 
