@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def make_untrained(directory: Path) -> Path:
+def make_untrained(directory: Path, *, head_dim: int = 16) -> Path:
     """Write one with random weights and the quickstart's tokenizer and chat template; returns `directory`."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -21,6 +21,7 @@ def make_untrained(directory: Path) -> Path:
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
+        head_dim=head_dim,
         max_position_embeddings=512,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

@@ -8,15 +8,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from types import ModuleType
 from typing import Any
 
-import torch.distributed as dist
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
-from agl.trainer.verl.cpu import device, value_model
+from agl.trainer.verl.cpu import device, distributed, value_model
 from agl.trainer.verl.cpu.settings import PLATFORM
 
 
@@ -95,20 +93,8 @@ class CpuPlatform(PlatformBase):
         return None
 
 
-def _without_repeated_backends(init_process_group: Any) -> Any:
-    """verl asks for `cpu:gloo,<device>:<backend>`, which names the CPU twice here; torch refuses that."""
-
-    @wraps(init_process_group)
-    def init(backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        if backend is not None:
-            backend = ",".join(dict.fromkeys(backend.split(",")))
-        return init_process_group(backend, *args, **kwargs)
-
-    return init
-
-
+distributed.install()
 value_model.install()
-dist.init_process_group = _without_repeated_backends(dist.init_process_group)
 
 # Eight processes import some 5,000 modules each; at the default threshold a quarter of that time is the collector's.
 gc.set_threshold(200_000, 20, 100)

@@ -41,19 +41,12 @@ def overrides(ranks: int = 1, *, separate: bool = False) -> dict[str, Any]:
         ranks: processes that count as a GPU each, over all resource pools of the machine.
         separate: whether rollout servers have ranks of their own (`trainer.v1.trainer_mode=separate_async`).
     """
-    fsdp = {
-        "model_dtype": "fp32",
-        "mixed_precision": {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
-        "use_torch_compile": False,
-    }
-    # Flash attention and the rows packed for it are CUDA kernels.
-    model = {"use_remove_padding": False, "override_config": {"attn_implementation": "eager"}}
     return {
         "actor_rollout_ref": {
-            "model": model,
+            "model": _model(),
             # FSDP 1 refuses parameters on the CPU.
-            "actor": {"strategy": "fsdp2", "fsdp_config": fsdp},
-            "ref": {"strategy": "fsdp2", "fsdp_config": fsdp},
+            "actor": {"strategy": "fsdp2", "fsdp_config": _fsdp()},
+            "ref": {"strategy": "fsdp2", "fsdp_config": _fsdp()},
             "rollout": {
                 "name": "vllm",
                 "dtype": "float32",
@@ -73,7 +66,7 @@ def overrides(ranks: int = 1, *, separate: bool = False) -> dict[str, Any]:
                 },
             },
         },
-        "critic": {"strategy": "fsdp2", "fsdp": fsdp, "model": model},
+        "critic": {"strategy": "fsdp2", "fsdp": _fsdp(), "model": _model()},
         "trainer": {"device": "cpu"},
         "ray_kwargs": {"ray_init": {"num_gpus": ranks, "num_cpus": 16 * ranks}},
     }
@@ -96,4 +89,18 @@ def defaults() -> dict[str, Any]:
         "reward": {"num_workers": 1},
         "transfer_queue": {"backend": {"SimpleStorage": {"num_data_storage_units": 1}}},
         "ray_kwargs": {"ray_init": {"include_dashboard": False}},
+    }
+
+
+def _model() -> dict[str, Any]:
+    """Flash attention and the rows packed for it are CUDA kernels."""
+    return {"use_remove_padding": False, "override_config": {"attn_implementation": "eager"}}
+
+
+def _fsdp() -> dict[str, Any]:
+    """All in float32, as vLLM samples in it."""
+    return {
+        "model_dtype": "fp32",
+        "mixed_precision": {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
+        "use_torch_compile": False,
     }
