@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from jobs import algorithm, quickstart, train
 import agl
 from agl.mdp import Call
 from agl.selection import select
+from agl.trainer.quickstart.tasks import arithmetic_tasks
 from agl.trainer.store import open_store
 from agl.trajectories import Built, build
 
@@ -23,8 +25,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def test_credit_per_call_reaches_verls_advantages(
     cluster: None, left_clean: None, tiny_policy: Path, tmp_path: Path
 ) -> None:
-    """Colocated and asynchronous, RLOO with GSPO's loss and truncated importance sampling; a tool's success is
-    rewarded, and it is the call that asked for the tool whose tokens have the advantage."""
+    """Colocated and asynchronous, RLOO with GSPO's loss, truncated importance sampling and a reference; a tool's
+    success is rewarded, and it is the call that asked for the tool whose tokens have the advantage."""
     rules = agl.AIR()
 
     @rules.on_tool_success
@@ -41,11 +43,13 @@ def test_credit_per_call_reaches_verls_advantages(
                 "algorithm.rollout_correction.rollout_is_threshold": 2.0,
             },
             steps=2, checkpoint_every=2, mode="colocate_async", adv_estimator="rloo", policy_loss="gspo",
+            kl_coef=0.001,
         ),
         tmp_path / "run", credit=agl.credit.PerCall(), air=rules, heldout=16,
     )  # fmt: skip
     assert [h["step"] for h in result.history] == [0, 1, 2]
     assert result.history[-1]["verl/rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=0.2)
+    assert math.isfinite(result.history[-1]["verl/actor/kl_loss"])
     rows = torch.load(tmp_path / "run" / "checkpoints" / "global_step_2" / "rows.pt")
     groups = asyncio.run(_groups(result.store))
     due = {tuple(c.ids.tolist()): (c, a) for g in groups for c, a in _rloo(g)}
@@ -82,6 +86,16 @@ def test_ppo_with_a_critic_on_adapters(cluster: None, left_clean: None, tiny_pol
     assert last["verl/critic/score/mean"] == pytest.approx(last["train/reward"], abs=1e-5)
     assert result.policy is not None
     assert result.policy.is_dir()
+
+
+def test_a_dry_run(
+    cluster: None, left_clean: None, tiny_policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = agl.Trainer(algorithm(tiny_policy, steps=1), directory=tmp_path / "run", n_workers=2)
+    result = trainer.dev(quickstart(), arithmetic_tasks(8, seed=0, split="train"), n_tasks=2)
+    assert result.history == [{**result.history[0], "step": 0, "train/rollouts": 2}]
+    assert result.checkpoint is None
+    assert capsys.readouterr().out.count("training rows") == 2
 
 
 async def _groups(url: str) -> list[list[Built]]:
