@@ -73,6 +73,9 @@ def test_a_cancelled_call_ends_on_the_server(engine, servers, runner, streamed):
     def completed() -> float:
         return servers[0].metric("vllm:request_success_total", 'finished_reason="length"')
 
+    def on_server() -> float:
+        return sum(servers[0].metric(f"vllm:num_requests_{state}") for state in ("running", "waiting"))
+
     async def scenario():
         # Three times as many as it runs at once.
         on_tokens = (lambda ids, logprobs: None) if streamed else None
@@ -82,17 +85,18 @@ def test_a_cancelled_call_ends_on_the_server(engine, servers, runner, streamed):
             )
             for i in range(n)
         ]
-        while not await asyncio.to_thread(servers[0].metric, "vllm:num_requests_running"):
+        while not await asyncio.to_thread(on_server):
             assert not all(call.done() for call in calls)
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
+        deadline = time.monotonic() + 120
+        # Twice, since a request may be on its way.
+        while await asyncio.to_thread(on_server) or await asyncio.to_thread(on_server):
+            assert time.monotonic() < deadline
 
     before = completed()
     runner.run(scenario())
-    deadline = time.monotonic() + 120
-    while servers[0].metric("vllm:num_requests_running") or servers[0].metric("vllm:num_requests_waiting"):
-        assert time.monotonic() < deadline
     assert completed() - before < n
     assert runner.run(engine.generate(np.int32([1]), Sampling(max_tokens=3))).token_ids.size == 3
 
