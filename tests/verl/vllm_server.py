@@ -61,11 +61,15 @@ class VLLMServer:
                 assert time.monotonic() < deadline, self.log.read_text()[-4000:]
                 time.sleep(0.2)
 
-    def metric(self, name: str) -> float:
-        """The sum of one of its Prometheus metrics."""
+    def metric(self, name: str, label: str = "") -> float:
+        """The sum of one of its Prometheus metrics, over the lines that have this label."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((name + "{", name + " ")))
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in lines
+            if line.startswith((name + "{", name + " ")) and label in line
+        )
 
     def stop(self) -> None:
         """End it with all its processes."""
