@@ -71,7 +71,7 @@ class CpuPlatform(PlatformBase):
         return "CUDA_VISIBLE_DEVICES"  # what Ray sets for its logical GPUs
 
     @contextmanager
-    def nvtx_range(self, msg: str) -> Iterator[None]:
+    def nvtx_range(self, msg: str) -> Iterator[None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         yield
 
     def profiler_start(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import wraps
@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 import torch
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from verl.utils import fsdp_utils
 
@@ -35,7 +35,7 @@ class Endpoint:
     port: int
 
 
-@CheckpointEngineRegistry.register(CHECKPOINT_BACKEND)
+@CheckpointEngineRegistry.register(CHECKPOINT_BACKEND)  # pyright: ignore[reportAttributeAccessIssue]
 class GlooCheckpointEngine(CheckpointEngine):
     """One broadcast per tensor from the first trainer rank to all rollout ranks.
 
@@ -69,7 +69,9 @@ class GlooCheckpointEngine(CheckpointEngine):
         rollout = list(range(1, members))
         return _arguments(actor, members, metadata[0]), _arguments(rollout, members, metadata[0])
 
-    def init_process_group(self, rank: int, world_size: int, endpoint: Endpoint) -> None:
+    def init_process_group(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, rank: int, world_size: int, endpoint: Endpoint
+    ) -> None:
         """Join the group of this update."""
         self._updates += 1
         if rank < 0:
@@ -88,7 +90,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         """Broadcast them all. A trainer rank that is no member walks through them: gathering each takes every rank."""
         await asyncio.to_thread(self._send, weights)
 
-    async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
+    async def receive_weights(self, global_steps: int | None = None) -> Any:
         """Yields (name, tensor on the CPU) as they come."""
         received = self._receive()
         while (item := await asyncio.to_thread(next, received, None)) is not None:
@@ -121,7 +123,7 @@ class GlooCheckpointEngine(CheckpointEngine):
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
         assert self._group is not None
-        self._group.broadcast([tensor.view(-1)]).wait()
+        self._group.broadcast([tensor.view(-1)]).wait()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _copied(save: Any) -> Any:

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
-from vllm.model_executor.layers import utils as layers
-from vllm.model_executor.models.utils import WeightsMapper
+from vllm.model_executor.layers import utils as layers  # pyright: ignore[reportMissingImports]
+from vllm.model_executor.models.utils import WeightsMapper  # pyright: ignore[reportMissingImports]
 
 
-def _plain_linear(layer: torch.nn.Module, remove_weight: bool = False) -> None:
+def _plain_linear(layer: Any, remove_weight: bool = False) -> None:
     """Multiply by the weight itself: vLLM would pack it and drop the original, and then nothing could reload it."""
     layer.cpu_linear = torch.nn.functional.linear
 
