@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import statistics
 import sys
@@ -44,13 +43,18 @@ def question(i: int) -> str:
     return f"What is {i % 89} + {i % 53}?"
 
 
-async def agent(task: dict[str, Any], llm: Any) -> float:
-    """agl's side: one call through the SDK that people use."""
-    from openai import AsyncOpenAI
+_client: Any = None
 
-    client = AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key)
-    answer = await client.chat.completions.create(
-        model=llm.model, messages=[{"role": "user", "content": task["question"]}], max_completion_tokens=TOKENS
+
+async def agent(task: dict[str, Any]) -> float:
+    """agl's side: one call through the SDK that people use, whose client is made once."""
+    global _client
+    if _client is None:
+        from openai import AsyncOpenAI
+
+        _client = AsyncOpenAI(api_key="not used in training")
+    answer = await _client.chat.completions.create(
+        model="any", messages=[{"role": "user", "content": task["question"]}], max_completion_tokens=TOKENS
     )
     return reward_of(answer.choices[0].message.content or "")
 
@@ -61,7 +65,7 @@ def settings(device: str) -> dict[str, Any]:
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 128,
         "actor_rollout_ref.rollout.max_num_seqs": BATCH * GROUP,
     }
-    return {"trainer.checkpoint_callback_class": "verl_bridge.Weighed", "trainer.logger": ["console"], **small}
+    return {"trainer.checkpoint_callback_class": "verl_weighed.Weighed", "trainer.logger": ["console"], **small}
 
 
 def algorithm(model: Path, device: str, steps: int) -> Any:
@@ -72,34 +76,6 @@ def algorithm(model: Path, device: str, steps: int) -> Any:
         device=device, max_prompt_tokens=PROMPT, max_response_tokens=TOKENS, val_before_train=False,
         checkpoint_every=steps, learning_rate=1e-6,
     )  # fmt: skip
-
-
-# -- what a step moves ------------------------------------------------------------------------------------------------
-
-with contextlib.suppress(ImportError):
-    from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
-
-    class Weighed(CheckpointCallback):
-        """Writes how many bytes the rows of the last step are as the rollouts wrote them, and how many tokens."""
-
-        def on_save(self, trainer: Any, global_step: int, checkpoint_dir: str, **_: Any) -> None:
-            import pickle
-
-            import torch
-            import transfer_queue as tq
-
-            later = {"old_log_probs", "entropy", "advantages", "returns", "log_probs", "rollout_is_weights"}
-            tags = tq.kv_list("train")["train"]
-            keys = [k for k, tag in tags.items() if not tag.get("is_prompt") and not tag.get("is_padding")]
-            data = tq.kv_batch_get(keys=keys, partition_id="train")
-            size = 0
-            for name in sorted(set(data.keys()) - later):
-                for i in range(len(keys)):
-                    value = data[name][i]
-                    tensor = isinstance(value, torch.Tensor)
-                    size += value.nbytes if tensor else len(pickle.dumps(getattr(value, "data", value)))
-            tokens = sum(tags[k]["seq_len"] for k in keys)
-            (Path(checkpoint_dir) / "weighed.json").write_text(json.dumps({"bytes": size, "tokens": tokens}))
 
 
 # -- the two sides ----------------------------------------------------------------------------------------------------
