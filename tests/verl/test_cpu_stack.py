@@ -34,14 +34,16 @@ def run(program: str, *arguments: object) -> str:
 def test_vllm_takes_weights_again_and_again(tmp_path: Path) -> None:
     """By verl's own loading; what vLLM then gives are the log-probs of those weights."""
     program = """
-        import json, sys
+        import asyncio, json, os, sys, threading
         import torch
         import verl
         from transformers import AutoModelForCausalLM
         from vllm import LLM, SamplingParams
+        from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
         from agl.trainer.verl.cpu.settings import overrides
 
         directory, prompts = sys.argv[1], json.loads(sys.argv[2])
+        os.environ["VERL_RAY_JOB_ID"] = f"test-{os.getpid()}"  # part of the socket's name
         llm = LLM(
             directory, dtype="float32", enforce_eager=True, max_model_len=64, kv_cache_memory_bytes=2**26,
             enable_prefix_caching=False,
@@ -49,22 +51,21 @@ def test_vllm_takes_weights_again_and_again(tmp_path: Path) -> None:
         )
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
 
-        def load(worker, weights):
-            from vllm.model_executor.model_loader.utils import process_weights_after_loading
-            shared = [(name, tensor.share_memory_()) for name, tensor in weights]
-            worker._update_weights(shared, peft_config=None, base_sync_done=True)
-            for inner, config in worker._iter_all_models_with_config():
-                process_weights_after_loading(inner, config, torch.device("cpu"))
-            for _, tensor in shared:
-                tensor.zero_()  # the bucket's next use
+        def send(weights):  # as the trainer's rank does it: through a segment of shared memory, in buckets
+            sender = BucketedWeightSender(handle, bucket_size_mb=1, use_shm=True)
+            asyncio.run(sender.async_send_weights(iter(weights)))
 
+        (handle,) = llm.llm_engine.collective_rpc(lambda worker: worker._get_zmq_handle())
         worst = []
         for seed in range(3):
             torch.manual_seed(seed)
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(0.1 * torch.randn_like(parameter))
-            llm.llm_engine.collective_rpc(load, args=([(n, p.detach().clone()) for n, p in model.named_parameters()],))
+            sending = threading.Thread(target=send, args=([(n, p.detach()) for n, p in model.named_parameters()],))
+            sending.start()
+            llm.llm_engine.collective_rpc("update_weights_from_ipc", kwargs={"use_shm": True})
+            sending.join()
             outputs = llm.generate(
                 [{"prompt_token_ids": prompt} for prompt in prompts],
                 SamplingParams(max_tokens=8, temperature=1.0, logprobs=0, ignore_eos=True),

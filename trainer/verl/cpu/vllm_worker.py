@@ -22,9 +22,4 @@ if not hasattr(WeightsMapper, "get_unstacked_mapper"):  # what verl 0.9 calls it
 
 
 class CpuWorkerExtension(vLLMColocateWorkerExtension):
-    """verl's own extension, made safe for weights that arrive in shared memory."""
-
-    def _update_weights(self, weights: list[tuple[str, torch.Tensor]], *args: Any, **kwargs: Any) -> Any:
-        # `Tensor.to` is a copy on other devices. Here it is a view, and a loader may keep it: the segment could not be
-        # unmapped, and would change under the model.
-        return super()._update_weights([(name, tensor.clone()) for name, tensor in weights], *args, **kwargs)
+    """verl's own, by a name with which vLLM imports this module in its worker."""
