@@ -395,7 +395,7 @@ def _facts(
         "train/forks": sum(merged.forks.values()),
         "policy_version": done.step,
         "seconds": seconds,
-        "rollouts_per_second": len(results) / max(1e-9, done.metrics.get("timing_s/gen", seconds)),
+        "rollouts_per_second": len(results) / max(1e-9, seconds),
         **{f"verl/{k}": v for k, v in done.metrics.items()},
     }
 
