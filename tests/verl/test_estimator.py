@@ -74,3 +74,31 @@ def test_verl_uses_the_advantages_of_the_rows(queue: None) -> None:
         assert not got[i, due.size :].any()
     assert not got[len(made) :].any(), "verl's padding rows are trained"
     assert len({round(float(x), 5) for x in got[got != 0]}) > 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "mini_batches", "ranks", "micro", "mini", "filled"),
+    [
+        (128, 1, 1, None, 16, 128),  # a row for every rollout: as verl would have it
+        (130, 1, 1, None, 17, 136),  # two rollouts of two rows: one optimiser step still, not two
+        (130, 2, 1, None, 9, 144),
+        (120, 1, 1, None, 15, 120),  # eight rollouts failed: nothing to fill up
+        (130, 1, 4, 8, 20, 160),  # four GPUs with micro-batches of eight rows
+    ],
+)
+def test_there_are_as_many_optimiser_steps_as_for_whole_rollouts(
+    rows: int, mini_batches: int, ranks: int, micro: int | None, mini: int, filled: int
+) -> None:
+    from omegaconf import OmegaConf
+
+    from agl.trainer.verl.fitting import _fit_mini_batches
+
+    part = {"use_dynamic_bsz": micro is None, "ppo_mini_batch_size": 16, "ppo_micro_batch_size_per_gpu": micro}
+    config = OmegaConf.create(
+        {"actor_rollout_ref": {"rollout": {"n": 8, "log_prob_micro_batch_size_per_gpu": micro}, "actor": part}}
+    )
+    _fit_mini_batches(config, {"actor_rollout_ref.actor": mini_batches}, rows, ranks)
+    chosen = config.actor_rollout_ref.actor.ppo_mini_batch_size
+    assert chosen == mini
+    assert -(-rows // (chosen * 8)) == mini_batches
+    assert -(-rows // (chosen * 8)) * chosen * 8 == filled

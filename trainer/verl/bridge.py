@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from agl.trainer.store.base import Mode, TrainedCall
 from agl.trainer.verl import checkpoints, cluster
 from agl.trainer.verl.engine import VerlEngine
 from agl.trainer.verl.job import TrainerJob
-from agl.trainer.verl.messages import Asked, Begun, Message, Saved, Serving, Stepped
+from agl.trainer.verl.messages import Asked, Begun, Message, Over, Saved, Serving, Stepped
 from agl.trainer.verl.plan import ROLLOUT, Plan
 from agl.trainer.verl.refusals import PER_CALL
 from agl.trainer.verl.rows import Group, Prompt, Row, train_rows, val_rows
@@ -37,7 +38,9 @@ from agl.trainer.verl.wiring import fixed, ray_init, runtime_env, total_gpus
 
 _PROBE = "One fixed sentence tells whether the servers have the weights that were just trained: 0123456789."
 _QUIET_SECONDS = 300.0
-"""After how long without a word from verl it is said where its logs are."""
+"""After how long without a word from verl, and without a rollout that runs, it is said where its logs are."""
+_LOST_SECONDS = 4 * 3600.0
+"""After how long it is given up: longer than any update should take."""
 
 
 async def train(run: Run, plan: Plan) -> None:
@@ -79,10 +82,13 @@ class _Bridge:
     def __init__(self, run: Run, plan: Plan) -> None:
         self.run, self.plan = run, plan
         self.policy = run.selection.policies[0]
+        # By which `explain` finds the tokenizer later, from any directory.
+        self._model = str(Path(plan.model).resolve()) if Path(plan.model).exists() else plan.model
         self._groups: dict[str, tuple[Prompt, list[RolloutResult], Group]] = {}
         self._places: Counter[tuple[str, int]] = Counter()
         self._validated: dict[int, list[RolloutResult]] = defaultdict(list)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._dry = False
         self._lost: list[list[RolloutResult]] = []
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -91,7 +97,7 @@ class _Bridge:
 
         from agl.trainer.explain import describe, renderable
 
-        run = self.run
+        run, self._dry = self.run, True
         only = {"trainer.val_only": True, "trainer.val_before_train": True}
         await self._fit({**fixed(run, self.plan, first_step=0), **only})
         results = self._validated[0]
@@ -128,29 +134,36 @@ class _Bridge:
     async def _follow(self, queue: Any, ended: asyncio.Future[None], rendering: Rendering) -> None:
         """Do what verl's trainer asks for until it is done."""
         coming: asyncio.Future[Message] = asyncio.ensure_future(queue.get_async())
+        quiet = 0.0
         try:
             while True:
-                done, _ = await asyncio.wait(
-                    (coming, ended, self._broken), return_when=asyncio.FIRST_COMPLETED, timeout=_QUIET_SECONDS
-                )
-                if not done and not self._tasks:
-                    # verl waits for ever for a worker or server of its own that has died.
-                    self.run.progress.note(
-                        f"no word from verl for {_QUIET_SECONDS / 60:.0f} minutes; its logs: {cluster.log_directory()}"
-                    )
+                watched = (coming, self._broken) if ended.done() else (coming, self._broken, ended)
+                done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED, timeout=_QUIET_SECONDS)
+                quiet = 0.0 if done or self._tasks else quiet + _QUIET_SECONDS
+                if quiet:
+                    self._say_quiet(quiet)
                 if self._broken.done():
                     self._broken.result()
-                if coming.done():
-                    message = coming.result()
-                    coming = asyncio.ensure_future(queue.get_async())
-                    await self._take(message, rendering)
-                elif ended.done():
+                if ended.done():
                     ended.result()
+                if not coming.done():
+                    continue
+                message = coming.result()
+                if isinstance(message, Over):
                     return
+                coming = asyncio.ensure_future(queue.get_async())
+                await self._take(message, rendering)
         finally:
             coming.cancel()
             if not ended.done():
                 ended.cancel()
+
+    def _say_quiet(self, seconds: float) -> None:
+        """verl waits for ever for a worker or server of its own that has died."""
+        said = f"no word from verl for {seconds / 60:.0f} minutes; its logs: {cluster.log_directory()}"
+        if seconds >= _LOST_SECONDS:
+            raise TrainingError(said, hint="one of its workers or servers may have died: go on with resume=True")
+        self.run.progress.note(said)
 
     async def _take(self, message: Message, rendering: Rendering) -> None:
         match message:
@@ -164,6 +177,8 @@ class _Bridge:
                 checkpoints.saved(self.run, self.plan, step, path)
             case Stepped():
                 await self._stepped(message)
+            case Over():
+                pass
 
     # -- rollouts -----------------------------------------------------------------------------------------------------
 
@@ -216,7 +231,7 @@ class _Bridge:
             # A step is counted from 0 in the store, and a validation has the number of the steps that are done.
             step=prompt.step if prompt.validate else prompt.step - 1,
             group_size=prompt.n,
-            metadata={"model": self.plan.model},
+            metadata={"model": self._model},
             first=place,
             announce=False,
         )
@@ -233,7 +248,7 @@ class _Bridge:
     def _mode(self, prompt: Prompt) -> Mode:
         if not prompt.validate:
             return "train"
-        return "val" if self.run.val is not self.run.train else "dev"
+        return "dev" if self._dry else "val"
 
     def _rows(self, prompt: Prompt, results: Seq[RolloutResult]) -> Group:
         if prompt.validate:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from agl.trainer.verl.messages import Message
+from agl.trainer.verl.messages import Message, Over
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -31,3 +31,4 @@ class TrainerJob:
         from agl.trainer.verl.fitting import fit
 
         fit(config, probe_ids, self.tell)
+        self.tell(Over())

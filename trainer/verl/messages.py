@@ -48,5 +48,10 @@ class Stepped:
     metrics: Mapping[str, float]
 
 
-Message = Serving | Begun | Asked | Saved | Stepped
+@dataclass(frozen=True, slots=True)
+class Over:
+    """All is done; nothing comes after it."""
+
+
+Message = Serving | Begun | Asked | Saved | Stepped | Over
 Tell = Callable[[Message], None]
