@@ -132,3 +132,14 @@ def test_a_validation_has_one_row_per_rollout_with_its_reward() -> None:
     assert row.fields["uid"] == "u-1"
     assert row.fields["rm_scores"].sum() == 0.25
     assert row.fields["num_turns"] == 4
+
+
+def test_weights_that_changed_within_a_rollout_show_in_its_rows() -> None:
+    """verl's staleness rules go by the oldest and newest weights of a row."""
+    calls = [replace(call(0, [1], [2], rollout=r), policy_version=4) for r in "ab"]
+    group = train_rows(
+        PROMPT, [result(trajectory([c], c.rollout_id), k) for k, c in enumerate(calls)], Uniform(), policy="policy",
+        estimator="grpo", normalize_std=True, own=True, newest=lambda c: 6 if c.rollout_id == "b" else 4,
+    )  # fmt: skip
+    assert [(row.tag["min_global_steps"], row.tag["max_global_steps"]) for row in group.rows] == [(4, 4), (4, 6)]
+    assert group.rows[1].fields["extra_fields"]["max_global_steps"] == 6

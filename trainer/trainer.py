@@ -82,7 +82,7 @@ class Trainer:
     """Trains an agent.
 
     Args:
-        algorithm: `agl.GRPO(...)` or `agl.Baseline()`.
+        algorithm: `agl.GRPO(...)` and its kin on this machine, `agl.VERL(...)` on a cluster, or `agl.Baseline()`.
         tracer: an adapter's tracer, or several; a wrapped agent brings its own.
         agents: which agents are trained: name, glob, re.Pattern, callable, several of them, or {pattern: policy};
             None = every agent.

@@ -89,6 +89,7 @@ class _Bridge:
         self._validated: dict[int, list[RolloutResult]] = defaultdict(list)
         self._tasks: set[asyncio.Task[None]] = set()
         self._dry = False
+        self._engine: VerlEngine | None = None
         self._lost: list[list[RolloutResult]] = []
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -186,7 +187,8 @@ class _Bridge:
         run, plan = self.run, self.plan
         await asyncio.to_thread(tq.init)
         run.gateway = Gateway(run.store, capture_content=run.capture_content)
-        run.gateway.serve(self.policy, VerlEngine(client, plan.max_context), rendering)
+        self._engine = VerlEngine(client, plan.max_context)
+        run.gateway.serve(self.policy, self._engine, rendering)
         await run.start(self._rules, self.policy)
         if run.runners != "remote" and run.n_workers < min(64, plan.batch_size * plan.group_size):
             run.progress.note(
@@ -253,9 +255,11 @@ class _Bridge:
     def _rows(self, prompt: Prompt, results: Seq[RolloutResult]) -> Group:
         if prompt.validate:
             return val_rows(prompt, results, policy=self.policy)
+        assert self._engine is not None, "verl asks for rollouts after its servers are up"
         return train_rows(
             prompt, results, self.run.credit, policy=self.policy, estimator=self.plan.estimator,
             normalize_std=self.plan.normalize_std, own=self.plan.estimator in PER_CALL,
+            newest=self._engine.newest,
         )  # fmt: skip
 
     async def _tag(self, prompt: Prompt, status: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from agl.errors import ContextLengthError, EngineError
-from agl.mdp import IntArray
+from agl.mdp import Call, IntArray
 from agl.trainer.engine import Completion, OnTokens, Sampling, StopReason
 
 if TYPE_CHECKING:
@@ -27,10 +28,15 @@ class VerlEngine:
 
     def __init__(self, client: LLMServerClient, max_context: int) -> None:
         self._client, self._max_context = client, max_context
+        self._newest: dict[bytes, int] = {}
 
     @property
     def max_context(self) -> int:
         return self._max_context
+
+    def newest(self, call: Call) -> int:
+        """The newest weights that sampled a part of a call; its own version says the oldest."""
+        return self._newest.get(_key(call.prompt_ids, call.response_ids), call.policy_version)
 
     async def generate(
         self,
@@ -78,10 +84,11 @@ class VerlEngine:
             raise EngineError(f"verl's LLM server sent {ids.size} tokens with {logprobs.size} log-probs", policy=policy)
         if on_tokens is not None and ids.size:
             on_tokens(ids.tolist(), logprobs.tolist())
-        return Completion(
-            ids, logprobs, self._why(output.stop_reason, ids, limit, sampling),
-            int(output.extra_fields.get("min_global_steps") or 0),
-        )  # fmt: skip
+        oldest = int(output.extra_fields.get("min_global_steps") or 0)
+        newest = int(output.extra_fields.get("max_global_steps") or oldest)
+        if newest != oldest:
+            self._newest[_key(prompt_ids, ids)] = newest
+        return Completion(ids, logprobs, self._why(output.stop_reason, ids, limit, sampling), oldest)
 
     def _why(self, stop_reason: str | None, ids: IntArray, limit: int, sampling: Sampling) -> StopReason:
         """verl does not tell a whole answer from one that was cut."""
@@ -89,3 +96,9 @@ class VerlEngine:
             return "cancelled"
         ended = ids.size and int(ids[-1]) in sampling.stop_token_ids
         return "length" if ids.size >= limit and not ended else "stop"
+
+
+def _key(prompt_ids: IntArray, response_ids: IntArray) -> bytes:
+    """What tells one call's tokens from another's."""
+    ids = np.concatenate([prompt_ids, response_ids]).astype(np.int32)
+    return hashlib.blake2b(ids.tobytes(), digest_size=16).digest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agl.credit import Credit
-from agl.mdp import FloatArray, IntArray, Trajectory
+from agl.mdp import Call, FloatArray, IntArray, Trajectory
 from agl.sequence import BoolArray, Sequence, merge
 from agl.trainer.algorithms.advantages import Scored, score
 from agl.trainer.runners.base import RolloutResult
@@ -164,6 +164,13 @@ class Prompt:
         return "val" if self.validate else "train"
 
 
+Newest = Callable[[Call], int]
+
+
+def _one_version(call: Call) -> int:
+    return call.policy_version
+
+
 def train_rows(
     prompt: Prompt,
     results: Seq[RolloutResult],
@@ -173,6 +180,7 @@ def train_rows(
     estimator: str,
     normalize_std: bool,
     own: bool,
+    newest: Newest = _one_version,
 ) -> Group:
     """Rows of a group of rollouts, credited and merged.
 
@@ -180,6 +188,7 @@ def train_rows(
         results: of the group; failed ones have no part in it. policy: the one that is trained.
         own: whether our advantages are used; False: verl's estimator makes its own of the rewards, and looks for a
             prompt's rows by its uid.
+        newest: call -> the newest weights that sampled a part of it.
     """
     sessions = {r.rollout.rollout_id: k for k, r in enumerate(results)}
     trajectories = [r.built.trajectory for r in results if r.built is not None]
@@ -189,7 +198,7 @@ def train_rows(
     rows = []
     for trajectory in scored.of(policy):
         session = sessions[trajectory.rollout_id]
-        versions = [t.call.policy_version for t in trajectory.transitions]
+        versions = _versions(trajectory, newest)
         made = [c for row in merge(trajectory, scored.advantages) for c in chains(row, returns)]
         for i, chain in enumerate(made):
             key = f"{prompt.uid}_{session}_{i}"
@@ -207,10 +216,16 @@ def val_rows(prompt: Prompt, results: Seq[RolloutResult], *, policy: str) -> Gro
         trajectory = result.built.trajectory.of(policy)
         chain = _whole(trajectory, result.built.reward or 0.0)
         if chain is not None:
-            versions = [t.call.policy_version for t in trajectory.transitions]
+            versions = _versions(trajectory, _one_version)
             key = f"{prompt.uid}_{session}_0"
             rows.append(_row(prompt, key, prompt.uid, chain, versions, {}, len(trajectory.transitions)))
     return Group(tuple(rows), None)
+
+
+def _versions(trajectory: Trajectory, newest: Newest) -> tuple[int, int]:
+    """Oldest and newest weights that sampled a part of it."""
+    calls = [t.call for t in trajectory.transitions]
+    return min(c.policy_version for c in calls), max(newest(c) for c in calls)
 
 
 def _whole(trajectory: Trajectory, reward: float) -> Chain | None:
@@ -230,10 +245,10 @@ def _whole(trajectory: Trajectory, reward: float) -> Chain | None:
 
 
 def _row(
-    prompt: Prompt, key: str, uid: str, chain: Chain, versions: Seq[int], extra: Mapping[str, float], turns: int
+    prompt: Prompt, key: str, uid: str, chain: Chain, versions: tuple[int, int], extra: Mapping[str, float], turns: int
 ) -> Row:
     ids = chain.ids
-    steps = {"min_global_steps": min(versions), "max_global_steps": max(versions)}
+    steps = dict(zip(("min_global_steps", "max_global_steps"), versions, strict=True))
     mask = chain.response_mask.astype(np.int64)
     fields = {
         "uid": uid,
