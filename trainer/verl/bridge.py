@@ -20,14 +20,13 @@ import transfer_queue as tq
 from tensordict import NonTensorStack, TensorDict
 
 from agl.errors import AglError, ConfigError, NoTrainableDataError, TrainingError
-from agl.sequence import merge_report
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.rendering import Rendering
 from agl.trainer.run import Run, mean_rewards, require_some, require_tasks
 from agl.trainer.runners.base import RolloutResult
-from agl.trainer.store.base import Mode, TrainedCall
-from agl.trainer.verl import checkpoints, cluster
+from agl.trainer.store.base import Mode
+from agl.trainer.verl import checkpoints, cluster, record
 from agl.trainer.verl.engine import VerlEngine
 from agl.trainer.verl.job import TrainerJob
 from agl.trainer.verl.messages import Asked, Begun, Message, Over, Saved, Serving, Stepped
@@ -84,7 +83,7 @@ class _Bridge:
         self.policy = run.selection.policies[0]
         # By which `explain` finds the tokenizer later, from any directory.
         self._model = str(Path(plan.model).resolve()) if Path(plan.model).exists() else plan.model
-        self._groups: dict[str, tuple[Prompt, list[RolloutResult], Group]] = {}
+        self._groups: dict[str, record.Seen] = {}
         self._places: Counter[tuple[str, int]] = Counter()
         self._validated: dict[int, list[RolloutResult]] = defaultdict(list)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -206,7 +205,7 @@ class _Bridge:
     def _begin(self, step: int, steps: int) -> None:
         self.run.progress.start(steps, step)
         if (results := self._validated.pop(step, None)) is not None and not self.run.history:
-            self.run.history.append({"step": step, **_validation(results)})
+            self.run.history.append({"step": step, **record.validation(results)})
 
     def _ask(self, prompts: Seq[Prompt]) -> None:
         if prompts:
@@ -241,7 +240,7 @@ class _Bridge:
         if prompt.validate:
             self._validated[prompt.step] += results
         else:
-            self._groups[prompt.uid] = prompt, results, group
+            self._groups[prompt.uid] = record.Seen(prompt, results, group)
         if group.rows:
             await asyncio.to_thread(put, prompt.partition, group.rows)
         self._count_lost(prompt, results, group)
@@ -291,42 +290,21 @@ class _Bridge:
 
     async def _stepped(self, done: Stepped) -> None:
         run = self.run
-        rows = {row.key: row for _, _, group in self._groups.values() for row in group.rows}
+        rows = {row.key: row for seen in self._groups.values() for row in seen.group.rows}
         uids = list(dict.fromkeys(key.rsplit("_", 2)[0] for key in done.keys))
         trained = [self._groups.pop(uid) for uid in uids if uid in self._groups]
         # What a sync step had and did not train came to nothing, and verl has thrown it away.
-        over = [u for u, (p, _, g) in self._groups.items() if not g.rows and p.step <= done.step]
+        over = [uid for uid, s in self._groups.items() if not s.group.rows and s.prompt.step <= done.step]
         empty = [self._groups.pop(uid) for uid in over]
-        await self._record(done, [*trained, *empty], [rows[k] for k in done.keys if k in rows])
+        seen, used = [*trained, *empty], [rows[k] for k in done.keys if k in rows]
+        await run.store.add_trained_calls(run.run_id, record.trained_calls(done, seen, used, self.policy))
         await run.store.add_policy_version(run.run_id, self.policy, done.step, done.step)
-        entry = _facts(done, [*trained, *empty], [rows[k] for k in done.keys if k in rows], self.policy)
+        entry = record.facts(done, seen, used, self.policy)
         if (results := self._validated.pop(done.step, None)) is not None:
-            entry |= _validation(results)
+            entry |= record.validation(results)
         run.history.append(entry)
         run.progress.step(entry)
         checkpoints.note_history(run, self.plan)
-
-    async def _record(
-        self, done: Stepped, groups: Seq[tuple[Prompt, list[RolloutResult], Group]], rows: Seq[Row]
-    ) -> None:
-        place: dict[str, int] = {}
-        tokens: Counter[str] = Counter()
-        for i, row in enumerate(rows):
-            place |= dict.fromkeys(row.chain.calls, i)
-            tokens.update(row.chain.tokens)
-        scored = [c for _, _, group in groups if group.scored is not None for c in group.scored.calls]
-        await self.run.store.add_trained_calls(
-            self.run.run_id,
-            [
-                TrainedCall(
-                    call_id=c.call_id, rollout_id=c.rollout_id, step=done.step, policy_version=done.step,
-                    sequence=place.get(c.call_id), reward=c.reward, return_=c.return_, advantage=c.advantage,
-                    tokens=tokens[c.call_id], dropped=c.dropped,
-                )
-                for c in scored
-                if c.policy == self.policy
-            ],
-        )  # fmt: skip
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -385,38 +363,6 @@ def _column(values: Seq[Any]) -> Any:
         stack: Any = NonTensorStack
         return stack(*values)
     return torch.nested.as_nested_tensor([torch.from_numpy(v) for v in values], layout=torch.jagged)
-
-
-def _validation(results: Seq[RolloutResult]) -> dict[str, Any]:
-    good = require_some(results, "the validation")
-    return {**mean_rewards(good, "val"), "val/failed_rollouts": len(results) - len(good)}
-
-
-def _facts(
-    done: Stepped, groups: Seq[tuple[Prompt, list[RolloutResult], Group]], rows: Seq[Row], policy: str
-) -> dict[str, Any]:
-    results = [r for _, of_group, _ in groups for r in of_group]
-    good = [r for r in results if r.error is None]
-    kept = [t for _, _, group in groups if group.scored is not None for t in group.scored.of(policy)]
-    merged = merge_report(kept, ())
-    seconds = done.metrics.get("timing_s/step", 0.0)
-    return {
-        "step": done.step,
-        **mean_rewards(good, "train"),
-        "train/rollouts": len(results),
-        "train/failed_rollouts": len(results) - len(good),
-        "train/dropped_groups": sum(g.scored.dropped_groups for _, _, g in groups if g.scored is not None),
-        "train/zero_variance_groups": sum(g.scored.zero_variance_groups for _, _, g in groups if g.scored is not None),
-        "train/calls": merged.calls,
-        "train/rows": len(rows),
-        "train/tokens": sum(row.tag["seq_len"] for row in rows),
-        "train/tokens_unmerged": merged.tokens_unmerged,
-        "train/forks": sum(merged.forks.values()),
-        "policy_version": done.step,
-        "seconds": seconds,
-        "rollouts_per_second": len(results) / max(1e-9, seconds),
-        **{f"verl/{k}": v for k, v in done.metrics.items()},
-    }
 
 
 def _tokenized(model: str) -> tuple[Rendering, list[int]]:
