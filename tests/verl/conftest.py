@@ -22,10 +22,13 @@ def cluster() -> Iterator[None]:
     """A Ray that is not the run's own, so that it must be left as it was found."""
     import ray
 
+    from agl.trainer.verl.cpu.settings import environment
+
+    os.environ.update(environment())
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     ray.init(
         address="local", num_gpus=1, num_cpus=16, include_dashboard=False, log_to_driver=False,
-        logging_level=logging.ERROR, runtime_env={"env_vars": {"PYTHONPATH": path}},
+        logging_level=logging.ERROR, runtime_env={"env_vars": {**environment(), "PYTHONPATH": path}},
     )  # fmt: skip
     yield
     ray.shutdown()

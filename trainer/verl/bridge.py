@@ -89,6 +89,7 @@ class _Bridge:
         self._tasks: set[asyncio.Task[None]] = set()
         self._dry = False
         self._engine: VerlEngine | None = None
+        self._vocabulary: int | None = None
         self._lost: list[list[RolloutResult]] = []
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -119,7 +120,7 @@ class _Bridge:
     async def _fit(self, settings: Mapping[str, Any]) -> None:
         """Have verl's trainer do what its config says, and do what it asks for meanwhile."""
         plan = self.plan
-        rendering, probe = await asyncio.to_thread(_tokenized, plan.model)
+        rendering, probe, self._vocabulary = await asyncio.to_thread(_tokenized, plan.model)
         config = plan.compose(settings)
         before = await asyncio.to_thread(cluster.groups)
         queue = await asyncio.to_thread(ray.util.queue.Queue, actor_options={"num_cpus": 0})
@@ -186,7 +187,8 @@ class _Bridge:
         run, plan = self.run, self.plan
         await asyncio.to_thread(tq.init)
         run.gateway = Gateway(run.store, capture_content=run.capture_content)
-        self._engine = VerlEngine(client, plan.max_context)
+        seeds = bool(plan.given.get(f"{ROLLOUT}.full_determinism"))
+        self._engine = VerlEngine(client, plan.max_context, vocabulary=self._vocabulary, seeds=seeds)
         run.gateway.serve(self.policy, self._engine, rendering)
         await run.start(self._rules, self.policy)
         if run.runners != "remote" and run.n_workers < min(64, plan.batch_size * plan.group_size):
@@ -365,9 +367,12 @@ def _column(values: Seq[Any]) -> Any:
     return torch.nested.as_nested_tensor([torch.from_numpy(v) for v in values], layout=torch.jagged)
 
 
-def _tokenized(model: str) -> tuple[Rendering, list[int]]:
-    """The model's rendering, and the probe's tokens."""
+def _tokenized(model: str) -> tuple[Rendering, list[int], int | None]:
+    """The model's rendering, the probe's tokens, and how many ids the model knows."""
+    from transformers import AutoConfig
+
     from agl.trainer.local.model import load_tokenizer
 
     tokenizer = load_tokenizer(model)
-    return Rendering(tokenizer), list(tokenizer.encode(_PROBE))
+    vocabulary = getattr(AutoConfig.from_pretrained(model).get_text_config(), "vocab_size", None)
+    return Rendering(tokenizer), list(tokenizer.encode(_PROBE)), vocabulary

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agl.errors import ContextLengthError, EngineError
+from agl.errors import EngineError
 from agl.mdp import Call, IntArray
-from agl.trainer.engine import Completion, OnTokens, Sampling, StopReason
+from agl.trainer.engine import Completion, OnTokens, Sampling, StopReason, check_prompt, check_sampling
 
 if TYPE_CHECKING:
     from verl.workers.rollout.llm_server import LLMServerClient
@@ -19,15 +19,20 @@ if TYPE_CHECKING:
 class VerlEngine:
     """Samples through verl's `LLMServerClient`.
 
-    The servers take no seed per request here: vLLM would then draw each request's tokens by itself, which is slow.
     An answer whose request is cancelled is sampled to its end and thrown away, since verl's client cannot abort one.
+    One that a stop text ends at its very limit counts as cut. verl's servers never sample an id that the tokenizer does
+    not have, where the model knows more; log-probs are of what is left.
 
     Args:
-        client: of the trainer. max_context: of the servers, in tokens.
+        client: of the trainer. max_context: of the servers, in tokens. vocabulary: how many ids the model knows.
+        seeds: whether requests are sampled by their seeds: vLLM then draws each one's tokens by itself, which is slow.
     """
 
-    def __init__(self, client: LLMServerClient, max_context: int) -> None:
+    def __init__(
+        self, client: LLMServerClient, max_context: int, *, vocabulary: int | None = None, seeds: bool = False
+    ) -> None:
         self._client, self._max_context = client, max_context
+        self._vocabulary, self._seeds = vocabulary, seeds
         self._newest: dict[bytes, int] = {}
 
     @property
@@ -47,30 +52,34 @@ class VerlEngine:
         session: str | None = None,
         on_tokens: OnTokens | None = None,
     ) -> Completion:
-        room = self._max_context - int(prompt_ids.size)
-        if room < 1:
-            raise ContextLengthError(
-                f"the prompt has {prompt_ids.size} tokens, and the servers' context {self._max_context}",
-                hint="raise actor_rollout_ref.rollout.max_model_len, or have the agent shorten its history",
-                policy=policy,
-            )
+        check_sampling(sampling)
         if sampling.top_logprobs:
-            raise EngineError("verl's servers report no alternatives", hint="leave top_logprobs out", policy=policy)
-        limit = min(sampling.max_tokens, room)
+            raise EngineError(
+                "verl's servers report no alternatives to the tokens that they sample", hint="leave top_logprobs out",
+                policy=policy,
+            )  # fmt: skip
+        asked = check_prompt(prompt_ids, self._max_context)
+        self._check_ids(asked, policy)
+        limit = min(sampling.max_tokens, self._max_context - asked.size)
         params: dict[str, Any] = {
             "max_tokens": limit,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
             "logprobs": True,
+            # What ends an answer is the gateway's to say, and a stop text may be of special tokens.
+            "ignore_eos": True,
+            "skip_special_tokens": False,
         }
         if sampling.stop:
             params["stop"] = list(sampling.stop)
         if sampling.stop_token_ids:
             params["stop_token_ids"] = list(sampling.stop_token_ids)
+        if self._seeds:
+            params["seed"] = sampling.seed
         try:
             output = await self._client.generate(
-                request_id=session or uuid.uuid4().hex, prompt_ids=prompt_ids.tolist(), sampling_params=params
+                request_id=session or uuid.uuid4().hex, prompt_ids=asked.tolist(), sampling_params=params
             )
         except Exception as error:
             raise EngineError(
@@ -87,8 +96,15 @@ class VerlEngine:
         oldest = int(output.extra_fields.get("min_global_steps") or 0)
         newest = int(output.extra_fields.get("max_global_steps") or oldest)
         if newest != oldest:
-            self._newest[_key(prompt_ids, ids)] = newest
+            self._newest[_key(asked, ids)] = newest
         return Completion(ids, logprobs, self._why(output.stop_reason, ids, limit, sampling), oldest)
+
+    def _check_ids(self, prompt_ids: IntArray, policy: str) -> None:
+        if self._vocabulary is not None and int(prompt_ids.max()) >= self._vocabulary:
+            raise EngineError(
+                f"the prompt has token {int(prompt_ids.max())}, and the model knows {self._vocabulary}",
+                hint="render with the tokenizer of the model that is served", policy=policy,
+            )  # fmt: skip
 
     def _why(self, stop_reason: str | None, ids: IntArray, limit: int, sampling: Sampling) -> StopReason:
         """verl does not tell a whole answer from one that was cut."""
