@@ -7,6 +7,7 @@ import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,6 @@ class _Bridge:
         self._tasks: set[asyncio.Task[None]] = set()
         self._dry = False
         self._engine: VerlEngine | None = None
-        self._vocabulary: int | None = None
         self._lost: list[list[RolloutResult]] = []
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -120,19 +120,19 @@ class _Bridge:
     async def _fit(self, settings: Mapping[str, Any]) -> None:
         """Have verl's trainer do what its config says, and do what it asks for meanwhile."""
         plan = self.plan
-        rendering, probe, self._vocabulary = await asyncio.to_thread(_tokenized, plan.model)
+        tokens = await asyncio.to_thread(_tokens, plan.model)
         config = plan.compose(settings)
         before = await asyncio.to_thread(cluster.groups)
         queue = await asyncio.to_thread(ray.util.queue.Queue, actor_options={"num_cpus": 0})
         actor: Any = ray.remote(TrainerJob)
         job = actor.options(num_cpus=1, max_restarts=0, runtime_env=runtime_env(plan)).remote(queue)
         try:
-            ended = asyncio.ensure_future(_result(job.run.remote(config, probe)))
-            await self._follow(queue, ended, rendering)
+            ended = asyncio.ensure_future(_result(job.run.remote(config, tokens.probe)))
+            await self._follow(queue, ended, tokens)
         finally:
             await self._end(job, queue, before)
 
-    async def _follow(self, queue: Any, ended: asyncio.Future[None], rendering: Rendering) -> None:
+    async def _follow(self, queue: Any, ended: asyncio.Future[None], tokens: _Tokens) -> None:
         """Do what verl's trainer asks for until it is done."""
         coming: asyncio.Future[Message] = asyncio.ensure_future(queue.get_async())
         quiet = 0.0
@@ -153,7 +153,7 @@ class _Bridge:
                 if isinstance(message, Over):
                     return
                 coming = asyncio.ensure_future(queue.get_async())
-                await self._take(message, rendering)
+                await self._take(message, tokens)
         finally:
             coming.cancel()
             if not ended.done():
@@ -166,10 +166,10 @@ class _Bridge:
             raise TrainingError(said, hint="one of its workers or servers may have died: go on with resume=True")
         self.run.progress.note(said)
 
-    async def _take(self, message: Message, rendering: Rendering) -> None:
+    async def _take(self, message: Message, tokens: _Tokens) -> None:
         match message:
             case Serving(client):
-                await self._serve(client, rendering)
+                await self._serve(client, tokens)
             case Begun(step, steps):
                 self._begin(step, steps)
             case Asked(prompts):
@@ -183,13 +183,13 @@ class _Bridge:
 
     # -- rollouts -----------------------------------------------------------------------------------------------------
 
-    async def _serve(self, client: Any, rendering: Rendering) -> None:
+    async def _serve(self, client: Any, tokens: _Tokens) -> None:
         run, plan = self.run, self.plan
         await asyncio.to_thread(tq.init)
         run.gateway = Gateway(run.store, capture_content=run.capture_content)
         seeds = bool(plan.given.get(f"{ROLLOUT}.full_determinism"))
-        self._engine = VerlEngine(client, plan.max_context, vocabulary=self._vocabulary, seeds=seeds)
-        run.gateway.serve(self.policy, self._engine, rendering)
+        self._engine = VerlEngine(client, plan.max_context, vocabulary=tokens.vocabulary, seeds=seeds)
+        run.gateway.serve(self.policy, self._engine, tokens.rendering, tokens.stop_token_ids)
         await run.start(self._rules, self.policy)
         if run.runners != "remote" and run.n_workers < min(64, plan.batch_size * plan.group_size):
             run.progress.note(
@@ -367,12 +367,26 @@ def _column(values: Seq[Any]) -> Any:
     return torch.nested.as_nested_tensor([torch.from_numpy(v) for v in values], layout=torch.jagged)
 
 
-def _tokenized(model: str) -> tuple[Rendering, list[int], int | None]:
-    """The model's rendering, the probe's tokens, and how many ids the model knows."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tokens:
+    """What is known of a model's tokens without its weights.
+
+    Attributes:
+        rendering: messages to tokens and back. stop_token_ids: what ends an answer beside the rendering's own.
+        probe: the probe's tokens. vocabulary: how many ids the model knows, where it says so.
+    """
+
+    rendering: Rendering
+    stop_token_ids: tuple[int, ...]
+    probe: list[int]
+    vocabulary: int | None
+
+
+def _tokens(model: str) -> _Tokens:
     from transformers import AutoConfig
 
-    from agl.trainer.local.model import load_tokenizer
+    from agl.trainer.local.model import load_tokenizer, stop_token_ids
 
     tokenizer = load_tokenizer(model)
     vocabulary = getattr(AutoConfig.from_pretrained(model).get_text_config(), "vocab_size", None)
-    return Rendering(tokenizer), list(tokenizer.encode(_PROBE)), vocabulary
+    return _Tokens(Rendering(tokenizer), stop_token_ids(model, tokenizer), list(tokenizer.encode(_PROBE)), vocabulary)
