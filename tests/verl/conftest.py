@@ -11,9 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from agl.trainer.verl.cpu.settings import environment
+
 HERE = Path(__file__).parent
 if any(find_spec(name) is None for name in ("verl", "vllm", "ray", "transfer_queue")):
     collect_ignore_glob = ["test_*.py"]
+else:
+    # verl looks for platforms as it is first imported, whichever test does that.
+    os.environ.update(environment())
 sys.path.insert(0, str(HERE))
 
 
@@ -22,9 +27,6 @@ def cluster() -> Iterator[None]:
     """A Ray that is not the run's own, so that it must be left as it was found."""
     import ray
 
-    from agl.trainer.verl.cpu.settings import environment
-
-    os.environ.update(environment())
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     ray.init(
         address="local", num_gpus=1, num_cpus=16, include_dashboard=False, log_to_driver=False,

@@ -102,3 +102,18 @@ def test_there_are_as_many_optimiser_steps_as_for_whole_rollouts(
     assert chosen == mini
     assert -(-rows // (chosen * 8)) == mini_batches
     assert -(-rows // (chosen * 8)) * chosen * 8 == filled
+
+
+def test_actor_and_critic_are_filled_up_alike() -> None:
+    """Each to its own number of steps, and both to one number of rows: verl fills up to a multiple of both."""
+    from omegaconf import OmegaConf
+
+    from agl.trainer.verl.fitting import _fit_mini_batches
+
+    dynamic = {"use_dynamic_bsz": True, "ppo_mini_batch_size": 16}
+    config = OmegaConf.create(
+        {"actor_rollout_ref": {"rollout": {"n": 8}, "actor": dynamic}, "critic": {**dynamic, "ppo_mini_batch_size": 8}}
+    )
+    _fit_mini_batches(config, {"actor_rollout_ref.actor": 1, "critic": 2}, 130, 1)
+    assert config.actor_rollout_ref.actor.ppo_mini_batch_size == 18
+    assert config.critic.ppo_mini_batch_size == 9

@@ -48,7 +48,7 @@ def test_credit_per_call_reaches_verls_advantages(
         tmp_path / "run", credit=agl.credit.PerCall(), air=rules, heldout=16,
     )  # fmt: skip
     assert [h["step"] for h in result.history] == [0, 1, 2]
-    assert 0.3 < result.history[-1]["verl/rollout_corr/rollout_is_mean"] <= 2.0
+    assert result.history[-1]["verl/rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=0.2)
     assert math.isfinite(result.history[-1]["verl/actor/kl_loss"])
     rows = torch.load(tmp_path / "run" / "checkpoints" / "global_step_2" / "rows.pt")
     groups = asyncio.run(_groups(result.store))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,16 @@ async def restore(run: Run, policies: Policies, identity: dict[str, Any]) -> Res
         ) from error
     now = {"seed": run.seed, "tasks": len(run.train), **identity}
     then = {"seed": facts["seed"], "tasks": facts["tasks"], **facts["algorithm"]}
+    require_same(then, now, path)
+    await policies.load_states(path)
+    run.history[:] = facts["history"]
+    run.run_id = facts["run_id"]
+    run.checkpoint = path
+    return Resumed(facts["step"], path)
+
+
+def require_same(then: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
+    """Raise `CheckpointError` where a run was started with other settings than those it is to go on with."""
     changed = [f"{k}: {then.get(k)!r} -> {now[k]!r}" for k in now if then.get(k) != now[k]]
     if changed:
         raise CheckpointError(
@@ -83,8 +94,3 @@ async def restore(run: Run, policies: Policies, identity: dict[str, Any]) -> Res
             hint="resume with the same settings, or start a new run in another directory",
             path=path,
         )
-    await policies.load_states(path)
-    run.history[:] = facts["history"]
-    run.run_id = facts["run_id"]
-    run.checkpoint = path
-    return Resumed(facts["step"], path)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agl.errors import CheckpointError
+from agl.trainer.algorithms.checkpoints import Resumed, require_same
 
 if TYPE_CHECKING:
     from agl.trainer.run import Run
@@ -33,14 +33,6 @@ def latest(directory: Path) -> Path | None:
     return folder(directory) / f"global_step_{step}"
 
 
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """Where a run goes on: `step` steps are done."""
-
-    step: int
-    path: Path
-
-
 def restore(run: Run, plan: Plan) -> Resumed | None:
     """Take up the history of the last checkpoint; None when there is none yet. verl loads the rest itself.
 
@@ -59,14 +51,7 @@ def restore(run: Run, plan: Plan) -> Resumed | None:
             hint="start a new run in another directory; the weights are in that folder",
             path=folder(run.directory),
         ) from error
-    now, then = _identity(run, plan), facts["identity"]
-    changed = [f"{k}: {then.get(k)!r} -> {now[k]!r}" for k in now if then.get(k) != now[k]]
-    if changed:
-        raise CheckpointError(
-            f"the run was started with other settings ({'; '.join(changed)})",
-            hint="resume with the same settings, or start a new run in another directory",
-            path=path,
-        )
+    require_same(facts["identity"], _identity(run, plan), path)
     run.history[:] = [entry for entry in facts["history"] if entry["step"] <= step]
     run.run_id = facts["run_id"]
     run.checkpoint = path

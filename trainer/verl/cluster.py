@@ -93,4 +93,4 @@ def log_directory() -> str:
     try:
         return os.path.join(ray._private.worker._global_node.get_session_dir_path(), "logs")  # type: ignore[union-attr]
     except AttributeError:
-        return "/tmp/ray/session_latest/logs"
+        return "the logs folder of Ray's session"

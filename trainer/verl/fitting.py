@@ -53,7 +53,8 @@ def _trainer_class(mode: str, tell: Tell, probe_ids: Sequence[int]) -> type[Any]
             super().__init__(config)
             self.checkpoint_callback = _SavedCallback(self.checkpoint_callback, tell)
             self.replay_buffer.poll_interval = POLL_SECONDS
-            self._mini_batches = _mini_batches(config, self.parameter_sync_step)
+            names = _TRAINED if self.use_critic else _TRAINED[:1]
+            self._mini_batches = _mini_batches(config, names, self.parameter_sync_step)
             self._probe = Probe(self, probe_ids, str(config.actor_rollout_ref.rollout.dtype))
 
         def on_train_begin(self) -> None:
@@ -85,23 +86,24 @@ def _trainer_class(mode: str, tell: Tell, probe_ids: Sequence[int]) -> type[Any]
     return Trainer
 
 
-def _mini_batches(config: DictConfig, parts: int) -> dict[str, int]:
+def _mini_batches(config: DictConfig, names: Sequence[str], parts: int) -> dict[str, int]:
     """Section -> optimiser steps per pass over what is sampled at once."""
     batch = config.data.train_batch_size // parts
-    return {name: max(1, batch // OmegaConf.select(config, f"{name}.ppo_mini_batch_size")) for name in _TRAINED}
+    return {name: max(1, batch // OmegaConf.select(config, f"{name}.ppo_mini_batch_size")) for name in names}
 
 
 def _fit_mini_batches(config: DictConfig, mini_batches: Mapping[str, int], rows: int, ranks: int) -> None:
     """Have verl make as many optimiser steps as it would of as many rows as rollouts.
 
-    verl fills a batch up to whole mini-batches of `ppo_mini_batch_size` x `rollout.n` rows. A rollout of several rows
-    would bring about a further step of few real ones, at full weight, and one of none has its place filled.
+    verl fills a batch up to whole mini-batches of `ppo_mini_batch_size` x `rollout.n` rows, actor's and critic's both.
+    A rollout of several rows would bring about a further step of few real ones, at full weight, and one of none has
+    its place filled.
     """
     n = config.actor_rollout_ref.rollout.n
+    units = [steps * math.lcm(n, ranks * _micro_batch(config, name)) for name, steps in mini_batches.items()]
+    filled = -(-rows // math.lcm(*units)) * math.lcm(*units)
     for name, steps in mini_batches.items():
-        unit = math.lcm(n, ranks * _micro_batch(config, name)) // n
-        mini = -(-rows // (steps * n * unit)) * unit
-        OmegaConf.update(config, f"{name}.ppo_mini_batch_size", mini)
+        OmegaConf.update(config, f"{name}.ppo_mini_batch_size", filled // (steps * n))
 
 
 def _micro_batch(config: DictConfig, name: str) -> int:

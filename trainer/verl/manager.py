@@ -13,9 +13,6 @@ import agl.trainer.verl.estimator  # noqa: F401 - registers itself with verl, in
 from agl.trainer.verl.messages import Asked, Serving, Tell
 from agl.trainer.verl.rows import Prompt
 
-FQN = "agl.trainer.verl.manager.AgentManager"
-"""For `actor_rollout_ref.rollout.agent.agent_loop_manager_class`."""
-
 
 @dataclass
 class _Connected:

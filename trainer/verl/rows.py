@@ -203,7 +203,7 @@ def train_rows(
         for i, chain in enumerate(made):
             key = f"{prompt.uid}_{session}_{i}"
             uid = key if own else prompt.uid
-            rows.append(_row(prompt, key, uid, chain, versions, {}, len(trajectory.transitions)))
+            rows.append(_row(prompt, key, uid, chain, versions, len(trajectory.transitions)))
     return Group(tuple(rows), scored)
 
 
@@ -218,7 +218,7 @@ def val_rows(prompt: Prompt, results: Seq[RolloutResult], *, policy: str) -> Gro
         if chain is not None:
             versions = _versions(trajectory, _one_version)
             key = f"{prompt.uid}_{session}_0"
-            rows.append(_row(prompt, key, prompt.uid, chain, versions, {}, len(trajectory.transitions)))
+            rows.append(_row(prompt, key, prompt.uid, chain, versions, len(trajectory.transitions)))
     return Group(tuple(rows), None)
 
 
@@ -244,9 +244,7 @@ def _whole(trajectory: Trajectory, reward: float) -> Chain | None:
     )  # fmt: skip
 
 
-def _row(
-    prompt: Prompt, key: str, uid: str, chain: Chain, versions: tuple[int, int], extra: Mapping[str, float], turns: int
-) -> Row:
+def _row(prompt: Prompt, key: str, uid: str, chain: Chain, versions: tuple[int, int], turns: int) -> Row:
     ids = chain.ids
     steps = dict(zip(("min_global_steps", "max_global_steps"), versions, strict=True))
     mask = chain.response_mask.astype(np.int64)
@@ -257,7 +255,7 @@ def _row(
         "reward_model": {"ground_truth": None},
         "num_turns": 2 * turns,
         "multi_modal_inputs": {},
-        "extra_fields": {**steps, "reward_extra_info": dict(extra)},
+        "extra_fields": {**steps, "reward_extra_info": {}},
         "prompts": chain.prompt_ids,
         "responses": chain.response_ids,
         "input_ids": ids,

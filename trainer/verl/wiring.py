@@ -28,7 +28,8 @@ def environment(plan: Plan) -> dict[str, str]:
     # TransferQueue warns at every transfer when this is more than there are cores.
     os.environ.setdefault("TQ_NUM_THREADS", str(min(8, os.cpu_count() or 1)))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARN")
-    ours = {"TRANSFER_QUEUE_ENABLE": "1", "TQ_NUM_THREADS": os.environ["TQ_NUM_THREADS"]}
+    ours = {name: os.environ[name] for name in ("TQ_NUM_THREADS", "VLLM_LOGGING_LEVEL")}
+    ours["TRANSFER_QUEUE_ENABLE"] = "1"
     if plan.device == "cpu":
         ours |= cpu.environment()
     os.environ.update(ours)
@@ -68,7 +69,6 @@ def _defaults(plan: Plan) -> dict[str, str]:
     verls = {
         "TOKENIZERS_PARALLELISM": "true",
         "NCCL_DEBUG": "WARN",
-        "VLLM_LOGGING_LEVEL": "WARN",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "true",
         "VLLM_DISABLE_COMPILE_CACHE": "1",
     }
