@@ -12,7 +12,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, M
 from typing import Any
 
 from agl import tracing
-from agl.tracing import Scope
+from agl.tracing import context
+from agl.tracing.context import Scope
 
 
 def start(
@@ -58,14 +59,14 @@ class Aside:
         self._outside: Scope | None = None
 
     def __enter__(self) -> None:
-        self._outside = tracing._current.get()
+        self._outside = context._current.get()
         if self._entered:
-            tracing._current.set(self._inside)
+            context._current.set(self._inside)
         self._entered = True
 
     def __exit__(self, *_: object) -> None:
-        self._inside = tracing._current.get()
-        tracing._current.set(self._outside)
+        self._inside = context._current.get()
+        context._current.set(self._outside)
 
 
 async def traced(

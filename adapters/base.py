@@ -6,8 +6,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from agl import routing
 from agl.errors import ConfigError
+from agl.tracing import sdk_hooks as routing
 
 QUESTION_FIELDS = ("question", "input", "prompt", "query", "text", "task")
 """Fields of a dict task that hold what the user asks, in order of preference."""

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from agl.agents import Agent, RewardFunction, scored
+from agl.agents.agent import Agent, RewardFunction, scored
 
 
 def is_function(agent: object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agl import semconv, tracing
 from agl.adapters.aside import Aside, end, start
-from agl.tracing import Scope
+from agl.tracing.context import Scope
 
 
 def refused(

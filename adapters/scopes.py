@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from agl import semconv, tracing
-from agl.tracing import Scope
+from agl.tracing.context import Scope
 
 Start = Callable[..., Scope | None]
 End = Callable[..., None]

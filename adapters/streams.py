@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from agl import semconv, tracing
-from agl.answers import Answer
-from agl.tracing import Scope
+from agl.tracing.context import Scope
+from agl.tracing.provider_formats import Answer
 
 Facts = Mapping[str, Any]
 """Span attributes by name; those that are None are left out."""

@@ -26,10 +26,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from agl.trainer.engine import Sampling
-from agl.trainer.local.engine import LocalEngine
-from agl.trainer.local.messages import Failed, Finished
+from agl.trainer.engines.base import Sampling
+from agl.trainer.local.engine.engine import LocalEngine
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
+from agl.trainer.local.protocol import Failed, Finished
 
 TURNS = 2
 

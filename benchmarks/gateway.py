@@ -118,7 +118,7 @@ class Instant:
     max_context = 4096
 
     def __init__(self, tokenizer: Any) -> None:
-        from agl.trainer.engine import Completion
+        from agl.trainer.engines.base import Completion
 
         ids = np.asarray(
             [*tokenizer.encode("The result is 46.")[: ANSWER_TOKENS - 1], tokenizer.eos_token_id], np.int32
@@ -132,7 +132,7 @@ class Instant:
 @contextlib.asynccontextmanager
 async def gateway(engine: Any, rendering: Any) -> AsyncIterator[tuple[str, str]]:
     """A gateway over a store in a file; the URL and key of an open attempt."""
-    from agl.selection import select
+    from agl.mdp.selection import select
     from agl.trainer.gateway.gateway import Gateway
     from agl.trainer.gateway.server import GatewayServer
     from agl.trainer.store import open_store
@@ -163,11 +163,11 @@ async def measured(url: str, key: str, n: int, pid: int) -> dict[int, dict[str, 
 
 async def against_engine(n: int) -> dict[str, dict[int, dict[str, float]]]:
     """The local engine asked directly, and through the gateway."""
-    from agl.trainer.engine import Sampling
-    from agl.trainer.gateway.rendering import Rendering
+    from agl.trainer.engines.base import Sampling
     from agl.trainer.local.policy import LocalPolicy, PolicySpec
     from agl.trainer.quickstart.policy import Recipe, make_policy
     from agl.trainer.quickstart.tokenizer import build_tokenizer
+    from agl.trainer.rendering.rendering import Rendering
 
     rendering = Rendering(build_tokenizer())
     with tempfile.TemporaryDirectory() as directory:
@@ -191,8 +191,8 @@ async def against_engine(n: int) -> dict[str, dict[int, dict[str, float]]]:
 
 async def instant(n: int) -> dict[int, dict[str, float]]:
     """The gateway with an engine that answers at once."""
-    from agl.trainer.gateway.rendering import Rendering
     from agl.trainer.quickstart.tokenizer import build_tokenizer
+    from agl.trainer.rendering.rendering import Rendering
 
     tokenizer = build_tokenizer()
     async with gateway(Instant(tokenizer), Rendering(tokenizer)) as (url, key):

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from agl.mdp import Call, Trajectory, Transition, float_array, int_array
-from agl.sequence import Sequence, merge, unmerged
+from agl.mdp.sequence import Sequence, merge, unmerged
+from agl.mdp.types import Call, Trajectory, Transition, float_array, int_array
 from agl.trainer.local.config import LearnerConfig
-from agl.trainer.local.learner import Learner
+from agl.trainer.local.learner.learner import Learner
 from agl.trainer.local.model import load_policy
 
 SIZES = {

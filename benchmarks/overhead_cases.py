@@ -323,7 +323,7 @@ def _agl_outside(case: Case) -> Tracing:
 def _agl(case: Case) -> Tracing:
     """Every call is recorded, is checked for a gateway, and goes to its own provider: no agent is selected."""
     from agl import tracing
-    from agl.selection import select
+    from agl.mdp.selection import select
 
     _agl_outside(case)
     selection = select("nobody")

@@ -20,9 +20,10 @@ from typing import Any
 import httpx2
 import openai
 
-from agl import routing, tracing
 from agl.adapters.openai import OpenAITracer
-from agl.selection import select
+from agl.mdp.selection import select
+from agl.tracing import context as tracing
+from agl.tracing import sdk_hooks as routing
 
 ANSWER = {
     "id": "c", "object": "chat.completion", "created": 1, "model": "m",

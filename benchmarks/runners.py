@@ -19,7 +19,7 @@ from typing import Any
 
 import agl
 from agl.trainer.gateway.access import SamplingRules
-from agl.trainer.run import Run, require_some
+from agl.trainer.run.run import Run, require_some
 
 TASKS = {"nothing": 400, "waits": 200, "computes": 100}
 

@@ -63,7 +63,7 @@ class Instant:
         self.end = tokenizer.eos_token_id
 
     async def generate(self, prompt_ids: Any, sampling: Any, **_: Any) -> Any:
-        from agl.trainer.engine import Completion
+        from agl.trainer.engines.base import Completion
 
         shift = prompt_ids.size % len(self.ids)
         ids = np.asarray([*self.ids[shift:], *self.ids[:shift], self.end], np.int32)
@@ -77,11 +77,11 @@ def resident() -> int:
 
 async def measured(turns: int, tokens: int) -> dict[str, Any]:
     """The facts of one rollout."""
-    from agl.selection import select
+    from agl.mdp.selection import select
     from agl.trainer.gateway.gateway import Gateway
-    from agl.trainer.gateway.rendering import Rendering
     from agl.trainer.gateway.server import GatewayServer
     from agl.trainer.quickstart.tokenizer import build_tokenizer
+    from agl.trainer.rendering.rendering import Rendering
     from agl.trainer.store import open_store
     from agl.trainer.store.base import NewRollout
 

@@ -206,7 +206,7 @@ def empty(url: str) -> None:
     """Delete all rows of agl's tables there."""
     from sqlalchemy import create_engine, inspect
 
-    from agl.trainer.store.schema import metadata
+    from agl.trainer.store.sql.schema import metadata
 
     engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
     there = set(inspect(engine).get_table_names())

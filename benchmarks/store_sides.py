@@ -76,7 +76,7 @@ class Agl:
         await self.store.update_attempt(rollout, attempt, status)
 
     async def add_spans(self, rollout: str, attempt: Any, turns: range) -> None:
-        from agl.spans import Span
+        from agl.mdp.spans import Span
 
         now, trace = time.time(), f"{next(self.numbers):032x}"
         await self.store.add_spans(

@@ -98,7 +98,7 @@ def verls(model: Path, device: str, steps: int, directory: Path) -> list[dict[st
     import ray.util.queue
 
     from agl.trainer.verl import cluster
-    from agl.trainer.verl.wiring import environment, ray_init, runtime_env, total_gpus
+    from agl.trainer.verl.overrides import environment, ray_init, runtime_env, total_gpus
 
     rows = [
         {
@@ -111,7 +111,7 @@ def verls(model: Path, device: str, steps: int, directory: Path) -> list[dict[st
     pq.write_table(pa.Table.from_pylist(rows), directory / "tasks.parquet")
     plan = algorithm(model, device, steps).plan
     environment(plan)
-    from agl.trainer.verl.wiring import cpu_keys
+    from agl.trainer.verl.overrides import cpu_keys
 
     config = plan.compose(
         {
@@ -145,7 +145,7 @@ class OwnLoop:
         from omegaconf import OmegaConf
         from verl.trainer.ppo.v1 import AgentLoopManagerTQ, get_trainer_cls
 
-        from agl.trainer.verl.fitting import POLL_SECONDS, scalars
+        from agl.trainer.verl.trainer_hooks import POLL_SECONDS, scalars
 
         found: list[dict[str, float]] = []
         base: Any = get_trainer_cls("sync")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from agl.errors import ConfigError, RewardError
-from agl.mdp import Trajectory, Transition
+from agl.mdp.types import Trajectory, Transition
 
 Credit = Callable[[Trajectory], Sequence[float]]
 """Trajectory of C transitions -> C returns, float64."""

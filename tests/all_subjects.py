@@ -53,6 +53,6 @@ def chosen(specs: Sequence[str] | None) -> Sequence[Subject]:
 
 @functools.cache
 def _named(spec: str) -> Subject:
-    from agl.trainer.loading import load_object
+    from agl.trainer.runners.loading import load_object
 
     return load_object(spec, "--subject")()

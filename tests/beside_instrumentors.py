@@ -23,8 +23,8 @@ from provider import Provider, serve
 from subjects import Subject, uses_add
 
 from agl import semconv, tracing
-from agl.selection import select
-from agl.tracing import RolloutContext
+from agl.mdp.selection import select
+from agl.tracing.context import RolloutContext
 
 WAYS = ("invoke", "stream", "ainvoke", "astream")
 LOOP = asyncio.new_event_loop()

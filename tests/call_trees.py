@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from agl.mdp import Call, FinishReason, Trajectory, Transition, float_array, int_array
+from agl.mdp.types import Call, FinishReason, Trajectory, Transition, float_array, int_array
 
 VOCABULARY = 24
 

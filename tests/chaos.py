@@ -29,8 +29,8 @@ from postgres import Server
 
 from agl import semconv
 from agl.errors import AglError
-from agl.spans import Span
-from agl.trainer.run import Batches
+from agl.mdp.spans import Span
+from agl.trainer.run.run import Batches
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, Rollout, Store
 

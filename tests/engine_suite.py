@@ -17,7 +17,7 @@ import torch
 from test_engine import VOCABULARY, prompts, reference, tiny_model, tiny_tokenizer
 
 from agl.errors import AglError, ConfigError, ContextLengthError, EngineError
-from agl.trainer.engine import Completion, Engine, Sampling
+from agl.trainer.engines.base import Completion, Engine, Sampling
 
 CONTEXT = 256
 ATOL = 2e-4

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agl.errors import ContextLengthError
-from agl.mdp import Call, IntArray, Trajectory
-from agl.selection import select
-from agl.spans import Span
-from agl.trainer.engine import Completion, OnTokens, Sampling
+from agl.mdp.selection import select
+from agl.mdp.spans import Span
+from agl.mdp.types import Call, IntArray, Trajectory
+from agl.trainer.engines.base import Completion, OnTokens, Sampling
 from agl.trainer.gateway.access import Access, SamplingRules
 from agl.trainer.gateway.gateway import Gateway
-from agl.trainer.gateway.rendering import Rendering
 from agl.trainer.gateway.server import GatewayServer
+from agl.trainer.http.limits import Limits
 from agl.trainer.quickstart.tokenizer import build_tokenizer
-from agl.trainer.run import Run, require_some
-from agl.trainer.server.limits import Limits
+from agl.trainer.rendering.rendering import Rendering
+from agl.trainer.run.run import Run, require_some
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, Store
 

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agl.mdp import Call
-from agl.selection import select
+from agl.mdp.selection import select
+from agl.mdp.types import Call
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
-from agl.trainer.gateway.rendering import Rendering
 from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.local.model import load_tokenizer
 from agl.trainer.local.policy import PolicySpec, start_policies
+from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.store import open_store
 
 

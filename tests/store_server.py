@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agl.trainer.server.keys import Keys
-from agl.trainer.server.limits import Limits
+from agl.trainer.http.auth import Keys
+from agl.trainer.http.limits import Limits
 from agl.trainer.store import open_store
-from agl.trainer.store.server import StoreServer
+from agl.trainer.store.http.server import StoreServer
 
 OPERATOR, RUNNER = "operator-key-of-this-test", "runner-key-of-this-test"
 KEYS = Keys.of(OPERATOR, RUNNER)

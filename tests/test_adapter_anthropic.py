@@ -24,10 +24,10 @@ from agl import semconv, tracing
 from agl.adapters.anthropic import AnthropicTracer, wrap
 from agl.adapters.langchain import LangChainTracer
 from agl.adapters.openai import OpenAITracer
-from agl.agents import Outcome, RolloutInfo
-from agl.selection import select
-from agl.spans import Span
-from agl.tracing import RolloutContext
+from agl.agents.agent import Outcome, RolloutInfo
+from agl.mdp.selection import select
+from agl.mdp.spans import Span
+from agl.tracing.context import RolloutContext
 
 anthropic = pytest.importorskip("anthropic")
 

@@ -23,11 +23,12 @@ from provider import Provider, Reply, last_tool_call_id, serve
 from subjects import KEY, NO_NUMBERS, Subject, ToolFailed, uses_add
 
 import agl
-from agl import plugins, semconv, tracing
-from agl.agents import Outcome, RolloutInfo
-from agl.selection import select
-from agl.spans import Span
-from agl.tracing import RolloutContext
+from agl import semconv, tracing
+from agl.agents import registry as plugins
+from agl.agents.agent import Outcome, RolloutInfo
+from agl.mdp.selection import select
+from agl.mdp.spans import Span
+from agl.tracing.context import RolloutContext
 
 ASK = "what is 2+3?"
 capability = pytest.mark.capability

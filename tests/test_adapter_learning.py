@@ -13,8 +13,8 @@ from learning_agents import LEARNERS, NAME, Learner
 
 import agl
 from agl import semconv
-from agl.mdp import Call
-from agl.spans import Span
+from agl.mdp.spans import Span
+from agl.mdp.types import Call
 from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
 from agl.trainer.store import open_store
 

@@ -22,11 +22,11 @@ from subjects import add, uses_add
 import agl
 from agl import semconv, tracing
 from agl.adapters.agent_framework import AgentFrameworkTracer, wrap
-from agl.agents import RolloutInfo
+from agl.agents.agent import RolloutInfo
 from agl.errors import ConfigError
-from agl.selection import select
-from agl.spans import Span
-from agl.tracing import RolloutContext
+from agl.mdp.selection import select
+from agl.mdp.spans import Span
+from agl.tracing.context import RolloutContext
 
 add_tool = tool(add)
 

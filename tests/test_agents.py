@@ -9,9 +9,9 @@ import pytest
 
 import agl
 from agl import LLM, LitAgent, PromptTemplate, RolloutInfo
-from agl.agents import Agent, Outcome, as_agent, scored
+from agl.agents.agent import Agent, Outcome, as_agent, scored
+from agl.agents.resources import NamedResources, Task, as_tasks
 from agl.errors import ConfigError
-from agl.resources import NamedResources, Task, as_tasks
 
 MODEL = LLM("http://gateway/v1", "m", "key", {"temperature": 0.5})
 RESOURCES: NamedResources = {"llm": MODEL, "greeting": PromptTemplate("Hello {name}")}

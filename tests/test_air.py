@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 import agl
 from agl import semconv, tracing
 from agl.errors import ConfigError, RewardError
-from agl.intermediate import as_spans
-from agl.mdp import Call, Reward, float_array, int_array
-from agl.outcomes import TOOL_RESULTS, UNKNOWN_TOOLS
-from agl.selection import select
-from agl.spans import Span
-from agl.tracing import RolloutContext
-from agl.trajectories import build
+from agl.mdp.builder import build
+from agl.mdp.outcomes import TOOL_RESULTS, UNKNOWN_TOOLS
+from agl.mdp.selection import select
+from agl.mdp.spans import Span
+from agl.mdp.types import Call, Reward, float_array, int_array
+from agl.rewards.air import as_spans
+from agl.tracing.context import RolloutContext
 
 EVERYONE = select(None)
 

@@ -20,14 +20,14 @@ from agl import tracing
 from agl.adapters.anthropic import AnthropicTracer
 from agl.adapters.openai import OpenAITracer
 from agl.errors import RewardError
-from agl.mdp import Call
-from agl.outcomes import TOOL_RESULTS
-from agl.selection import select
-from agl.tracing import RolloutContext
-from agl.trainer.explain import describe, render
+from agl.mdp.outcomes import TOOL_RESULTS
+from agl.mdp.selection import select
+from agl.mdp.types import Call
+from agl.tracing.context import RolloutContext
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
-from agl.trainer.run import Run
+from agl.trainer.report.explain import describe, render
+from agl.trainer.run.run import Run
 from agl.trainer.store import open_store
 
 NOWHERE = "http://provider.invalid/v1"

@@ -11,8 +11,8 @@ import pytest
 
 import agl
 from agl.errors import ConfigError
-from agl.mdp import Call, FinishReason, Reward, Trajectory, Transition
-from agl.trainer.algorithms.advantages import FLAT, score
+from agl.mdp.types import Call, FinishReason, Reward, Trajectory, Transition
+from agl.trainer.objectives.advantages import FLAT, score
 from agl.trainer.quickstart.agent import build_agent
 from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agl import semconv
-from agl.answers import Answer, ToolResult, asked, tool_results
+from agl.tracing.provider_formats import Answer, ToolResult, asked, tool_results
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 SAID = {"role": "assistant", "content": "so", "tool_calls": [CALL]}

@@ -20,14 +20,15 @@ import pytest
 from scripted import Attempt, Rig, ScriptedEngine, in_loop, quick_tokenizer, serving
 from store_server import KEYS
 
-from agl import otlp, semconv
-from agl.selection import select
-from agl.spans import Span
-from agl.trainer.runners.desk import RunDesk
-from agl.trainer.runners.remote import desk_routes, key_check
-from agl.trainer.server.limits import Limits
+from agl import semconv
+from agl.mdp.selection import select
+from agl.mdp.spans import Span
+from agl.tracing import otlp
+from agl.trainer.http.limits import Limits
+from agl.trainer.runners.coordinator import RunDesk
+from agl.trainer.runners.remote.coordinator import desk_routes, key_check
 from agl.trainer.store.base import NewRollout
-from agl.trainer.store.server import StoreServer
+from agl.trainer.store.http.server import StoreServer
 
 USER = {"role": "user", "content": "hi"}
 LIMITS = Limits(body_bytes=100_000, header_seconds=1.0, body_seconds=1.0, body_rate=100_000, requests_per_attempt=4)

@@ -40,11 +40,11 @@ import agl
 from agl import semconv, tracing
 from agl.adapters.autogen import AutoGenTracer, wrap
 from agl.adapters.openai import OpenAITracer
-from agl.agents import Agent, Outcome, RolloutInfo
+from agl.agents.agent import Agent, Outcome, RolloutInfo
 from agl.errors import ConfigError
-from agl.selection import select
-from agl.spans import Span
-from agl.tracing import RolloutContext
+from agl.mdp.selection import select
+from agl.mdp.spans import Span
+from agl.tracing.context import RolloutContext
 
 
 @pytest.fixture

@@ -23,10 +23,10 @@ from subjects import KEY, add, uses_add
 
 from agl import semconv, tracing
 from agl.adapters.autogen import AutoGenTracer, wrap
-from agl.agents import Outcome, RolloutInfo
-from agl.selection import select
-from agl.spans import Span
-from agl.tracing import RolloutContext
+from agl.agents.agent import Outcome, RolloutInfo
+from agl.mdp.selection import select
+from agl.mdp.spans import Span
+from agl.tracing.context import RolloutContext
 
 
 @pytest.fixture

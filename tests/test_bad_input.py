@@ -259,7 +259,7 @@ def test_an_agents_own_failure_can_be_scored(untrained_model: Path, tmp_path: Pa
 
 
 def test_a_task_line_that_is_not_json(tmp_path: Path) -> None:
-    from agl.trainer.tasks import read_tasks
+    from agl.trainer.run.data import read_tasks
 
     file = tmp_path / "tasks.jsonl"
     file.write_text('{"question": "a"}\n\n{"question": \n')

@@ -15,9 +15,9 @@ from scripted import Attempt, in_loop, serving, tool_call
 
 from agl import tracing
 from agl.adapters.langchain import LangChainTracer
-from agl.selection import select
-from agl.sequence import merge, merge_report
-from agl.trajectories import Built, build
+from agl.mdp.builder import Built, build
+from agl.mdp.selection import select
+from agl.mdp.sequence import merge, merge_report
 
 
 @tool

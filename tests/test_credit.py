@@ -12,25 +12,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl.credit import (
-    Competitive,
-    Cooperative,
-    Discounted,
-    PerAgent,
-    PerCall,
-    TurnGroups,
-    Uniform,
-    levels,
-    returns,
-)
+from agl.credit import Competitive, Cooperative, Discounted, PerAgent, PerCall, TurnGroups, Uniform, levels, returns
 from agl.errors import ConfigError, RewardError
-from agl.mdp import Call, Reward, Trajectory, Transition, float_array, int_array
-from agl.sequence import merge, unmerged
-from agl.trainer.algorithms.advantages import score
-from agl.trainer.local.packing import collate
-from agl.trainer.local.report import Totals
-from agl.trainer.local.targets import Row
-from agl.trainer.objectives.advantages import group_statistics
+from agl.mdp.sequence import merge, unmerged
+from agl.mdp.types import Call, Reward, Trajectory, Transition, float_array, int_array
+from agl.trainer.local.learner.metrics import Totals
+from agl.trainer.local.learner.packing import collate
+from agl.trainer.local.learner.targets import Row
+from agl.trainer.objectives.advantages import score
+from agl.trainer.objectives.estimators import group_statistics
 from agl.trainer.objectives.reduction import weighted
 
 numbers = st.integers(-40, 40).map(lambda n: n / 4)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agl.trainer.doctor import Report, examine
+from agl.trainer.cli.doctor_checks import Report, examine
 
 AGL = [sys.executable, "-c", "from agl.trainer.cli import main; main()"]
 VERL = {

@@ -24,12 +24,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agl.trainer.engine import Completion, Sampling
-from agl.trainer.local.attention import agrees
-from agl.trainer.local.engine import LocalEngine
-from agl.trainer.local.kv import Prefix, PrefixStore
-from agl.trainer.local.messages import Failed, Finished, Tokens
-from agl.trainer.local.sampler import StopTexts, UniformStream, Warp
+from agl.trainer.engines.base import Completion, Sampling
+from agl.trainer.local.engine.attention import agrees
+from agl.trainer.local.engine.engine import LocalEngine
+from agl.trainer.local.engine.kv_cache import Prefix, PrefixStore
+from agl.trainer.local.engine.sampler import StopTexts, UniformStream, Warp
+from agl.trainer.local.protocol import Failed, Finished, Tokens
 
 torch.set_num_threads(1)
 
@@ -211,7 +211,7 @@ def test_score_goes_through_the_cache_and_agrees(model):
 
 
 def test_a_prompt_longer_than_one_prefill_pass(model, monkeypatch):
-    monkeypatch.setattr("agl.trainer.local.engine.PREFILL_TOKENS", 16)
+    monkeypatch.setattr("agl.trainer.local.engine.engine.PREFILL_TOKENS", 16)
     engine, asked = engine_for(model), prompts(5, seed=4)
     for i, prompt in enumerate(asked):
         engine.submit(i, prompt, Sampling(max_tokens=5, seed=i))

@@ -8,10 +8,10 @@ import pytest
 from engine_suite import CONTEXT, EngineSuite, suite_model, write_suite_model
 from test_engine import engine_for
 
-from agl.trainer.engine import Completion
-from agl.trainer.local.engine import LocalEngine
-from agl.trainer.local.messages import Failed, Finished, Tokens
+from agl.trainer.engines.base import Completion
+from agl.trainer.local.engine.engine import LocalEngine
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
+from agl.trainer.local.protocol import Failed, Finished, Tokens
 
 
 class Stepped:

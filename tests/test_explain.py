@@ -16,7 +16,7 @@ from langchain_openai import ChatOpenAI
 import agl
 from agl.adapters.langchain import LangChainTracer
 from agl.errors import StoreError
-from agl.trainer.explain import describe, render
+from agl.trainer.report.explain import describe, render
 from agl.trainer.store import open_store
 
 
@@ -206,7 +206,7 @@ def test_what_agents_say_does_not_steer_the_terminal(trained: agl.Result) -> Non
 
 
 def test_a_trace_is_a_tree(trained: agl.Result, capsys: pytest.CaptureFixture[str]) -> None:
-    from agl.trainer.trace import show_trace
+    from agl.trainer.report.trace_tree import show_trace
 
     rollout = _reports(trained)[0]
     spans = show_trace(rollout.rollout_id, trained.directory)

@@ -27,14 +27,14 @@ from scripted import ScriptedRollouts, calls_once
 import agl
 from agl import semconv
 from agl.errors import ConfigError, ExportError, StoreError
-from agl.mdp import Call, float_array, int_array
-from agl.spans import Event, Span
+from agl.mdp.spans import Event, Span
+from agl.mdp.types import Call, float_array, int_array
 from agl.trainer.cli.export import export_files, export_traces, since
-from agl.trainer.export import otlp
-from agl.trainer.export.json_files import file_name, to_json
-from agl.trainer.export.records import Which
-from agl.trainer.export.to_files import to_files
 from agl.trainer.quickstart.agent import build_agent
+from agl.trainer.report.export import otlp
+from agl.trainer.report.export.json_files import file_name, to_json
+from agl.trainer.report.export.rows import Which
+from agl.trainer.report.export.to_files import to_files
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, Store, TrainedCall
 

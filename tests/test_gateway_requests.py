@@ -197,7 +197,7 @@ async def test_an_attempt_needs_a_gateway_that_listens():
 
 @in_loop
 async def test_stopping_the_server_ends_open_requests(monkeypatch):
-    monkeypatch.setattr("agl.trainer.server.serving.STOP_SECONDS", 0.2)
+    monkeypatch.setattr("agl.trainer.http.server.STOP_SECONDS", 0.2)
     async with serving(ScriptedEngine(quick_tokenizer(), ["x"], paused=True)) as rig:
         attempt = await rig.attempt()
         waiting = asyncio.ensure_future(attempt.chat())

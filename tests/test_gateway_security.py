@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted import TOOLS, in_loop, serving
 
-from agl.trainer.server.limits import Limits
+from agl.trainer.http.limits import Limits
 
 USER = {"role": "user", "content": "hi"}
 

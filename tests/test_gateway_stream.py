@@ -26,9 +26,9 @@ from scripted import (
 from tiny_tokenizers import template_tokenizer
 
 from agl.errors import EngineError
-from agl.mdp import int_array
-from agl.trainer.gateway import chat
+from agl.mdp.types import int_array
 from agl.trainer.gateway.calls import Choice, assistant_message, cut_at_stop
+from agl.trainer.gateway.dialects import chat
 
 USER = {"role": "user", "content": "hi"}
 
@@ -332,8 +332,8 @@ def test_any_tokens_in_any_steps_add_up(template, pieces, noise, tools, stop, st
 
 
 def _reply(message: dict[str, Any]) -> Any:
-    from agl.trainer.engine import empty_completion
+    from agl.trainer.engines.base import empty_completion
     from agl.trainer.gateway.calls import Reply
-    from agl.trainer.gateway.toolparsers import ParsedMessage
+    from agl.trainer.rendering.toolparsers import ParsedMessage
 
     return Reply("id", message, ParsedMessage(""), empty_completion(0), "stop", 1, 0)

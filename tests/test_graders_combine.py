@@ -16,10 +16,10 @@ from provider import Reply, serve
 
 import agl
 from agl import semconv, tracing
-from agl.agents import RolloutInfo, scored
+from agl.agents.agent import RolloutInfo, scored
 from agl.errors import ConfigError, RewardError
+from agl.mdp.selection import select
 from agl.rewards import Contains, ExactMatch, FuzzyMatch, RegexMatch, TokenF1, ToolSuccess, Trace, Weighted
-from agl.selection import select
 from agl.trainer.store import open_store
 
 TASK = {"answer": "the cat"}

@@ -20,10 +20,10 @@ from provider import Provider, Reply, says, serve
 import agl
 from agl import semconv, tracing
 from agl.errors import ConfigError, RewardError
+from agl.mdp.selection import select
 from agl.rewards import ExactMatch, LLMJudge, untrained
-from agl.rewards.judge import _read
-from agl.selection import select
-from agl.tracing import RolloutContext
+from agl.rewards.graders.judge import _read
+from agl.tracing.context import RolloutContext
 from agl.trainer.store import open_store
 
 TASK = {"question": "What is 1 + 1?", "answer": "2"}

@@ -14,11 +14,11 @@ from langchain_core.messages import AIMessage, HumanMessage
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 
+from agl.agents.resources import Task
 from agl.errors import ConfigError, RewardError
-from agl.resources import Task
 from agl.rewards import Contains, ExactMatch, FuzzyMatch, Grader, RegexMatch, TokenF1
-from agl.rewards.fields import text_of
-from agl.rewards.text import squad
+from agl.rewards.graders.fields import text_of
+from agl.rewards.graders.text import squad
 
 WORDS = st.text(st.sampled_from("abcXYZ éß.,'-4 \n"), max_size=40) | st.text(max_size=40)
 

@@ -18,11 +18,11 @@ from provider import Provider, Reply, serve
 
 import agl
 from agl import semconv, tracing
-from agl.agents import RolloutInfo
+from agl.agents.agent import RolloutInfo
 from agl.errors import ConfigError, RewardError
+from agl.mdp.selection import select
 from agl.rewards import Consensus, RequiredTools, Rounds, TokenBudget, ToolBudget, ToolSuccess, Trace
-from agl.rewards.tools import tells_failure
-from agl.selection import select
+from agl.rewards.graders.tools import tells_failure
 
 QUESTION = {"question": "q"}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agl.imports import when_imported
+from agl.instrument.import_hooks import when_imported
 
 
 @pytest.fixture

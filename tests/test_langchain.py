@@ -23,10 +23,10 @@ from subjects import add, chat_model, uses_add
 import agl
 from agl import semconv, tracing
 from agl.adapters.langchain import LangChainTracer, wrap
-from agl.agents import RolloutInfo
-from agl.selection import select
-from agl.spans import Span
-from agl.tracing import RolloutContext
+from agl.agents.agent import RolloutInfo
+from agl.mdp.selection import select
+from agl.mdp.spans import Span
+from agl.tracing.context import RolloutContext
 
 
 @pytest.fixture

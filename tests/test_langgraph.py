@@ -30,11 +30,11 @@ from agl import semconv, tracing
 from agl.adapters.langchain import LangChainTracer
 from agl.adapters.langgraph import LangGraphTracer, wrap
 from agl.adapters.openai import OpenAITracer
-from agl.agents import RolloutInfo
-from agl.selection import select
-from agl.spans import Span
-from agl.tracing import RolloutContext
-from agl.trajectories import build
+from agl.agents.agent import RolloutInfo
+from agl.mdp.builder import build
+from agl.mdp.selection import select
+from agl.mdp.spans import Span
+from agl.tracing.context import RolloutContext
 
 
 @pytest.fixture

@@ -27,11 +27,11 @@ from transformers import (
 )
 
 from agl.errors import CheckpointError, ConfigError, NoTrainableDataError, TrainingError
-from agl.mdp import Trajectory
-from agl.sequence import Sequence, merge, unmerged
+from agl.mdp.sequence import Sequence, merge, unmerged
+from agl.mdp.types import Trajectory
 from agl.trainer.local.config import LearnerConfig
-from agl.trainer.local.learner import Learner
-from agl.trainer.local.packing import ancestors, collate, pack
+from agl.trainer.local.learner.learner import Learner
+from agl.trainer.local.learner.packing import ancestors, collate, pack
 
 torch.set_num_threads(1)
 
@@ -266,7 +266,7 @@ class TestEquality:
         model = tiny_model()
         rows = rows_of(rollouts(4), model=model)
         whole = gradients(learner(model, entropy_coef=0.1), rows)
-        monkeypatch.setattr("agl.trainer.local.scoring.CHUNK_ELEMENTS", 5 * VOCABULARY)
+        monkeypatch.setattr("agl.trainer.local.learner.scoring.CHUNK_ELEMENTS", 5 * VOCABULARY)
         assert_same_update(whole, gradients(learner(model, entropy_coef=0.1), rows))
 
     def test_bfloat16_is_near_float32(self):

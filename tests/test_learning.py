@@ -11,7 +11,7 @@ import pytest
 
 import agl
 from agl.errors import StalePolicyError
-from agl.sequence import Sequence
+from agl.mdp.sequence import Sequence
 from agl.trainer.local import policy as local_policy
 from agl.trainer.local.policy import LocalPolicy
 from agl.trainer.quickstart.agent import build_agent

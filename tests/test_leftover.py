@@ -9,14 +9,14 @@ from openai import AsyncOpenAI
 from scripted import ScriptedEngine, in_loop, quick_tokenizer, rendering_of
 
 import agl
-from agl.agents import as_agent
+from agl.agents.agent import as_agent
 from agl.credit import Uniform
-from agl.selection import select
+from agl.mdp.selection import select
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
-from agl.trainer.progress import Progress
-from agl.trainer.run import Run
-from agl.trainer.runners.base import RolloutResult
+from agl.trainer.run.progress import Progress
+from agl.trainer.run.run import Run
+from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, Store, TrainedCall
 

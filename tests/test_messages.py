@@ -13,11 +13,11 @@ from scripted import Attempt, ScriptedEngine, in_loop, quick_tokenizer, serving,
 from tiny_tokenizers import template_tokenizer
 
 from agl.errors import EngineError
-from agl.selection import select
-from agl.sequence import merge, merge_report
+from agl.mdp.builder import build
+from agl.mdp.selection import select
+from agl.mdp.sequence import merge, merge_report
+from agl.trainer.gateway.dialects.messages_body import read
 from agl.trainer.gateway.errors import RequestError
-from agl.trainer.gateway.messages_body import read
-from agl.trajectories import build
 
 anthropic = pytest.importorskip("anthropic")
 

@@ -25,7 +25,7 @@ from transformers import (
 
 from agl.errors import ConfigError, ModelLoadError
 from agl.trainer.local.config import LearnerConfig, LoraSpec
-from agl.trainer.local.learner import Learner
+from agl.trainer.local.learner.learner import Learner
 from agl.trainer.local.model import load_policy, save_model
 
 torch.set_num_threads(1)

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from agl.credit import Uniform
-from agl.mdp import Call, Reward, Trajectory, Transition, float_array, int_array
-from agl.sequence import Sequence
-from agl.trainer.algorithms.advantages import score
+from agl.mdp.sequence import Sequence
+from agl.mdp.types import Call, Reward, Trajectory, Transition, float_array, int_array
 from agl.trainer.algorithms.shaping import Overlong
-from agl.trainer.local.packing import chain
+from agl.trainer.local.learner.packing import chain
 from agl.trainer.objectives import Estimator
-from agl.trainer.objectives.advantages import grpo_advantages, whiten
+from agl.trainer.objectives.advantages import score
+from agl.trainer.objectives.estimators import grpo_advantages, whiten
 from agl.trainer.objectives.gae import gae, value_loss
 from agl.trainer.objectives.importance import truncated_importance
 from agl.trainer.objectives.kl import kl_penalty

@@ -36,11 +36,11 @@ from subjects import ToolFailed, add, uses_add
 import agl
 from agl import semconv, tracing
 from agl.adapters.openai_agents import OpenAIAgentsTracer, wrap
-from agl.agents import RolloutInfo
-from agl.selection import select
-from agl.spans import Span
-from agl.tracing import RolloutContext
-from agl.trajectories import build
+from agl.agents.agent import RolloutInfo
+from agl.mdp.builder import build
+from agl.mdp.selection import select
+from agl.mdp.spans import Span
+from agl.tracing.context import RolloutContext
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from provider import Provider, Reply, says, serve
 
 from agl import semconv, tracing
 from agl.adapters.openai import OpenAITracer
-from agl.selection import select
-from agl.spans import Span
-from agl.tracing import RolloutContext
+from agl.mdp.selection import select
+from agl.mdp.spans import Span
+from agl.tracing.context import RolloutContext
 
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "q"}]}
 STREAM: dict[str, Any] = {**ASK, "stream": True, "stream_options": {"include_usage": True}}

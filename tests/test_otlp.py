@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl import otlp
-from agl.spans import Event, Span
+from agl.mdp.spans import Event, Span
+from agl.tracing import otlp
 
 _text = st.text(max_size=20)
 _values = (

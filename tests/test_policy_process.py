@@ -16,12 +16,12 @@ from test_engine import engine_for, sample, tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
 from agl.errors import CheckpointError, ConfigError, ContextLengthError, EngineError, ModelLoadError
-from agl.mdp import Call, Reward, Trajectory, Transition
-from agl.sequence import merge
-from agl.trainer.engine import Engine, Sampling
+from agl.mdp.sequence import merge
+from agl.mdp.types import Call, Reward, Trajectory, Transition
+from agl.trainer.engines.base import Engine, Sampling
 from agl.trainer.local.config import LearnerConfig
-from agl.trainer.local.messages import FrameReader, pack
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
+from agl.trainer.local.protocol import FrameReader, pack
 
 PROMPT = np.arange(40, 60, dtype=np.int32)
 LONG = Sampling(max_tokens=4000, temperature=0.0)

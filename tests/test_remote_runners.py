@@ -14,20 +14,20 @@ from scripted import ScriptedEngine, in_loop, quick_tokenizer, rendering_of, unt
 from starlette.requests import Request
 
 import agl
-from agl.agents import as_agent
+from agl.agents.agent import as_agent
 from agl.credit import Uniform
 from agl.errors import ConfigError, RolloutError, StoreError
-from agl.selection import select
+from agl.mdp.selection import select
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
-from agl.trainer.progress import Progress
-from agl.trainer.run import Run
-from agl.trainer.runners.base import RolloutResult
-from agl.trainer.runners.desk import RunDesk
-from agl.trainer.runners.remote import RemoteDesk, desk_routes, key_check
-from agl.trainer.runners.work import work
-from agl.trainer.server.keys import Keys, key_hash
+from agl.trainer.http.auth import Keys, key_hash
+from agl.trainer.run.progress import Progress
+from agl.trainer.run.run import Run
+from agl.trainer.runners.coordinator import RunDesk
+from agl.trainer.runners.protocol import RolloutResult
+from agl.trainer.runners.remote.coordinator import RemoteDesk, desk_routes, key_check
+from agl.trainer.runners.remote.runner import work
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, RolloutConfig, Store
 
@@ -324,7 +324,7 @@ async def test_a_server_that_hands_out_no_rollouts_is_named(tmp_path: Path) -> N
 
 
 def test_a_function_cannot_select_for_remote_runners() -> None:
-    from agl.trainer.runners.wire import selection_to_json
+    from agl.trainer.runners.remote.serialization import selection_to_json
 
     with pytest.raises(ConfigError, match="'by_length'"):
         selection_to_json(select(by_length))

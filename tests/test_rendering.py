@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tiny_tokenizers import CHATML, template_tokenizer, tiny_tokenizer
 
 from agl.errors import ConfigError, ModelLoadError
-from agl.trainer.gateway.normalise import with_tool_names
-from agl.trainer.gateway.rendering import Rendering
+from agl.trainer.rendering.normalise import with_tool_names
+from agl.trainer.rendering.rendering import Rendering
 
 TOOLS = [
     {

@@ -9,9 +9,9 @@ import pytest
 from tiny_tokenizers import CHATML, package_tokenizer, tiny_tokenizer
 
 from agl.errors import ConfigError
-from agl.trainer.gateway.bridge import Kind, example
-from agl.trainer.gateway.package_renderer import PackageRenderer, known_renderers
-from agl.trainer.gateway.rendering import Rendering
+from agl.trainer.rendering.bridge import Kind, example
+from agl.trainer.rendering.package_renderer import PackageRenderer, known_renderers
+from agl.trainer.rendering.rendering import Rendering
 
 NEEDS_DOWNLOAD = {"gpt-oss": "its encoding is downloaded by openai_harmony"}
 

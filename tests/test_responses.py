@@ -16,10 +16,10 @@ from scripted import Attempt, ScriptedEngine, in_loop, quick_tokenizer, renderin
 from tiny_tokenizers import template_tokenizer
 
 from agl.errors import ConfigError, EngineError
+from agl.trainer.gateway.dialects.responses_answer import response
+from agl.trainer.gateway.dialects.responses_body import read
+from agl.trainer.gateway.dialects.responses_items import History
 from agl.trainer.gateway.errors import RequestError
-from agl.trainer.gateway.responses_answer import response
-from agl.trainer.gateway.responses_body import read
-from agl.trainer.gateway.responses_items import History
 from agl.trainer.gateway.sessions import Sessions
 
 TOOLS: list[Any] = [

@@ -12,11 +12,12 @@ from scripted import in_loop, quick_tokenizer, serving, tool_call
 from test_responses import THOUGHT, TOOLS, ask
 from tiny_tokenizers import template_tokenizer
 
-from agl import routing, tracing
 from agl.errors import EngineError
-from agl.mdp import Call
-from agl.selection import select
-from agl.trainer.gateway.responses_items import History
+from agl.mdp.selection import select
+from agl.mdp.types import Call
+from agl.tracing import context as tracing
+from agl.tracing import sdk_hooks as routing
+from agl.trainer.gateway.dialects.responses_items import History
 
 
 def drifts_by_nothing(calls: list[Call]) -> None:

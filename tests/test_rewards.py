@@ -16,13 +16,13 @@ import torch
 import agl
 from agl import semconv, tracing
 from agl.errors import RewardError
-from agl.mdp import Call, Reward, float_array, int_array
+from agl.mdp.builder import build
+from agl.mdp.selection import select
+from agl.mdp.spans import Span
+from agl.mdp.types import Call, Reward, float_array, int_array
 from agl.rewards import as_rewards
-from agl.selection import select
-from agl.spans import Span
-from agl.threads import carried_across_threads
-from agl.tracing import RolloutContext
-from agl.trajectories import build
+from agl.tracing.context import RolloutContext
+from agl.tracing.threads import carried_across_threads
 
 
 @pytest.mark.parametrize(

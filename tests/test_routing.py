@@ -18,9 +18,11 @@ import openai
 import pytest
 from provider import Provider, Reply, says, serve
 
-from agl import routing, semconv, tracing
-from agl.selection import select
-from agl.tracing import RolloutContext
+from agl import semconv
+from agl.mdp.selection import select
+from agl.tracing import context as tracing
+from agl.tracing import sdk_hooks as routing
+from agl.tracing.context import RolloutContext
 
 KEY = "agl-attempt-key"
 SECRETS = ("sk-provider", "org-secret", "proj-secret", "x-team", "team-secret", "env-secret", "cookie")

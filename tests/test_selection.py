@@ -7,7 +7,7 @@ import re
 import pytest
 
 from agl.errors import ConfigError
-from agl.selection import DEFAULT_POLICY, select
+from agl.mdp.selection import DEFAULT_POLICY, select
 
 
 @pytest.mark.parametrize(

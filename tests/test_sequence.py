@@ -9,8 +9,8 @@ import pytest
 from call_trees import call, trajectories, trajectory
 from hypothesis import given, settings
 
-from agl.mdp import Trajectory
-from agl.sequence import MIN_SHARED, Sequence, merge, merge_report, unmerged
+from agl.mdp.sequence import MIN_SHARED, Sequence, merge, merge_report, unmerged
+from agl.mdp.types import Trajectory
 
 
 def advantages(t: Trajectory) -> dict[str, float]:

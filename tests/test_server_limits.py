@@ -17,8 +17,8 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agl.errors import GatewayError
-from agl.trainer.server.limits import Limits, parse_json
-from agl.trainer.server.serving import HttpServer
+from agl.trainer.http.limits import Limits, parse_json
+from agl.trainer.http.server import HttpServer
 
 
 class Echo:

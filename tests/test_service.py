@@ -17,10 +17,10 @@ from test_remote_runners import free_port
 
 import agl
 from agl import semconv
+from agl.agents.resources import LLM, RolloutResources
 from agl.errors import ConfigError, DatasetError, ServiceError
-from agl.resources import LLM, RolloutResources
+from agl.trainer.http.auth import Keys
 from agl.trainer.quickstart.tasks import arithmetic_tasks, write_jsonl
-from agl.trainer.server.keys import Keys
 from agl.trainer.service.client import client_agent
 from agl.trainer.service.server import serving
 from agl.trainer.service.settings import Settings, algorithm_class
@@ -351,7 +351,7 @@ def test_tasks_that_are_wrong_are_told_with_file_line_and_field(
 
 
 def test_tasks_that_are_right(tmp_path: Path) -> None:
-    from agl.trainer.tasks import read_tasks
+    from agl.trainer.run.data import read_tasks
 
     file = tmp_path / "train.jsonl"
     file.write_text('{"id": 1, "q": "a"}\n\n{"id": 1, "q": null}\n{"id": 1, "q": "\u2028", "more": 1}\n')
@@ -365,7 +365,7 @@ def test_tasks_that_are_right(tmp_path: Path) -> None:
 
 
 def test_agents_of_a_client() -> None:
-    from agl.agents import Outcome, RolloutInfo
+    from agl.agents.agent import Outcome, RolloutInfo
 
     llm = LLM("http://h/v1", "policy", "key")
     given: Any = ({"q": "2+2"}, {"llm": llm, "limit": 3}, RolloutInfo("ro", 1))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scripted import TOOLS, Attempt, in_loop, quick_tokenizer, serving, tool_call
 from tiny_tokenizers import template_tokenizer
 
-from agl.mdp import Call, int_array
+from agl.mdp.types import Call, int_array
 from agl.trainer.gateway.sessions import Sessions, digest
 
 SYSTEM = {"role": "system", "content": "Use the calculator."}

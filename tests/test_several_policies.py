@@ -13,9 +13,9 @@ from test_engine import tiny_model, tiny_tokenizer
 from test_policy_process import PROMPT
 
 from agl.errors import ConfigError, EngineError, ModelLoadError
-from agl.mdp import Call, Trajectory, Transition
-from agl.sequence import merge
-from agl.trainer.engine import Sampling
+from agl.mdp.sequence import merge
+from agl.mdp.types import Call, Trajectory, Transition
+from agl.trainer.engines.base import Sampling
 from agl.trainer.local.config import LearnerConfig, LoraSpec
 from agl.trainer.local.policy import LocalPolicy, PolicySpec, start_policies
 

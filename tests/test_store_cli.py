@@ -9,7 +9,7 @@ from pathlib import Path
 from postgres import Server
 from typer.testing import CliRunner
 
-from agl.spans import Span
+from agl.mdp.spans import Span
 from agl.trainer.cli.app import app
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from store_server import served
 
 from agl.errors import StoreError
-from agl.mdp import Call, float_array, int_array
-from agl.spans import Event, Span
+from agl.mdp.spans import Event, Span
+from agl.mdp.types import Call, float_array, int_array
 from agl.trainer.store import open_store
 from agl.trainer.store.base import (
     ATTEMPT_TERMINAL,

@@ -19,12 +19,12 @@ import pytest
 from store_server import KEYS, OPERATOR, RUNNER, Served, served
 
 from agl.errors import ConfigError, StoreError
-from agl.spans import Span
-from agl.trainer.server.keys import Keys
+from agl.mdp.spans import Span
+from agl.trainer.http.auth import Keys
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, RolloutConfig
-from agl.trainer.store.client import HttpStore
-from agl.trainer.store.server import StoreServer
+from agl.trainer.store.http.client import HttpStore
+from agl.trainer.store.http.server import StoreServer
 
 
 def span(rollout_id: str, number: int, attempt: int = 1) -> Span:

@@ -37,11 +37,11 @@ from agl.trainer.store.base import (
     RolloutConfig,
     Store,
 )
-from agl.trainer.store.clock import Clock
-from agl.trainer.store.dialect import Dialect
-from agl.trainer.store.postgres import Postgres
-from agl.trainer.store.sql import SqlStore
-from agl.trainer.store.sqlite import Sqlite
+from agl.trainer.store.sql.clock import Clock
+from agl.trainer.store.sql.dialect import Dialect
+from agl.trainer.store.sql.postgres import Postgres
+from agl.trainer.store.sql.sqlite import Sqlite
+from agl.trainer.store.sql.store import SqlStore
 
 DATABASES = ["sqlite", "postgresql"]
 

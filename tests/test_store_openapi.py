@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from store_server import Served, served
 
-from agl.trainer.server.limits import Limits
-from agl.trainer.store import wire
-from agl.trainer.store.openapi import schema
+from agl.trainer.http.limits import Limits
+from agl.trainer.store.http import protocol as wire
+from agl.trainer.store.http.openapi import schema
 
 SCHEMA = schemathesis.openapi.from_dict(schema(keyed=False))
 SCHEMA.config.generation.update(modes=[GenerationMode.POSITIVE, GenerationMode.NEGATIVE])

@@ -14,11 +14,12 @@ from alembic.migration import MigrationContext
 from postgres import Server, private_server, require
 
 from agl.errors import ConfigError, StoreError, StoreVersionError
-from agl.spans import Span
-from agl.trainer.store import database, open_store, schema
-from agl.trainer.store import postgres as dialect
+from agl.mdp.spans import Span
+from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout
-from agl.trainer.store.postgres import Postgres
+from agl.trainer.store.sql import database, schema
+from agl.trainer.store.sql import postgres as dialect
+from agl.trainer.store.sql.postgres import Postgres
 
 
 @pytest.fixture
@@ -327,7 +328,7 @@ asyncio.run(main())
 
 def test_processes_tell_each_other_of_work_and_of_ends(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without anybody looking by himself: the looks of this process are too far apart to help."""
-    monkeypatch.setattr("agl.trainer.store.sql.LOOK_SECONDS", 1e6)
+    monkeypatch.setattr("agl.trainer.store.sql.store.LOOK_SECONDS", 1e6)
 
     async def scenario() -> None:
         store = await open_store(url)
@@ -363,8 +364,8 @@ def test_what_is_announced_fits_a_notification(url: str) -> None:
 
 
 def test_times_are_the_servers(url: str, postgres: Server) -> None:
-    from agl.trainer.store.clock import Clock
-    from agl.trainer.store.sql import SqlStore
+    from agl.trainer.store.sql.clock import Clock
+    from agl.trainer.store.sql.store import SqlStore
 
     async def scenario() -> None:
         store = await SqlStore.open(Postgres(url), Clock(wall=lambda: 5.0))

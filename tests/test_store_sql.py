@@ -17,12 +17,13 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from agl.errors import ConfigError, StoreError, StoreVersionError
-from agl.mdp import Call, float_array, int_array
-from agl.trainer.store import open_store, schema, sqlite
+from agl.mdp.types import Call, float_array, int_array
+from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout
-from agl.trainer.store.database import Database
-from agl.trainer.store.dialect import MEMORY
-from agl.trainer.store.sqlite import Sqlite
+from agl.trainer.store.sql import schema, sqlite
+from agl.trainer.store.sql.database import Database
+from agl.trainer.store.sql.dialect import MEMORY
+from agl.trainer.store.sql.sqlite import Sqlite
 
 
 @pytest.fixture

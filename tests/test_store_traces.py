@@ -27,12 +27,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import StatusCode
 from store_server import KEYS, OPERATOR, RUNNER, Served, served
 
-from agl import otlp
-from agl.spans import Span
-from agl.trainer.server.limits import Limits
+from agl.mdp.spans import Span
+from agl.tracing import otlp
+from agl.trainer.http.limits import Limits
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, Rollout
-from agl.trainer.store.client import HttpStore
+from agl.trainer.store.http.client import HttpStore
 
 FUZZ = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]

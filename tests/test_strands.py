@@ -24,11 +24,11 @@ import agl
 from agl import semconv, tracing
 from agl.adapters.strands import StrandsTracer, wrap
 from agl.adapters.strands.wrap import fresh
-from agl.agents import RolloutInfo
+from agl.agents.agent import RolloutInfo
 from agl.errors import ConfigError
-from agl.selection import select
-from agl.spans import Span
-from agl.tracing import RolloutContext
+from agl.mdp.selection import select
+from agl.mdp.spans import Span
+from agl.tracing.context import RolloutContext
 
 add_tool = tool(add)
 

@@ -19,7 +19,7 @@ pytest.importorskip("sqlglot", reason="the example's databases are made with sql
 
 from text_to_sql import BROKEN, KEY, RIGHT, WRONG, Run, asks, frozen, make_shop, modules, named
 
-from agl.sequence import merge
+from agl.mdp.sequence import merge
 
 
 @pytest.fixture(scope="module")

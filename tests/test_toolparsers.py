@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl.trainer.gateway.toolparsers import FORMATS, ParsedMessage, assemble
+from agl.trainer.rendering.toolparsers import FORMATS, ParsedMessage, assemble
 
 TOOLS = [
     {

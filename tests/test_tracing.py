@@ -16,9 +16,9 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
 from agl import semconv, tracing
-from agl.selection import select
-from agl.spans import Span
-from agl.tracing import RolloutContext
+from agl.mdp.selection import select
+from agl.mdp.spans import Span
+from agl.tracing.context import RolloutContext
 
 
 def context(rollout_id: str = "ro", agent: str = "main") -> RolloutContext:

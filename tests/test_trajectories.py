@@ -16,11 +16,11 @@ import agl
 from agl import semconv, tracing
 from agl.adapters.openai import OpenAITracer
 from agl.errors import BypassedGatewayError, LostCallError, NoAgentMatchedError, NoLLMCallError
-from agl.mdp import Call, float_array, int_array
-from agl.selection import Selection, select
-from agl.spans import Span
-from agl.tracing import RolloutContext
-from agl.trajectories import Built, build, check
+from agl.mdp.builder import Built, build, check
+from agl.mdp.selection import Selection, select
+from agl.mdp.spans import Span
+from agl.mdp.types import Call, float_array, int_array
+from agl.tracing.context import RolloutContext
 
 
 def call(index: int, span: Any, *, agent: str = "main", policy: str | None = "policy", **more: Any) -> Call:

@@ -13,8 +13,8 @@ from test_verl_config import CONFIG, changed, plan
 
 import agl
 from agl.errors import ConfigError
-from agl.trainer.verl.plan import NUMBERS, Plan, flatten, read
-from agl.trainer.verl.short import expand
+from agl.trainer.verl.config.plan import NUMBERS, Plan, flatten, read
+from agl.trainer.verl.config.shorthand import expand
 
 if sys.version_info >= (3, 13):
     pytest.skip("verl 0.9.1 does not install on Python 3.13 and newer", allow_module_level=True)
@@ -23,9 +23,11 @@ pytest.importorskip("hydra", reason="needs verl 0.9.1: pip install 'agl[dev]'")
 
 from omegaconf import DictConfig, OmegaConf
 
-from agl.trainer.verl import compose as composing
-from agl.trainer.verl import filled, moved, refusals
-from agl.trainer.verl.compose import defaults, notes, validate, verls
+from agl.trainer.verl.config import checks as refusals
+from agl.trainer.verl.config import compose as composing
+from agl.trainer.verl.config import derived as filled
+from agl.trainer.verl.config import renamed as moved
+from agl.trainer.verl.config.compose import defaults, notes, validate, verls
 
 ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 BRIDGE = {
@@ -479,7 +481,7 @@ def test_backends() -> None:
 
 
 def test_the_short_form_on_this_machine() -> None:
-    from agl.trainer.verl.embedded import as_grpo
+    from agl.trainer.verl.config.local import as_grpo
 
     algorithm = agl.VERL(model="m", steps=7, group_size=4, learning_rate=1e-4, backend="local", kl_coef=0.1)
     grpo = as_grpo(algorithm.plan, n_tasks=100)

@@ -8,9 +8,9 @@ import pytest
 
 import agl
 from agl.errors import ConfigError
-from agl.trainer.verl.embedded import as_grpo, check
-from agl.trainer.verl.moved import renamed
-from agl.trainer.verl.plan import Plan, flatten, read
+from agl.trainer.verl.config.local import as_grpo, check
+from agl.trainer.verl.config.plan import Plan, flatten, read
+from agl.trainer.verl.config.renamed import renamed
 
 CONFIG: dict[str, Any] = {
     "algorithm": {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False},

@@ -22,12 +22,12 @@ from test_learner import VOCABULARY, gradients, tiny_model
 from test_learner import learner as learner_of
 
 from agl.credit import Uniform
-from agl.mdp import Reward, Trajectory, Transition
-from agl.sequence import Sequence, merge, unmerged
-from agl.trainer.algorithms.advantages import score
-from agl.trainer.local.learner import Learner, _deal
-from agl.trainer.local.targets import Row
+from agl.mdp.sequence import Sequence, merge, unmerged
+from agl.mdp.types import Reward, Trajectory, Transition
+from agl.trainer.local.learner.learner import Learner, _deal
+from agl.trainer.local.learner.targets import Row
 from agl.trainer.objectives import Estimator
+from agl.trainer.objectives.advantages import score
 
 if sys.version_info >= (3, 13):
     pytest.skip("verl 0.9.1 does not install on Python 3.13 and newer", allow_module_level=True)

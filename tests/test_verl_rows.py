@@ -9,12 +9,12 @@ from call_trees import call, trajectories, trajectory
 from hypothesis import given, settings
 
 from agl.credit import Discounted, PerCall, Uniform
-from agl.mdp import Reward, Trajectory
-from agl.sequence import merge
-from agl.trainer.runners.base import RolloutResult
+from agl.mdp.builder import Built
+from agl.mdp.sequence import merge
+from agl.mdp.types import Reward, Trajectory
+from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.base import Rollout, RolloutConfig
 from agl.trainer.verl.rows import ADVANTAGES, Prompt, chains, train_rows, val_rows
-from agl.trajectories import Built
 
 PROMPT = Prompt("u-1", 3, 4, 7, False)
 

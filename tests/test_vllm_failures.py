@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import agl
 from agl.errors import AglError, ConfigError, EngineError
-from agl.trainer.engine import Completion, Sampling
-from agl.trainer.vllm.answers import Part, reported
+from agl.trainer.engines.base import Completion, Sampling
+from agl.trainer.engines.vllm_answers import Part, reported
 
 MODELS = {"data": [{"id": "m", "root": "org/m", "max_model_len": 64}, {"id": "lora", "root": "/l", "parent": "m"}]}
 PROMPT = np.int32([5, 6, 7])

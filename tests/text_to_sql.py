@@ -14,8 +14,8 @@ from typing import Any
 from provider import Provider, Reply
 from scripted import Line, ScriptedRollouts, tool_call_of
 
-from agl.mdp import Trajectory, Transition
-from agl.trainer.algorithms.advantages import Scored, score
+from agl.mdp.types import Trajectory, Transition
+from agl.trainer.objectives.advantages import Scored, score
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "text_to_sql"
 MODULES = ("agent", "databases", "rewards", "train")

@@ -22,7 +22,7 @@ from agl.adapters.aside import Aside, end, start
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.refusals import refused
 from agl.adapters.scopes import agent_turn, model_call, tool_run
-from agl.tracing import Scope
+from agl.tracing.context import Scope
 
 _executor: ContextVar[Any] = ContextVar("agl_agent_framework_executor", default=None)
 """The workflow's executor that is at work here."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agl import routing, semconv
+from agl import semconv
 from agl.adapters.anthropic.wrap import handles, wrap
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.streams import CallObserver, fields
+from agl.tracing import sdk_hooks as routing
 
 
 class AnthropicTracer(InstrumentedTracer):

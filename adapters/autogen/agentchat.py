@@ -21,7 +21,7 @@ from agl.adapters.aside import traced
 from agl.adapters.autogen.patching import Patches
 from agl.adapters.refusals import refused
 from agl.adapters.scopes import agent_turn, handed_over, tool_end, tool_run, within
-from agl.tracing import Scope
+from agl.tracing.context import Scope
 
 
 def install(patches: Patches) -> None:

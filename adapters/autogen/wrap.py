@@ -10,7 +10,7 @@ from typing import Any
 
 from agl.adapters.autogen.fresh import fresh
 from agl.adapters.base import question
-from agl.agents import Agent, RewardFunction, scored
+from agl.agents.agent import Agent, RewardFunction, scored
 
 _KINDS = {"autogen_agentchat": ("ChatAgent", "Team"), "ag2": ("Agent",)}
 

@@ -23,7 +23,7 @@ from agl.adapters.langchain.wrap import handles, wrap
 from agl.adapters.refusals import refused
 from agl.adapters.responses import finish_reason
 from agl.adapters.scopes import model_call, place, tool_run
-from agl.tracing import RolloutContext, Scope
+from agl.tracing.context import RolloutContext, Scope
 
 if TYPE_CHECKING:
     from langchain_core.callbacks import BaseCallbackHandler

@@ -7,7 +7,7 @@ from typing import Any
 
 from agl.adapters.langchain.wrap import handles as is_langchains
 from agl.adapters.langchain.wrap import is_graph, messages, name_of, text_of
-from agl.agents import Agent, RewardFunction, scored
+from agl.agents.agent import Agent, RewardFunction, scored
 
 
 def handles(agent: object) -> bool:

@@ -9,11 +9,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agl import routing, semconv
+from agl import semconv
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.openai.wrap import handles, wrap
 from agl.adapters.responses import finish_reason
 from agl.adapters.streams import CallObserver, fields
+from agl.tracing import sdk_hooks as routing
 
 
 class OpenAITracer(InstrumentedTracer):

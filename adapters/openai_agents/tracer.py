@@ -20,7 +20,7 @@ from agl.adapters.base import InstrumentedTracer
 from agl.adapters.openai_agents.wrap import handles, wrap
 from agl.adapters.responses import finish_reason
 from agl.adapters.scopes import place
-from agl.tracing import Scope
+from agl.tracing.context import Scope
 
 
 class OpenAIAgentsTracer(InstrumentedTracer):

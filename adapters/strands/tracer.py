@@ -19,7 +19,7 @@ from agl.adapters.base import InstrumentedTracer
 from agl.adapters.refusals import refused
 from agl.adapters.scopes import agent_turn, model_call, tool_run
 from agl.adapters.strands.wrap import agent_name, handles, wrap
-from agl.tracing import Scope
+from agl.tracing.context import Scope
 
 _PROVIDERS = {"openai_responses": "openai"}
 _OPENAI_REASONS = {

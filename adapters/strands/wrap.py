@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agl.adapters.base import question
-from agl.agents import Agent, RewardFunction, scored
+from agl.agents.agent import Agent, RewardFunction, scored
 from agl.errors import ConfigError
 
 _UNNAMED = "Strands Agents"

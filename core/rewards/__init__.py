@@ -9,44 +9,37 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from agl.rewards.emit import (
-    as_rewards,
-    emit_exception,
-    emit_message,
-    emit_object,
-    emit_reward,
-    operation,
-)
+from agl.rewards.emit import as_rewards, emit_exception, emit_message, emit_object, emit_reward, operation
 
 if TYPE_CHECKING:
-    from agl.rewards.base import Grader
-    from agl.rewards.code import PythonTests
-    from agl.rewards.collaboration import Consensus, Rounds, TokenBudget
-    from agl.rewards.combine import Weighted
-    from agl.rewards.judge import LLMJudge
-    from agl.rewards.maths import MathAnswer
-    from agl.rewards.schema import JSONSchema
-    from agl.rewards.sql import SQLResult
-    from agl.rewards.structure import Depth, Structure
-    from agl.rewards.text import Contains, ExactMatch, FuzzyMatch, RegexMatch, TokenF1
-    from agl.rewards.tools import RequiredTools, ToolBudget, ToolSuccess
-    from agl.trace import Trace
-    from agl.tracing import untrained
+    from agl.rewards.graders.base import Grader
+    from agl.rewards.graders.code import PythonTests
+    from agl.rewards.graders.collaboration import Consensus, Rounds, TokenBudget
+    from agl.rewards.graders.combine import Weighted
+    from agl.rewards.graders.judge import LLMJudge
+    from agl.rewards.graders.maths import MathAnswer
+    from agl.rewards.graders.schema import JSONSchema
+    from agl.rewards.graders.sql import SQLResult
+    from agl.rewards.graders.structure import Depth, Structure
+    from agl.rewards.graders.text import Contains, ExactMatch, FuzzyMatch, RegexMatch, TokenF1
+    from agl.rewards.graders.tools import RequiredTools, ToolBudget, ToolSuccess
+    from agl.rewards.trace import Trace
+    from agl.tracing.context import untrained
 
 _NAMES = {
-    "agl.rewards.base": ("Grader",),
-    "agl.rewards.code": ("PythonTests",),
-    "agl.rewards.collaboration": ("Consensus", "Rounds", "TokenBudget"),
-    "agl.rewards.combine": ("Weighted",),
-    "agl.rewards.judge": ("LLMJudge",),
-    "agl.rewards.maths": ("MathAnswer",),
-    "agl.rewards.schema": ("JSONSchema",),
-    "agl.rewards.sql": ("SQLResult",),
-    "agl.rewards.structure": ("Depth", "Structure"),
-    "agl.rewards.text": ("Contains", "ExactMatch", "FuzzyMatch", "RegexMatch", "TokenF1"),
-    "agl.rewards.tools": ("RequiredTools", "ToolBudget", "ToolSuccess"),
-    "agl.trace": ("Trace",),
-    "agl.tracing": ("untrained",),
+    "agl.rewards.graders.base": ("Grader",),
+    "agl.rewards.graders.code": ("PythonTests",),
+    "agl.rewards.graders.collaboration": ("Consensus", "Rounds", "TokenBudget"),
+    "agl.rewards.graders.combine": ("Weighted",),
+    "agl.rewards.graders.judge": ("LLMJudge",),
+    "agl.rewards.graders.maths": ("MathAnswer",),
+    "agl.rewards.graders.schema": ("JSONSchema",),
+    "agl.rewards.graders.sql": ("SQLResult",),
+    "agl.rewards.graders.structure": ("Depth", "Structure"),
+    "agl.rewards.graders.text": ("Contains", "ExactMatch", "FuzzyMatch", "RegexMatch", "TokenF1"),
+    "agl.rewards.graders.tools": ("RequiredTools", "ToolBudget", "ToolSuccess"),
+    "agl.rewards.trace": ("Trace",),
+    "agl.tracing.context": ("untrained",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from agl import semconv, tracing
 from agl.errors import RewardError
-from agl.mdp import Reward
+from agl.mdp.types import Reward
 
 
 def as_rewards(

@@ -10,7 +10,7 @@ import agl
 from agl.adapters.langchain import wrap
 from agl.trainer.quickstart.agent import build_agent
 from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
-from agl.trainer.trainer import Result
+from agl.trainer.run.trainer import Result
 
 TASKS, HELDOUT = 400, 64
 SMALL = {

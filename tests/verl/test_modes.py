@@ -13,11 +13,11 @@ import torch
 from jobs import algorithm, quickstart, train
 
 import agl
-from agl.mdp import Call
-from agl.selection import select
+from agl.mdp.builder import Built, build
+from agl.mdp.selection import select
+from agl.mdp.types import Call
 from agl.trainer.quickstart.tasks import arithmetic_tasks
 from agl.trainer.store import open_store
-from agl.trajectories import Built, build
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -14,13 +14,13 @@ from jobs import algorithm, quickstart, train
 
 from agl.credit import Uniform
 from agl.errors import ConfigError
-from agl.selection import select
-from agl.sequence import merge
-from agl.trainer.algorithms.advantages import score
+from agl.mdp.builder import build
+from agl.mdp.selection import select
+from agl.mdp.sequence import merge
+from agl.trainer.objectives.advantages import score
+from agl.trainer.run.trainer import Result
 from agl.trainer.store import open_store
-from agl.trainer.trainer import Result
 from agl.trainer.verl.rows import chains
-from agl.trajectories import build
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS, SAVE, MORE = 6, 4, 7

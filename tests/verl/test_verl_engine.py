@@ -10,7 +10,7 @@ from engine_suite import CONTEXT, EngineSuite, suite_model, write_suite_model
 from jobs import algorithm
 from test_engine import VOCABULARY, tiny_tokenizer
 
-from agl.trainer.engine import Sampling
+from agl.trainer.engines.base import Sampling
 from agl.trainer.verl.engine import VerlEngine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -29,7 +29,7 @@ def engine(cluster, tmp_path_factory, runner):
     from verl.workers.rollout.llm_server import LLMServerManager
 
     from agl.trainer.verl.cluster import groups, release
-    from agl.trainer.verl.wiring import cpu_keys
+    from agl.trainer.verl.overrides import cpu_keys
 
     model = write_suite_model(tmp_path_factory.mktemp("suite-model"))
     plan = algorithm(model, steps=1, max_prompt_tokens=CONTEXT - 56, max_response_tokens=56).plan

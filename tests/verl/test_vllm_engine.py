@@ -18,7 +18,7 @@ from vllm_server import VLLMServer
 
 import agl
 from agl.errors import ConfigError, EngineError
-from agl.trainer.engine import Sampling
+from agl.trainer.engines.base import Sampling
 
 KEY = "a-key-for-this-test"
 

@@ -24,7 +24,7 @@ from vllm_server import VLLMServer
 
 import agl
 from agl.errors import ConfigError, ModelLoadError
-from agl.mdp import Call
+from agl.mdp.types import Call
 from agl.trainer.quickstart.agent import build_agent
 from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
 from agl.trainer.store import open_store

@@ -1,10 +1,9 @@
 """Algorithms: what decides which rollouts are run and how a policy changes by them."""
 
-from agl.trainer.algorithms.base import Algorithm
 from agl.trainer.algorithms.baseline import Baseline
 from agl.trainer.algorithms.family import DAPO, GRPO, GSPO, PPO, RLOO, DrGRPO, REINFORCEPlusPlus
 from agl.trainer.algorithms.shaping import Overlong
-from agl.trainer.algorithms.verl import VERL
+from agl.trainer.run.algorithm import Algorithm
 
 __all__ = [
     "DAPO",
@@ -12,7 +11,6 @@ __all__ = [
     "GSPO",
     "PPO",
     "RLOO",
-    "VERL",
     "Algorithm",
     "Baseline",
     "DrGRPO",

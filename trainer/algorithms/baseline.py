@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agl.errors import ConfigError, checked_options, nearest
-from agl.trainer.fixed import FixedPolicy, policy_directory
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.local.policy import PolicySpec
-from agl.trainer.run import Run, mean_rewards, require_positive, require_some
+from agl.trainer.run.frozen_policy import FixedPolicy, policy_directory
+from agl.trainer.run.run import Run, mean_rewards, require_positive, require_some
 from agl.trainer.store.base import Mode
 
 if TYPE_CHECKING:
-    from agl.trainer.vllm import VLLMEngine
+    from agl.trainer.engines.vllm import VLLMEngine
 
 
 @checked_options
@@ -46,7 +46,7 @@ class Baseline:
         require_positive(repeats=self.repeats)
         if self.engine is None:
             return
-        from agl.trainer.vllm import VLLMEngine
+        from agl.trainer.engines.vllm import VLLMEngine
 
         for engine in self.engine.values() if isinstance(self.engine, Mapping) else [self.engine]:
             if not isinstance(engine, VLLMEngine):

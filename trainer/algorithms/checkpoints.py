@@ -5,24 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agl.errors import CheckpointError
-from agl.trainer.algorithms.policies import Policies
-from agl.trainer.run import Run
+from agl.trainer.run.checkpoints import Resumed, checkpoints_folder, latest_local, require_same
+from agl.trainer.run.policies import Policies
+from agl.trainer.run.run import Run
 
 KEEP = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """Where a run goes on: `step` steps are done."""
-
-    step: int
-    path: Path
 
 
 async def save(run: Run, policies: Policies, step: int, identity: dict[str, Any]) -> Path:
@@ -30,7 +21,7 @@ async def save(run: Run, policies: Policies, step: int, identity: dict[str, Any]
 
     The dataset's order and each request's seed are functions of the run's seed and the step, so the step is all.
     """
-    root = run.directory / "checkpoints"
+    root = checkpoints_folder(run.directory)
     final = root / f"step-{step:06d}"
     part = root / f".step-{step:06d}.part"
     shutil.rmtree(part, ignore_errors=True)
@@ -54,19 +45,13 @@ async def save(run: Run, policies: Policies, step: int, identity: dict[str, Any]
     return final
 
 
-def latest(directory: Path) -> Path | None:
-    """The last whole checkpoint of a run."""
-    found = sorted((directory / "checkpoints").glob("step-*/run.json"))
-    return found[-1].parent if found else None
-
-
 async def restore(run: Run, policies: Policies, identity: dict[str, Any]) -> Resumed | None:
     """Load the last checkpoint into the policies and the run; None when there is none yet.
 
     Raises:
         CheckpointError: it cannot be read, or it was made with other settings.
     """
-    path = latest(run.directory)
+    path = latest_local(run.directory)
     if path is None:
         return None
     try:
@@ -83,14 +68,3 @@ async def restore(run: Run, policies: Policies, identity: dict[str, Any]) -> Res
     run.run_id = facts["run_id"]
     run.checkpoint = path
     return Resumed(facts["step"], path)
-
-
-def require_same(then: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    """Raise `CheckpointError` where a run was started with other settings than those it is to go on with."""
-    changed = [f"{k}: {then.get(k)!r} -> {now[k]!r}" for k in now if then.get(k) != now[k]]
-    if changed:
-        raise CheckpointError(
-            f"the run was started with other settings ({'; '.join(changed)})",
-            hint="resume with the same settings, or start a new run in another directory",
-            path=path,
-        )

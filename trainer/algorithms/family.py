@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agl.errors import checked_options
-from agl.trainer.algorithms.local import LocalAlgorithm
+from agl.trainer.algorithms.policy_gradient import LocalAlgorithm
 from agl.trainer.algorithms.shaping import Overlong
 from agl.trainer.objectives import Estimator, LossAgg, PolicyLossKind
 

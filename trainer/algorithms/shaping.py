@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agl.errors import ConfigError
-from agl.mdp import Transition
-from agl.trainer.algorithms.advantages import Shaping
+from agl.mdp.types import Transition
+from agl.trainer.objectives.advantages import Shaping
 
 
 @dataclass(frozen=True, slots=True)

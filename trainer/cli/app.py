@@ -92,10 +92,10 @@ def train(
     """Train an agent of your own on your tasks with your reward."""
     from agl.errors import ConfigError
     from agl.trainer.algorithms import GRPO
-    from agl.trainer.loading import load_agent, load_command
     from agl.trainer.local.config import LoraSpec
-    from agl.trainer.tasks import read_tasks
-    from agl.trainer.trainer import Trainer
+    from agl.trainer.run.data import read_tasks
+    from agl.trainer.run.trainer import Trainer
+    from agl.trainer.runners.loading import load_agent, load_command
 
     elsewhere = runners == "remote" and agent is None and agent_command is None
     if (agent is None) == (agent_command is None) and not elsewhere:
@@ -162,8 +162,8 @@ def explain(
 ) -> None:
     """See what was trained in a rollout: calls, tokens, rewards, advantages, rows, forks."""
     from agl.errors import ConfigError
-    from agl.trainer.explain import explain as explain_rollout
-    from agl.trainer.explain import list_rollouts
+    from agl.trainer.report.explain import explain as explain_rollout
+    from agl.trainer.report.explain import list_rollouts
 
     if listing:
         _write(json_file, list_rollouts(store))
@@ -241,7 +241,7 @@ def runner(
 ) -> None:
     """Execute rollouts here for a trainer or a store elsewhere, until Ctrl-C."""
     from agl.trainer.cli.runner import run_runner
-    from agl.trainer.loading import load_agent
+    from agl.trainer.runners.loading import load_agent
 
     _write(json_file, run_runner(load_agent(agent, reward), store, key_file, workers, quiet=quiet))
 
@@ -298,7 +298,7 @@ app.add_typer(store_app, name="store")
 def doctor(json_file: Json = None) -> None:
     """Show what is installed, and what of it does not fit together; the exit status is 1 if anything does not."""
     from agl.trainer.cli.doctor import show
-    from agl.trainer.doctor import examine
+    from agl.trainer.cli.doctor_checks import examine
 
     report = examine()
     _write(json_file, report.to_json())
@@ -327,7 +327,7 @@ def export(
 ) -> None:
     """Write rollouts, spans and model calls into files for other programs."""
     from agl.trainer.cli import export as exporting
-    from agl.trainer.export.records import Which
+    from agl.trainer.report.export.rows import Which
 
     which = Which(run_id, mode, exporting.since(since))  # type: ignore[arg-type]
     facts = exporting.export_files(store, out, format, which, tokens=tokens, quiet=quiet)
@@ -346,7 +346,7 @@ def trace_ls(
     json_file: Json = None,
 ) -> None:
     """List a store's rollouts."""
-    from agl.trainer.explain import list_rollouts
+    from agl.trainer.report.explain import list_rollouts
 
     _write(json_file, list_rollouts(store))
 
@@ -359,7 +359,7 @@ def trace_show(
     json_file: Json = None,
 ) -> None:
     """Show a rollout's spans as a tree."""
-    from agl.trainer.trace import show_trace
+    from agl.trainer.report.trace_tree import show_trace
 
     _write(json_file, show_trace(rollout, store, attempt=attempt))
 
@@ -379,7 +379,7 @@ def trace_export(
 ) -> None:
     """Send traces to Jaeger, Phoenix or any other receiver of OTLP over HTTP."""
     from agl.trainer.cli.export import export_traces
-    from agl.trainer.export.records import Which
+    from agl.trainer.report.export.rows import Which
 
     which = Which(run_id) if everything or run_id is not None else None
     facts = export_traces(store, rollouts or (), which, otlp, header or (), quiet=quiet)

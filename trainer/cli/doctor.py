@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from agl.trainer.doctor import LISTED, Report
+from agl.trainer.cli.doctor_checks import LISTED, Report
 
 
 def show(report: Report) -> None:

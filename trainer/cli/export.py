@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from agl.errors import ConfigError, ExportError
-from agl.trainer.explain import find_store
-from agl.trainer.export.meter import Meter
-from agl.trainer.export.otlp import send
-from agl.trainer.export.records import Record, Which, record, records
-from agl.trainer.export.to_files import to_files
-from agl.trainer.loops import run_in_thread
+from agl.trainer.http.aio import run_in_thread
+from agl.trainer.report.explain import find_store
+from agl.trainer.report.export.meter import Meter
+from agl.trainer.report.export.otlp import send
+from agl.trainer.report.export.rows import Record, Which, record, records
+from agl.trainer.report.export.to_files import to_files
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
 

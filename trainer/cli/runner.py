@@ -10,10 +10,10 @@ from typing import Any
 
 from rich.console import Console
 
-from agl.agents import Agent
+from agl.agents.agent import Agent
 from agl.errors import ConfigError
-from agl.trainer.runners.base import Lease, Report
-from agl.trainer.runners.work import work
+from agl.trainer.runners.protocol import Lease, Report
+from agl.trainer.runners.remote.runner import work
 
 LINE_SECONDS = 5.0
 
@@ -25,7 +25,7 @@ def run_runner(agent: Agent, url: str | None, key_file: Path | None, workers: in
         ConfigError: no server is named, or the key's file cannot be read.
         RolloutError: the server was out of reach for too long, or refuses this runner.
     """
-    from agl.trainer.loops import run_in_thread
+    from agl.trainer.http.aio import run_in_thread
 
     server = url or os.environ.get("AGL_STORE")
     if server is None or not server.startswith(("http://", "https://")):

@@ -12,7 +12,7 @@ import yaml
 from rich.console import Console
 
 from agl.errors import ConfigError
-from agl.trainer.server.keys import Keys
+from agl.trainer.http.auth import Keys
 from agl.trainer.service.server import serve
 from agl.trainer.service.service import Service, Split
 from agl.trainer.service.settings import Settings
@@ -39,7 +39,7 @@ def run_serve(
     Raises:
         AglError: it cannot serve.
     """
-    from agl.trainer.loops import run_in_thread
+    from agl.trainer.http.aio import run_in_thread
 
     settings = Settings.of_environment(os.environ)
     if config is not None:

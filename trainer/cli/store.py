@@ -41,10 +41,10 @@ def store(
 
 
 async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file: Path | None) -> None:
-    from agl.trainer.runners.standing import StandingDesk
-    from agl.trainer.server.keys import Keys
+    from agl.trainer.http.auth import Keys
+    from agl.trainer.runners.store_coordinator import StandingDesk
     from agl.trainer.store import open_store
-    from agl.trainer.store.server import StoreServer
+    from agl.trainer.store.http.server import StoreServer
 
     keys = Keys.find(key_file)
     keys.check_host(host)
@@ -91,7 +91,7 @@ def prune(
     ] = None,
 ) -> None:
     """Delete attempts, calls and spans of old rollouts; the rollouts and what was trained stay."""
-    from agl.trainer.explain import find_store
+    from agl.trainer.report.explain import find_store
     from agl.trainer.store import open_store
 
     before = time.time() - seconds(older_than)

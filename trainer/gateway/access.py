@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from agl.mdp import Call
-from agl.selection import Selection
+from agl.mdp.selection import Selection
+from agl.mdp.types import Call
 from agl.trainer.gateway.sessions import Sessions
-from agl.trainer.server.keys import key_hash, key_of, matches
+from agl.trainer.http.auth import key_hash, key_of, matches
 
 if TYPE_CHECKING:
     from agl.trainer.gateway.calls import WireCall

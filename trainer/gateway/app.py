@@ -10,11 +10,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from agl.trainer.gateway import chat, http, messages, responses
+from agl.trainer.gateway import http
 from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, Served
+from agl.trainer.gateway.dialects import chat, messages, responses
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
-from agl.trainer.server.limits import Limits, Refused, refusal_body
+from agl.trainer.http.limits import Limits, Refused, refusal_body
 
 
 def build_app(gateway: Gateway, beside: Sequence[Route] = (), limits: Limits | None = None) -> Starlette:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from agl.mdp import IntArray
-from agl.trainer.engine import Completion, Engine, Sampling
+from agl.mdp.types import IntArray
+from agl.trainer.engines.base import Completion, Engine, Sampling
 from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.errors import RequestError
-from agl.trainer.gateway.normalise import with_tool_names
-from agl.trainer.gateway.rendering import Rendering
-from agl.trainer.gateway.toolparsers import ParsedMessage
+from agl.trainer.rendering.normalise import with_tool_names
+from agl.trainer.rendering.rendering import Rendering
+from agl.trainer.rendering.toolparsers import ParsedMessage
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 from agl.errors import GatewayError
-from agl.mdp import Call, IntArray, float_array, int_array
-from agl.outcomes import TOOL_RESULTS, UNKNOWN_TOOLS
-from agl.selection import DEFAULT_POLICY, Selection
-from agl.trainer.engine import Engine, Sampling
+from agl.mdp.outcomes import TOOL_RESULTS, UNKNOWN_TOOLS
+from agl.mdp.selection import DEFAULT_POLICY, Selection
+from agl.mdp.types import Call, IntArray, float_array, int_array
+from agl.trainer.engines.base import Engine, Sampling
 from agl.trainer.gateway.access import Access, AccessTable, SamplingRules
 from agl.trainer.gateway.calls import (
     ChatRequest,
@@ -33,9 +33,9 @@ from agl.trainer.gateway.calls import (
 )
 from agl.trainer.gateway.errors import RequestError, invalid_key, refusal
 from agl.trainer.gateway.gate import Gate
-from agl.trainer.gateway.normalise import with_tool_names
-from agl.trainer.gateway.rendering import Rendering
 from agl.trainer.gateway.sessions import ForkCause, Place, text_of
+from agl.trainer.rendering.normalise import with_tool_names
+from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.store.base import Store
 
 OFF_LOOP_SIZE = 4096

@@ -16,9 +16,9 @@ from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, Served, WireCall
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
-from agl.trainer.server.limits import Limits, Refused, parse_json
-from agl.trainer.server.routes import answer as answer
-from agl.trainer.server.routes import unless_gone as unless_gone
+from agl.trainer.http.limits import Limits, Refused, parse_json
+from agl.trainer.http.responses import answer as answer
+from agl.trainer.http.responses import unless_gone as unless_gone
 
 PREFIX = "/rollouts/{rollout}/attempts/{attempt:int}/agents/{agent:path}/v1"
 """Before the path of each route: it says whose request it is."""

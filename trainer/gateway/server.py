@@ -10,8 +10,8 @@ from agl.errors import GatewayError
 from agl.trainer.gateway.app import build_app
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
-from agl.trainer.server.limits import Limits
-from agl.trainer.server.serving import HttpServer
+from agl.trainer.http.limits import Limits
+from agl.trainer.http.server import HttpServer
 
 
 class GatewayServer:

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from agl.mdp import IntArray
+from agl.mdp.types import IntArray
 
 Message = Mapping[str, Any]
 

@@ -21,15 +21,16 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from agl import otlp, semconv
-from agl.answers import Answer, asked, settings, tool_results
-from agl.routing import GENERATION_PATHS
-from agl.spans import Span
+from agl import semconv
+from agl.mdp.spans import Span
+from agl.tracing import otlp
+from agl.tracing.inferred import Wire
+from agl.tracing.provider_formats import Answer, asked, settings, tool_results
+from agl.tracing.sdk_hooks import GENERATION_PATHS
 from agl.trainer.gateway import http
 from agl.trainer.gateway.errors import RequestError
-from agl.trainer.server.limits import Refused
+from agl.trainer.http.limits import Refused
 from agl.trainer.store.base import Store
-from agl.trainer.wire import Wire
 
 KEPT_BYTES = 16 * 1024 * 1024
 """How much of an answer is kept for the record; all of it passes."""

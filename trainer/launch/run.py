@@ -15,23 +15,25 @@ from typing import Any
 
 from anyio.from_thread import start_blocking_portal
 
-import agl.startup
-from agl import handover, semconv, tracing
-from agl.commands import program_name
+from agl import semconv
+from agl.agents.command import program_name
 from agl.errors import ConfigError
-from agl.handover import Handover
-from agl.selection import DEFAULT_POLICY, Selection, select
-from agl.trainer.collect import new_rollout, shown_command, store_url
-from agl.trainer.fixed import FixedPolicy, policy_directory
+from agl.instrument import startup
+from agl.mdp.selection import DEFAULT_POLICY, Selection, select
+from agl.tracing import context as tracing
+from agl.tracing import propagation as handover
+from agl.tracing.inferred import Wire, completed, totals
+from agl.tracing.propagation import Handover
 from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.launch import child
 from agl.trainer.launch.app import PROVIDERS, Launched
 from agl.trainer.local.policy import PolicySpec
+from agl.trainer.run.frozen_policy import FixedPolicy, policy_directory
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, Store
-from agl.trainer.wire import Wire, completed, totals
+from agl.trainer.store.collect import new_rollout, shown_command, store_url
 
 _URLS = {"openai": handover.OPENAI_URL, "anthropic": handover.ANTHROPIC_URL}
 
@@ -124,7 +126,7 @@ class _Prepared:
             capture_content=self.launch.capture_content,
             replaced={name: os.environ.get(name) for name in ours},
         )
-        first = str(Path(agl.startup.__file__).parent)
+        first = str(Path(startup.__file__).parent)
         paths = [first, *filter(None, [os.environ.get("PYTHONPATH")])]
         return {
             **os.environ,
@@ -213,7 +215,7 @@ async def _policy(launch: Launch) -> FixedPolicy | None:
     """The one that answers."""
     model = None if launch.model is None else policy_directory(launch.model)
     if launch.engine is not None:
-        from agl.trainer.vllm import VLLMEngine
+        from agl.trainer.engines.vllm import VLLMEngine
 
         return await FixedPolicy.held(VLLMEngine(launch.engine), model)
     return None if model is None else await FixedPolicy.load(PolicySpec(model=model, name=DEFAULT_POLICY))

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from agl.errors import ConfigError, EngineError
-from agl.mdp import FloatArray, IntArray
-from agl.sequence import Sequence
-from agl.trainer.engine import Completion, OnTokens, Sampling
-from agl.trainer.local.messages import PolicyInfo, PolicySpec
+from agl.mdp.sequence import Sequence
+from agl.mdp.types import FloatArray, IntArray
+from agl.trainer.engines.base import Completion, OnTokens, Sampling
 from agl.trainer.local.process import PolicyProcess
+from agl.trainer.local.protocol import PolicyInfo, PolicySpec
 
 __all__ = ["LocalPolicy", "PolicyInfo", "PolicySpec", "start_policies"]
 

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from agl.errors import EngineError
-from agl.mdp import IntArray, int_array
-from agl.trainer.engine import Completion, OnTokens, Sampling
-from agl.trainer.local.messages import (
+from agl.mdp.types import IntArray, int_array
+from agl.trainer.engines.base import Completion, OnTokens, Sampling
+from agl.trainer.local.protocol import (
     Abort,
     Command,
     Done,

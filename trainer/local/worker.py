@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agl.errors import AglError, CheckpointError, EngineError, ModelLoadError
-from agl.mdp import FloatArray, IntArray
-from agl.sequence import Sequence as Row
-from agl.trainer.local.messages import (
+from agl.mdp.sequence import Sequence as Row
+from agl.mdp.types import FloatArray, IntArray
+from agl.trainer.local.protocol import (
     Abort,
     Command,
     Done,
@@ -36,8 +36,8 @@ from agl.trainer.local.messages import (
 )
 
 if TYPE_CHECKING:
-    from agl.trainer.local.engine import LocalEngine
-    from agl.trainer.local.learner import Learner
+    from agl.trainer.local.engine.engine import LocalEngine
+    from agl.trainer.local.learner.learner import Learner
     from agl.trainer.local.model import LoadedPolicy
 
 _RECEIVE = 1 << 20
@@ -100,9 +100,9 @@ class Worker:
         """Load the model and set up one engine, and a learner for each policy, on the same weights."""
         import torch
 
-        from agl.trainer.local.adapters import Adapters
-        from agl.trainer.local.engine import LocalEngine
-        from agl.trainer.local.learner import Learner
+        from agl.trainer.local.engine.engine import LocalEngine
+        from agl.trainer.local.learner.learner import Learner
+        from agl.trainer.local.lora import Adapters
         from agl.trainer.local.model import add_adapter, declared_stops, load_policy
 
         first = specs[0]

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from agl.mdp import FloatArray
+from agl.mdp.types import FloatArray
 
 
 def gae(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from agl.mdp import FloatArray, IntArray
+from agl.mdp.types import FloatArray, IntArray
 from agl.trainer.objectives import RolloutIS
 
 MAX_LOG_RATIO = 20.0

@@ -13,8 +13,8 @@ from typing import assert_never
 import numpy as np
 
 from agl.errors import ConfigError
-from agl.mdp import FloatArray
-from agl.sequence import Sequence
+from agl.mdp.sequence import Sequence
+from agl.mdp.types import FloatArray
 from agl.trainer.objectives import LossAgg
 
 

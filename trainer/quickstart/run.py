@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agl.errors import ConfigError
-from agl.trainer.curve import draw_curve
+from agl.trainer.report.curve import draw_curve
 
 GROUP_SIZE = 8
 BATCH_SIZE = 16
@@ -71,9 +71,9 @@ def run(
         ) from error
     from agl.adapters.langchain import wrap
     from agl.trainer.algorithms import GRPO
-    from agl.trainer.explain import explain
     from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
-    from agl.trainer.trainer import Trainer
+    from agl.trainer.report.explain import explain
+    from agl.trainer.run.trainer import Trainer
 
     console = Console(highlight=False)
     started = time.monotonic()
@@ -165,7 +165,7 @@ def _parameters(directory: Path) -> int:
 
 def _one_rollout(store: str) -> str:
     """A rollout of the last training step that has something to show: one that succeeded, if any."""
-    from agl.trainer.loops import run_in_thread
+    from agl.trainer.http.aio import run_in_thread
     from agl.trainer.store import open_store
 
     async def find() -> str:

@@ -6,12 +6,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from agl.agents import Agent
+from agl.agents.agent import Agent
+from agl.agents.hooks import Hook
 from agl.errors import AglError
-from agl.hooks import Hook
-from agl.spans import Span
-from agl.trainer.runners.base import HEARTBEAT_SECONDS, Desk, Lease, Report
-from agl.trainer.runners.execute import Executor
+from agl.mdp.spans import Span
+from agl.trainer.runners.executor import Executor
+from agl.trainer.runners.protocol import HEARTBEAT_SECONDS, Desk, Lease, Report
 
 log = logging.getLogger("agl.runner")
 

@@ -20,13 +20,13 @@ from pydantic_core import to_jsonable_python
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from agl import errors
-from agl.agents import Agent, FunctionAgent, as_agent
+from agl.agents.agent import Agent, FunctionAgent, as_agent
 from agl.errors import AglError, ConfigError, DatasetError, ServiceError
-from agl.intermediate import air as process_air
-from agl.trainer.progress import Progress
-from agl.trainer.server.keys import CLIENT_VARIABLE
+from agl.rewards.air import air as process_air
+from agl.trainer.http.auth import CLIENT_VARIABLE
+from agl.trainer.run.data import check_tasks, read_tasks
+from agl.trainer.run.progress import Progress
 from agl.trainer.service.settings import RUN_OPTIONS, SERVER_VARIABLE, Settings
-from agl.trainer.tasks import check_tasks, read_tasks
 
 log = logging.getLogger("agl.client")
 
@@ -163,7 +163,7 @@ class Client:
         return _run(self._train(runnable, nworkers, {"settings": values, "join": True, "resume": resume}))
 
     async def _train(self, agent: Agent, nworkers: int | None, body: dict[str, Any]) -> TrainResult:
-        from agl.trainer.runners.work import work
+        from agl.trainer.runners.remote.runner import work
 
         run = await self._ask("POST", "/train", orjson.dumps(body))
         run_id = run["run_id"]
@@ -387,6 +387,6 @@ def _error(answer: httpx.Response) -> AglError:
 
 
 def _run(work: Any) -> Any:
-    from agl.trainer.loops import run_in_thread
+    from agl.trainer.http.aio import run_in_thread
 
     return run_in_thread(work)

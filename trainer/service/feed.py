@@ -6,11 +6,11 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from agl.trainer.progress import Progress
-from agl.trainer.service.records import RunRecord
+from agl.trainer.run.progress import Progress
+from agl.trainer.service.run_record import RunRecord
 
 if TYPE_CHECKING:
-    from agl.trainer.runners.base import RolloutResult
+    from agl.trainer.runners.protocol import RolloutResult
 
 TELL_SECONDS = 1.0
 """Rollouts that end are told together, so often."""

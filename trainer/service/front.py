@@ -12,10 +12,10 @@ from agl.errors import StoreError
 from agl.trainer.gateway.app import build_app
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
-from agl.trainer.server.keys import Keys, Role
-from agl.trainer.server.limits import Limits, Refused
-from agl.trainer.server.routes import answer
-from agl.trainer.store.wire import error_json
+from agl.trainer.http.auth import Keys, Role
+from agl.trainer.http.limits import Limits, Refused
+from agl.trainer.http.responses import answer
+from agl.trainer.store.http.protocol import error_json
 
 _ATTEMPTS, _RUNNERS = "/rollouts/", "/runner/"
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from agl.selection import DEFAULT_POLICY, select
-from agl.trainer.fixed import FixedPolicy
+from agl.mdp.selection import DEFAULT_POLICY, select
 from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.http.auth import Keys
 from agl.trainer.local.policy import PolicySpec
-from agl.trainer.runners.desk import RunDesk
-from agl.trainer.runners.remote import desk_routes, key_check
-from agl.trainer.runners.standing import StandingDesk
-from agl.trainer.server.keys import Keys
+from agl.trainer.run.frozen_policy import FixedPolicy
+from agl.trainer.runners.coordinator import RunDesk
+from agl.trainer.runners.remote.coordinator import desk_routes, key_check
+from agl.trainer.runners.store_coordinator import StandingDesk
 from agl.trainer.service.front import Front, Place
 from agl.trainer.service.settings import Settings
 from agl.trainer.store.base import NO_RUN, Store
@@ -50,7 +50,7 @@ class ServedPolicy:
 async def _opened(settings: Settings) -> FixedPolicy:
     engine, renderer = settings.get("engine"), settings.get("renderer")
     if engine is not None:
-        from agl.trainer.vllm import VLLMEngine
+        from agl.trainer.engines.vllm import VLLMEngine
 
         return await FixedPolicy.held(VLLMEngine(engine), settings.get("model") or None, renderer)
     spec = PolicySpec(

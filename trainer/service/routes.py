@@ -16,12 +16,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-import agl
+from agl._version import __version__
 from agl.errors import AglError, StoreError
-from agl.trainer.server.limits import Refused, parse_json
-from agl.trainer.server.routes import answer
+from agl.trainer.http.limits import Refused, parse_json
+from agl.trainer.http.responses import answer
 from agl.trainer.service.service import Service
-from agl.trainer.store.wire import error_json
+from agl.trainer.store.http.protocol import error_json
 
 ALIVE_SECONDS = 10.0
 """How often a stream of events says that it is alive."""
@@ -244,7 +244,7 @@ def openapi(listed: Sequence[Operation], beside: Mapping[str, Any]) -> dict[str,
         paths.setdefault(operation.path, {})[operation.method.lower()] = described
     return {
         "openapi": "3.1.0",
-        "info": {"title": "agl serve", "version": agl.__version__},
+        "info": {"title": "agl serve", "version": __version__},
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": beside["security"],

@@ -12,18 +12,18 @@ from typing import Any
 from agl.errors import ConfigError, GatewayError
 from agl.trainer.gateway.app import build_app as gateway_app
 from agl.trainer.gateway.gateway import Gateway
-from agl.trainer.runners.remote import desk_routes, key_check
-from agl.trainer.server.keys import Keys
-from agl.trainer.server.limits import Limits
-from agl.trainer.server.serving import HttpServer
+from agl.trainer.http.auth import Keys
+from agl.trainer.http.limits import Limits
+from agl.trainer.http.server import HttpServer
+from agl.trainer.runners.remote.coordinator import desk_routes, key_check
 from agl.trainer.service.front import Front
 from agl.trainer.service.policy import ServedPolicy
 from agl.trainer.service.routes import build_app, operations
 from agl.trainer.service.service import Service, Split
 from agl.trainer.service.settings import Settings
 from agl.trainer.store import open_store
-from agl.trainer.store.openapi import schema as store_schema
-from agl.trainer.store.server import StoreRoutes
+from agl.trainer.store.http.openapi import schema as store_schema
+from agl.trainer.store.http.server import StoreRoutes
 
 
 @contextlib.asynccontextmanager
@@ -101,7 +101,7 @@ def _facts(settings: Settings) -> dict[str, Any]:
 
 
 def _text(file: Path) -> str:
-    from agl.trainer.tasks import read_tasks
+    from agl.trainer.run.data import read_tasks
 
     read_tasks(file)
     return file.read_text(encoding="utf-8")
@@ -115,7 +115,7 @@ def _load_rules(path: str) -> None:
     """
     import runpy
 
-    from agl.intermediate import air
+    from agl.rewards.air import air
 
     try:
         runpy.run_path(path)

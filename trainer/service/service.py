@@ -18,13 +18,13 @@ from typing import Any, Literal, get_args
 from pydantic_core import to_jsonable_python
 
 from agl.errors import AglError, ConfigError, DatasetError, nearest
-from agl.trainer.server.limits import Refused
+from agl.trainer.http.limits import Refused
+from agl.trainer.run.data import parse_tasks, read_tasks
 from agl.trainer.service.feed import Feed
 from agl.trainer.service.front import Front
-from agl.trainer.service.records import RunRecord, load_records
+from agl.trainer.service.run_record import RunRecord, load_records
 from agl.trainer.service.settings import RUN_OPTIONS, Settings
 from agl.trainer.store.base import Store
-from agl.trainer.tasks import parse_tasks, read_tasks
 
 log = logging.getLogger("agl.service")
 
@@ -244,7 +244,7 @@ class Service:
                 feed.save()
 
     def _trainer(self, record: RunRecord, settings: Settings) -> Any:
-        from agl.trainer.trainer import Trainer
+        from agl.trainer.run.trainer import Trainer
 
         return Trainer(
             settings.algorithm(),

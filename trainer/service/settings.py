@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agl.errors import ConfigError, nearest
 from agl.trainer.algorithms import DAPO, GRPO, GSPO, PPO, RLOO, DrGRPO, REINFORCEPlusPlus
-from agl.trainer.algorithms.local import LocalAlgorithm
+from agl.trainer.algorithms.policy_gradient import LocalAlgorithm
 from agl.trainer.local.config import LoraSpec
 
 ALGORITHMS: Mapping[str, type[LocalAlgorithm]] = {

@@ -21,7 +21,7 @@ async def open_store(url: str | None = None) -> Store:
     """
     scheme = (url or "").partition(":")[0].partition("+")[0]
     if scheme in ("http", "https"):
-        from agl.trainer.store.client import HttpStore
+        from agl.trainer.store.http.client import HttpStore
 
         return await HttpStore.open(str(url))
     if "://" in (url or "") and scheme not in ("sqlite", "postgresql", "postgres"):
@@ -31,12 +31,12 @@ async def open_store(url: str | None = None) -> Store:
             store=url,
         )
     # SQLAlchemy takes a while to import, which users of the contract alone should not wait for.
-    from agl.trainer.store.sql import SqlStore
+    from agl.trainer.store.sql.store import SqlStore
 
     if url is not None and scheme in ("postgresql", "postgres"):
-        from agl.trainer.store.postgres import Postgres
+        from agl.trainer.store.sql.postgres import Postgres
 
         return await SqlStore.open(Postgres(url))
-    from agl.trainer.store.sqlite import Sqlite, sqlite_path
+    from agl.trainer.store.sql.sqlite import Sqlite, sqlite_path
 
     return await SqlStore.open(Sqlite(sqlite_path(url)))

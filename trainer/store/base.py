@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from agl.mdp import Call
-from agl.spans import Span
+from agl.mdp.spans import Span
+from agl.mdp.types import Call
 
 RolloutStatus = Literal["queuing", "preparing", "running", "succeeded", "failed", "cancelled"]
 AttemptStatus = Literal["preparing", "running", "succeeded", "failed", "timeout", "unresponsive"]

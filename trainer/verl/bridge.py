@@ -23,18 +23,19 @@ from tensordict import NonTensorStack, TensorDict
 from agl.errors import AglError, ConfigError, NoTrainableDataError, TrainingError
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
-from agl.trainer.gateway.rendering import Rendering
-from agl.trainer.run import Run, mean_rewards, require_some, require_tasks
-from agl.trainer.runners.base import RolloutResult
+from agl.trainer.rendering.rendering import Rendering
+from agl.trainer.run.run import Run, mean_rewards, require_some, require_tasks
+from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.base import Mode
-from agl.trainer.verl import checkpoints, cluster, record
+from agl.trainer.verl import checkpoints, cluster
+from agl.trainer.verl import metrics as record
+from agl.trainer.verl.config.checks import PER_CALL
+from agl.trainer.verl.config.plan import ROLLOUT, Plan
 from agl.trainer.verl.engine import VerlEngine
+from agl.trainer.verl.events import Asked, Begun, Message, Over, Saved, Serving, Stepped
 from agl.trainer.verl.job import TrainerJob
-from agl.trainer.verl.messages import Asked, Begun, Message, Over, Saved, Serving, Stepped
-from agl.trainer.verl.plan import ROLLOUT, Plan
-from agl.trainer.verl.refusals import PER_CALL
+from agl.trainer.verl.overrides import fixed, ray_init, runtime_env, total_gpus
 from agl.trainer.verl.rows import Group, Prompt, Row, train_rows, val_rows
-from agl.trainer.verl.wiring import fixed, ray_init, runtime_env, total_gpus
 
 _PROBE = "One fixed sentence tells whether the servers have the weights that were just trained: 0123456789."
 _QUIET_SECONDS = 300.0
@@ -96,7 +97,7 @@ class _Bridge:
     async def dev(self) -> None:
         from rich.console import Console
 
-        from agl.trainer.explain import describe, renderable
+        from agl.trainer.report.explain import describe, renderable
 
         run, self._dry = self.run, True
         only = {"trainer.val_only": True, "trainer.val_before_train": True}

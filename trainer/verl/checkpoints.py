@@ -8,29 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agl.errors import CheckpointError
-from agl.trainer.algorithms.checkpoints import Resumed, require_same
+from agl.trainer.run.checkpoints import Resumed, checkpoints_folder, latest_of_verl, require_same
 
 if TYPE_CHECKING:
-    from agl.trainer.run import Run
-    from agl.trainer.verl.plan import Plan
+    from agl.trainer.run.run import Run
+    from agl.trainer.verl.config.plan import Plan
 
-_TRACKER = "latest_checkpointed_iteration.txt"
-"""verl's: the step of the last whole checkpoint."""
 _FACTS = "run.json"
-
-
-def folder(directory: Path) -> Path:
-    """Where verl writes a run's checkpoints."""
-    return directory / "checkpoints"
-
-
-def latest(directory: Path) -> Path | None:
-    """The folder of the last whole checkpoint that verl wrote for a run."""
-    try:
-        step = int((folder(directory) / _TRACKER).read_text())
-    except (OSError, ValueError):
-        return None
-    return folder(directory) / f"global_step_{step}"
 
 
 def restore(run: Run, plan: Plan) -> Resumed | None:
@@ -39,17 +23,17 @@ def restore(run: Run, plan: Plan) -> Resumed | None:
     Raises:
         CheckpointError: it cannot be read, or it was made with other settings.
     """
-    path = latest(run.directory)
+    path = latest_of_verl(run.directory)
     if path is None:
         return None
     step = int(path.name.removeprefix("global_step_"))
     try:
-        facts = json.loads((folder(run.directory) / _FACTS).read_text())
+        facts = json.loads((checkpoints_folder(run.directory) / _FACTS).read_text())
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"the record beside verl's checkpoints cannot be read: {error}",
             hint="start a new run in another directory; the weights are in that folder",
-            path=folder(run.directory),
+            path=checkpoints_folder(run.directory),
         ) from error
     require_same(facts["identity"], _identity(run, plan), path)
     run.history[:] = [entry for entry in facts["history"] if entry["step"] <= step]
@@ -66,7 +50,7 @@ def saved(run: Run, plan: Plan, step: int, path: str) -> None:
 
 def note_history(run: Run, plan: Plan) -> None:
     """Write the run's record, all or nothing."""
-    target = folder(run.directory) / _FACTS
+    target = checkpoints_folder(run.directory) / _FACTS
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_suffix(".part")
     facts = {"run_id": run.run_id, "identity": _identity(run, plan), "history": run.history}
@@ -83,14 +67,14 @@ def publish(run: Run) -> Path:
     Raises:
         CheckpointError: verl wrote none on this machine.
     """
-    path = latest(run.directory)
+    path = latest_of_verl(run.directory)
     model = None if path is None else path / "actor" / "huggingface"
     if path is None or model is None or not any(model.glob("*.safetensors")):
         raise CheckpointError(
             "training ended, and verl left no model in the Hugging Face format",
             hint="keep hf_model in actor_rollout_ref.actor.checkpoint.save_contents; on several nodes the run's "
             "directory must be one that all of them share",
-            path=path or folder(run.directory),
+            path=path or checkpoints_folder(run.directory),
         )
     link = run.directory / "policy"
     part = run.directory / "policy.part"

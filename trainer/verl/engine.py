@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agl.errors import EngineError
-from agl.mdp import Call, IntArray
-from agl.trainer.engine import Completion, OnTokens, Sampling, StopReason, check_prompt, check_sampling
+from agl.mdp.types import Call, IntArray
+from agl.trainer.engines.base import Completion, OnTokens, Sampling, StopReason, check_prompt, check_sampling
 
 if TYPE_CHECKING:
     from verl.workers.rollout.llm_server import LLMServerClient

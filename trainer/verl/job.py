@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from agl.trainer.verl.messages import Message, Over
+from agl.trainer.verl.events import Message, Over
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -28,7 +28,7 @@ class TrainerJob:
     def run(self, config: DictConfig, probe_ids: Sequence[int]) -> None:
         """Train to the end."""
         # verl takes ten seconds to import, and who calls `fit` does not need it.
-        from agl.trainer.verl.fitting import fit
+        from agl.trainer.verl.trainer_hooks import fit
 
         fit(config, probe_ids, self.tell)
         self.tell(Over())

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import agl.trainer.verl.estimator  # noqa: F401 - registers itself with verl, in the process that needs it
-from agl.trainer.verl.messages import Asked, Serving, Tell
+from agl.trainer.verl.events import Asked, Serving, Tell
 from agl.trainer.verl.rows import Prompt
 
 

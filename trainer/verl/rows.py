@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from agl.credit import Credit
-from agl.mdp import Call, FloatArray, IntArray, Trajectory
-from agl.sequence import BoolArray, Sequence, merge
-from agl.trainer.algorithms.advantages import Scored, score
-from agl.trainer.runners.base import RolloutResult
+from agl.mdp.sequence import BoolArray, Sequence, merge
+from agl.mdp.types import Call, FloatArray, IntArray, Trajectory
+from agl.trainer.objectives.advantages import Scored, score
+from agl.trainer.runners.protocol import RolloutResult
 
 ADVANTAGES = "agl_advantages"
 """The field of a row that holds its advantages, token by token."""

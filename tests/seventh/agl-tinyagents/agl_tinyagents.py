@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from agl import semconv, tracing
 from agl.adapters import scopes
 from agl.adapters.base import InstrumentedTracer, question
-from agl.agents import Agent, RewardFunction, scored
-from agl.tracing import Scope
+from agl.agents.agent import Agent, RewardFunction, scored
+from agl.tracing.context import Scope
 
 if TYPE_CHECKING:
     from tinyagents import Step

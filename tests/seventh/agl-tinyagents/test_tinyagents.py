@@ -14,8 +14,8 @@ from subjects import add, uses_add
 
 import agl
 from agl import semconv
-from agl.selection import select
-from agl.tracing import RolloutContext, running
+from agl.mdp.selection import select
+from agl.tracing.context import RolloutContext, running
 
 
 def plans(body: dict[str, Any]) -> Reply:

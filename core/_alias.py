@@ -1,0 +1,30 @@
+"""Module paths under which modules that live elsewhere can be imported."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class Alias(ModuleType):
+    """A module path whose names are those of another module, which is loaded on first use."""
+
+    def __init__(self, path: str, target: str) -> None:
+        super().__init__(path, f"Another path to the names of {target}.")
+        self.__path__ = []
+        self._target = target
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__all__":
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self._target), name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return importlib.import_module(self._target)(*args, **kwargs)  # type: ignore[operator]
+
+
+def register(path: str, target: str) -> None:
+    """Make `target` importable as `path` as well."""
+    sys.modules[path] = Alias(path, target)

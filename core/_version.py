@@ -1,0 +1,3 @@
+"""The version of agl, in one place that everything may import."""
+
+__version__ = "0.1.0"

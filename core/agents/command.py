@@ -1,0 +1,130 @@
+"""An agent in any language: one process per rollout, the task as JSON on its stdin, its stdout for an output."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from agl.agents.agent import Agent, RewardFunction, scored
+from agl.errors import ConfigError
+from agl.tracing import context as tracing
+from agl.tracing import propagation as handover
+
+MAX_OUTPUT_BYTES = 16 * 1024 * 1024
+_SHOWN_BYTES = 4000
+"""How much of the end of stderr an error shows."""
+
+
+class CommandFailed(Exception):
+    """The command could not be run, or ended with another status than 0."""
+
+
+class CommandAgent(Agent):
+    """A command as an agent: `agl.CommandAgent(["node", "agent.mjs"], reward=score)`.
+
+    For each rollout the command runs once, in a process group of its own that ends with it. It finds the task as JSON
+    on stdin and in AGL_TASK; what it writes to stdout, without the white space around it, is its output.
+    OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY lead its clients to the policy, as one
+    agent of this name; where the agent is not trained they stay as they are.
+
+    Args:
+        command: its words; nothing is passed through a shell.
+        reward: (task, output) -> float or dict of floats.
+        name: the agent's name; that of the script or program if None.
+        cwd: where it runs. env: variables added to its environment.
+        error_reward: the reward of a run that ended with another status than 0; None = retried, then dropped.
+
+    Raises:
+        ConfigError: an empty command.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        reward: RewardFunction,
+        name: str | None = None,
+        cwd: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+        error_reward: float | None = None,
+    ) -> None:
+        words = [command] if isinstance(command, str) else [str(word) for word in command]
+        if not words or not words[0]:
+            raise ConfigError("the command is empty", hint='for example agl.CommandAgent(["node", "agent.mjs"], ...)')
+        if isinstance(command, str) and " " in command:
+            raise ConfigError(f"the command is {command!r}, one word", hint="give its words: shlex.split(command)")
+        who = name or program_name(words)
+
+        async def invoke(task: Any) -> str:
+            return await _output(words, who, task, cwd, env or {})
+
+        made = scored(who, invoke, reward, error_reward=error_reward)
+        super().__init__(made.name, made.run, made.is_async, made.tracers, made.error_reward)
+
+
+def program_name(command: Sequence[str]) -> str:
+    """The name of a command: that of the script if an interpreter runs one, else the program's."""
+    scripts = [Path(word) for word in command[1:] if Path(word).suffix and not word.startswith("-")]
+    return (scripts[0] if scripts else Path(command[0])).stem
+
+
+async def _output(command: Sequence[str], name: str, task: Any, cwd: str | Path | None, env: Mapping[str, str]) -> str:
+    with _file(json.dumps(task).encode()) as stdin, _file() as stdout, _file() as stderr:
+        # Files, not pipes: nothing the command starts and leaves behind can hold us up.
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=_environment(name, task, env),
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise CommandFailed(f"{command[0]!r} cannot be run: {error.strerror}") from error
+        try:
+            status = await process.wait()
+        finally:
+            # Also what it started itself, and also on a time-out.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        if status != 0:
+            how = f"ended with exit status {status}" if status > 0 else f"was ended by signal {-status}"
+            said = _tail(stderr)
+            raise CommandFailed(f"{command[0]!r} {how}" + (f"; its stderr:\n{said}" if said else ""))
+        size = stdout.seek(0, os.SEEK_END)
+        if size > MAX_OUTPUT_BYTES:
+            raise CommandFailed(f"{command[0]!r} wrote {size} bytes to stdout; the limit is {MAX_OUTPUT_BYTES}")
+        stdout.seek(0)
+        return stdout.read().decode(errors="replace").strip()
+
+
+def _environment(name: str, task: Any, added: Mapping[str, str]) -> dict[str, str]:
+    environment = {k: v for k, v in os.environ.items() if k != handover.VARIABLE} | {**added}
+    scope = tracing.current()
+    if scope is None:
+        return environment
+    rollout = scope.rollout
+    environment |= handover.described(rollout.rollout_id, rollout.attempt, task)
+    if rollout.gateway_url is not None and rollout.selection.policy_for(name) is not None:
+        url = f"{rollout.gateway_url}/rollouts/{rollout.rollout_id}/attempts/{rollout.attempt}"
+        environment |= handover.gateway_variables(url, name, rollout.key)
+        environment |= handover.without_proxy(environment)
+    return environment
+
+
+def _file(content: bytes = b"") -> IO[bytes]:
+    file = tempfile.TemporaryFile()  # noqa: SIM115
+    file.write(content)
+    file.seek(0)
+    return file
+
+
+def _tail(file: IO[bytes]) -> str:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _SHOWN_BYTES))
+    return file.read().decode(errors="replace").strip()

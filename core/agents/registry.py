@@ -1,0 +1,104 @@
+"""Adapters are found by entry point, so a third party's needs no change here."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import inspect
+import logging
+from collections.abc import Iterable, Iterator
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+from agl.agents.agent import Agent, RewardFunction, Tracer
+from agl.errors import ConfigError, reject_unknown
+from agl.tracing.threads import carried_across_threads
+
+log = logging.getLogger("agl")
+
+GROUP = "agl.adapters"
+
+
+class Adapter(Protocol):
+    """What an entry point of the group `agl.adapters` names: a tracer class that also knows its framework's agents."""
+
+    @classmethod
+    def handles(cls, agent: object) -> bool:
+        """Whether `agent` is one of this framework's, told from its type without importing the framework."""
+        ...
+
+    @classmethod
+    def wrap(cls, agent: Any, reward: RewardFunction | None, **options: Any) -> Agent:
+        """The framework's agent as an `Agent`."""
+        ...
+
+    def instrument(self) -> Any: ...
+
+    def uninstrument(self) -> Any: ...
+
+
+def adapters() -> dict[str, Any]:
+    """Name -> tracer class of every installed adapter, in order of name; one that cannot be imported is left out."""
+    return _loaded()[0]
+
+
+@functools.cache
+def _loaded() -> tuple[dict[str, Any], dict[str, str]]:
+    """The adapters, and why others could not be imported."""
+    found: dict[str, Any] = {}
+    broken: dict[str, str] = {}
+    for entry in sorted(entry_points(group=GROUP), key=lambda e: e.name):
+        try:
+            found[entry.name] = entry.load()
+        except Exception as error:
+            where = f" of {entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""
+            broken[entry.name] = f"{entry.name}{where} ({type(error).__name__}: {error})"
+            log.warning("an adapter cannot be imported: %s", broken[entry.name])
+    return found, broken
+
+
+def wrap(agent: Any, reward: RewardFunction | None = None, **options: Any) -> Agent:
+    """Make an agent of any supported framework trainable: the one line.
+
+    Args:
+        agent: a framework's agent, or a function task -> output.
+        reward: (task, output) -> float or dict of floats, sync or async.
+        **options: `name`, `input` (task -> the framework's input), `output` (its result -> what is scored),
+            `error_reward` (the reward of a run in which the agent raised).
+
+    Raises:
+        ConfigError: no adapter knows this type.
+    """
+    for adapter in adapters().values():
+        if adapter.handles(agent):
+            known = set(inspect.signature(adapter.wrap).parameters) - {"agent", "reward"}
+            reject_unknown(options, known, f"agl.wrap of a {type(agent).__name__}")
+            return adapter.wrap(agent, reward, **options)
+    broken = "".join(f"; it cannot import {why}" for why in _loaded()[1].values())
+    raise ConfigError(
+        f"no adapter knows {type(agent).__module__}.{type(agent).__qualname__}",
+        hint=f"agl found the adapters {', '.join(adapters()) or 'none'}{broken}. An adapter for another framework is "
+        "found once it is installed; without one, run the agent in a function and use @agl.rollout",
+    )
+
+
+@contextlib.contextmanager
+def switched_on(tracers: Iterable[Tracer]) -> Iterator[None]:
+    """Within the block these tracers and the bare clients' are on; those that were on before stay on after it."""
+    bare = [cls() for name, cls in adapters().items() if name in ("openai", "anthropic") and _importable(name)]
+    switched = []
+    with carried_across_threads():
+        try:
+            for tracer in (*tracers, *bare):
+                if not getattr(tracer, "instrumented", False):
+                    tracer.instrument()
+                    switched.append(tracer)
+            yield
+        finally:
+            for tracer in reversed(switched):
+                tracer.uninstrument()
+
+
+def _importable(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None

@@ -1,0 +1,11 @@
+"""The names of Agent Lightning 0.3 at the path that its users import: `import agl.compat as agl`."""
+
+import sys
+from typing import TYPE_CHECKING
+
+from agl.trainer import compat
+
+if TYPE_CHECKING:
+    from agl.trainer.compat import *  # noqa: F403
+
+sys.modules[__name__] = compat

@@ -1,0 +1,197 @@
+"""Traces a program that knows nothing of agl: adapters on as their frameworks are imported, spans sent as they end.
+
+Under `agl run` the attempt comes by environment. Otherwise (`opentelemetry-instrument python my_agent.py`) the process
+is a rollout of its own, in the store that AGL_STORE names. Nothing here may break the program: what fails is said in
+one line on stderr.
+"""
+
+from __future__ import annotations
+
+import atexit
+import http.client
+import importlib
+import json
+import os
+import sys
+import threading
+import urllib.parse
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agl import semconv
+from agl.agents import registry as plugins
+from agl.instrument.import_hooks import when_imported
+from agl.mdp.selection import select
+from agl.mdp.spans import Span
+from agl.tracing import context as tracing
+from agl.tracing import otlp
+from agl.tracing import propagation as handover
+from agl.tracing.exporter import Outbox, Sink
+from agl.tracing.propagation import Handover
+from agl.tracing.threads import carried_across_threads
+
+SEND_SECONDS = 10.0
+KEPT_SPANS = 1000
+"""How many finished spans of the process the adapters can look back on."""
+
+
+class Instrumentor:
+    """What the entry point `opentelemetry_instrumentor` names: every adapter, as its framework is imported."""
+
+    def instrument(self, **_: Any) -> None:
+        """Begin to trace this process. Idempotent."""
+        begin()
+
+    def uninstrument(self, **_: Any) -> None:
+        """Let the program go on untraced."""
+        tracing.whole_process(None)
+
+
+_program: _Program | None = None
+
+
+def begin() -> None:
+    """Trace this process from here on. Idempotent; never raises."""
+    global _program
+    if _program is not None:
+        return
+    try:
+        _program = _Program(handover.received())
+        _program.begin()
+    except Exception as error:
+        _say(f"this program is not traced: {error}")
+
+
+class _Program:
+    """This process, as an attempt of a rollout or a part of one. Its root scope is made when it is first needed."""
+
+    def __init__(self, given: Handover | None) -> None:
+        self.given = given
+        self.error: BaseException | None = None
+        self._lock = threading.RLock()
+        self._root: tracing.Scope | None = None
+        self.outbox = Outbox(self._open_sink, lambda why: _say(f"spans of this program are lost: {why}"))
+        if given is None:
+            self.rollout = tracing.RolloutContext(f"ro-{uuid.uuid4().hex[:12]}", 1, "agent", select())
+            self.rollout.capture_content = os.environ.get("AGL_CAPTURE_CONTENT", "1") != "0"
+        else:
+            self.rollout = tracing.RolloutContext(
+                given.rollout_id, given.attempt, given.agent, select(given.agents), given.gateway_url, given.key,
+                given.capture_content,
+            )  # fmt: skip
+        self.rollout.prompts = True
+        self.rollout.spans = deque(maxlen=KEPT_SPANS)
+        self.rollout.ended = self.outbox.put
+
+    def begin(self) -> None:
+        if self.given is not None:
+            self.given.restore(os.environ)
+        tracing.whole_process(self.root)
+        self._threads = carried_across_threads()
+        self._threads.__enter__()
+        os.register_at_fork(after_in_child=self._forked)
+        self._excepthook, sys.excepthook = sys.excepthook, self._uncaught
+        atexit.register(self._leave)
+        off = {n.strip() for n in os.environ.get("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "").split(",")}
+        for name, tracer in plugins.adapters().items():
+            if f"agl_{name}" not in off:
+                when_imported(tuple(getattr(tracer, "modules", ())), lambda _, t=tracer: _switch_on(t))
+
+    def root(self) -> tracing.Scope:
+        if self._root is None:
+            with self._lock:
+                if self._root is None:
+                    if self.given is None:
+                        self.rollout.agent = _program_name()
+                    self._root = tracing.root(self.rollout, self.given.traceparent if self.given else None)
+        return self._root
+
+    def _open_sink(self) -> Sink:
+        if self.given is not None:
+            return _HttpSink(self.given)
+        try:
+            # The store is the trainer's, which the core does not import; it may not be installed.
+            collect = importlib.import_module("agl.trainer.store.collect")
+            return collect.StoreSink(self.rollout, [Path(sys.executable).name, *sys.orig_argv[1:]])
+        except ImportError as error:
+            raise RuntimeError(
+                f'the store needs {error.name}: pip install "agl[local]", or run the program with agl run'
+            ) from error
+
+    def _uncaught(self, kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+        self.error = error
+        if self.given is not None or self._root is not None:
+            try:
+                scope = tracing.start(semconv.EXCEPTION, kind.__name__, parent=self.root())
+                if scope is not None:
+                    tracing.end(scope, error=error)
+            except Exception as raised:
+                _say(f"an exception was not recorded: {raised}")
+        self._excepthook(kind, error, traceback)
+
+    def _leave(self) -> None:
+        if self._root is None:
+            return
+        try:
+            for scope in reversed([s for s in self.rollout.open if s is not self._root]):
+                tracing.end(scope)
+            tracing.end(self._root, error=self.error)
+            tracing.close(self.rollout)
+            error = self.error
+            self.outbox.finish(None if error is None else f"{type(error).__name__}: {error}")
+        except Exception as raised:
+            _say(f"spans of this program are lost: {type(raised).__name__}: {raised}")
+
+    def _forked(self) -> None:
+        """What is open belongs to the parent, which will end it; spans made here still lie within it."""
+        self._lock = threading.RLock()
+        self.rollout.open = {}
+
+
+class _HttpSink:
+    """Posts spans to `agl run`."""
+
+    def __init__(self, given: Handover) -> None:
+        url = urllib.parse.urlsplit(given.spans_url)
+        self._host, self._port, self._path = url.hostname or "", url.port, url.path
+        self._headers = {"content-type": "application/json", "authorization": f"Bearer {given.spans_key}"}
+
+    def send(self, spans: Sequence[Span]) -> None:
+        # Not urllib: it would ask the environment's proxies for a loopback address.
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=SEND_SECONDS)
+        try:
+            connection.request("POST", self._path, json.dumps(otlp.encode(spans)), self._headers)
+            answer = connection.getresponse()
+            answer.read()
+            if answer.status != 200:
+                raise RuntimeError(f"agl run answered {answer.status} {answer.reason}")
+        finally:
+            connection.close()
+
+    def finish(self, error: str | None) -> None:
+        """`agl run` sees the program's end itself."""
+
+
+def _switch_on(tracer: Any) -> None:
+    try:
+        if not (known := getattr(tracer, "recognises", None)) or known():
+            tracer().instrument()
+    except ImportError:
+        pass  # a part of the framework is missing, or another package has its name
+    except Exception as error:
+        _say(f"{tracer.__name__} is off: {type(error).__name__}: {error}")
+
+
+def _program_name() -> str:
+    path = Path(sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c", "-m") else "python")
+    return (path.parent.name if path.stem == "__main__" else path.stem) or "python"
+
+
+def _say(text: str) -> None:
+    try:
+        print(f"agl: {' '.join(text.split())}", file=sys.stderr)
+    except Exception:
+        pass  # there is no stderr

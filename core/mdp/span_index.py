@@ -1,0 +1,65 @@
+"""Which LLM call a span belongs to: by the ids that spans and calls carry, then by how spans nest, never by time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from agl import semconv
+from agl.mdp.spans import Span
+from agl.mdp.types import Call
+
+
+class Join:
+    """The calls and spans of one attempt, by their ids.
+
+    Attributes:
+        calls: by index. spans: by id. by_span: the call that answers a `chat` span, of several one that did not fail.
+        issuers: tool call id -> the call that issued it.
+    """
+
+    def __init__(self, calls: Sequence[Call], spans: Sequence[Span]) -> None:
+        self.calls = sorted(calls, key=lambda c: (c.index, c.id))
+        self.spans = {s.span_id: s for s in spans}
+        self.by_span: dict[str, Call] = {}
+        for call in self.calls:
+            if call.span_id and (call.error is None or call.span_id not in self.by_span):
+                self.by_span[call.span_id] = call
+        self.issuers = {tool_call: c for c in self.calls for tool_call in c.tool_call_ids}
+
+    def upwards(self, span_id: str | None) -> Iterator[Span]:
+        """A span and those that it lies in, from the inside out."""
+        while span_id is not None and (span := self.spans.get(span_id)) is not None:
+            yield span
+            span_id = span.parent_id
+
+    def issuer(self, tool: Span) -> Call | None:
+        """The call whose answer asked for a tool's run, by the tool call id on the span."""
+        return self.issuers.get(str(tool.attributes.get(semconv.TOOL_CALL_ID, "")))
+
+    def earner(self, span_id: str | None) -> Call | None:
+        """The call that what happens in a span is owed to.
+
+        The one whose `chat` span this is or lies in; the one that issued the tool call this happens in; in the span of
+        an agent other than the outermost, the last call made within that span; else None.
+        """
+        for span in self.upwards(span_id):
+            if span.operation == semconv.CHAT and span.span_id in self.by_span:
+                return self.by_span[span.span_id]
+            if span.operation == semconv.EXECUTE_TOOL and (issued := self.issuer(span)) is not None:
+                return issued
+            if span.operation == semconv.INVOKE_AGENT and span.parent_id is not None:
+                inside = self.last_call(span.span_id)
+                if inside is not None:
+                    return inside
+        return None
+
+    def last_call(self, span_id: str, agent: str | None = None) -> Call | None:
+        """The last call, by index, made within a span, of one agent if given; None if all failed."""
+        for call in reversed(self.calls):
+            if call.error is None and (agent is None or call.agent == agent) and self.within(call.span_id, span_id):
+                return call
+        return None
+
+    def within(self, span_id: str | None, ancestor: str) -> bool:
+        """Whether a span is `ancestor` or lies in it."""
+        return any(span.span_id == ancestor for span in self.upwards(span_id))

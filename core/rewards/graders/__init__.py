@@ -1,0 +1,1 @@
+"""Graders: what scores an agent's answer; see `agl.rewards` for the names."""

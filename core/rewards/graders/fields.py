@@ -1,0 +1,163 @@
+"""Where in a task or an output the graded text lies: the `answer=` and `output=` options of graders."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from agl.errors import RewardError
+from agl.rewards.trace import message_text
+from agl.tracing.context import current
+
+Field = str | Callable[[Any], Any]
+"""A key, a dotted path of keys, indices and attributes (`"meta.gold.0"`), or a function."""
+
+Extractor = Field | re.Pattern[str]
+"""A `Field`, or a pattern whose last match in the text counts: its first group, or all of it."""
+
+ANSWER_FIELDS = ("answer", "ground_truth", "solution", "expected", "reference", "target", "label", "result")
+"""Fields of a dict task that hold the reference, in order of preference."""
+
+_MISSING = object()
+
+
+def failure(message: str, *, hint: str | None = None) -> RewardError:
+    """A `RewardError` that tells the rollout it came up in: something that cannot be blamed on the agent."""
+    scope = current()
+    if scope is None:
+        return RewardError(message, hint=hint)
+    rollout = scope.rollout
+    return RewardError(message, hint=hint, rollout=rollout.rollout_id, attempt=rollout.attempt, agent=rollout.agent)
+
+
+def lookup(value: Any, path: str) -> Any:
+    """What lies at a key or dotted path; `_MISSING` if nothing does. A key with dots in it comes first."""
+    if isinstance(value, Mapping) and path in value:
+        return value[path]
+    for step in path.split("."):
+        if isinstance(value, Mapping):
+            value = value.get(step, _MISSING)
+        elif isinstance(value, Sequence) and not isinstance(value, str) and step.lstrip("-").isdigit():
+            value = value[int(step)] if -len(value) <= int(step) < len(value) else _MISSING
+        else:
+            value = getattr(value, step, _MISSING)
+        if value is _MISSING:
+            return _MISSING
+    return value
+
+
+def reference(task: Any, answer: Field | None, grader: str) -> Any:
+    """The task's reference.
+
+    Args:
+        answer: where it is; the first of `ANSWER_FIELDS` if None, or the task itself where it is no dict.
+
+    Raises:
+        RewardError: it is not there, or None.
+    """
+    if callable(answer):
+        found = answer(task)
+    elif answer is not None:
+        found = lookup(task, answer)
+    elif isinstance(task, Mapping):
+        found = next((task[name] for name in ANSWER_FIELDS if name in task), _MISSING)
+    else:
+        found = _MISSING
+    if found is _MISSING or found is None:
+        fields = (
+            f"it has {', '.join(map(repr, task))}" if isinstance(task, Mapping) else f"it is a {type(task).__name__}"
+        )
+        raise failure(
+            f"{grader} finds no reference in the task: "
+            + (f"nothing at {answer!r}; {fields}" if isinstance(answer, str) else fields),
+            hint='say where it is: answer="key", a dotted path, or a function of the task',
+        )
+    return found
+
+
+def references(task: Any, answer: Field | None, grader: str) -> list[str]:
+    """The references as texts; several where the task holds a list, of which any may be met.
+
+    Raises:
+        RewardError: none is there.
+    """
+    found = reference(task, answer, grader)
+    several = found if isinstance(found, list | tuple | set | frozenset) else [found]
+    if not several:
+        raise failure(f"{grader} finds an empty list of references in the task", hint="give at least one")
+    return [text_of(one) for one in several]
+
+
+def extract(output: Any, extractor: Extractor | None) -> Any:
+    """The part of an output that is graded; None where it is missing, which is the agent's fault and grades lowest."""
+    if extractor is None:
+        return output
+    if isinstance(extractor, re.Pattern):
+        match = None
+        for match in extractor.finditer(text_of(output)):  # noqa: B007
+            pass
+        return None if match is None else match[1] if extractor.groups else match[0]
+    found = extractor(output) if callable(extractor) else lookup(output, extractor)
+    return None if found is _MISSING else found
+
+
+def text_of(value: Any) -> str:
+    """A text of whatever an agent gave: a text, a message, the last of several, or JSON of anything else."""
+    match value:
+        case None:
+            return ""
+        case str():
+            return value
+        case Mapping():
+            for name in ("content", "messages", "output", "text"):
+                if name in value:
+                    held = value[name]
+                    return text_of(held) if name != "content" or isinstance(held, str) else message_text(held)
+        case list() | tuple():
+            if value and all(_is_message(one) for one in value):
+                return text_of(value[-1])
+        case bool() | int() | float():
+            return str(value)
+        case _:
+            if (text := _spoken(value)) is not None:
+                return text
+    try:
+        return json.dumps(plain(value), ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
+
+
+def plain(value: Any) -> Any:
+    """Pydantic models and dataclasses as the dicts they hold."""
+    dump = getattr(value, "model_dump", None)
+    if callable(dump) and not isinstance(value, type):
+        return dump(mode="json")
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return value
+
+
+def _is_message(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return "content" in value
+    return not isinstance(value, str) and _spoken(value) is not None
+
+
+def _spoken(message: Any) -> str | None:
+    """The text of a framework's message or result object."""
+    for name in ("final_output", "content", "text", "message", "messages", "choices"):
+        held = getattr(message, name, None)
+        if name == "content" and isinstance(held, list):
+            return message_text([plain(part) for part in held])
+        if name in ("messages", "choices", "message"):
+            inner = held[-1] if isinstance(held, list | tuple) and held else held
+            if inner is not None and not isinstance(inner, list | tuple) and not callable(inner):
+                return text_of(inner)
+        elif isinstance(held, str):
+            return str(held)
+        elif name == "final_output" and held is not None:
+            return text_of(held)
+    return None

@@ -1,0 +1,171 @@
+"""Graders of an agent's tool calls: did they work, were the right ones used, were they few?"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+from agl import semconv
+from agl.errors import ConfigError, checked_options
+from agl.mdp.selection import AgentFilter
+from agl.mdp.spans import Span
+from agl.rewards.graders.base import Grader
+from agl.rewards.trace import Trace
+
+_SAYS_ERROR = re.compile(r"\s*(?:error\b|exception\b|traceback \(most recent call last\)|failed\b|failure\b)", re.I)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OfTrace(Grader):
+    agents: AgentFilter = None
+
+    def _spans(self, trace: Trace | None) -> Trace:
+        return self._trace(trace).of(self.agents)
+
+
+@checked_options
+@dataclass(frozen=True, kw_only=True)
+class ToolSuccess(_OfTrace):
+    """The mean over the agent's tool calls of what each came to: with the defaults, the share that succeeded, 0 to 1.
+
+    A call failed if the tool raised, if the framework says so, or if its result does (`failed`). Without the content of
+    results (`capture_content=False`) the last cannot be told. `ToolSuccess(failure=-1, empty=-0.5)` gives -1 to 1.
+
+    Attributes:
+        success, failure, empty: the value of a call that succeeded, failed, or gave nothing (None = as a success).
+        without_calls: the value where no tool was called.
+        failed: result text -> whether it tells of a failure; a JSON object with "error", "isError" or the like, or a
+            text that begins with "Error" or a traceback, if None.
+        agents: whose calls count: a name, glob, pattern, callable or several; all if None.
+    """
+
+    success: float = 1.0
+    failure: float = 0.0
+    empty: float | None = None
+    without_calls: float = 0.0
+    failed: Callable[[str], bool] | None = None
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Of the values given."""
+        values = [self.success, self.failure, self.without_calls, *(() if self.empty is None else (self.empty,))]
+        return min(values), max(values)
+
+    def grade(self, task: Any, output: Any, trace: Trace | None) -> float:
+        """The mean over the calls.
+
+        Raises:
+            RewardError: outside a rollout.
+        """
+        tools = self._spans(trace).tools
+        return sum(map(self._value, tools)) / len(tools) if tools else self.without_calls
+
+    def _value(self, tool: Span) -> float:
+        if not succeeded(tool, self.failed):
+            return self.failure
+        nothing = str(tool.attributes.get(semconv.TOOL_CALL_RESULT, "?")).strip() in ("", "[]", "{}", "null", "None")
+        return self.empty if nothing and self.empty is not None else self.success
+
+
+@checked_options
+@dataclass(frozen=True)
+class RequiredTools(_OfTrace):
+    """The share of the named tools that were called with success, 0 to 1.
+
+    Attributes:
+        tools: their names.
+        ordered: only those count that come in this order (the longest part of it that was kept to).
+        agents: as in `ToolSuccess`.
+    """
+
+    tools: tuple[str, ...] | list[str]
+    _: KW_ONLY
+    ordered: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tools, str) or not self.tools:
+            raise ConfigError(f"RequiredTools({self.tools!r})", hint='give the names: RequiredTools(["search"])')
+
+    def grade(self, task: Any, output: Any, trace: Trace | None) -> float:
+        """The share of names.
+
+        Raises:
+            RewardError: outside a rollout.
+        """
+        used = [name(tool) for tool in self._spans(trace).tools if succeeded(tool)]
+        if self.ordered:
+            return _in_order(list(self.tools), used) / len(self.tools)
+        return len({*self.tools} & {*used}) / len({*self.tools})
+
+
+@checked_options
+@dataclass(frozen=True)
+class ToolBudget(_OfTrace):
+    """1 for at most so many tool calls, and `most / calls` for more; 0 excluded, to 1.
+
+    Attributes:
+        most: calls, at least 1.
+        tools: which tools count; all if None.
+        agents: as in `ToolSuccess`.
+    """
+
+    most: int
+    _: KW_ONLY
+    tools: tuple[str, ...] | list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.most >= 1:
+            raise ConfigError(f"ToolBudget({self.most!r})", hint="give at least 1")
+
+    def grade(self, task: Any, output: Any, trace: Trace | None) -> float:
+        """1, or less for more calls.
+
+        Raises:
+            RewardError: outside a rollout.
+        """
+        calls = sum(self.tools is None or name(tool) in self.tools for tool in self._spans(trace).tools)
+        return min(1.0, self.most / calls) if calls else 1.0
+
+
+def name(tool: Span) -> str:
+    """The tool's name."""
+    return str(tool.attributes.get(semconv.TOOL_NAME, ""))
+
+
+def succeeded(tool: Span, failed: Callable[[str], bool] | None = None) -> bool:
+    """Whether a tool's span tells of no failure: by its status, or by its result (`failed`, or `tells_failure`)."""
+    if tool.status == "error":
+        return False
+    result = tool.attributes.get(semconv.TOOL_CALL_RESULT)
+    return result is None or not (failed or tells_failure)(str(result))
+
+
+def tells_failure(result: str) -> bool:
+    """Whether a tool's result says that it failed, though nothing was raised."""
+    try:
+        value = json.loads(result)
+    except (ValueError, RecursionError):
+        return _SAYS_ERROR.match(result) is not None
+    if isinstance(value, str):
+        return _SAYS_ERROR.match(value) is not None
+    if not isinstance(value, Mapping):
+        return False
+    told = {str(k).lower().replace("_", ""): v for k, v in value.items()}
+    return (
+        any(bool(told.get(key)) for key in ("error", "iserror", "exception"))
+        or any(told.get(key) is False for key in ("success", "ok"))
+        or str(told.get("status", "")).lower() in ("error", "failed", "failure")
+    )
+
+
+def _in_order(wanted: list[str], used: list[str]) -> int:
+    """Length of the longest common subsequence."""
+    best = [0] * (len(used) + 1)
+    for one in wanted:
+        before = 0
+        for i, other in enumerate(used):
+            before, best[i + 1] = best[i + 1], before + 1 if one == other else max(best[i + 1], best[i])
+    return best[-1]

@@ -1,0 +1,45 @@
+"""What happens in a rollout: the scopes that are open in it, the spans they become, and how both travel."""
+
+from agl.tracing.attempt import running
+from agl.tracing.context import (
+    RolloutContext,
+    Scope,
+    activate,
+    close,
+    current,
+    enclosing,
+    end,
+    idle,
+    innermost,
+    inside,
+    provider,
+    refuse_gateway,
+    root,
+    span,
+    start,
+    unseen,
+    untrained,
+    whole_process,
+)
+
+__all__ = [
+    "activate",
+    "close",
+    "current",
+    "enclosing",
+    "end",
+    "idle",
+    "innermost",
+    "inside",
+    "provider",
+    "refuse_gateway",
+    "root",
+    "running",
+    "span",
+    "start",
+    "unseen",
+    "untrained",
+    "whole_process",
+    "RolloutContext",
+    "Scope",
+]

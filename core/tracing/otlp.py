@@ -1,0 +1,173 @@
+"""Spans as OTLP in JSON, and back.
+
+Source: OpenTelemetry Protocol 1.x, `ExportTraceServiceRequest` in the JSON mapping of protobuf, in which trace and span
+ids are hex and 64-bit integers are text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from agl.mdp.spans import Event, Span
+
+_STATUS = ("unset", "ok", "error")
+_MALFORMED = (AttributeError, KeyError, TypeError, ValueError, IndexError, ArithmeticError, RecursionError)
+
+
+def encode(spans: Iterable[Span]) -> dict[str, Any]:
+    """An export request with these spans."""
+    return {
+        "resourceSpans": [
+            {"resource": {}, "scopeSpans": [{"scope": {"name": "agl"}, "spans": [_encode(span) for span in spans]}]}
+        ]
+    }
+
+
+def decode(request: Any, *, rollout_id: str, attempt: int) -> list[Span]:
+    """The spans of an export request, as this attempt's.
+
+    Raises:
+        ValueError: it is no export request.
+    """
+    try:
+        return [_decode(span, rollout_id, attempt) for span in _spans(request)]
+    except _MALFORMED as error:
+        raise ValueError(f"not an OTLP export request in JSON: {type(error).__name__}: {error}") from error
+
+
+def decode_each(request: Any) -> Iterator[tuple[dict[str, Any], Span | ValueError]]:
+    """The spans of an export request, each with its resource's attributes and no attempt, or what is wrong with it.
+
+    Raises:
+        ValueError: it is no export request.
+    """
+    try:
+        for resource in request.get("resourceSpans") or ():
+            about = _values((resource.get("resource") or {}).get("attributes"))
+            for scope in resource.get("scopeSpans") or ():
+                for span in scope.get("spans") or ():
+                    try:
+                        yield about, _decode(span, "", 0)
+                    except _MALFORMED as error:
+                        yield about, ValueError(f"a span: {type(error).__name__}: {error}")
+    except _MALFORMED as error:
+        raise ValueError(f"not an OTLP export request in JSON: {type(error).__name__}: {error}") from error
+
+
+def _spans(request: Any) -> Iterator[Any]:
+    for resource in request.get("resourceSpans") or ():
+        for scope in resource.get("scopeSpans") or ():
+            yield from scope.get("spans") or ()
+
+
+def _encode(span: Span) -> dict[str, Any]:
+    encoded = {
+        "traceId": span.trace_id,
+        "spanId": span.span_id,
+        "name": span.name,
+        "kind": 1,
+        "startTimeUnixNano": _nanos(span.start),
+        "endTimeUnixNano": _nanos(span.end),
+        "attributes": _attributes(span.attributes),
+        "events": [
+            {"timeUnixNano": _nanos(e.time), "name": e.name, "attributes": _attributes(e.attributes)}
+            for e in span.events
+        ],
+        "status": {"code": _STATUS.index(span.status)},
+    }
+    if span.status_message is not None:
+        encoded["status"]["message"] = span.status_message
+    if span.parent_id is not None:
+        encoded["parentSpanId"] = span.parent_id
+    return encoded
+
+
+def _decode(span: Mapping[str, Any], rollout_id: str, attempt: int) -> Span:
+    status = span.get("status") or {}
+    return Span(
+        trace_id=_hex(span["traceId"], 32),
+        span_id=_hex(span["spanId"], 16),
+        parent_id=_hex(span["parentSpanId"], 16) if span.get("parentSpanId") else None,
+        rollout_id=rollout_id,
+        attempt=attempt,
+        name=str(span.get("name", "")),
+        start=_seconds(span.get("startTimeUnixNano", 0)),
+        end=_seconds(span.get("endTimeUnixNano", 0)),
+        status=_STATUS[_code(status.get("code", 0))],
+        status_message=None if status.get("message") is None else str(status["message"]),
+        attributes=_values(span.get("attributes")),
+        events=tuple(
+            Event(str(e.get("name", "")), _seconds(e.get("timeUnixNano", 0)), _values(e.get("attributes")))
+            for e in span.get("events") or ()
+        ),
+    )
+
+
+def _code(given: Any) -> int:
+    # Protobuf's mapping takes an enum's name as well as its number.
+    names = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERROR": 2}
+    code = names[given] if isinstance(given, str) else int(given)
+    if code < 0:
+        raise ValueError(f"status code {code}")
+    return code
+
+
+def _nanos(seconds: float) -> str:
+    return str(round(seconds * 1e9))
+
+
+def _seconds(nanos: Any) -> float:
+    return int(nanos) / 1e9
+
+
+def _hex(text: Any, digits: int) -> str:
+    if not isinstance(text, str) or len(text) != digits:
+        raise ValueError(f"an id of {digits} hex digits is {text!r}")
+    if not any(bytes.fromhex(text)):
+        raise ValueError("an id is all zeros")
+    return text.lower()
+
+
+def _attributes(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": _any_value(value)} for key, value in values.items()]
+
+
+def _any_value(value: Any) -> dict[str, Any]:
+    match value:
+        case bool():
+            return {"boolValue": value}
+        case int():
+            return {"intValue": str(value)}
+        case float():
+            # JSON has no NaN; protobuf's mapping writes it, and infinity, as text.
+            special = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+            return {"doubleValue": value if math.isfinite(value) else special}
+        case Sequence() if not isinstance(value, str | bytes):
+            return {"arrayValue": {"values": [_any_value(v) for v in value]}}
+    return {"stringValue": value if isinstance(value, str) else str(value)}
+
+
+def _values(attributes: Any) -> dict[str, Any]:
+    return {str(a["key"]): _value(a.get("value") or {}) for a in attributes or ()}
+
+
+def _value(value: Mapping[str, Any]) -> Any:
+    for kind, given in value.items():
+        match kind:
+            case "stringValue":
+                return str(given)
+            case "boolValue":
+                return bool(given)
+            case "intValue":
+                return int(given)
+            case "doubleValue":
+                return float(given)
+            case "arrayValue":
+                return [_value(v) for v in given.get("values") or ()]
+            case "kvlistValue":
+                return _values(given.get("values"))
+            case "bytesValue":
+                return str(given)
+    return None

@@ -1,0 +1,324 @@
+"""The wire hook: inside a rollout, a selected agent's SDK request goes to the gateway; every other one is untouched.
+
+The openai and anthropic SDKs have one choke point, the client's `request` method, which also sees raw-response posts,
+bound methods cached before the hook, and clients made earlier. A selected request is sent by a client of our own, which
+knows the gateway and nothing of the user's keys, headers, proxies or cookies.
+
+Patched, because the SDKs offer no hook: `OpenAI.request`, `AsyncOpenAI.request` (openai >= 1.66, < 4),
+`Anthropic.request`, `AsyncAnthropic.request` (anthropic >= 0.50, < 3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import importlib.util
+import sys
+import threading
+import urllib.parse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from agl import semconv
+from agl.tracing import context as tracing
+from agl.tracing import provider_formats as answers
+from agl.tracing.context import Scope
+
+GENERATION_PATHS = {
+    # The longest one first: `/completions` also ends `/chat/completions`.
+    "openai": ("/chat/completions", "/completions", "/responses"),
+    "anthropic": ("/messages/count_tokens", "/messages"),
+}
+"""A POST to one of these asks a model for something; other requests (files, embeddings) are none of our business."""
+
+_SDKS = {"openai": ("OpenAI", "AsyncOpenAI"), "anthropic": ("Anthropic", "AsyncAnthropic")}
+
+_SENT = frozenset(
+    {
+        "host", "accept", "accept-encoding", "connection", "content-type", "content-length", "transfer-encoding",
+        "user-agent", "authorization", "traceparent", "x-agl-traceparent", "anthropic-version",
+    }
+)  # fmt: skip
+"""What may travel to the gateway, beside the SDK's own `x-stainless-*`. The SDKs also read headers, organisations and
+keys from the environment and from files; a list of what may pass cannot miss one of them."""
+
+_TRACEPARENT = "x-agl-traceparent"
+"""Our `traceparent` once more: anthropic 2 and instrumented HTTP clients replace the real one where the user traces."""
+
+
+@dataclass(frozen=True)
+class _Patch:
+    """A class whose `request` is hooked, what its own namespace held before (None: it was inherited), and our hook."""
+
+    cls: Any
+    original: Any
+    hook: Callable[..., Any]
+
+
+class Observer(Protocol):
+    """Makes a span of a request that no framework span encloses."""
+
+    def started(self, path: str, options: Any, wire: Mapping[str, Any]) -> Scope | None:
+        """`wire`: attributes of the span it opens."""
+
+    def finished(self, scope: Scope, result: Any) -> Any: ...
+
+    def failed(self, scope: Scope, error: BaseException) -> None: ...
+
+
+_lock = threading.Lock()
+_installs = 0
+_patched: list[_Patch] = []
+_observers: dict[str, Observer] = {}
+_sync_clients: dict[str, Any] = {}
+_async_clients: dict[tuple[str, asyncio.AbstractEventLoop], Any] = {}
+
+
+def install() -> None:
+    """Hook every installed SDK; in a program traced as a whole, which installs anew for each SDK that it imports,
+    those that it has imported. Calls nest; `uninstall` as often as `install`."""
+    global _installs
+    with _lock:
+        _installs += 1
+        for sdk, classes in _SDKS.items():
+            missing = importlib.util.find_spec(sdk) is None if _nowhere() else sdk not in sys.modules
+            if missing:
+                continue
+            module = importlib.import_module(sdk)
+            for name in classes:
+                cls = getattr(module, name)
+                if not any(p.cls is cls for p in _patched):
+                    _patched.append(_patch(sdk, cls, is_async=name.startswith("Async")))
+
+
+def uninstall() -> None:
+    """Restore what the outermost `install` changed."""
+    global _installs
+    with _lock:
+        if _installs == 0:
+            return
+        _installs -= 1
+        if _installs:
+            return
+        for patch in list(_patched):
+            if patch.cls.__dict__.get("request") is not patch.hook:
+                # Another library hooked the class after us. Restoring would throw out its hook; ours stays, idle.
+                continue
+            if patch.original is None:
+                del patch.cls.request
+            else:
+                patch.cls.request = patch.original
+            _patched.remove(patch)
+        for client in _sync_clients.values():
+            client.close()
+        _sync_clients.clear()
+        _async_clients.clear()
+
+
+def observe(sdk: str, observer: Observer | None) -> None:
+    """Set or remove the observer of an SDK's requests."""
+    if observer is None:
+        _observers.pop(sdk, None)
+    else:
+        _observers[sdk] = observer
+
+
+def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
+    original = cls.__dict__.get("request")
+    inherited = cls.request
+    if is_async:
+
+        @functools.wraps(inherited)
+        async def request_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+            call = None if tracing.idle() else _request(sdk, self, args, kwargs)
+            if call is None:
+                return await inherited(self, *args, **kwargs)
+            try:
+                client = call.client_to_use(is_async=True)
+                with tracing.unseen():
+                    result = await inherited(client, *call.args, **call.kwargs)
+                return call.end(result)
+            except BaseException as error:
+                call.fail(error)
+                raise
+
+        cls.request = request_async
+        return _Patch(cls, original, request_async)
+
+    @functools.wraps(inherited)
+    def request(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call = None if tracing.idle() else _request(sdk, self, args, kwargs)
+        if call is None:
+            return inherited(self, *args, **kwargs)
+        try:
+            client = call.client_to_use(is_async=False)
+            with tracing.unseen():
+                result = inherited(client, *call.args, **call.kwargs)
+            return call.end(result)
+        except BaseException as error:
+            call.fail(error)
+            raise
+
+    cls.request = request
+    return _Patch(cls, original, request)
+
+
+def _nowhere() -> bool:
+    """Whether no rollout has the whole process."""
+    return tracing._of_process is None
+
+
+def _request(sdk: str, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Request | None:
+    """The request as one to look after; None when nothing runs here or no model is asked."""
+    scope = tracing.current()
+    if scope is None or not _installs:
+        return None
+    options = kwargs["options"] if "options" in kwargs else args[1]
+    path = _generation_path(sdk, options)
+    return None if path is None else _Request(sdk, client, args, kwargs, options, path, scope)
+
+
+class _Request:
+    """One SDK request inside a rollout: where it goes, and the span that it belongs to."""
+
+    def __init__(
+        self,
+        sdk: str,
+        client: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Any,
+        path: str,
+        scope: Scope,
+    ) -> None:
+        self.sdk, self.client, self.args, self.kwargs = sdk, client, args, kwargs
+        self.options, self.path, self.scope = options, path, scope
+        self.own: Scope | None = None
+        self.observer = _observers.get(sdk)
+        self.url = str(getattr(client, "base_url", ""))
+        wire = {semconv.WIRE_CALLS: 1, semconv.CLIENT: type(client).__qualname__, semconv.URL: self.url}
+        # A span is opened unless a framework's `chat` span is open already; the wire call is noted on either.
+        chat = tracing.enclosing(semconv.CHAT)
+        if chat is not None and scope.untrained and not chat.untrained:
+            chat = None  # the agent's own call, in the midst of which something else asks a model
+        if chat is not None:
+            chat.span.set_attributes({**wire, semconv.WIRE_CALLS: chat.wire_calls + 1})
+            self._tell_model(chat)
+        elif self.observer is not None:
+            chat = self.own = self.observer.started(path, options, wire)
+        if chat is not None:
+            self.scope = chat
+            chat.wire_calls += 1
+
+    def _tell_model(self, chat: Scope) -> None:
+        """Note the model that is asked, where the framework did not tell it."""
+        model = self.options.json_data.get("model") if isinstance(self.options.json_data, dict) else None
+        if model and semconv.REQUEST_MODEL not in chat.span.attributes:
+            chat.span.set_attribute(semconv.REQUEST_MODEL, str(model))
+            chat.span.update_name(f"{semconv.CHAT} {model}")
+
+    def _note_prompt(self) -> None:
+        """Record what a call that is not routed asks, where the rollout wants it."""
+        rollout, body = self.scope.rollout, self.options.json_data
+        if rollout.prompts and rollout.capture_content and self.scope.kind == semconv.CHAT and isinstance(body, dict):
+            for name, value in answers.asked(body).items():
+                self.scope.span.set_attribute(name, value)
+
+    def client_to_use(self, *, is_async: bool) -> Any:
+        """The client to send with: ours, with rewritten options, for a selected agent; otherwise the user's own."""
+        rollout = self.scope.rollout
+        if rollout.gateway_url is None:
+            self._note_prompt()
+            return self.client
+        if self.scope.untrained:
+            tracing.refuse_gateway(self.scope, self.client.base_url)
+            return self.client
+        # A client that was set up with the rollout's LLM resource has the gateway for a provider: its call goes there
+        # under the name of the agent that makes it, so that one that is not selected is answered but not trained.
+        to_gateway = self.url.startswith(rollout.gateway_url)
+        if rollout.selection.policy_for(self.scope.agent) is None and not to_gateway:
+            self._note_prompt()
+            return self.client
+        self.scope.span.set_attribute(semconv.ROUTED, True)
+        self._rewrite(rollout.gateway_url)
+        return _gateway_client(self.sdk, is_async=is_async)
+
+    def _rewrite(self, gateway_url: str) -> None:
+        rollout = self.scope.rollout
+        options = self.options.model_copy() if hasattr(self.options, "model_copy") else self.options.copy()
+        agent = urllib.parse.quote(self.scope.agent, safe="")
+        options.url = (
+            f"{gateway_url}/rollouts/{rollout.rollout_id}/attempts/{rollout.attempt}/agents/{agent}/v1{self.path}"
+        )
+        given = self.options.headers
+        keep = (
+            {k: v for k, v in given.items() if k.lower().startswith("x-stainless")} if hasattr(given, "items") else {}
+        )
+        options.headers = {**keep, "Authorization": f"Bearer {rollout.key}", _TRACEPARENT: self.scope.traceparent}
+        options.params = {}
+        for limit in ("timeout", "max_retries"):
+            if type(getattr(options, limit)).__name__ in ("NotGiven", "Omit"):
+                setattr(options, limit, getattr(self.client, limit))
+        if "options" in self.kwargs:
+            self.kwargs = {**self.kwargs, "options": options}
+        else:
+            self.args = (self.args[0], options, *self.args[2:])
+
+    def end(self, result: Any) -> Any:
+        """Close the span; a stream closes it when it is read to its end."""
+        if self.own is not None and self.observer is not None:
+            return self.observer.finished(self.own, result)
+        return result
+
+    def fail(self, error: BaseException) -> None:
+        if self.own is not None and self.observer is not None:
+            self.observer.failed(self.own, error)
+
+
+def _generation_path(sdk: str, options: Any) -> str | None:
+    """`/chat/completions` and the like, whatever base the request's URL has; None for other requests."""
+    if str(options.method).upper() != "POST":
+        return None
+    path = str(options.url).partition("?")[0].rstrip("/")
+    return next((known for known in GENERATION_PATHS[sdk] if path.endswith(known)), None)
+
+
+def _gateway_client(sdk: str, *, is_async: bool) -> Any:
+    """Our own client for the gateway: one per SDK, and per event loop where it is async."""
+    with _lock:
+        if not is_async:
+            if sdk not in _sync_clients:
+                _sync_clients[sdk] = _new_client(sdk, is_async=False)
+            return _sync_clients[sdk]
+        key = sdk, asyncio.get_running_loop()
+        if key not in _async_clients:
+            for other in [k for k in _async_clients if k[1].is_closed()]:
+                del _async_clients[other]
+            _async_clients[key] = _new_client(sdk, is_async=True)
+        return _async_clients[key]
+
+
+def _new_client(sdk: str, *, is_async: bool) -> Any:
+    module = importlib.import_module(sdk)
+    cls = getattr(module, _SDKS[sdk][is_async])
+    http = getattr(module, "DefaultAsyncHttpxClient" if is_async else "DefaultHttpxClient")
+    hooks = {"request": [_strip_async if is_async else _strip]}
+    return cls(
+        api_key="agl",
+        base_url="http://agl.invalid/v1",
+        timeout=None,
+        http_client=http(trust_env=False, event_hooks=hooks),
+    )
+
+
+def _strip(request: Any) -> None:
+    request.headers["traceparent"] = request.headers[_TRACEPARENT]
+    for name in list(request.headers):
+        if name.lower() not in _SENT and not name.lower().startswith("x-stainless-"):
+            del request.headers[name]
+
+
+async def _strip_async(request: Any) -> None:
+    _strip(request)

@@ -1,0 +1,81 @@
+"""Threads and thread pools that a rollout starts run inside it: Python gives a new thread an empty context."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import thread as _pool
+from typing import Any
+
+from agl.tracing import context
+from agl.tracing.context import Scope
+
+_lock = threading.Lock()
+_users = 0
+_patches: list[tuple[type, str, Any, Any]] = []
+"""(class, attribute, what the class's own namespace held (None: it was inherited), ours)."""
+
+
+@contextlib.contextmanager
+def carried_across_threads() -> Iterator[None]:
+    """While open, threads and thread pools started inside a rollout run inside it too.
+
+    Only the scope is carried, never the rest of the caller's context. May be nested, in any thread.
+    """
+    global _users
+    with _lock:
+        _users += 1
+        if not _patches:
+            _patch_threads()
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            # Where another library has patched over ours, ours stays inside and does nothing outside a rollout.
+            if _users == 0 and all(cls.__dict__[name] is ours for cls, name, _, ours in _patches):
+                for cls, name, original, _ in _patches:
+                    if original is None:
+                        delattr(cls, name)
+                    else:
+                        setattr(cls, name, original)
+                _patches.clear()
+
+
+def _in_scope(scope: Scope, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with context.inside(scope):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _carried() -> Scope | None:
+    """The scope that a thread started here begins in; a whole process's is everywhere anyway."""
+    scope = context.innermost()
+    return scope if scope is not None and scope.visible and not scope.rollout.closed else None
+
+
+def _patch_threads() -> None:
+    start_thread, submit = threading.Thread.start, ThreadPoolExecutor.submit
+
+    @functools.wraps(start_thread)
+    def carried_start(self: threading.Thread) -> None:
+        scope = _carried()
+        # A pool's worker outlives the task that made it start; each of its tasks brings a scope of its own.
+        if scope is not None and getattr(self, "_target", None) is not _pool._worker:  # type: ignore[attr-defined]
+            self.run = _in_scope(scope, self.run)  # type: ignore[method-assign]
+        start_thread(self)
+
+    @functools.wraps(submit)
+    def carried_submit(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        scope = _carried()
+        return submit(self, fn if scope is None else _in_scope(scope, fn), *args, **kwargs)
+
+    for cls, name, ours in ((threading.Thread, "start", carried_start), (ThreadPoolExecutor, "submit", carried_submit)):
+        _patches.append((cls, name, cls.__dict__.get(name), ours))
+        setattr(cls, name, ours)

@@ -1,0 +1,25 @@
+"""`python -m agl.compat train.py ...`: runs a program with `agentlightning` served by agl."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+from agl.trainer import compat
+
+
+def main() -> None:
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        sys.exit("usage: python -m agl.compat program.py [arguments of the program]")
+    program = sys.argv[1]
+    if not Path(program).is_file():
+        sys.exit(f"there is no file {program}")
+    compat.install()
+    del sys.argv[0]
+    sys.path[0] = str(Path(program).resolve().parent)
+    runpy.run_path(program, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

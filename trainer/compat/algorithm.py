@@ -1,0 +1,185 @@
+"""0.3's algorithms: functions and classes that drive rollouts through the store, and VERL, Baseline and APO by name."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from agl.errors import ConfigError, reject_unknown
+from agl.trainer.compat.litagent import LitAgent
+from agl.trainer.compat.missing import APO, refuse
+from agl.trainer.compat.store import LightningStore
+
+if TYPE_CHECKING:
+    from agl.trainer.run.run import Run
+
+__all__ = ["APO", "VERL", "Algorithm", "Baseline", "FastAlgorithm", "FunctionalAlgorithm", "algo"]
+
+_INJECTED = ("store", "adapter", "llm_proxy", "initial_resources", "train_dataset", "val_dataset")
+
+
+class Algorithm:
+    """0.3's base class: override `run(train_dataset, val_dataset)`, sync or async; runners serve what it enqueues."""
+
+    _trainer: Any = None
+    _store: LightningStore | None = None
+
+    def is_async(self) -> bool:
+        """Whether `run` is a coroutine function."""
+        return inspect.iscoroutinefunction(self.run)
+
+    def run(self, train_dataset: Any = None, val_dataset: Any = None) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} does not override run(train_dataset, val_dataset)")
+
+    def set_trainer(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def get_trainer(self) -> Any:
+        return _given(self._trainer, "trainer")
+
+    def set_store(self, store: LightningStore) -> None:
+        self._store = store
+
+    def get_store(self) -> LightningStore:
+        return _given(self._store, "store")
+
+    def get_adapter(self) -> Any:
+        """What `Trainer(adapter=)` was given."""
+        return self.get_trainer().adapter
+
+    def get_initial_resources(self) -> Mapping[str, Any] | None:
+        """What `Trainer(initial_resources=)` was given."""
+        return self.get_trainer().initial_resources
+
+    def get_llm_proxy(self) -> None:
+        """None: there is no proxy."""
+        return None
+
+
+class FastAlgorithm(Algorithm):
+    """An algorithm that `Trainer.dev` may run."""
+
+
+class FunctionalAlgorithm(Algorithm):
+    """A function as an algorithm; still callable as that function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._parameters = inspect.signature(function).parameters
+        functools.update_wrapper(self, function)
+
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self._function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    def run(self, train_dataset: Any = None, val_dataset: Any = None) -> Any:
+        """Call the function with what it asks for by name.
+
+        Raises:
+            ConfigError: a dataset was given that the function does not take.
+        """
+        values: dict[str, Any] = {"train_dataset": train_dataset, "val_dataset": val_dataset, "llm_proxy": None}
+        for name in ("train_dataset", "val_dataset"):
+            if values[name] is not None and name not in self._parameters:
+                raise ConfigError(
+                    f"fit() was given a {name}, but the algorithm {self._function.__name__!r} does not take one",
+                    hint=f"add the argument {name}, or leave it out of fit()",
+                )
+        if self._store is not None:
+            values["store"] = self._store
+        if self._trainer is not None:
+            values |= {"adapter": self.get_adapter(), "initial_resources": self.get_initial_resources()}
+        return self._function(**{name: value for name, value in values.items() if name in self._parameters})
+
+
+def algo(function: Callable[..., Any]) -> FunctionalAlgorithm:
+    """Make an algorithm of a function, sync or async, that takes any of `store`, `train_dataset`, `val_dataset`,
+    `adapter`, `initial_resources` and `llm_proxy` by name.
+
+    Raises:
+        ConfigError: an argument of another name without a default.
+    """
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.default is parameter.empty and parameter.name not in _INJECTED:
+            raise ConfigError(
+                f"the algorithm {function.__name__!r} has an argument {parameter.name!r} that nothing can be given for",
+                hint=f"use any of {', '.join(_INJECTED)}",
+            )
+    return FunctionalAlgorithm(function)
+
+
+def VERL(config: Mapping[str, Any], trainer_cls: Any = None, daemon_cls: Any = None) -> Any:
+    """`agl.VERL(config)`."""
+    if trainer_cls is not None or daemon_cls is not None:
+        raise refuse("VERL(trainer_cls=, daemon_cls=)", "an algorithm of your own is a class with run() and dev()")
+    from agl.trainer.verl.algorithm import VERL as Ours
+
+    return Ours(config)
+
+
+def Baseline(*, n_epochs: int = 1, **polling: Any) -> Any:
+    """`agl.Baseline(repeats=n_epochs)`; how the queue is polled is not needed here."""
+    reject_unknown(polling, ("train_split", "polling_interval", "max_queue_length", "span_verbosity"), "Baseline")
+    from agl.trainer.algorithms import Baseline as Ours
+
+    return Ours(repeats=n_epochs)
+
+
+class Driven:
+    """An algorithm of 0.3's kind as one of ours: the run's workers serve what it enqueues; nothing is routed, so agents
+    call the models that their resources name."""
+
+    needs_tasks = False
+
+    def __init__(self, algorithm: Algorithm, trainer: Any, agent: Any) -> None:
+        self.algorithm, self.trainer, self.agent = algorithm, trainer, agent
+
+    async def run(self, run: Run) -> None:
+        from agl.trainer.gateway.access import SamplingRules
+
+        store: LightningStore = self.trainer.bind(run.store, run.run_id)
+        self.algorithm.set_trainer(self.trainer)
+        self.algorithm.set_store(store)
+        if isinstance(self.agent, LitAgent):
+            self.agent._store = store
+        await run.start(lambda mode: SamplingRules(), "", routed=False, rewarded=False)
+        try:
+            train, val = (run.train or None), (run.val or None)
+            if self.algorithm.is_async():
+                await self.algorithm.run(train, val)
+            else:
+                await asyncio.to_thread(self.algorithm.run, train, val)
+        finally:
+            await run.stop()
+            run.progress.stop()
+
+    async def dev(self, run: Run, n_tasks: int) -> None:
+        if not isinstance(self.algorithm, FastAlgorithm):
+            raise ConfigError(
+                f"dev() cannot run {type(self.algorithm).__name__}: it may train", hint="use algorithm=Baseline()"
+            )
+        run.train = list(run.train)[:n_tasks]
+        await self.run(run)
+
+
+def _given(value: Any, what: str) -> Any:
+    if value is None:
+        raise ConfigError(f"this algorithm has no {what} yet", hint="it has one while a trainer runs it")
+    return value
+
+
+class _Callable(types.ModuleType):
+    """This module is `@algorithm` too."""
+
+    def __call__(self, function: Callable[..., Any]) -> FunctionalAlgorithm:
+        return algo(function)
+
+
+sys.modules[__name__].__class__ = _Callable

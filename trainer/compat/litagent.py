@@ -1,0 +1,224 @@
+"""0.3's agents: `LitAgent` and the rollout decorators."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from agl import tracing
+from agl.agents import agent as own
+from agl.agents.agent import Agent, Outcome, RolloutInfo
+from agl.errors import ConfigError
+from agl.mdp.spans import Span, from_otel
+from agl.trainer.compat import types as T
+from agl.trainer.compat.emitter import find_final_reward
+from agl.trainer.compat.store import LightningStore
+
+__all__ = ["FunctionalLitAgent", "LitAgent", "llm_rollout", "prompt_rollout", "rollout"]
+
+V = TypeVar("V")
+MAIN_LLM = "main_llm"
+"""The name that VERL gave the policy's endpoint in 0.3; ours is "llm"."""
+
+
+class LitAgent(own.LitAgent, Generic[V]):
+    """0.3's agent class: each form gets (task, resources, rollout), where `rollout` is an `AttemptedRollout`.
+
+    Args:
+        trained_agents: regular expression on agents' names: which of them are trained; None = every one.
+    """
+
+    trained_agents: str | None = None
+    _trainer: Any = None
+    _runner: Any = None
+    _store: LightningStore | None = None
+
+    def __init__(self, *, trained_agents: str | None = None) -> None:
+        self.trained_agents = trained_agents
+
+    def is_async(self) -> bool:
+        """Whether an async form is overridden."""
+        names = ("rollout_async", "training_rollout_async", "validation_rollout_async")
+        return any(getattr(type(self), n) is not getattr(own.LitAgent, n) for n in names)
+
+    @property
+    def trainer(self) -> Any:
+        """The trainer that runs this."""
+        return _given(self._trainer, "trainer")
+
+    @property
+    def runner(self) -> Any:
+        """The runner that runs this."""
+        return _given(self._runner or self._trainer, "runner")
+
+    @property
+    def tracer(self) -> Any:
+        """Its tracer."""
+        return self.runner.tracer
+
+    def get_trainer(self) -> Any:
+        return self.trainer
+
+    def get_runner(self) -> Any:
+        return self.runner
+
+    def get_tracer(self) -> Any:
+        return self.tracer
+
+    def set_trainer(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def set_runner(self, runner: Any) -> None:
+        self._runner = runner
+
+    def to_agent(self) -> Agent:
+        """This as an `Agent`, whichever trainer runs it."""
+        name = self.name or getattr(self, "__name__", None) or type(self).__name__
+        if self.is_async():
+
+            async def run_async(task: Any, resources: T.NamedResources, info: RolloutInfo) -> Outcome:
+                rollout, given = await self._given(task, resources, info)
+                train = rollout.mode == "train"
+                method = self.training_rollout_async if train else self.validation_rollout_async
+                return _outcome(await method(task, given, rollout))  # type: ignore[arg-type]
+
+            return Agent(name, run_async, True)
+
+        def run(task: Any, resources: T.NamedResources, info: RolloutInfo) -> Outcome:
+            # A sync agent has a thread of its own, without an event loop.
+            rollout, given = asyncio.run(self._given(task, resources, info))
+            train = rollout.mode == "train"
+            method = self.training_rollout if train else self.validation_rollout
+            return _outcome(method(task, given, rollout))  # type: ignore[arg-type]
+
+        return Agent(name, run, False)
+
+    async def _given(
+        self, task: Any, resources: T.NamedResources, info: RolloutInfo
+    ) -> tuple[T.AttemptedRollout, T.NamedResources]:
+        """The rollout and its resources: the store's where there is one, in which our own come first."""
+        given = {**({MAIN_LLM: resources["llm"]} if "llm" in resources else {}), **resources}
+        if self._store is None:
+            return _derived(task, info), given
+        ours = await self._store.ours.get_rollout(info.rollout_id)
+        attempt = (await self._store.ours.query_attempts(info.rollout_id))[info.attempt - 1]
+        rollout = T.AttemptedRollout(**vars(T.Rollout.of(ours)), attempt=T.Attempt.of(attempt))
+        if ours.resources_id is not None:
+            named = await self._store.get_resources_by_id(ours.resources_id)
+        else:
+            named = await self._store.get_latest_resources()
+        return rollout, {**given, **(named.resources if named else {})}
+
+
+class FunctionalLitAgent(LitAgent[V]):
+    """A function as 0.3's agent; still callable as that function."""
+
+    def __init__(self, function: Callable[..., Any], *, strip_proxy: bool = True) -> None:
+        super().__init__()
+        self._function = function
+        self._parameters = inspect.signature(function).parameters
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self._function)
+
+    def rollout(self, task: Any, resources: T.NamedResources, rollout: Any) -> Any:
+        return self._function(task, **self._arguments(resources, rollout))
+
+    async def rollout_async(self, task: Any, resources: T.NamedResources, rollout: Any) -> Any:
+        return await self._function(task, **self._arguments(resources, rollout))
+
+    def _arguments(self, resources: T.NamedResources, rollout: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if "rollout" in self._parameters:
+            found["rollout"] = rollout
+        if "llm" in self._parameters:
+            found["llm"] = _first(resources, T.LLM)
+        if "prompt_template" in self._parameters:
+            found["prompt_template"] = _first(resources, T.PromptTemplate)
+        if "resources" in self._parameters:
+            found["resources"] = resources
+        return found
+
+
+def rollout(function: Callable[..., Any] | None = None, *, strip_proxy: bool = True) -> Any:
+    """Make an agent of `f(task, llm=, prompt_template=, rollout=, resources=)`, sync or async.
+
+    Raises:
+        ConfigError: a signature that asks for something else.
+    """
+    if function is None:
+        return functools.partial(rollout, strip_proxy=strip_proxy)
+    names = list(inspect.signature(function).parameters)
+    known = {"llm", "prompt_template", "rollout", "resources"}
+    rest = [n for n in names[1:] if n not in known and _required(function, n)]
+    if not names or names[0] in known or rest:
+        raise ConfigError(
+            f"{getattr(function, '__name__', function)!r} takes ({', '.join(names)})",
+            hint="take the task first, then any of llm, prompt_template, rollout, resources, by these names",
+        )
+    return FunctionalLitAgent(function, strip_proxy=strip_proxy)
+
+
+llm_rollout = prompt_rollout = rollout
+
+
+def _first(resources: T.NamedResources, kind: type) -> Any:
+    found = next((value for value in resources.values() if isinstance(value, kind)), None)
+    if found is None:
+        raise ConfigError(
+            f"the agent asks for a {kind.__name__}, but the resources are {', '.join(resources) or 'none'}",
+            hint="give it with Trainer(initial_resources={...}), or add it to the store",
+        )
+    return found
+
+
+def _required(function: Callable[..., Any], name: str) -> bool:
+    parameter = inspect.signature(function).parameters[name]
+    return parameter.default is parameter.empty and parameter.kind in (
+        parameter.POSITIONAL_OR_KEYWORD,
+        parameter.KEYWORD_ONLY,
+    )
+
+
+def _derived(task: Any, info: RolloutInfo) -> T.AttemptedRollout:
+    """The rollout as far as it is known without the store."""
+    now = time.time()
+    attempt = T.Attempt(
+        rollout_id=info.rollout_id, attempt_id=T.attempt_id(info.rollout_id, info.attempt), sequence_id=info.attempt,
+        start_time=now, status="running",
+    )  # fmt: skip
+    mode: Any = None if info.mode == "dev" else info.mode
+    return T.AttemptedRollout(
+        rollout_id=info.rollout_id, input=task, start_time=now, mode=mode, status="running", attempt=attempt
+    )
+
+
+def _outcome(value: Any) -> Outcome:
+    """What 0.3 lets an agent return: a reward, nothing, or spans, which join the attempt's."""
+    if isinstance(value, Outcome) or not isinstance(value, list):
+        return value if isinstance(value, Outcome) else Outcome(value, value)
+    here = tracing.current()
+    assert here is not None
+    ours = [_span(s, here.rollout) for s in value]
+    here.rollout.spans.extend(ours)
+    return Outcome(find_final_reward(ours))
+
+
+def _span(value: Any, rollout: tracing.RolloutContext) -> Span:
+    ours = value.to_ours() if isinstance(value, T.Span) else from_otel(value)
+    return dataclasses.replace(ours, rollout_id=rollout.rollout_id, attempt=rollout.attempt)
+
+
+def _given(value: Any, what: str) -> Any:
+    if value is None:
+        raise ConfigError(f"this agent has no {what} yet", hint="it has one while a trainer or a runner runs it")
+    return value

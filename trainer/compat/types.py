@@ -1,0 +1,306 @@
+"""Agent Lightning 0.3's data classes: our records under the field names that its users know."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from agl import semconv
+from agl.agents.hooks import Hook
+from agl.agents.resources import LLM, Dataset, NamedResources, PromptTemplate, resource_to_json
+from agl.errors import ConfigError
+from agl.mdp import spans as own
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+    from agl.trainer.store import base
+
+__all__ = [
+    "LLM", "Attempt", "AttemptStatus", "AttemptedRollout", "Dataset", "EnqueueRolloutRequest", "Event", "Hook",
+    "NamedResources", "PromptTemplate", "ProxyLLM", "ResourcesUpdate", "Rollout", "RolloutConfig", "RolloutMode",
+    "RolloutStatus", "Span", "TaskInput", "TraceStatus", "Triplet",
+]  # fmt: skip
+
+RolloutStatus = Literal["queuing", "preparing", "running", "failed", "succeeded", "cancelled", "requeuing"]
+AttemptStatus = Literal["preparing", "running", "failed", "succeeded", "unresponsive", "timeout"]
+RolloutMode = Literal["train", "val", "test"]
+TaskInput = Any
+ProxyLLM = LLM
+"""The endpoint that a rollout is given is its own already, so there is nothing to rewrite."""
+
+MODE = "agl.trainer.compat.mode"
+"""Metadata: the mode as it was asked for ("test" and None are "dev" to us)."""
+SEQUENCE_ID = "agl.trainer.compat.sequence_id"
+PROMPT_TOKEN_IDS = "prompt_token_ids"
+RESPONSE_TOKEN_IDS = "response_token_ids"
+
+
+class _Record:
+    """The part of pydantic's interface that users of 0.3 call."""
+
+    def model_dump(self, **_: Any) -> dict[str, Any]:
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
+
+    def model_dump_json(self, **_: Any) -> str:
+        return json.dumps(self.model_dump(), default=str)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, **_: Any) -> Self:
+        return dataclasses.replace(self, **(update or {}))  # type: ignore[type-var]
+
+
+@dataclass(kw_only=True)
+class RolloutConfig(_Record):
+    """Retries and time limits of a rollout; seconds, None for no limit."""
+
+    timeout_seconds: float | None = None
+    unresponsive_seconds: float | None = None
+    max_attempts: int = 1
+    retry_condition: list[AttemptStatus] = field(default_factory=list)
+
+    def to_ours(self) -> base.RolloutConfig:
+        from agl.trainer.store.base import RolloutConfig as Ours
+
+        return Ours(self.max_attempts, tuple(self.retry_condition), self.timeout_seconds, self.unresponsive_seconds)
+
+
+@dataclass(kw_only=True)
+class Attempt(_Record):
+    """One try of a rollout; `sequence_id` counts from 1, times are seconds since the epoch."""
+
+    rollout_id: str
+    attempt_id: str
+    sequence_id: int
+    start_time: float
+    end_time: float | None = None
+    status: AttemptStatus = "preparing"
+    worker_id: str | None = None
+    last_heartbeat_time: float | None = None
+    metadata: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, ours: base.Attempt) -> Attempt:
+        return cls(
+            rollout_id=ours.rollout_id, attempt_id=attempt_id(ours.rollout_id, ours.attempt), sequence_id=ours.attempt,
+            start_time=ours.started_at, end_time=ours.ended_at, status=ours.status, worker_id=ours.worker_id,
+            last_heartbeat_time=ours.last_heartbeat_at, metadata={"error": ours.error} if ours.error else None,
+        )  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class Rollout(_Record):
+    """A rollout: `input` is the task."""
+
+    rollout_id: str
+    input: TaskInput
+    start_time: float
+    end_time: float | None = None
+    mode: RolloutMode | None = None
+    resources_id: str | None = None
+    status: RolloutStatus = "queuing"
+    config: RolloutConfig = field(default_factory=RolloutConfig)
+    metadata: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, ours: base.Rollout) -> Rollout:
+        return cls(**_facts(ours))
+
+
+@dataclass(kw_only=True)
+class AttemptedRollout(Rollout):
+    """A rollout with the attempt that runs it."""
+
+    attempt: Attempt
+
+    @classmethod
+    def of_leased(cls, ours: base.AttemptedRollout) -> AttemptedRollout:
+        return cls(**_facts(ours.rollout), attempt=Attempt.of(ours.attempt))
+
+
+def _facts(ours: base.Rollout) -> dict[str, Any]:
+    config = ours.config
+    return {
+        "rollout_id": ours.rollout_id,
+        "input": ours.task,
+        "start_time": ours.created_at,
+        "end_time": ours.ended_at,
+        "mode": ours.metadata[MODE] if MODE in ours.metadata else {"dev": None}.get(ours.mode, ours.mode),
+        "resources_id": ours.resources_id,
+        "status": "requeuing" if ours.status == "queuing" and ours.attempts else ours.status,
+        "config": RolloutConfig(
+            timeout_seconds=config.timeout_seconds,
+            unresponsive_seconds=config.unresponsive_seconds,
+            max_attempts=config.max_attempts,
+            retry_condition=list(config.retry_on),  # type: ignore[arg-type]
+        ),
+        "metadata": {k: v for k, v in ours.metadata.items() if k != MODE},
+    }
+
+
+@dataclass(kw_only=True)
+class EnqueueRolloutRequest(_Record):
+    """A rollout to enqueue."""
+
+    input: TaskInput
+    mode: RolloutMode | None = None
+    resources_id: str | None = None
+    config: RolloutConfig | None = None
+    metadata: dict[str, Any] | None = None
+
+
+@dataclass(kw_only=True)
+class ResourcesUpdate(_Record):
+    """A version of the named resources."""
+
+    resources_id: str
+    create_time: float
+    update_time: float
+    version: int
+    resources: NamedResources
+
+    def model_dump(self, **_: Any) -> dict[str, Any]:
+        return {**vars(self), "resources": {k: resource_to_json(v) for k, v in self.resources.items()}}
+
+
+@dataclass(kw_only=True)
+class Triplet(_Record):
+    """One LLM call: what it was asked, what it said, what that earned."""
+
+    prompt: Any
+    response: Any
+    reward: float | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class TraceStatus(_Record):
+    """`status_code`: "UNSET", "OK" or "ERROR"."""
+
+    status_code: str = "UNSET"
+    description: str | None = None
+
+
+@dataclass(kw_only=True)
+class Event(_Record):
+    """A point in a span's life; `timestamp` is seconds since the epoch."""
+
+    name: str
+    attributes: dict[str, Any] = field(default_factory=dict)
+    timestamp: float | None = None
+
+
+@dataclass(kw_only=True)
+class Span(_Record):
+    """A finished span; ids are hex, times seconds since the epoch."""
+
+    rollout_id: str
+    attempt_id: str
+    sequence_id: int
+    trace_id: str
+    span_id: str
+    parent_id: str | None
+    name: str
+    status: TraceStatus = field(default_factory=TraceStatus)
+    attributes: dict[str, Any] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    start_time: float | None = None
+    end_time: float | None = None
+
+    @classmethod
+    def of(cls, ours: own.Span, sequence_id: int) -> Span:
+        attributes = dict(ours.attributes)
+        return cls(
+            rollout_id=ours.rollout_id,
+            attempt_id=attempt_id(ours.rollout_id, ours.attempt),
+            sequence_id=int(attributes.pop(SEQUENCE_ID, sequence_id)),
+            trace_id=ours.trace_id,
+            span_id=ours.span_id,
+            parent_id=ours.parent_id,
+            name=ours.name,
+            status=TraceStatus(status_code=ours.status.upper(), description=ours.status_message),
+            attributes=attributes,
+            events=[Event(name=e.name, attributes=dict(e.attributes), timestamp=e.time) for e in ours.events],
+            start_time=ours.start,
+            end_time=ours.end,
+        )
+
+    def to_ours(self) -> own.Span:
+        now = time.time()
+        return own.Span(
+            trace_id=self.trace_id,
+            span_id=self.span_id,
+            parent_id=self.parent_id,
+            rollout_id=self.rollout_id,
+            attempt=attempt_number(self.attempt_id),
+            name=self.name,
+            start=now if self.start_time is None else self.start_time,
+            end=now if self.end_time is None else self.end_time,
+            status=self.status.status_code.lower(),
+            status_message=self.status.description,
+            attributes={**self.attributes, SEQUENCE_ID: self.sequence_id},
+            events=tuple(own.Event(e.name, e.timestamp or now, e.attributes) for e in self.events),
+        )
+
+    @classmethod
+    def from_opentelemetry(cls, src: ReadableSpan, rollout_id: str, attempt_id: str, sequence_id: int) -> Span:
+        """An SDK span as one of that attempt."""
+        ours = dataclasses.replace(own.from_otel(src), rollout_id=rollout_id)
+        return dataclasses.replace(cls.of(ours, sequence_id), attempt_id=attempt_id)
+
+    @classmethod
+    def from_attributes(
+        cls,
+        *,
+        attributes: Mapping[str, Any],
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+        sequence_id: int | None = None,
+        name: str | None = None,
+        trace_id: str | None = None,
+        span_id: str | None = None,
+        parent_id: str | None = None,
+        start_time: float | None = None,
+        end_time: float | None = None,
+        status: TraceStatus | None = None,
+    ) -> Span:
+        """A span from its attributes, ids made up where none is given."""
+        import secrets
+
+        now = time.time()
+        return cls(
+            rollout_id=rollout_id or "", attempt_id=attempt_id or "", sequence_id=sequence_id or 0,
+            trace_id=trace_id or secrets.token_hex(16), span_id=span_id or secrets.token_hex(8), parent_id=parent_id,
+            name=name or "agl.annotation", status=status or TraceStatus(status_code="OK"), attributes=dict(attributes),
+            start_time=now if start_time is None else start_time, end_time=now if end_time is None else end_time,
+        )  # fmt: skip
+
+    @property
+    def operation(self) -> str:
+        """As `agl.Span.operation`."""
+        return str(self.attributes.get(semconv.OPERATION_NAME, ""))
+
+
+def numbered(spans: Sequence[own.Span]) -> list[Span]:
+    """Our spans, in order, as 0.3's; those that bring a sequence id of their own keep it."""
+    return sorted((Span.of(s, i) for i, s in enumerate(spans, start=1)), key=lambda s: s.sequence_id)
+
+
+def attempt_id(rollout_id: str, attempt: int) -> str:
+    """0.3's id of an attempt."""
+    return f"{rollout_id}-at-{attempt}"
+
+
+def attempt_number(given: str) -> int:
+    """The attempt, from 1, that `attempt_id` named.
+
+    Raises:
+        ConfigError: an id that it did not make.
+    """
+    tail = given.rpartition("-at-")[2]
+    if not tail.isdecimal():
+        raise ConfigError(f"{given!r} is not an attempt's id", hint="take it from rollout.attempt.attempt_id")
+    return int(tail)

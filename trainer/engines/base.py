@@ -1,0 +1,140 @@
+"""What samples tokens: the one method that the gateway calls, whatever runs behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+from agl.errors import ConfigError, ContextLengthError, EngineError
+from agl.mdp.types import FloatArray, IntArray
+
+StopReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample one answer.
+
+    Attributes:
+        max_tokens: at most this many tokens, >= 1.
+        temperature: >= 0; 0 takes the most likely token.
+        top_p: nucleus in (0, 1]; 1 keeps every token.
+        top_k: keep the k most likely tokens; 0 keeps all.
+        stop: texts that end the answer; the tokens up to and including the one that completes the text are kept.
+        stop_token_ids: tokens that end the answer; the token itself is kept.
+        seed: of this request's own generator; the same prompt, weights, batch shape and seed give the same answer.
+        top_logprobs: how many alternatives to report per token.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int = 0
+    top_logprobs: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completion:
+    """What was sampled.
+
+    Attributes:
+        token_ids: int32 [R]. logprobs: float32 [R], of `token_ids` under the distribution that they were drawn from
+            (after temperature, top-k and top-p); at temperature 0, under the model's own distribution.
+        finish_reason: "stop" (stop token or text), "length", or "cancelled" (aborted; what was sampled so far is here).
+        policy_version: of the weights that sampled it, the oldest one if an update came in between.
+        top_logprobs: per token, (token id, log-prob) of the most likely ones; empty unless asked for.
+    """
+
+    token_ids: IntArray
+    logprobs: FloatArray
+    finish_reason: StopReason
+    policy_version: int
+    top_logprobs: Sequence[Sequence[tuple[int, float]]] = field(default_factory=tuple)
+
+
+OnTokens = Callable[[Sequence[int], Sequence[float]], None]
+"""Called on the caller's event loop with tokens and log-probs as they come."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Anything that samples tokens from a policy."""
+
+    @property
+    def max_context(self) -> int:
+        """Longest prompt + answer, in tokens."""
+        ...
+
+    async def generate(
+        self,
+        prompt_ids: IntArray,
+        sampling: Sampling,
+        *,
+        policy: str = "policy",
+        session: str | None = None,
+        on_tokens: OnTokens | None = None,
+    ) -> Completion:
+        """Sample one answer.
+
+        Args:
+            prompt_ids: int32 [P], P >= 1.
+            sampling: how.
+            policy: which of the served policies.
+            session: calls of one session share prefixes, which the engine may keep computed.
+            on_tokens: for streaming; without it the answer comes whole.
+
+        Cancelling the awaiting task aborts the sampling.
+
+        Raises:
+            ContextLengthError: the prompt leaves no room for an answer.
+            EngineError: the engine failed or was closed.
+        """
+        ...
+
+
+def empty_completion(policy_version: int) -> Completion:
+    """An answer of no tokens, for a request that was cancelled before it began."""
+    return Completion(np.empty(0, np.int32), np.empty(0, np.float32), "cancelled", policy_version)
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raise `ConfigError` for a sampling parameter that is out of range."""
+    wrong = [
+        text
+        for bad, text in (
+            (sampling.max_tokens < 1, f"max_tokens={sampling.max_tokens} is below 1"),
+            (not 0.0 <= sampling.temperature < float("inf"), f"temperature={sampling.temperature} is not >= 0"),
+            (not 0.0 < sampling.top_p <= 1.0, f"top_p={sampling.top_p} is not in (0, 1]"),
+            (sampling.top_k < 0, f"top_k={sampling.top_k} is below 0"),
+            (sampling.seed < 0, f"seed={sampling.seed} is below 0"),
+            (sampling.top_logprobs < 0, f"top_logprobs={sampling.top_logprobs} is below 0"),
+            ("" in sampling.stop, "an empty stop text"),
+        )
+        if bad
+    ]
+    if wrong:
+        raise ConfigError(f"cannot sample with {', '.join(wrong)}", hint="correct the request's sampling parameters")
+
+
+def check_prompt(prompt_ids: IntArray, max_context: int) -> IntArray:
+    """The prompt as int32 [P].
+
+    Raises:
+        EngineError: it is empty or not flat.
+        ContextLengthError: it leaves no room for an answer.
+    """
+    prompt = np.asarray(prompt_ids, dtype=np.int32)
+    if prompt.ndim != 1 or prompt.size == 0:
+        raise EngineError(f"a prompt of shape {prompt.shape}", hint="send at least one token id, as a flat array")
+    if prompt.size >= max_context:
+        raise ContextLengthError(
+            f"a prompt of {prompt.size} tokens leaves no room for an answer in a context of {max_context}",
+            hint="shorten the prompt, or raise the served context's length if the model allows it",
+        )
+    return prompt

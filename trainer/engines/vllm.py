@@ -1,0 +1,379 @@
+"""An engine over HTTP: samples from a model that any `vllm serve` holds, token ids in and token ids out.
+
+Invariant: what is returned are the ids that the server drew, and their log-probs under the distribution that it drew
+them from; where it would report others, the request is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import numpy as np
+import orjson
+import tenacity
+
+from agl.errors import AglError, ConfigError, EngineError, checked_options, nearest
+from agl.mdp.types import IntArray
+from agl.trainer.engines.base import Completion, OnTokens, Sampling, check_prompt, check_sampling
+from agl.trainer.engines.vllm_answers import (
+    FLAG,
+    PROBED,
+    SEE_LOG,
+    Part,
+    Reported,
+    choice,
+    completion,
+    refusal,
+    reported,
+    shown,
+)
+
+CONNECT_SECONDS = 20.0
+"""How long a connection may take to be made."""
+IDLE_SECONDS = 2.0
+"""How long an unused connection is kept: less than the 5 s after which vLLM closes it."""
+TRIES = 5
+"""Of a request that the server did not take."""
+
+
+@checked_options
+class VLLMEngine:
+    """A model that a `vllm serve` (0.10.2 or newer) holds, as an `agl.trainer.engine.Engine`.
+
+    Requests go to `/v1/completions` with token ids. The given sampling parameters alone apply: what the server or the
+    model's generation_config.json would add (repetition penalty, min-p, an end at the end-of-text token) is switched
+    off. An answer is streamed only if `on_tokens` is given, since that costs both sides more. Cancelling a call closes
+    its connection, and the server stops sampling.
+
+    **Log-probs.** By default vLLM reports those of the model's own distribution, before temperature, top-k and top-p
+    (`--logprobs-mode raw_logprobs`). They cannot be corrected from what is reported, so with such a server only
+    temperature 1 or 0 without top-k and top-p is sampled, where both kinds are the same, and all else is refused. Start
+    it with `--logprobs-mode processed_logprobs` to sample with any parameters. Which of the two a server does is
+    measured by two one-token requests before the first answer; one that reports logits is refused. vLLM takes
+    temperatures up to 2, and samples those between 0 and 0.01 at 0.01.
+
+    **Stop texts** are matched by the server, with the model's tokenizer. A server with speculative decoding may keep
+    tokens after the one that completes the text, as many as it accepted in the same step.
+
+    Args:
+        url: of the server, with or without `/v1`.
+        model: one of the names that it serves (such as a LoRA adapter's); None takes its base model.
+        api_key: of `vllm serve --api-key`; VLLM_API_KEY if None.
+        version: of the weights; set the attribute when the server has loaded others.
+        timeout: how long the server may be silent, in seconds: until a whole answer, or between streamed tokens.
+
+    Attributes:
+        url, version: as above. model, root: the served name, and the directory or hub id of the base model; `root` is
+            None until `connect`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str | None = None,
+        *,
+        api_key: str | None = None,
+        version: int = 0,
+        timeout: float = 600.0,
+    ) -> None:
+        self.url = _base_url(url)
+        self.model = model
+        self.root: str | None = None
+        self.version = version
+        self._key = api_key or os.environ.get("VLLM_API_KEY")
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=timeout)
+        self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._asking = asyncio.Lock()
+        self._max_context: int | None = None
+        self._reported: Reported | None = None
+
+    def __repr__(self) -> str:
+        return f"VLLMEngine({self.url!r}, {self.model!r})"
+
+    @property
+    def max_context(self) -> int:
+        """Longest prompt + answer, in tokens.
+
+        Raises:
+            EngineError: the server was not asked yet.
+        """
+        if self._max_context is None:
+            raise EngineError(f"{self.url} was not asked yet what it serves", hint="await engine.connect() first")
+        return self._max_context
+
+    async def connect(self) -> None:
+        """Ask the server what it serves. Idempotent; `generate` does it where it was not done.
+
+        Raises:
+            ConfigError: it does not serve `model`, or refuses the key.
+            EngineError: it cannot be reached, or is not vLLM.
+        """
+        session = self._connections()
+        if self._max_context is not None:
+            return
+        async with self._asking:
+            if self._max_context is None:
+                self._choose(await self._whole(session, "GET", "/v1/models"))
+
+    async def close(self) -> None:
+        """Close the connections; calls that use them fail. Idempotent; the engine may be connected again."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def __aenter__(self) -> VLLMEngine:
+        try:
+            await self.connect()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def generate(
+        self,
+        prompt_ids: IntArray,
+        sampling: Sampling,
+        *,
+        policy: str | None = None,
+        session: str | None = None,
+        on_tokens: OnTokens | None = None,
+    ) -> Completion:
+        """Sample one answer; see `agl.trainer.engine.Engine.generate`.
+
+        Args:
+            policy: whatever the policy is called: one model is served here.
+            session: sent on as `X-Session-ID`, by which routers keep a conversation on one server.
+
+        Raises:
+            ConfigError: a parameter that vLLM refuses, or one with which it would report other log-probs.
+        """
+        check_sampling(sampling)
+        await self.connect()
+        prompt = check_prompt(prompt_ids, self.max_context)
+        await self._check_logprobs(prompt, sampling)
+        version = self.version
+        body = self._body(prompt, sampling)
+        headers = {"X-Session-ID": session} if session else {}
+        if on_tokens is None:
+            parts = [Part(await self._post(body, headers), sampling.top_logprobs)]
+        else:
+            parts = await self._streamed(body, headers, sampling.top_logprobs, on_tokens)
+        if parts and not np.array_equal(parts[0].prompt_ids, prompt):
+            raise EngineError(
+                f"the server sampled after another prompt ({len(parts[0].prompt_ids)} tokens instead of {prompt.size})",
+                hint="something between here and vLLM rewrites requests: give its own URL",
+                url=self.url,
+            )
+        return completion(parts, version)
+
+    async def tokenize(self, text: str) -> list[int] | None:
+        """`text` as the server tokenises it, without tokens added; None if it does not tell."""
+        await self.connect()
+        data = orjson.dumps({"model": self.model, "prompt": text, "add_special_tokens": False})
+        try:
+            return orjson.loads(await self._whole(self._connections(), "POST", "/tokenize", data))["tokens"]
+        except (ConfigError, KeyError):
+            return None
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def _connections(self) -> aiohttp.ClientSession:
+        """Those of the running event loop."""
+        loop = asyncio.get_running_loop()
+        if self._session is None or self._session.closed or self._loop is not loop:
+            headers = {"Content-Type": "application/json"}
+            if self._key:
+                headers["Authorization"] = f"Bearer {self._key}"
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, headers=headers)
+            self._loop, self._asking = loop, asyncio.Lock()
+        return self._session
+
+    async def _whole(
+        self, session: aiohttp.ClientSession, method: str, path: str, data: bytes | None = None, headers: Any = None
+    ) -> bytes:
+        """The body of a good answer, after as many tries as it takes for the server to take the request."""
+
+        async def once() -> bytes:
+            try:
+                async with session.request(method, self.url + path, data=data, headers=headers) as answer:
+                    return await _good(answer)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                raise self._broken(error) from error
+
+        return await _retrying()(once)
+
+    async def _post(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+        """A whole answer."""
+        data = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        return choice(await self._whole(self._connections(), "POST", "/v1/completions", data, headers))
+
+    async def _streamed(
+        self, body: Mapping[str, Any], headers: Mapping[str, str], top: int, on_tokens: OnTokens
+    ) -> list[Part]:
+        """The parts of an answer, each told to `on_tokens` as it comes."""
+        data = orjson.dumps({**body, "stream": True}, option=orjson.OPT_SERIALIZE_NUMPY)
+        session, parts = self._connections(), []
+
+        async def begin() -> aiohttp.ClientResponse:
+            try:
+                answer = await session.post(f"{self.url}/v1/completions", data=data, headers=headers)
+                if answer.status != 200:
+                    async with answer:
+                        await _good(answer)
+                return answer
+            except (aiohttp.ClientError, TimeoutError) as error:
+                raise self._broken(error) from error
+
+        # Leaving a stream before its end closes the connection, which ends the sampling.
+        async with await _retrying()(begin) as answer:
+            try:
+                async for event in _events(answer.content):
+                    part = Part(choice(event), top)
+                    parts.append(part)
+                    if part.ids:
+                        on_tokens(part.ids, part.logprobs)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                n = sum(len(part.ids) for part in parts)
+                raise EngineError(
+                    f"the answer broke off after {n} tokens: {_named(error)}", hint=SEE_LOG, url=self.url
+                ) from error
+        return parts
+
+    def _broken(self, error: Exception) -> EngineError:
+        if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+            return _NotTaken(
+                f"{self.url} cannot be reached: {_named(error)}",
+                hint="is `vllm serve` running there, on an address that this machine reaches (--host)?",
+            )
+        if isinstance(error, TimeoutError):
+            return EngineError(
+                f"{self.url} was silent for {self._timeout.sock_read:g} s",
+                hint="raise VLLMEngine(timeout=), or allow fewer requests at once",
+            )
+        return EngineError(f"the connection to {self.url} broke: {_named(error)}", hint=SEE_LOG)
+
+    def _choose(self, body: bytes) -> None:
+        """Read the answer of `/v1/models`."""
+        try:
+            cards = {card["id"]: card for card in orjson.loads(body)["data"]}
+            base = next(card for card in cards.values() if card.get("max_model_len"))
+        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, StopIteration):
+            raise EngineError(
+                f"{self.url}/v1/models is not that of a vLLM server: {shown(body)}",
+                hint="give the URL of a `vllm serve`, such as http://gpu:8000",
+            ) from None
+        name = self.model or base["id"]
+        if name not in cards:
+            raise ConfigError(f"{self.url} serves no model {name!r}", hint=nearest(name, cards))
+        # An adapter's card has no length of its own, and its directory no tokenizer.
+        card = cards[name] if cards[name].get("max_model_len") else base
+        self.model, self.root, self._max_context = name, card.get("root") or card["id"], int(card["max_model_len"])
+
+    def _body(self, prompt: IntArray, sampling: Sampling) -> dict[str, Any]:
+        """What is asked, with every parameter that has a default in the server or in generation_config.json."""
+        return {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": min(sampling.max_tokens, self.max_context - prompt.size),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "frequency_penalty": 0.0,
+            "presence_penalty": 0.0,
+            "watermarking": False,
+            "ignore_eos": True,
+            "stop": sampling.stop,
+            "stop_token_ids": sampling.stop_token_ids,
+            "include_stop_str_in_output": True,
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+            "seed": sampling.seed % 2**63,
+            "logprobs": sampling.top_logprobs,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+        }
+
+    async def _check_logprobs(self, prompt: IntArray, sampling: Sampling) -> None:
+        """Refuse what the server would report other log-probs for."""
+        kind = self._reported
+        if kind is None:
+            async with self._asking:
+                kind = self._reported = self._reported or await self._measured(prompt)
+        own = sampling.temperature == 0 or (sampling.temperature, sampling.top_p, sampling.top_k) == (1, 1, 0)
+        if kind != "processed" and not own:
+            raise ConfigError(
+                f"{self.url} reports the model's own log-probs, not those of the distribution that it draws from at "
+                f"temperature={sampling.temperature:g}, top_p={sampling.top_p:g}, top_k={sampling.top_k}",
+                hint=f"start it with `vllm serve ... {FLAG}`, or sample at temperature 1 without top-p and top-k",
+            )
+
+    async def _measured(self, prompt: IntArray) -> Reported | None:
+        asked = [Sampling(max_tokens=1, temperature=t, top_logprobs=PROBED) for t in (1.0, 2.0)]
+        return reported(*[Part(await self._post(self._body(prompt, s), {}), PROBED) for s in asked])
+
+
+class _NotTaken(EngineError):
+    """A request that the server did not take, so that nothing was sampled."""
+
+
+def _retrying() -> tenacity.AsyncRetrying:
+    return tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_exception_type(_NotTaken),
+        stop=tenacity.stop_after_attempt(TRIES),
+        wait=tenacity.wait_exponential_jitter(initial=0.2, max=5.0),
+        reraise=True,
+    )
+
+
+async def _good(answer: aiohttp.ClientResponse) -> bytes:
+    """The body, where the status is good.
+
+    Raises:
+        AglError: what a refusal means; `_NotTaken` where the server is too busy or not ready.
+    """
+    body = await answer.read()
+    if answer.status in (429, 503):
+        raise _NotTaken(
+            f"{answer.url.origin()} takes no requests now ({answer.status}): {shown(body)}",
+            hint="wait until it is ready, or allow fewer requests at once",
+        )
+    if answer.status != 200:
+        raise _placed(refusal(answer.status, body), answer)
+    return body
+
+
+def _placed(error: AglError, answer: aiohttp.ClientResponse) -> AglError:
+    return type(error)(error.message, hint=error.hint, url=str(answer.url.origin()))
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """The JSON of each server-sent event; vLLM writes each on one line, of any length."""
+    rest = b""
+    async for chunk in content.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data: {"):
+                yield line[6:]
+
+
+def _base_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ConfigError(f"{url!r} is not the URL of a server", hint="for example http://gpu:8000")
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

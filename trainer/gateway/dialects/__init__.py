@@ -1,0 +1,1 @@
+"""The HTTP APIs that the gateway speaks: Chat Completions, Responses, Anthropic Messages."""

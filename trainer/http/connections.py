@@ -1,0 +1,121 @@
+"""Connections that cannot be held open for nothing: a request's head has a deadline and a size, idle ones make room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from agl.trainer.http.limits import ABORT, Limits
+from agl.trainer.http.responses import RETRY_SECONDS
+
+_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: %d\r\ncontent-length: 0\r\n\r\n"
+
+
+class Connections:
+    """The open connections of one server. Invariant: no more than `limits.connections`."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._idle: dict[_Connection, None] = {}
+        self._open = 0
+
+    def protocol(self) -> Callable[..., asyncio.Protocol]:
+        """What uvicorn makes for each connection."""
+        return lambda **given: _Connection(self, **given)
+
+    def opened(self, connection: _Connection) -> bool:
+        """Count a connection, at the cost of the longest idle one if need be; False if there is no room."""
+        self._open += 1
+        if self._open > self.limits.connections:
+            oldest = next(iter(self._idle), None)
+            if oldest is None:
+                return False
+            del self._idle[oldest]
+            oldest.transport.abort()
+        self._idle[connection] = None
+        return True
+
+    def closed(self, connection: _Connection) -> None:
+        self._open -= 1
+        self._idle.pop(connection, None)
+
+    def busy(self, connection: _Connection) -> None:
+        self._idle.pop(connection, None)
+
+    def idle(self, connection: _Connection) -> None:
+        self._idle[connection] = None
+
+
+class _Connection(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, connections: Connections, **given: Any) -> None:
+        super().__init__(**given)
+        self._ours, self._limits = connections, connections.limits
+        self._head: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+        self._trailing = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if not self._ours.opened(self):
+            self._drop(_FULL % RETRY_SECONDS)
+            return
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ours.closed(self)
+        self._head_came()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self._head is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > self._limits.header_bytes:
+                self._drop(_LARGE)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._trailing = False
+        if self._head is None:
+            self._expect_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Trailers would be kept, and nobody reads them.
+        if not self._trailing:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._head_came()
+        self._trailing = True
+        self._ours.busy(self)
+        super().on_headers_complete()
+        self.scope.setdefault("extensions", {})[ABORT] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing() and not self.pipeline:
+            self._ours.idle(self)
+
+    def _expect_head(self) -> None:
+        self._head_bytes = 0
+        self._head = self.loop.call_later(self._limits.header_seconds, self._drop, _SLOW)
+
+    def _head_came(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+    def _drop(self, answer: bytes) -> None:
+        self._head_came()
+        if not self.transport.is_closing():
+            self.transport.write(answer)
+            self.transport.close()

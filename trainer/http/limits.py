@@ -1,0 +1,193 @@
+"""Bounds on what one client, or all of them together, can take from a server, as ASGI middleware.
+
+A request past a bound is answered with 408, 413 or 503 and its connection is closed; none waits without limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agl.trainer.http.responses import RETRY_SECONDS
+
+ABORT = "agl.abort"
+"""ASGI extension (set by `connections`): a function that drops the connection at once."""
+_ORJSON_DEPTH = 254
+"""How deep orjson writes."""
+_DRAIN_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a server allows.
+
+    Attributes:
+        connections: open at once; past it the longest idle one is dropped. requests: running at once.
+        requests_per_attempt: likewise, of one attempt.
+        header_bytes, body_bytes: longest request. buffered_bytes: of the bodies of all running requests together.
+        header_seconds: how long a request's head may take. idle_seconds: how long a connection may rest between two.
+        body_seconds: how long a body may take, and one second more per `body_rate` bytes of it.
+        write_seconds: how long a client may read nothing of its answer.
+        wait_seconds: how long a request that waits for something is held.
+        json_depth: how deep objects and lists may nest, at most 200.
+    """
+
+    connections: int = 8192
+    requests: int = 4096
+    requests_per_attempt: int = 64
+    header_bytes: int = 64 * 1024
+    body_bytes: int = 64 * 1024 * 1024
+    buffered_bytes: int = 1024 * 1024 * 1024
+    header_seconds: float = 15.0
+    idle_seconds: float = 75.0
+    body_seconds: float = 30.0
+    body_rate: int = 64 * 1024
+    write_seconds: float = 60.0
+    wait_seconds: float = 30.0
+    json_depth: int = 100
+
+
+class Refused(HTTPException):
+    """A request past a bound. Attributes: status: HTTP status. message: for the client. code: machine-readable."""
+
+    def __init__(self, status: int, message: str, code: str) -> None:
+        super().__init__(status, message, {"retry-after": str(RETRY_SECONDS)} if status in (429, 503) else None)
+        self.status, self.message, self.code = status, message, code
+
+
+class _Unread(OSError):
+    """The client does not read its answer."""
+
+
+def parse_json(body: bytes | bytearray, depth: int) -> Any:
+    """The value of JSON text.
+
+    Raises:
+        ValueError: it is no JSON, or nested deeper than `depth`.
+    """
+    data = orjson.loads(body)
+    # orjson writes a fixed depth and no more, so what is wrapped deep enough measures itself, in C.
+    wrapped = data
+    for _ in range(_ORJSON_DEPTH - depth):
+        wrapped = [wrapped]
+    try:
+        orjson.dumps(wrapped)
+    except orjson.JSONEncodeError as error:
+        if "recursion" in str(error).lower():
+            raise ValueError(f"nested more than {depth} deep") from None
+    return data
+
+
+class Bounded:
+    """ASGI middleware that holds an application to `limits`."""
+
+    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+        self.app, self.limits = app, limits
+        self._running = 0
+        self._buffered = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        exchange = _Exchange(self, scope, receive, send)
+        if self._running >= self.limits.requests:
+            await exchange.refuse(Refused(503, "the server has as many requests as it takes; try again", "overloaded"))
+            return
+        self._running += 1
+        try:
+            await self.app(scope, exchange.receive, exchange.send)
+        except Refused as refused:
+            if exchange.answered:
+                raise
+            await exchange.refuse(refused)
+        except _Unread:
+            # Its connection is gone, and nobody is left to be told.
+            pass
+        finally:
+            self._running -= 1
+            self._buffered -= exchange.size
+
+    def buffer(self, size: int) -> None:
+        """Count bytes of a running request's body."""
+        self._buffered += size
+        if self._buffered > self.limits.buffered_bytes:
+            raise Refused(503, "the server holds as many bytes of requests as it takes; try again", "overloaded")
+
+
+class _Exchange:
+    """One request and its answer, within bounds."""
+
+    def __init__(self, bounded: Bounded, scope: Scope, receive: Receive, send: Send) -> None:
+        self._bounded, self._limits, self._scope = bounded, bounded.limits, scope
+        self._receive, self._send = receive, send
+        self._began: float | None = None
+        self._whole = not any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
+        self.size = 0
+        self.answered = False
+
+    async def receive(self) -> Message:
+        if self._whole and self._began is not None:
+            # What is awaited now is that the client hangs up.
+            return await self._receive()
+        now = asyncio.get_running_loop().time()
+        if self._began is None:
+            self._began = now
+        deadline = self._began + self._limits.body_seconds + self.size / self._limits.body_rate
+        try:
+            async with asyncio.timeout_at(max(deadline, now)):
+                message = await self._receive()
+        except TimeoutError:
+            raise Refused(408, "the request's body came too slowly", "request_timeout") from None
+        if message["type"] == "http.request":
+            size = len(message.get("body", b""))
+            self.size += size
+            self._bounded.buffer(size)
+            if self.size > self._limits.body_bytes:
+                raise Refused(413, f"the body has more than {self._limits.body_bytes} bytes", "body_too_large")
+            self._whole = not message.get("more_body", False)
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.answered = True
+            if not self._whole:
+                await self._drain()
+                # What is left of the body would be read, as slowly as the client likes, before its next request.
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        try:
+            async with asyncio.timeout(self._limits.write_seconds):
+                await self._send(message)
+        except TimeoutError:
+            self._scope.get("extensions", {}).get(ABORT, lambda: None)()
+            raise _Unread from None
+
+    async def _drain(self) -> None:
+        """Take in the rest of the body for a while: a client that is still writing hears a reset, not the answer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                while not self._whole:
+                    message = await self._receive()
+                    self._whole = message["type"] != "http.request" or not message.get("more_body", False)
+        self._whole = False
+
+    async def refuse(self, refused: Refused) -> None:
+        """Answer instead of the application."""
+        body = orjson.dumps(refusal_body(refused))
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        if refused.status in (429, 503):
+            headers.append((b"retry-after", b"%d" % RETRY_SECONDS))
+        await self.send({"type": "http.response.start", "status": refused.status, "headers": headers})
+        await self.send({"type": "http.response.body", "body": body})
+
+
+def refusal_body(refused: Refused) -> dict[str, Any]:
+    """What a client is told, in the shape of every error of our servers."""
+    kind = "server_error" if refused.status >= 500 else "invalid_request_error"
+    return {"error": {"message": refused.message, "type": kind, "param": None, "code": refused.code}}

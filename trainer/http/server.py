@@ -1,0 +1,149 @@
+"""Runs an ASGI application as an HTTP server on the caller's event loop; loopback unless told otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Callable
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from agl.errors import AglError
+from agl.trainer.http.connections import Connections
+from agl.trainer.http.limits import Bounded, Limits
+
+STOP_SECONDS = 2.0
+"""How long open requests get to end by themselves, and again to be cancelled."""
+_BACKLOG = 2048
+_SPARE_FILES = 256
+"""Files that are left to everything but connections."""
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its signal handlers: who owns the process decides what Ctrl-C does."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[override]
+        yield
+
+
+class HttpServer:
+    """An application that listens, within limits.
+
+    Args:
+        app: what to serve. host: address to bind. port: 0 takes a free one. limits: what clients may do.
+        error: raised when it cannot listen.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        error: type[AglError],
+        host: str = "127.0.0.1",
+        port: int = 0,
+        limits: Limits | None = None,
+    ) -> None:
+        self.app, self.host, self.port, self.error = app, host, port, error
+        self.limits = limits or Limits()
+        self.url = ""
+        self._server: _Uvicorn | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> str:
+        """Bind, serve, and return the base URL.
+
+        Raises:
+            AglError: of the kind `error`: the port is taken or the address cannot be bound.
+        """
+        sock = self._bound()
+        self.port = sock.getsockname()[1]
+        _allow_files(self.limits.connections + _SPARE_FILES)
+        connections = Connections(self.limits)
+        config = uvicorn.Config(
+            Bounded(self.app, self.limits), log_config=None, log_level="warning", access_log=False, lifespan="off",
+            http=connections.protocol(),  # type: ignore[arg-type]
+            timeout_keep_alive=int(self.limits.idle_seconds), ws="none", server_header=False, date_header=False,
+            proxy_headers=False,
+        )  # fmt: skip
+        self._server = _Uvicorn(config)
+        self._task = asyncio.ensure_future(self._server.serve(sockets=[sock]))
+        while not self._server.started:
+            if self._task.done():
+                await self._task
+                raise self.error("the server ended before it listened")
+            await asyncio.sleep(0.005)
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        self.url = f"http://{host}:{self.port}"
+        return self.url
+
+    async def stop(self, cancel: Callable[[], None] | None = None) -> None:
+        """Stop listening; open requests get two seconds, and two more once `cancel` was called. Idempotent."""
+        if self._server is None or self._task is None:
+            return
+        server, task, self._server, self._task = self._server, self._task, None, None
+        self.url = ""
+        server.should_exit = True
+        if not await _ended(task, STOP_SECONDS):
+            if cancel is not None:
+                cancel()
+            if not await _ended(task, STOP_SECONDS):
+                server.force_exit = True
+        await task
+
+    def _bound(self) -> socket.socket:
+        # asyncio switches Nagle's algorithm off only on sockets that name their protocol; with it, answers wait 40 ms.
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # A peer that is gone without a word, or that reads nothing, is found out by the kernel.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (
+            ("TCP_KEEPIDLE", 60),
+            ("TCP_KEEPINTVL", 15),
+            ("TCP_KEEPCNT", 4),
+            ("TCP_USER_TIMEOUT", int(2000 * self.limits.write_seconds)),
+        ):
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        try:
+            sock.bind((self.host, self.port))
+        except OSError as error:
+            sock.close()
+            raise self.error(
+                f"cannot listen on {self.host}:{self.port}: {error.strerror or error}",
+                hint="another program has the port; choose another one, or 0 for any free one",
+            ) from error
+        sock.listen(_BACKLOG)
+        return sock
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reached from this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _allow_files(wanted: int) -> None:
+    """Raise this process's own limit of open files, as far as the system lets it."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+
+
+async def _ended(task: asyncio.Task[None], seconds: float) -> bool:
+    done, _ = await asyncio.wait((task,), timeout=seconds)
+    return bool(done)

@@ -1,0 +1,1 @@
+"""The embedded engine: continuous batching over the learner's own weights."""

@@ -1,0 +1,374 @@
+"""The local engine: samples many requests at once from the learner's own weights, one token per row and step.
+
+Invariant: every token is drawn from the weights as they are at that step, and its log-prob is the one that a full
+forward pass over the same tokens would give; batching and prefix reuse change only the speed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agl.errors import AglError, EngineError
+from agl.mdp.selection import DEFAULT_POLICY
+from agl.mdp.types import FloatArray, IntArray
+from agl.trainer.engines.base import Completion, Sampling, StopReason, check_prompt, check_sampling, empty_completion
+from agl.trainer.local.engine.forward import SlotModel
+from agl.trainer.local.engine.kv_cache import Prefix, PrefixStore
+from agl.trainer.local.engine.sampler import StopTexts, UniformStream, Warp, most_likely
+from agl.trainer.local.lora import Adapters
+from agl.trainer.local.protocol import EngineEvent, Failed, Finished, Tokens
+
+PREFILL_TOKENS = 2048
+"""At most this many prompt tokens, padding included, in one forward pass: bounds the memory for attention scores."""
+SCORED_STEPS = 32
+"""How many tokens `score` decodes one by one."""
+MEMORY_SHARE = 0.3
+"""Share of the device's memory that the running batch may take for keys and values; kept prefixes take half as much."""
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """A request on its way: waiting, or running in one slot."""
+
+    request_id: int
+    policy: str
+    prompt: IntArray
+    sampling: Sampling
+    session: str | None
+    stream: bool
+    limit: int
+    uniforms: UniformStream
+    stop_ids: frozenset[int]
+    stop_texts: StopTexts | None
+    version: int | None = None
+    cached: int = 0
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
+
+    @property
+    def ids(self) -> IntArray:
+        """Prompt and what was sampled, int32."""
+        return np.concatenate([self.prompt, np.asarray(self.tokens, np.int32)]) if self.tokens else self.prompt
+
+    @property
+    def longest(self) -> int:
+        """Tokens of keys and values that it can come to hold."""
+        return self.prompt.size + self.limit
+
+
+class LocalEngine:
+    """Continuous batching over a Hugging Face causal language model. Synchronous; one thread.
+
+    Args:
+        model: a `PreTrainedModel` or a peft model, in eval mode; the engine only reads it.
+        tokenizer: for stop texts.
+        device: where the model is.
+        max_context: longest prompt + answer, in tokens.
+        max_batch: at most this many rows at once; further requests wait.
+        autocast: dtype that the learner computes in, if not the weights' own.
+        prefix_cache_tokens: tokens of finished prefixes to keep; None sizes it by the device's memory.
+        adapters: of the policies on the model; None when the model is one policy.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        device: torch.device,
+        max_context: int,
+        max_batch: int = 64,
+        autocast: torch.dtype | None = None,
+        prefix_cache_tokens: int | None = None,
+        adapters: Adapters | None = None,
+    ) -> None:
+        self._versions: dict[str, int] = {}
+        self.max_batch = max_batch
+        self.device = device
+        # peft's wrapper adds a layer of calls; the adapters are modules inside the base model.
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._tokenizer = tokenizer
+        self._adapters = adapters
+        self._slots = SlotModel(base, device, autocast, max_batch, adapters)
+        self.max_context = _exact_context(base.config, max_context)
+        self.vocabulary = int(base.get_input_embeddings().weight.shape[0])
+        budget = int(MEMORY_SHARE * _memory(device)) // self._slots.shape.bytes_per_token
+        self._cache_tokens = max(budget, self.max_context)
+        self._prefixes = PrefixStore(budget // 2 if prefix_cache_tokens is None else prefix_cache_tokens)
+        self._waiting: deque[_Row] = deque()
+        self._running: list[_Row] = []
+        self._next: Tensor | None = None
+        self._events: list[EngineEvent] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do."""
+        return bool(self._running or self._waiting or self._events)
+
+    def submit(
+        self,
+        request_id: int,
+        prompt_ids: IntArray,
+        sampling: Sampling,
+        session: str | None = None,
+        stream: bool = False,
+        policy: str = DEFAULT_POLICY,
+    ) -> None:
+        """Queue a request. Its events carry `request_id`, which must not be in use; `stream` asks for `Tokens` events.
+
+        Raises:
+            ContextLengthError: the prompt leaves no room for an answer.
+            ConfigError: a sampling parameter out of range.
+            EngineError: the prompt is empty or holds ids that the model does not have.
+        """
+        check_sampling(sampling)
+        prompt = check_prompt(prompt_ids, self.max_context)
+        if prompt.min() < 0 or prompt.max() >= self.vocabulary:
+            raise EngineError(
+                f"the prompt holds ids from {prompt.min()} to {prompt.max()}, the model has 0 to {self.vocabulary - 1}",
+                hint="encode the prompt with the tokenizer of the model that is served",
+            )
+        self._waiting.append(
+            _Row(
+                request_id,
+                policy,
+                prompt,
+                sampling,
+                None if session is None else f"{policy}/{session}",
+                stream,
+                limit=min(sampling.max_tokens, self.max_context - prompt.size),
+                uniforms=UniformStream(sampling.seed),
+                stop_ids=frozenset(sampling.stop_token_ids),
+                stop_texts=StopTexts(sampling.stop, self._tokenizer) if sampling.stop else None,
+            )
+        )
+
+    def abort(self, request_id: int) -> None:
+        """End a request; its `Finished` event has what was sampled so far. An unknown id is ignored."""
+        for row in self._waiting:
+            if row.request_id == request_id:
+                self._waiting.remove(row)
+                self._events.append(Finished(request_id, self._completion(row, "cancelled")))
+                return
+        for slot, row in enumerate(self._running):
+            if row.request_id == request_id:
+                with torch.inference_mode():
+                    self._leave({slot: "cancelled"}, self._events)
+                return
+
+    def on_weights_changed(self, version: int, policy: str = DEFAULT_POLICY) -> None:
+        """Serve a new version: what was computed with the old weights is dropped, running rows are computed anew."""
+        self._versions[policy] = version
+        self.drop_caches()
+
+    def drop_caches(self) -> None:
+        """Give up the memory for keys and values; running rows go on from their tokens, computed anew."""
+        self._prefixes.clear()
+        self._waiting.extendleft(reversed(self._running))
+        self._running = []
+        self._next = None
+        self._slots.cache.release()
+
+    def step(self) -> list[EngineEvent]:
+        """Let waiting requests in, sample one token for every running row, and report.
+
+        A failure ends the requests that it hit, not the engine.
+        """
+        events, self._events = self._events, []
+        with self._slots.computing():
+            try:
+                if self._waiting and len(self._running) < self.max_batch:
+                    self._admit(events)
+                if self._running:
+                    self._decode(events)
+            except RuntimeError as error:
+                events.extend(
+                    Failed(row.request_id, EngineError(f"the model failed: {error}", request=row.request_id))
+                    for row in self._running
+                )
+                self._running = []
+                self._next = None
+                self._slots.cache.release()
+        return events
+
+    def score(self, token_ids: IntArray, temperature: float = 1.0, policy: str = DEFAULT_POLICY) -> FloatArray:
+        """Log-probs of a fixed sequence as sampling would compute them: prefill a part, decode the rest token by token.
+
+        Args:
+            token_ids: int [T], T >= 2.
+            temperature: > 0.
+
+        Returns:
+            float32 [T - 1]: entry t is the log-prob of `token_ids[t + 1]`.
+        """
+        ids = np.asarray(token_ids, dtype=np.int64)
+        split = max(1, ids.size - 1 - SCORED_STEPS)
+        slots = SlotModel(self._slots.model, self.device, self._slots.autocast, 1, self._adapters, like=self._slots)
+        with slots.computing():
+            slots.cache.reserve(1, ids.size, 0)
+            logits = [
+                slots.prefill(0, [ids[start : min(split, start + PREFILL_TOKENS)]], [start], [policy], keep=0)[0]
+                for start in range(0, split, PREFILL_TOKENS)
+            ]
+            slots.begin_decode([split], [policy])
+            tokens = torch.from_numpy(ids).to(self.device)
+            logits += [slots.decode(tokens[t : t + 1]) for t in range(split, ids.size - 1)]
+            logprobs = torch.log_softmax(torch.cat(logits).float() / temperature, dim=-1)
+            return logprobs.gather(1, tokens[1:, None])[:, 0].cpu().numpy()
+
+    # -- one step ---------------------------------------------------------------------------------------------------
+
+    def _admit(self, events: list[EngineEvent]) -> None:
+        """Let waiting rows in as far as slots and memory reach, prefill them and sample their first token."""
+        newcomers: list[_Row] = []
+        base = len(self._running)
+        longest = max((row.longest for row in self._running), default=0)
+        while self._waiting and base + len(newcomers) < self.max_batch:
+            longest = max(longest, self._waiting[0].longest)
+            rows = base + len(newcomers)
+            if rows and (rows + 1) * longest > self._cache_tokens:
+                break
+            newcomers.append(self._waiting.popleft())
+        if not newcomers:
+            return
+        found: dict[int, Prefix] = {}
+        for row in newcomers:
+            hit = self._prefixes.find(row.session, row.ids) if row.session is not None else None
+            row.cached = min(hit[1], row.ids.size - 1) if hit else 0
+            if hit and row.cached:
+                found[row.request_id] = hit[0]
+        newcomers.sort(key=lambda row: row.ids.size - row.cached)
+        self._running.extend(newcomers)
+        self._next = None
+        cache = self._slots.cache
+        cache.reserve(len(self._running), max(row.ids.size for row in newcomers) + 1, base)
+        for slot, row in enumerate(newcomers, start=base):
+            if row.request_id in found:
+                cache.write(slot, found[row.request_id].kept, row.cached)
+        self._sample(base, self._prefill(base, newcomers), events)
+
+    def _prefill(self, base: int, rows: Sequence[_Row]) -> Tensor:
+        """Compute the rows in slots `base`.. up to their last token; the logits that follow it, [rows, V]."""
+        for slot, row in enumerate(rows, start=base):
+            while row.ids.size - row.cached > PREFILL_TOKENS:
+                part = row.ids[row.cached : row.cached + PREFILL_TOKENS]
+                self._slots.prefill(slot, [part], [row.cached], [row.policy])
+                row.cached += PREFILL_TOKENS
+        new = [row.ids[row.cached :] for row in rows]
+        logits = []
+        for first, last in _groups([ids.size for ids in new]):
+            starts = [row.cached for row in rows[first:last]]
+            policies = [row.policy for row in rows[first:last]]
+            logits.append(self._slots.prefill(base + first, new[first:last], starts, policies)[:, -1])
+        for row, ids in zip(rows, new, strict=True):
+            row.cached += ids.size
+        return torch.cat(logits)
+
+    def _decode(self, events: list[EngineEvent]) -> None:
+        """One more token for every running row."""
+        if self._next is None:
+            self._next = torch.tensor([row.tokens[-1] for row in self._running], device=self.device)
+            self._warp = Warp.of([row.sampling for row in self._running], self.device)
+            self._slots.begin_decode([row.cached for row in self._running], [row.policy for row in self._running])
+        logits = self._slots.decode(self._next)
+        for row in self._running:
+            row.cached += 1
+        self._next = self._sample(0, logits, events, self._warp)
+
+    def _sample(self, base: int, logits: Tensor, events: list[EngineEvent], warp: Warp | None = None) -> Tensor | None:
+        """Draw the next token of the rows in slots `base`.., let go those that end; the tokens [rows] if none did."""
+        rows = self._running[base:]
+        warp = warp or Warp.of([row.sampling for row in rows], self.device)
+        distribution = warp.logprobs(logits)
+        drawn, drawn_logprobs = warp.draw(distribution, [row.uniforms.next() for row in rows])
+        ends: dict[int, StopReason | AglError] = {}
+        for slot, (row, token, logprob) in enumerate(
+            zip(rows, drawn.tolist(), drawn_logprobs.tolist(), strict=True), start=base
+        ):
+            if not math.isfinite(logprob):
+                ends[slot] = EngineError(
+                    "the model's output is not finite",
+                    hint="its weights have diverged: go back to an earlier checkpoint and lower the learning rate",
+                    policy=row.policy,
+                    version=self._version(row),
+                )
+                continue
+            if row.version is None:
+                row.version = self._version(row)
+            row.tokens.append(token)
+            row.logprobs.append(logprob)
+            if row.sampling.top_logprobs:
+                row.top.append(most_likely(distribution[slot - base], row.sampling.top_logprobs))
+            if row.stream:
+                events.append(Tokens(row.request_id, [token], [logprob]))
+            if token in row.stop_ids or (row.stop_texts is not None and row.stop_texts.add(token)):
+                ends[slot] = "stop"
+            elif len(row.tokens) >= row.limit:
+                ends[slot] = "length"
+        if ends:
+            self._leave(ends, events)
+        return None if ends else drawn
+
+    def _leave(self, ends: Mapping[int, StopReason | AglError], events: list[EngineEvent]) -> None:
+        """Report the rows in these slots, keep their prefixes, and close the gaps with the last rows."""
+        cache = self._slots.cache
+        for slot in sorted(ends, reverse=True):
+            row, end = self._running[slot], ends[slot]
+            if isinstance(end, AglError):
+                events.append(Failed(row.request_id, end))
+            else:
+                events.append(Finished(row.request_id, self._completion(row, end)))
+                if row.session is not None and row.cached <= self._prefixes.max_tokens:
+                    kept = cache.read(slot, row.cached)
+                    self._prefixes.put(Prefix(row.session, row.ids[: row.cached], kept))
+            last = self._running.pop()
+            if last is not row:
+                cache.move(len(self._running), slot, last.cached)
+                self._running[slot] = last
+        self._next = None
+
+    def _version(self, row: _Row) -> int:
+        return self._versions.get(row.policy, 0)
+
+    def _completion(self, row: _Row, reason: StopReason) -> Completion:
+        if row.version is None:
+            return empty_completion(self._version(row))
+        return Completion(
+            np.asarray(row.tokens, np.int32), np.asarray(row.logprobs, np.float32), reason, row.version, row.top
+        )
+
+
+def _groups(widths: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Split rows, sorted by how many tokens they need, into passes [first, last) of little padding and bounded size."""
+    first = 0
+    for last in range(1, len(widths) + 1):
+        full = last == len(widths)
+        if full or (last + 1 - first) * widths[last] > PREFILL_TOKENS or widths[last] > 2 * widths[first] + 16:
+            yield first, last
+            first = last
+
+
+def _exact_context(config: Any, max_context: int) -> int:
+    """`max_context`, or the sliding window of a model that has one: within it, sliding and full attention agree."""
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if not window or (kinds is not None and "sliding_attention" not in kinds):
+        return max_context
+    return min(max_context, window)
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes of memory that the device has."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

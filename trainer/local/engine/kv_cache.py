@@ -1,0 +1,228 @@
+"""Keys and values: the slots that the running batch attends to, and the prefixes kept for a session's next call.
+
+Invariant: running rows fill slots 0..B-1 without a gap, so that a forward pass reads one view per layer and copies
+nothing; what lies beyond a row's own length is finite and masked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache
+
+from agl.errors import EngineError
+from agl.mdp.types import IntArray
+
+LENGTH_BLOCK = 256
+"""The length of slots is a multiple of this many tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one token's keys and values look like: `layers` pairs of [heads, head_dim]."""
+
+    layers: int
+    heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Memory for one token's keys and values in every layer."""
+        return 2 * self.layers * self.heads * self.head_dim * self.dtype.itemsize
+
+
+@torch.inference_mode()
+def probe_shape(model: Any, device: torch.device, dtype: torch.dtype | None = None) -> KVShape:
+    """The shape of a model's keys and values, found by running it on one token; `dtype` is what to keep them in.
+
+    Raises:
+        EngineError: the model keeps something else than the same keys and values in every layer.
+    """
+    cache = DynamicCache()
+    model(
+        input_ids=torch.zeros(1, 1, dtype=torch.long, device=device),
+        past_key_values=cache,
+        use_cache=True,
+    )
+    tensors = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
+    shapes = {None if x is None else tuple(x.shape) for x in tensors}
+    shape = next(iter(shapes)) if len(shapes) == 1 else None
+    value = tensors[-1] if tensors else None
+    if shape is None or value is None or len(shape) != 4:
+        raise EngineError(
+            f"{type(model).__name__} does not keep the same keys and values in every layer",
+            hint="the local engine serves decoder models with ordinary attention (Llama, Qwen, Mistral, ...); "
+            "serve this one with vLLM",
+        )
+    return KVShape(len(cache.layers), shape[1], shape[3], dtype or value.dtype, device)
+
+
+class SlotCache(Cache):
+    """A transformers cache whose rows are slots of one buffer, [2 * layers, slots + 1, heads, length, head_dim].
+
+    `aim` says which slots, how many columns and which places the next forward pass reads and writes. The last slot is
+    scratch: padding is written there.
+    """
+
+    def __init__(self, shape: KVShape, max_slots: int) -> None:
+        super().__init__(layers=[])
+        self.shape = shape
+        self.max_slots = max_slots
+        self.slots = 0
+        self.length = 0
+        self._views: tuple[Tensor, ...] = ()
+        self._aimed: tuple[int, int, int] | None = None
+        self.release()
+
+    def release(self) -> None:
+        """Give the memory back; every slot is empty after it."""
+        self.slots = self.length = 0
+        self._buffer = torch.empty(0)
+        self._flat: tuple[Tensor, ...] = ()
+        self._aimed = None
+        self._views = ()
+
+    def reserve(self, slots: int, length: int, used: int) -> None:
+        """Make room for `slots` rows of `length` tokens; the first `used` slots keep what they hold."""
+        if slots <= self.slots and length <= self.length:
+            return
+        old, old_slots, old_length = self._buffer, self.slots, self.length
+        if slots > old_slots:
+            self.slots = max(slots, min(2 * old_slots, self.max_slots))
+        if length > old_length:
+            self.length = -(-max(length, 3 * old_length // 2) // LENGTH_BLOCK) * LENGTH_BLOCK
+        shape = self.shape
+        self._buffer = _zeros(
+            (2 * shape.layers, self.slots + 1, shape.heads, self.length, shape.head_dim), shape.dtype, shape.device
+        )
+        if used:
+            self._buffer[:, :used, :, :old_length] = old[:, :used]
+        self._flat = self._buffer.view(2 * shape.layers, -1, shape.head_dim).unbind(0)
+        self._aimed = None
+
+    def places(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """Where keys of tokens at `positions` [n, q] of rows in `slots` [n] go: int64 [n * heads * q]. A negative
+        position is padding and goes to the scratch slot."""
+        heads = torch.arange(self.shape.heads, device=self.shape.device)
+        slot = torch.where(positions < 0, self.slots, slots[:, None])
+        row = slot[:, None, :] * self.shape.heads + heads[None, :, None]
+        return (row * self.length + positions.clamp(min=0)[:, None, :]).view(-1)
+
+    def aim(self, first: int, last: int, window: int, places: Tensor) -> None:
+        """The next forward pass reads columns 0..window-1 of slots first..last-1 and writes to `places`."""
+        self._places = places
+        if self._aimed != (first, last, window):
+            self._aimed = (first, last, window)
+            self._views = self._buffer[:, first:last, :, :window].unbind(0)
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any):
+        """Write this pass's keys and values [n, heads, q, head_dim] and return all that its rows attend to."""
+        shape, at = self.shape, 2 * layer_idx
+        if key_states.dtype != shape.dtype or value_states.dtype != shape.dtype:
+            key_states, value_states = key_states.to(shape.dtype), value_states.to(shape.dtype)
+        self._flat[at].index_copy_(0, self._places, key_states.reshape(-1, shape.head_dim))
+        self._flat[at + 1].index_copy_(0, self._places, value_states.reshape(-1, shape.head_dim))
+        return self._views[at], self._views[at + 1]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns that the next pass reads."""
+        return self._aimed[2] if self._aimed else 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """(columns, offset), for models that ask although the mask is given."""
+        return self.get_seq_length(), 0
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` tokens of one slot to another."""
+        self._buffer[:, target, :, :length] = self._buffer[:, source, :, :length]
+
+    def read(self, slot: int, length: int) -> Tensor:
+        """A copy of a slot's first `length` tokens, [2 * layers, heads, length, head_dim]."""
+        return self._buffer[:, slot, :, :length].clone()
+
+    def write(self, slot: int, kept: Tensor, length: int) -> None:
+        """Put the first `length` tokens of what `read` returned into a slot."""
+        self._buffer[:, slot, :, :length] = kept[:, :, :length]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # NumPy asks for zeroed pages, which cost nothing until they are written; torch.zeros writes all of them.
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefix:
+    """Tokens of a session and their keys and values."""
+
+    session: str
+    ids: IntArray
+    kept: Tensor
+
+
+def common_prefix(a: IntArray, b: IntArray) -> int:
+    """How many leading tokens two id arrays share."""
+    n = min(a.size, b.size)
+    differ = np.flatnonzero(a[:n] != b[:n])
+    return int(differ[0]) if differ.size else n
+
+
+class PrefixStore:
+    """Finished prefixes by session, at most `max_tokens` tokens in all; the least recently used goes first."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+        self.tokens = 0
+        self._entries: OrderedDict[int, Prefix] = OrderedDict()
+        self._sessions: dict[str, list[int]] = {}
+        self._next = 0
+
+    def find(self, session: str, ids: IntArray) -> tuple[Prefix, int] | None:
+        """The session's prefix that shares most leading tokens with `ids`, and how many it shares."""
+        best, key = 0, -1
+        for candidate in self._sessions.get(session, ()):
+            shared = common_prefix(self._entries[candidate].ids, ids)
+            if shared > best:
+                best, key = shared, candidate
+        if key < 0:
+            return None
+        self._entries.move_to_end(key)
+        return self._entries[key], best
+
+    def put(self, prefix: Prefix) -> None:
+        """Keep a prefix in place of those that it contains."""
+        for key in list(self._sessions.get(prefix.session, ())):
+            held = self._entries[key].ids
+            if common_prefix(held, prefix.ids) == held.size:
+                self._drop(key)
+        if prefix.ids.size > self.max_tokens:
+            return
+        self._entries[self._next] = prefix
+        self._sessions.setdefault(prefix.session, []).append(self._next)
+        self._next += 1
+        self.tokens += prefix.ids.size
+        while self.tokens > self.max_tokens:
+            self._drop(next(iter(self._entries)))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+        self._sessions.clear()
+        self.tokens = 0
+
+    def _drop(self, key: int) -> None:
+        prefix = self._entries.pop(key)
+        self.tokens -= prefix.ids.size
+        keys = self._sessions[prefix.session]
+        keys.remove(key)
+        if not keys:
+            del self._sessions[prefix.session]

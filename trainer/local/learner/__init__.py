@@ -1,0 +1,1 @@
+"""The embedded learner: merged rows to losses, gradients and a new policy version."""

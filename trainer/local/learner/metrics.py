@@ -1,0 +1,72 @@
+"""What an update says of itself: means over its tokens and steps, or who made it not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agl.errors import TrainingError
+from agl.mdp.sequence import Sequence
+
+
+class Totals:
+    """Sums over the tokens and steps of an update; one transfer from the device at the end."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._count = 0
+        self._largest: list[Tensor] = []
+        self._steps: list[tuple[float, float]] = []
+
+    def tokens(self, values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
+            total = value.detach().sum(dtype=torch.float64)
+            self._sums[name] = self._sums[name] + total if name in self._sums else total
+        self._largest.append(values["abs_log_ratio"].max())
+        self._count += values["abs_log_ratio"].numel()
+
+    def step(self, loss: float, norm: float) -> None:
+        self._steps.append((loss, norm))
+
+    def metrics(self) -> dict[str, float]:
+        means = (torch.stack(list(self._sums.values())) / self._count).tolist()
+        loss, norm = np.mean(self._steps, axis=0)
+        return {
+            "loss": float(loss),
+            "grad_norm": float(norm),
+            **dict(zip(self._sums, means, strict=True)),
+            "max_abs_log_ratio": float(torch.stack(self._largest).max()),
+            "optimizer_steps": float(len(self._steps)),
+        }
+
+
+def not_finite(losses: Seq[tuple[list[Sequence], Tensor]], loss: float, norm: float) -> TrainingError:
+    """Name the calls whose loss is not finite, or all of the step's when only the gradient is not."""
+    guilty: list[tuple[str, str]] = []
+    everyone: list[tuple[str, str]] = []
+    for members, values in losses:
+        finite = torch.isfinite(values).cpu().numpy()
+        at = 0
+        for row in members:
+            owners = row.calls[row.action_mask]
+            bad = owners[~finite[at : at + owners.size]]
+            at += owners.size
+            guilty += [(row.rollout_id, row.call_ids[k]) for k in np.unique(bad)]
+            everyone += [(row.rollout_id, row.call_ids[k]) for k in np.unique(owners)]
+    named = guilty or everyone
+    return TrainingError(
+        f"the update is not finite: loss {loss}, gradient norm {norm}",
+        hint="the optimiser step was not taken; lower the learning rate, or go back to an earlier checkpoint if the "
+        "weights themselves are broken",
+        rollouts=_some([rollout for rollout, _ in named]),
+        calls=_some([call for _, call in named]),
+    )
+
+
+def _some(names: Seq[str], most: int = 8) -> str:
+    unique = list(dict.fromkeys(names))
+    return ", ".join(unique[:most]) + (f" and {len(unique) - most} more" if len(unique) > most else "")

@@ -1,0 +1,140 @@
+"""Rows to micro-batches: which rows go into one forward pass, and the tensors that it takes.
+
+Invariant: a token sees its ancestors and nothing else, at its own position, whatever row or padding is beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agl.mdp.sequence import BoolArray, Sequence
+from agl.mdp.types import IntArray, int_array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatch:
+    """B rows, right-padded to T tokens, with n tokens whose log-prob is wanted.
+
+    Attributes:
+        input_ids: int64 [B, T]. position_ids: int64 [B, T].
+        attention_mask: int64 [B, T], 1 where there is a token, when every row is a chain; otherwise additive
+            [B, 1, T, T] in the dtype of the computation: 0 where the query (third axis) sees the key.
+        sources: int64 [n]: index into the flattened [B * T] of the output that predicts each wanted token.
+        targets: int64 [n]: the wanted tokens.
+        temperatures: float32 [n], all above 0.
+        places: for each row, the indices of its wanted tokens; row after row they line up with the n.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    attention_mask: Tensor
+    sources: Tensor
+    targets: Tensor
+    temperatures: Tensor
+    places: tuple[np.ndarray, ...]
+
+
+def pack(lengths: Seq[int], max_tokens: int) -> list[list[int]]:
+    """Deal rows into micro-batches of similar length: B * T <= max_tokens, or a single longer row.
+
+    Args:
+        lengths: tokens of each row.
+
+    Returns:
+        Indices of the rows of each micro-batch, the longest first.
+    """
+    batches: list[list[int]] = []
+    width = 0
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if batches and (len(batches[-1]) + 1) * width <= max_tokens:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+            width = lengths[i]
+    return batches
+
+
+def collate(
+    rows: Seq[Sequence], wanted: Seq[BoolArray], device: torch.device, mask_dtype: torch.dtype = torch.float32
+) -> MicroBatch:
+    """The tensors of one forward pass.
+
+    Args:
+        rows: B rows.
+        wanted: bool [T] per row: which tokens' log-probs are needed; none of them a first token.
+        device: where the tensors go.
+        mask_dtype: dtype of an additive mask.
+    """
+    width = max(len(row) for row in rows)
+    ids = np.zeros((len(rows), width), dtype=np.int64)
+    positions = np.zeros((len(rows), width), dtype=np.int64)
+    places = tuple(np.flatnonzero(w) for w in wanted)
+    for b, row in enumerate(rows):
+        ids[b, : len(row)] = row.token_ids
+        positions[b, : len(row)] = row.positions
+    sources = [b * width + row.parents[p].astype(np.int64) for b, (row, p) in enumerate(zip(rows, places, strict=True))]
+    targets = [row.token_ids[p].astype(np.int64) for row, p in zip(rows, places, strict=True)]
+    temperatures = np.concatenate([row.temperatures[p] for row, p in zip(rows, places, strict=True)])
+    # The engine gives log-probs of a greedy answer under the model's own distribution.
+    temperatures = np.where(temperatures > 0, temperatures, np.float32(1))
+    if all(row.is_chain for row in rows):
+        mask = torch.from_numpy(np.arange(width) < np.array([[len(row)] for row in rows])).long()
+    else:
+        visible = np.zeros((len(rows), width, width), dtype=np.bool_)
+        for b, row in enumerate(rows):
+            visible[b, : len(row), : len(row)] = ancestors(row)
+            # A padded query sees itself, so that its softmax stays finite; nobody reads its output.
+            padding = np.arange(len(row), width)
+            visible[b, padding, padding] = True
+        mask = torch.zeros(visible.shape, dtype=mask_dtype)
+        mask = mask.masked_fill_(torch.from_numpy(~visible), torch.finfo(mask_dtype).min)[:, None]
+    return MicroBatch(
+        input_ids=torch.from_numpy(ids).to(device),
+        position_ids=torch.from_numpy(positions).to(device),
+        attention_mask=mask.to(device),
+        sources=torch.from_numpy(np.concatenate(sources)).to(device),
+        targets=torch.from_numpy(np.concatenate(targets)).to(device),
+        temperatures=torch.from_numpy(temperatures).to(device),
+        places=places,
+    )
+
+
+def ancestors(row: Sequence) -> BoolArray:
+    """bool [T, T]: whether token t (first axis) sees token s: s is t or comes before it in t's own context."""
+    n = len(row)
+    sees = np.zeros((n, n), dtype=np.bool_)
+    # A chain's rows are written at once: only a token that does not follow its neighbour starts another.
+    starts = [0, *np.flatnonzero(row.parents != np.arange(n) - 1).tolist()]
+    for start, end in pairwise([*starts, n]):
+        parent = int(row.parents[start])
+        if parent >= 0:
+            sees[start:end, :start] = sees[parent, :start]
+        sees[start:end, start:end] = np.tri(end - start, dtype=np.bool_)
+    return sees
+
+
+def chain(token_ids: IntArray, temperature: float = 1.0) -> Sequence:
+    """A row of tokens that simply follow each other, none of them trained; int32 [T]."""
+    ids = int_array(token_ids)
+    n = ids.size
+    nothing = np.zeros(n, dtype=np.float32)
+    return Sequence(
+        rollout_id="",
+        policy="",
+        call_ids=(),
+        token_ids=ids,
+        parents=np.arange(-1, n - 1, dtype=np.int32),
+        positions=np.arange(n, dtype=np.int32),
+        action_mask=np.zeros(n, dtype=np.bool_),
+        calls=np.full(n, -1, dtype=np.int32),
+        logprobs=nothing,
+        advantages=nothing,
+        temperatures=np.full(n, temperature, dtype=np.float32),
+        weights=nothing,
+    )

@@ -1,0 +1,177 @@
+"""What crosses between the policy process and its parent: the model's description, commands, replies, engine events.
+
+Invariant: importing this module loads no torch, so the parent never does. A frame is a length and a pickled object.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+from agl.errors import AglError
+from agl.mdp.types import IntArray
+from agl.trainer.engines.base import Completion, Sampling
+from agl.trainer.local.config import LearnerConfig, LoraSpec
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """A policy to load, serve and train.
+
+    Attributes:
+        model: a local Hugging Face directory or a hub id.
+        name: the policy's name.
+        device: "cpu", "cuda", "cuda:1" or "auto". dtype: of the weights, or "auto".
+        lora: train an adapter instead of all weights.
+        seed: of the adapter's start.
+        max_context: longest prompt + answer in tokens; None = the model's own limit.
+        threads: torch threads on CPU; None = one less than the cores, at least one.
+        learner: how to train.
+        max_batch: at most this many answers are sampled at once.
+    """
+
+    model: str
+    name: str = "policy"
+    device: str = "auto"
+    dtype: str = "auto"
+    lora: LoraSpec | None = None
+    seed: int = 0
+    max_context: int | None = None
+    threads: int | None = None
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    max_batch: int = 64
+
+    @property
+    def base(self) -> tuple[object, ...]:
+        """What policies must have in common to be adapters on one base model, in one process."""
+        return self.model, self.device, self.dtype, self.max_context, self.threads, self.max_batch
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyInfo:
+    """What was loaded for a policy.
+
+    Attributes:
+        parameters: of the base model and the policy's own adapter. trainable_parameters: those of the policy.
+        vocab_size: rows of the model's output.
+        stop_token_ids: tokens that end an answer, as the model and its tokenizer declare them.
+    """
+
+    parameters: int
+    trainable_parameters: int
+    device: str
+    dtype: str
+    max_context: int
+    vocab_size: int
+    stop_token_ids: tuple[int, ...]
+
+
+# -- engine events ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens of a streaming request, as they come."""
+
+    request_id: int
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A request's answer."""
+
+    request_id: int
+    completion: Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A request or command that ended with an error."""
+
+    request_id: int
+    error: AglError
+
+
+# -- commands and replies -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Sample one answer."""
+
+    request_id: int
+    policy: str
+    prompt_ids: IntArray
+    sampling: Sampling
+    session: str | None
+    stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Stop sampling an answer that nobody waits for."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Anything else: `name` is one of the worker's commands, answered by `Done` or `Failed`."""
+
+    request_id: int
+    policy: str
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A command's result and its policy's version after it."""
+
+    request_id: int
+    result: Any
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """End the process."""
+
+
+EngineEvent = Tokens | Finished | Failed
+
+# -- framing --------------------------------------------------------------------------------------------------------
+
+_LENGTH = struct.Struct("<Q")
+
+
+def pack(message: Any) -> bytes:
+    """One frame."""
+    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameReader:
+    """Puts frames together from the bytes of a stream."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Any]:
+        """Take bytes; the messages that they complete."""
+        self._buffer += data
+        messages, at = [], 0
+        while len(self._buffer) - at >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._buffer, at)
+            end = at + _LENGTH.size + size
+            if len(self._buffer) < end:
+                break
+            messages.append(pickle.loads(bytes(self._buffer[at + _LENGTH.size : end])))
+            at = end
+        if at:
+            del self._buffer[:at]
+        return messages

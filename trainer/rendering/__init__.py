@@ -1,0 +1,1 @@
+"""Messages to token ids and back: chat templates, tool calls, and exact continuation of a conversation."""

@@ -1,0 +1,323 @@
+"""Continue a conversation token for token from any chat template: the old ids stay, only what is new is tokenised.
+
+The text between a sampled answer and the next generation prompt is read off a placeholder conversation. Before it is
+used for a kind of continuation, the template is proven to be append-only for that kind on synthetic conversations;
+where it is not, there is no continuation and a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+
+from agl.trainer.rendering.normalise import Tools
+from agl.trainer.rendering.toolchoice import VALUE, Render, placeholder_call
+
+_ANSWER = "placeholder answer"
+_THOUGHT = "placeholder thought"
+_SYSTEM = {"role": "system", "content": "placeholder system"}
+_USER = {"role": "user", "content": "placeholder user"}
+_TOOLS = (
+    {
+        "type": "function",
+        "function": {
+            "name": "placeholder_tool",
+            "description": "placeholder",
+            "parameters": {"type": "object", "properties": {"placeholder_key": {"type": "string"}}},
+        },
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a continuation looks like, all that a template may branch on.
+
+    Attributes:
+        roles: of the new messages.
+        tools: whether the request has tools.
+        system: whether the history begins with a system message.
+        reasoning: whether a reasoning block stands anywhere in the old ids.
+    """
+
+    roles: tuple[str, ...]
+    tools: bool
+    system: bool
+    reasoning: bool
+
+    @property
+    def n_calls(self) -> int:
+        """How many tool results come first; the answer before them made as many calls."""
+        return next((i for i, role in enumerate(self.roles) if role != "tool"), len(self.roles))
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """Where an answer ends and the template goes on.
+
+    Attributes:
+        rest: text of the assistant's turn after the placeholder's last marker, sampled in a real answer.
+        close: the control token that ends the turn, sampled in a whole answer; "" when the template writes none.
+        tail: what comes then, up to and including the next generation prompt, for the synthetic messages.
+    """
+
+    rest: str
+    close: str
+    tail: str
+
+
+class _NotAppendOnly(Exception):
+    """Why a template cannot be continued."""
+
+
+class TemplateBridge:
+    """Exact continuation for one chat template. Thread-safe.
+
+    Args:
+        render: the template.
+        encode: text -> ids, control tokens in the text recognised, none added.
+        control: text of each control token -> its id.
+        eos: ids that the model is known to stop on.
+    """
+
+    def __init__(
+        self, render: Render, encode: Callable[[str], list[int]], control: dict[str, int], eos: Sequence[int]
+    ) -> None:
+        self._render = render
+        self._encode = encode
+        self._control = control
+        self._joints: dict[Kind, Joint | str] = {}
+        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(eos))
+        """`eos` and the control tokens that the template ends an assistant's turn with."""
+        for kind in (Kind(("user",), False, False, False), Kind(("tool",), True, False, False)):
+            close = self._turn_close(kind)
+            if close is not None and close not in self.stop_ids:
+                self.stop_ids = (*self.stop_ids, close)
+
+    def why_not(self, kind: Kind) -> str | None:
+        """Why continuations of this kind fork; None when they are exact."""
+        joint = self._joint(kind)
+        return joint if isinstance(joint, str) else None
+
+    def extend(
+        self, kind: Kind, last_id: int | None, new_messages: list[dict[str, Any]], tools: Tools
+    ) -> list[int] | str:
+        """The ids to put after the old ones.
+
+        Args:
+            kind: of the continuation.
+            last_id: the last sampled id.
+            new_messages: normalised.
+            tools: of the request, the same as in the old prompt.
+
+        Returns:
+            The ids of the difference, or why there are none.
+        """
+        joint = self._joint(kind)
+        if isinstance(joint, str):
+            return joint
+        try:
+            tail = self._tail(kind, joint, new_messages, tools)
+        except (_NotAppendOnly, TemplateError) as error:
+            return str(error)
+        stopped = last_id in self.stop_ids
+        if not stopped:
+            return self._encode(joint.close + tail)
+        if self._control.get(joint.close) != last_id:
+            return f"the answer ended with token {last_id}, the chat template ends it with {joint.close!r}"
+        return self._encode(tail)
+
+    def _joint(self, kind: Kind) -> Joint | str:
+        found = self._joints.get(kind)
+        if found is None:
+            try:
+                found = self._prove(kind)
+            except (_NotAppendOnly, TemplateError) as error:
+                found = str(error)
+            self._joints[kind] = found
+        return found
+
+    def _prove(self, kind: Kind) -> Joint:
+        tools = _TOOLS if kind.tools else None
+        new = synthetic(kind.roles)
+        history = _history(kind, _call_ids(new))
+        text = self._render([*history, *new], tools, True)
+        end = _answer_end(text, kind)
+        joint = self._split(kind, history, text, end, tools)
+        for earlier in _earlier(kind):
+            self._check(kind, joint, earlier, new, tools)
+        return joint
+
+    def _split(self, kind: Kind, history: list[dict[str, Any]], text: str, end: int, tools: Tools) -> Joint:
+        """The joint in `text`, the rendered `history` and new messages, whose answer's last marker ends at `end`."""
+        first_new = text.find(_new_text(0), end)
+        if first_new < 0:
+            raise _NotAppendOnly("the chat template does not write the new messages after the answer")
+        between = text[end:first_new]
+        stops = [t for t, i in self._control.items() if i in self.stop_ids and t in between]
+        if stops:
+            close = min(stops, key=between.index)
+            at = between.index(close)
+            return Joint(between[:at], close, text[end + at + len(close) :])
+        alone = self._render(history, tools, False)
+        rest = alone[_answer_end(alone, kind) :]
+        if not text[end:].startswith(rest):
+            raise _NotAppendOnly("the chat template ends an answer differently once the conversation goes on")
+        return Joint(rest, "", text[end + len(rest) :])
+
+    def _check(
+        self, kind: Kind, joint: Joint, earlier: list[dict[str, Any]], new: list[dict[str, Any]], tools: Tools
+    ) -> None:
+        """Raise unless prompt + answer + difference is what the template writes for the whole conversation."""
+        *_, answer = _history(kind, _call_ids(new))
+        prompt = self._render(earlier, tools, True)
+        whole = self._render([*earlier, answer, *new], tools, True)
+        if not whole.startswith(prompt):
+            raise _NotAppendOnly(
+                f"the chat template rewrites the history when a {kind.roles[0]} message follows"
+                + (" and there are tools" if kind.tools else "")
+            )
+        sampled = whole[len(prompt) : _answer_end(whole, kind)]
+        thinks = "<think>" in sampled or "</think>" in sampled
+        if (_THOUGHT in sampled) != kind.reasoning or (thinks and not kind.reasoning):
+            raise _NotAppendOnly(
+                f"the chat template {'drops' if kind.reasoning else 'adds'} reasoning in earlier answers "
+                f"when a {kind.roles[0]} message follows"
+            )
+        if not (kind.reasoning or kind.n_calls or sampled.strip() == _ANSWER):
+            raise _NotAppendOnly("the chat template rewrites earlier answers")
+        if whole != prompt + sampled + joint.rest + joint.close + joint.tail:
+            raise _NotAppendOnly(f"the chat template is not append-only when a {kind.roles[0]} message follows")
+
+    def _tail(self, kind: Kind, joint: Joint, new_messages: list[dict[str, Any]], tools: Tools) -> str:
+        ids = [str(m.get("tool_call_id") or _call_id(i)) for i, m in enumerate(new_messages[: kind.n_calls])]
+        text = self._render([*_history(kind, ids), *new_messages], tools, True)
+        end = _answer_end(text, kind)
+        rest = joint.rest.replace(_call_id(len(ids) - 1), ids[-1]) if ids else joint.rest
+        if not text.startswith(rest + joint.close, end):
+            raise _NotAppendOnly("the chat template ends an answer differently before these messages")
+        return text[end + len(rest) + len(joint.close) :]
+
+    def _turn_close(self, kind: Kind) -> int | None:
+        """The control token right after an assistant's turn; None when the template writes none there."""
+        tools = _TOOLS if kind.tools else None
+        new = synthetic(kind.roles)
+        history = _history(kind, _call_ids(new))
+        try:
+            text = self._render([*history, *new], tools, True)
+            end = _answer_end(text, kind)
+            if kind.n_calls:
+                end += len(self._split(kind, history, text, end, tools).rest)
+        except (_NotAppendOnly, TemplateError):
+            return None
+        ids = self._encode(text[end:].lstrip())
+        return ids[0] if ids and ids[0] in self._control.values() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A synthetic conversation that a continuation can be tried on.
+
+    Attributes:
+        prompt: text up to the answer. answer: text of the answer, with the control token that ends it where one does.
+        new: the messages that follow, normalised. tools: of the requests.
+        whole: text of it all, up to the next generation prompt.
+    """
+
+    prompt: str
+    answer: str
+    new: list[dict[str, Any]]
+    tools: Tools
+    whole: str
+
+
+def example(render: Render, kind: Kind, stops: Sequence[str]) -> Example | str:
+    """The shortest conversation of a kind, its answer as `render` writes it; or why there is none.
+
+    Args:
+        render: of the model.
+        kind: of the continuation.
+        stops: texts of the control tokens that can end an answer.
+    """
+    tools = _TOOLS if kind.tools else None
+    new = synthetic(kind.roles)
+    history = _history(kind, _call_ids(new))
+    try:
+        prompt = render(history[:-1], tools, True)
+        whole = render([*history, *new], tools, True)
+        end = _answer_end(whole, kind)
+    except _NotAppendOnly as error:
+        return str(error)
+    if not whole.startswith(prompt):
+        return f"the history is rewritten when a {kind.roles[0]} message follows"
+    first_new = whole.find(_new_text(0), end)
+    ends = [at + len(stop) for stop in stops if (at := whole.find(stop, end, first_new)) >= 0]
+    return Example(prompt, whole[len(prompt) : min(ends, default=end)], new, tools, whole)
+
+
+def _new_text(index: int) -> str:
+    return f"placeholder message {index}"
+
+
+def _call_id(index: int) -> str:
+    return f"call{index:05d}"
+
+
+def synthetic(roles: Sequence[str]) -> list[dict[str, Any]]:
+    """New messages of these roles, whose contents are easy to find in a rendered conversation."""
+    messages = []
+    for i, role in enumerate(roles):
+        message: dict[str, Any] = {"role": role, "content": _new_text(i)}
+        if role == "tool":
+            message |= {"tool_call_id": _call_id(i), "name": "placeholder_tool"}
+        messages.append(message)
+    return messages
+
+
+def _call_ids(new: list[dict[str, Any]]) -> list[str]:
+    return [m["tool_call_id"] for m in new if m["role"] == "tool"]
+
+
+def _answer(kind: Kind, call_ids: Sequence[str]) -> dict[str, Any]:
+    answer: dict[str, Any] = {"role": "assistant", "content": "" if kind.n_calls else _ANSWER}
+    if kind.n_calls:
+        answer["tool_calls"] = [placeholder_call("placeholder_tool", i) for i in call_ids[: kind.n_calls]]
+    if kind.reasoning:
+        answer["reasoning_content"] = _THOUGHT
+    return answer
+
+
+def _history(kind: Kind, call_ids: Sequence[str]) -> list[dict[str, Any]]:
+    """A shortest history whose last message is an answer that `kind` can follow."""
+    return [*([_SYSTEM] if kind.system else []), _USER, _answer(kind, call_ids)]
+
+
+def _earlier(kind: Kind) -> list[list[dict[str, Any]]]:
+    """Conversations up to a generation prompt, of every shape that templates are known to branch on."""
+    start = [*([_SYSTEM] if kind.system else []), _USER]
+    said = {"role": "assistant", "content": "earlier answer"}
+    shapes = [start, [*start, said, {"role": "user", "content": "another user"}]]
+    if kind.tools:
+        calls = [placeholder_call("placeholder_tool", "early0001", "-")]
+        call: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": calls}
+        if kind.reasoning:
+            call["reasoning_content"] = "earlier thought"
+        result = {"role": "tool", "content": "earlier result", "tool_call_id": "early0001", "name": "placeholder_tool"}
+        shapes.append([*start, call, result])
+        shapes.append([*start, call, result, said, {"role": "user", "content": "another user"}])
+    return shapes
+
+
+def _answer_end(text: str, kind: Kind) -> int:
+    """Where the last marker of the placeholder answer ends in `text`."""
+    marker, count = (VALUE, kind.n_calls) if kind.n_calls else (_ANSWER, 1)
+    end = 0
+    for _ in range(count):
+        at = text.find(marker, end)
+        if at < 0:
+            raise _NotAppendOnly("the chat template does not write the answer that came before")
+        end = at + len(marker)
+    return end

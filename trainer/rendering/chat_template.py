@@ -1,0 +1,193 @@
+"""Any tokenizer with a chat template: renders with the template, parses by the form it writes tool calls in."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jinja2.exceptions import TemplateError
+
+from agl.errors import ConfigError, ModelLoadError
+from agl.mdp.types import IntArray
+from agl.trainer.rendering.bridge import Kind, TemplateBridge
+from agl.trainer.rendering.normalise import Message, Tools, normalise, rename_call_ids, with_native_ids
+from agl.trainer.rendering.toolchoice import NAME, rendered_call
+from agl.trainer.rendering.toolparsers import FORMATS, ParsedMessage, assemble, detect
+
+_PROBE_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "probe_tool",
+            "description": "probe",
+            "parameters": {"type": "object", "properties": {"probe": {"type": "string"}}, "required": ["probe"]},
+        },
+    }
+]
+
+
+class ChatTemplate:
+    """A model as its chat template describes it. Thread-safe.
+
+    Args:
+        tokenizer: of Hugging Face, with a chat template.
+
+    Raises:
+        ModelLoadError: there is no chat template.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        try:
+            source = str(tokenizer.get_chat_template(tools=_PROBE_TOOLS))
+        except (AttributeError, ValueError) as error:
+            raise ModelLoadError(
+                "the tokenizer has no chat template",
+                hint="set tokenizer.chat_template and save it, or use an instruction-tuned model",
+                path=getattr(tokenizer, "name_or_path", None),
+            ) from error
+        self._reasons = "reasoning_content" in source or "</think>" in source
+        self._marks = {i for i in (self._single("<think>"), self._single("</think>")) if i is not None}
+        self._short_ids = self._wants_short_ids()
+        special = set(tokenizer.all_special_ids)
+        control = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special or i in special}
+        eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+        self._control_texts = tuple(control)
+        self._bridge = TemplateBridge(self.render, self.encode, control, eos)
+        self._format = self._tool_format()
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The tokenizer's end token and the tokens that the template ends an assistant's turn with."""
+        return self._bridge.stop_ids
+
+    def encode(self, text: str) -> list[int]:
+        """`text` as ids; control tokens in it are recognised, none is added."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []
+
+    def render(self, messages: list[dict[str, Any]], tools: Tools, generation: bool) -> str:
+        """The text of a conversation, up to the next assistant turn if `generation`.
+
+        Raises:
+            TemplateError: the template refuses the messages, or fails on them.
+        """
+        tool_list = list(tools) if tools else None
+        try:
+            return self._tokenizer.apply_chat_template(
+                messages, tools=tool_list, add_generation_prompt=generation, tokenize=False
+            )
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            raise TemplateError(f"{type(error).__name__}: {error}") from error
+
+    def ids(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        """The ids of a conversation up to the next assistant turn.
+
+        Raises:
+            ConfigError: the template refuses the messages, or has no place for tools.
+        """
+        if tools and self._format is None:
+            raise ConfigError(
+                "the chat template cannot be used with tools: it does not show them to the model, or it writes tool "
+                f"calls in an unknown form (known: {', '.join(FORMATS)})",
+                hint="set a chat template with tools, or name the model's renderer with renderer=...",
+            )
+        try:
+            return self.encode(self.render(self._normalise(messages), tools, True))
+        except TemplateError as error:
+            roles = ", ".join(str(m.get("role")) for m in messages)
+            raise ConfigError(
+                f"the chat template refuses these messages: {error}", hint=f"their roles are: {roles}"
+            ) from error
+
+    def extend(
+        self, prompt: IntArray, response: IntArray, new: Sequence[Message], tools: Tools, system: bool
+    ) -> list[int] | str:
+        """The ids to put after `prompt` and `response`, or why there are none."""
+        messages = self._normalise(new)
+        if self._short_ids and messages[0]["role"] == "tool":
+            messages = with_native_ids(messages, [call.id for call in self.parse(response, tools, prompt).tool_calls])
+        reasoning = False
+        if self._reasons:
+            answer = self.decode(response)
+            closed = "</think>" in answer
+            if not closed and ("<think>" in answer or self._opens_reasoning(prompt)):
+                return "the answer was cut short inside its reasoning"
+            reasoning = closed or self._mentions_reasoning(prompt)
+        kind = Kind(tuple(m["role"] for m in messages), bool(tools), system, reasoning)
+        return self._bridge.extend(kind, int(response[-1]) if response.size else None, messages, tools)
+
+    def why_not(self, roles: tuple[str, ...], tools: bool, system: bool, reasoning: bool) -> str | None:
+        """Why continuations with these new messages fork."""
+        return self._bridge.why_not(Kind(roles, tools, system, reasoning and self._reasons))
+
+    def parse(self, ids: IntArray, tools: Tools, prompt: IntArray) -> ParsedMessage:
+        """The message that `ids`, an answer with what was forced in front of it, says."""
+        ids = ids[:-1] if ids.size and int(ids[-1]) in self.stop_token_ids else ids
+        text = self.decode(ids)
+        reasoning = None
+        if self._reasons and (self._opens_reasoning(prompt) or text.lstrip().startswith("<think>")):
+            reasoning, _, text = text.lstrip().removeprefix("<think>").partition("</think>")
+            reasoning, text = reasoning.strip("\n"), text.lstrip("\n")
+        pieces = self._format(text, tools) if tools and self._format else iter([text])
+        return assemble(pieces, reasoning or None, self._clean)
+
+    def decode(self, ids: Sequence[int] | IntArray) -> str:
+        """The text of `ids`, control tokens included."""
+        ids = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+        return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _normalise(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        normal = normalise(messages, parse_arguments=True, developer=False)
+        return rename_call_ids(normal, lambda i, name, count: short_id(i)) if self._short_ids else normal
+
+    def _clean(self, text: str) -> str:
+        for token in self._control_texts:
+            if token in text:
+                text = text.replace(token, "")
+        return text
+
+    def _single(self, text: str) -> int | None:
+        ids = self.encode(text)
+        return ids[0] if len(ids) == 1 else None
+
+    def _opens_reasoning(self, prompt: IntArray) -> bool:
+        return self.decode(prompt[-8:]).rstrip().endswith("<think>")
+
+    def _mentions_reasoning(self, prompt: IntArray) -> bool:
+        if len(self._marks) == 2:
+            return bool(np.isin(prompt, list(self._marks)).any())
+        return "think>" in self.decode(prompt)
+
+    def _wants_short_ids(self) -> bool:
+        """Whether the template takes tool-call ids of nine letters and digits alone, as Mistral's do."""
+        user, tools = {"role": "user", "content": "probe"}, _PROBE_TOOLS
+        function = {"name": "probe_tool", "arguments": {"probe": "probe"}}
+        for call_id, short in (("call_0123456789abcdef", False), ("call00001", True)):
+            calls = [{"id": call_id, "type": "function", "function": function}]
+            call = {"role": "assistant", "content": "", "tool_calls": calls}
+            result = {"role": "tool", "content": "probe", "tool_call_id": call_id, "name": "probe_tool"}
+            try:
+                self.render([user, call, result], tools, False)
+            except TemplateError:
+                continue
+            return short
+        return False
+
+    def _tool_format(self) -> Any:
+        user = [{"role": "user", "content": "probe"}]
+        try:
+            if "probe_tool" not in self.render(user, _PROBE_TOOLS, True):
+                return None
+            call = rendered_call(self.render, _PROBE_TOOLS, NAME)
+        except TemplateError:
+            return None
+        return FORMATS.get(detect(call) or "") if call else None
+
+
+def short_id(call_id: str) -> str:
+    """A tool-call id of nine letters and digits; one that is such already stays."""
+    if len(call_id) == 9 and call_id.isalnum():
+        return call_id
+    return hashlib.blake2b(call_id.encode()).hexdigest()[:9]

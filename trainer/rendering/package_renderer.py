@@ -1,0 +1,181 @@
+"""Models that the `renderers` package has a hand-written renderer for: its rendering, parsing and continuation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from renderers.base import RENDERER_REGISTRY, ParsedToolCall, ToolCallParseStatus, create_renderer
+from renderers.configs import DefaultRendererConfig, config_from_name
+
+from agl.errors import ConfigError, nearest
+from agl.mdp.types import IntArray
+from agl.trainer.rendering.bridge import Kind, example
+from agl.trainer.rendering.normalise import Message, Tools, normalise, rename_call_ids, with_native_ids
+from agl.trainer.rendering.toolparsers import Malformed, ParsedMessage, Piece, ToolCall, assemble
+
+# With an object for arguments, INVALID_JSON says that an XML format's untyped value is text: a readable call.
+_READABLE = {ToolCallParseStatus.OK, ToolCallParseStatus.UNKNOWN_TOOL, ToolCallParseStatus.INVALID_JSON}
+
+
+class PackageRenderer:
+    """A hand-written renderer, whose continuations are tried on synthetic conversations before use. Thread-safe.
+
+    Args:
+        tokenizer: of Hugging Face.
+        name: of the renderer.
+
+    Raises:
+        ConfigError: no such renderer, or the tokenizer lacks its control tokens.
+    """
+
+    def __init__(self, tokenizer: Any, name: str) -> None:
+        self._tokenizer = tokenizer
+        self._developer = name == "gpt-oss"
+        self._kimi = name.startswith("kimi")
+        try:
+            config: Any = config_from_name(name)
+        except ValueError as error:
+            raise ConfigError(f"no renderer is called {name!r}", hint=nearest(name, known_renderers())) from error
+        try:
+            self._renderer: Any = create_renderer(tokenizer, config)
+        except Exception as error:
+            raise ConfigError(
+                f"the renderer {name!r} cannot be used with this tokenizer: {error}",
+                hint="renderer='default' uses the tokenizer's own chat template",
+                path=getattr(tokenizer, "name_or_path", None) or None,
+            ) from error
+        self._name = name
+        self._proofs: dict[tuple[tuple[str, ...], bool, bool, bool], str | None] = {}
+        self._stops = tuple(int(i) for i in self._renderer.get_stop_token_ids())
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The tokens that the renderer knows to end an assistant's turn."""
+        return self._stops
+
+    def encode(self, text: str) -> list[int]:
+        """`text` as ids; control tokens in it are recognised, none is added."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []
+
+    def decode(self, ids: Sequence[int] | IntArray) -> str:
+        """The text of `ids`, control tokens included."""
+        ids = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+        return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def render(self, messages: list[dict[str, Any]], tools: Tools, generation: bool) -> str:
+        """The text of a conversation, up to the next assistant turn if `generation`."""
+        tool_list = list(tools) if tools else None
+        return self.decode(self._renderer.render_ids(messages, tools=tool_list, add_generation_prompt=generation))
+
+    def ids(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        """The ids of a conversation up to the next assistant turn.
+
+        Raises:
+            ConfigError: the renderer refuses the messages.
+        """
+        tool_list = list(tools) if tools else None
+        try:
+            return self._renderer.render_ids(self._normalise(messages), tools=tool_list, add_generation_prompt=True)
+        except (ValueError, TypeError, KeyError) as error:
+            roles = ", ".join(str(m.get("role")) for m in messages)
+            raise ConfigError(
+                f"the renderer {self._name!r} refuses these messages: {error}", hint=f"their roles are: {roles}"
+            ) from error
+
+    def extend(
+        self, prompt: IntArray, response: IntArray, new: Sequence[Message], tools: Tools, system: bool
+    ) -> list[int] | str:
+        """The ids to put after `prompt` and `response`, or why there are none."""
+        old, sampled = prompt.tolist(), response.tolist()
+        messages = self._normalise(new)
+        if self._kimi and messages[0]["role"] == "tool":
+            messages = with_native_ids(messages, [call.id for call in self.parse(response, tools, prompt).tool_calls])
+        stopped = bool(sampled) and sampled[-1] in self._stops
+        why = self._unproven(tuple(m["role"] for m in messages), bool(tools), system, stopped)
+        return why if why is not None else self._bridge(old, sampled, messages, tools)
+
+    def why_not(self, roles: tuple[str, ...], tools: bool, system: bool, reasoning: bool) -> str | None:
+        """Why continuations with these new messages fork."""
+        return self._try(Kind(roles, tools, system, reasoning), stopped=True)
+
+    def parse(self, ids: IntArray, tools: Tools, prompt: IntArray) -> ParsedMessage:
+        """The message that `ids`, an answer with what was forced in front of it, says."""
+        answer = ids.tolist()
+        parsed = self._renderer.parse_response(answer, tools=list(tools) if tools else None, prompt_ids=prompt.tolist())
+        pieces = self._pieces(parsed.content, parsed.tool_calls, answer, bool(tools))
+        return assemble(pieces, parsed.reasoning_content or None, lambda text: text)
+
+    def _bridge(
+        self, old: list[int], sampled: list[int], messages: list[dict[str, Any]], tools: Tools
+    ) -> list[int] | str:
+        role = messages[0]["role"]
+        try:
+            bridged = self._renderer.bridge_to_next_turn(old, sampled, messages, tools=list(tools) if tools else None)
+        except (ValueError, TypeError, KeyError) as error:
+            return f"the renderer {self._name!r} refuses these messages: {error}"
+        if bridged is None:
+            return f"the renderer {self._name!r} renders the history anew when a {role} message follows such an answer"
+        ids = list(bridged.token_ids)
+        if ids[: len(old) + len(sampled)] != old + sampled:
+            return f"the renderer {self._name!r} changes the ids of an answer that goes on after its end token"
+        return ids[len(old) + len(sampled) :]
+
+    def _unproven(self, roles: tuple[str, ...], tools: bool, system: bool, stopped: bool) -> str | None:
+        """Why no conversation of this kind, with reasoning or without, is continued as the renderer would render it."""
+        key = (roles, tools, system, stopped)
+        if key not in self._proofs:
+            tries = [self._try(Kind(roles, tools, system, reasoning), stopped) for reasoning in (False, True)]
+            self._proofs[key] = None if None in tries else tries[0]
+        return self._proofs[key]
+
+    def _try(self, kind: Kind, stopped: bool) -> str | None:
+        """Continue a synthetic conversation; why that differs from rendering it whole, None when it does not."""
+        try:
+            tried = example(self.render, kind, [self.decode([i]) for i in self._stops])
+        except (ValueError, TypeError, KeyError) as error:
+            return f"the renderer {self._name!r} refuses such messages: {error}"
+        if isinstance(tried, str):
+            return tried
+        prompt, answer = self.encode(tried.prompt), self.encode(tried.answer)
+        if not stopped and answer[-1] in self._stops:
+            answer = answer[:-1]
+        ids = self._bridge(prompt, answer, tried.new, tried.tools)
+        if isinstance(ids, str):
+            return ids
+        if self.decode([*prompt, *answer, *ids]) != tried.whole:
+            return (
+                f"the renderer {self._name!r} goes on after {'a whole' if stopped else 'a cut-short'} answer "
+                f"with other text than it renders when a {kind.roles[0]} message follows"
+            )
+        return None
+
+    def _pieces(self, content: str, calls: list[ParsedToolCall], ids: list[int], has_tools: bool) -> Iterator[Piece]:
+        yield content
+        for call in calls:
+            raw = self.decode(ids[slice(*call.token_span)]) if call.token_span else call.raw
+            if not has_tools:
+                yield raw
+            elif call.name and isinstance(call.arguments, dict) and call.status in _READABLE:
+                yield ToolCall(call.name, json.dumps(call.arguments, ensure_ascii=False), call.id)
+            else:
+                yield Malformed(raw)
+
+    def _normalise(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        normal = normalise(messages, parse_arguments=True, developer=self._developer)
+        return rename_call_ids(normal, _kimi_id) if self._kimi else normal
+
+
+def _kimi_id(call_id: str, name: str, count: int) -> str:
+    """Kimi shows a call by its id alone, so the id must hold the tool's name: `functions.NAME:COUNT`."""
+    return call_id if call_id.startswith("functions.") else f"functions.{name}:{count}"
+
+
+def known_renderers() -> list[str]:
+    """The names that `renderer=` takes."""
+    if not RENDERER_REGISTRY:
+        # The package fills its registry when it makes its first renderer.
+        create_renderer(None, DefaultRendererConfig())
+    return sorted(RENDERER_REGISTRY)

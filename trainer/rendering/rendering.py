@@ -1,0 +1,209 @@
+"""Messages to token ids and back for one served model; sampled ids are never tokenised again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from agl.mdp.types import IntArray, int_array
+from agl.trainer.rendering.detokenizer import Detokenizer
+from agl.trainer.rendering.normalise import Message, Tools
+from agl.trainer.rendering.toolchoice import opener
+from agl.trainer.rendering.toolparsers import ParsedMessage
+
+if TYPE_CHECKING:
+    from agl.trainer.rendering.chat_template import ChatTemplate
+    from agl.trainer.rendering.package_renderer import PackageRenderer
+
+Ids = Sequence[int] | npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """What the model continues.
+
+    Attributes:
+        ids: int32 [P], `forced_ids` included.
+        forced_ids: int32 [F], the end of `ids`: the beginning of the assistant's turn that was written for the model.
+    """
+
+    ids: IntArray
+    forced_ids: IntArray
+
+
+class Rendering:
+    """Renders, parses and continues conversations for one model. Thread-safe; calls are CPU-bound, for a worker thread.
+
+    Text that looks like a control token is tokenised as one, in whosever message it stands, as Hugging Face's
+    `apply_chat_template` does.
+
+    Args:
+        tokenizer: of Hugging Face, with a chat template unless a renderer brings its own.
+        renderer: a name from the `renderers` package; "default" takes the tokenizer's chat template; None chooses by
+            `tokenizer.name_or_path`.
+
+    Attributes:
+        renderer: the name of the one in use.
+
+    Raises:
+        ConfigError: no such renderer, or it does not fit the tokenizer.
+        ModelLoadError: the tokenizer has no chat template.
+    """
+
+    def __init__(self, tokenizer: Any, *, renderer: str | None = None) -> None:
+        # Here, since who runs agents for a policy elsewhere has neither renderers nor templates.
+        from renderers.base import MODEL_RENDERER_MAP
+
+        self.renderer = renderer or MODEL_RENDERER_MAP.get(getattr(tokenizer, "name_or_path", ""), "default")
+        # A fast tokenizer drops saved truncation and padding at its first call; later calls only read, from any thread.
+        tokenizer.encode("", add_special_tokens=False)
+        self._model: ChatTemplate | PackageRenderer
+        if self.renderer == "default":
+            from agl.trainer.rendering.chat_template import ChatTemplate
+
+            self._model = ChatTemplate(tokenizer)
+        else:
+            from agl.trainer.rendering.package_renderer import PackageRenderer
+
+            self._model = PackageRenderer(tokenizer, self.renderer)
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end an answer."""
+        return self._model.stop_token_ids
+
+    def prompt(
+        self, messages: Sequence[Message], tools: Tools = None, *, force_tool: str | Literal[True] | None = None
+    ) -> Prompt:
+        """A conversation from its beginning, up to where the assistant speaks.
+
+        Args:
+            messages: OpenAI-shaped: content a text, text parts or None; tool-call arguments JSON text.
+            tools: OpenAI-shaped (`{"type": "function", "function": {...}}`).
+            force_tool: see `force`.
+
+        Raises:
+            ConfigError: the template refuses the messages or tools, a content part is not text, or a forced call cannot
+                be begun.
+        """
+        return self.force(self._model.ids(messages, tools or None), tools, force_tool)
+
+    def force(self, ids: Ids, tools: Tools, force_tool: str | Literal[True] | None) -> Prompt:
+        """`ids`, which end where the assistant speaks, with the beginning of a tool call after them.
+
+        Args:
+            ids: of `prompt` or `extend`.
+            tools: of the request.
+            force_tool: a tool's name, True for any tool, None for no force.
+
+        Raises:
+            ConfigError: no such tool, or the chat template gives no beginning of a call.
+        """
+        forced = [] if force_tool is None else self._model.encode(opener(self._model.render, tools, force_tool))
+        return Prompt(int_array(np.concatenate([_array(ids), _array(forced)])), int_array(forced))
+
+    def extend(
+        self,
+        previous_prompt_ids: Ids,
+        previous_response_ids: Ids,
+        new_messages: Sequence[Message],
+        tools: Tools = None,
+        *,
+        history_has_system: bool = False,
+    ) -> IntArray | None:
+        """The conversation goes on: the old ids, exactly, and the new messages up to where the assistant speaks.
+
+        Args:
+            previous_prompt_ids: of the previous call, forced ids included.
+            previous_response_ids: what was sampled; without a stop token at its end the turn is closed here.
+            new_messages: those after the previous answer; tool messages with a `name` (`normalise.with_tool_names`).
+            tools: of the request, the same as those of the previous call.
+            history_has_system: whether the conversation begins with a system message.
+
+        Returns:
+            int32 [P]; None when the continuation cannot be proven exact (`why_not` tells why): render anew and fork.
+        """
+        ids = self._extend(previous_prompt_ids, previous_response_ids, new_messages, tools, history_has_system)
+        if isinstance(ids, str):
+            return None
+        return int_array(np.concatenate([_array(previous_prompt_ids), _array(previous_response_ids), _array(ids)]))
+
+    def why_not(
+        self,
+        previous_prompt_ids: Ids,
+        previous_response_ids: Ids,
+        new_messages: Sequence[Message],
+        tools: Tools = None,
+        *,
+        history_has_system: bool = False,
+    ) -> str | None:
+        """Why `extend` gives None for these arguments; None when it does not."""
+        ids = self._extend(previous_prompt_ids, previous_response_ids, new_messages, tools, history_has_system)
+        return ids if isinstance(ids, str) else None
+
+    def cannot_extend(
+        self, role: str, tools: bool = False, *, history_has_system: bool = False, reasoning: bool = False
+    ) -> str | None:
+        """Why conversations fork at a new message of `role`, for reports; None when they are continued exactly.
+
+        Args:
+            role: of the new message.
+            tools: whether requests have tools.
+            history_has_system: whether conversations begin with a system message.
+            reasoning: whether answers have reasoning blocks.
+        """
+        if role == "assistant":
+            return _ASSISTANT
+        return self._model.why_not((role,), tools or role == "tool", history_has_system, reasoning)
+
+    def can_extend(self, role: str, tools: bool = False) -> bool:
+        """Whether a conversation without a system message and reasoning goes on exactly at a new message of `role`."""
+        return self.cannot_extend(role, tools) is None
+
+    def parse(
+        self, response_ids: Ids, tools: Tools = None, *, forced_ids: Ids = (), prompt_ids: Ids = ()
+    ) -> ParsedMessage:
+        """The assistant's message that was sampled.
+
+        Args:
+            response_ids: sampled, stop token included where there was one.
+            tools: of the request; without tools nothing is read as a tool call.
+            forced_ids: of the prompt.
+            prompt_ids: of the prompt, `forced_ids` included: it may have opened a reasoning block.
+        """
+        answer = np.concatenate([_array(forced_ids), _array(response_ids)])
+        before = _array(prompt_ids[: len(prompt_ids) - len(forced_ids)])
+        return self._model.parse(answer, tools or None, before)
+
+    def encode(self, text: str) -> list[int]:
+        """`text` as ids; control tokens in it are recognised, none is added."""
+        return self._model.encode(text)
+
+    def decode(self, ids: Ids) -> str:
+        """The text of `ids`, control tokens included."""
+        return self._model.decode(_array(ids))
+
+    def detokenizer(self) -> Detokenizer:
+        """Incremental decoding of one answer, without its stop token."""
+        return Detokenizer(self._model.decode, self.stop_token_ids)
+
+    def _extend(
+        self, prompt: Ids, response: Ids, new: Sequence[Message], tools: Tools, system: bool
+    ) -> list[int] | str:
+        """The ids after the old ones, or why there are none."""
+        if not new:
+            return "there is no new message"
+        if any(m.get("role") == "assistant" for m in new):
+            return _ASSISTANT
+        return self._model.extend(_array(prompt), _array(response), new, tools or None, system)
+
+
+def _array(ids: Ids) -> IntArray:
+    return np.asarray(ids, dtype=np.int32)
+
+
+_ASSISTANT = "an assistant message that this model did not sample follows"

@@ -1,0 +1,253 @@
+"""Find tool calls in what a model wrote; a call that cannot be read stays in the text, so nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agl.trainer.rendering.normalise import Tools
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model made: `arguments` is the JSON text of an object, `id` one that the model itself wrote."""
+
+    name: str
+    arguments: str
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedMessage:
+    """An assistant turn, read from its tokens.
+
+    Attributes:
+        content: the text, the raw text of malformed calls included.
+        reasoning: what stood in the reasoning block; None when there was none.
+        tool_calls: the calls, in order.
+        malformed: raw text of each attempted call that could not be read.
+    """
+
+    content: str
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    malformed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """Raw text of an attempted call that could not be read."""
+
+    raw: str
+
+
+Piece = str | ToolCall | Malformed
+"""What a response is made of: text, calls, and attempted calls."""
+
+ToolFormat = Callable[[str, Tools], Iterator[Piece]]
+"""Splits a response's text into its pieces, in order; together they are the whole text."""
+
+
+def assemble(pieces: Iterator[Piece], reasoning: str | None, clean: Callable[[str], str]) -> ParsedMessage:
+    """The message that the pieces make up.
+
+    Args:
+        pieces: of one response.
+        reasoning: its reasoning block.
+        clean: applied to plain text; removes control tokens.
+    """
+    texts: list[str] = []
+    calls: list[ToolCall] = []
+    malformed: list[str] = []
+    for piece in pieces:
+        if isinstance(piece, ToolCall):
+            calls.append(piece)
+        elif isinstance(piece, Malformed):
+            malformed.append(piece.raw)
+            texts.append(piece.raw)
+        else:
+            texts.append(clean(piece))
+    content = "".join(texts)
+    return ParsedMessage(content.strip() if calls else content, reasoning, tuple(calls), tuple(malformed))
+
+
+def call_from(value: Any, raw: str) -> ToolCall | Malformed:
+    """A call from a JSON value like `{"name": ..., "arguments" | "parameters": {...}}`."""
+    if not isinstance(value, Mapping):
+        return Malformed(raw)
+    name, arguments = value.get("name"), value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        arguments = _loads(arguments)
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        return Malformed(raw)
+    call_id = value.get("id")
+    return ToolCall(name, json.dumps(arguments, ensure_ascii=False), call_id if isinstance(call_id, str) else None)
+
+
+def hermes(text: str, tools: Tools) -> Iterator[Piece]:
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Hermes and Qwen2.5/3 write it."""
+    at = 0
+    while (start := text.find("<tool_call>", at)) >= 0:
+        yield text[at:start]
+        # Read as JSON first: a text among the arguments may hold the tags themselves.
+        value, end = _raw_decode(text, _skip_space(text, start + len("<tool_call>")))
+        end = _skip_space(text, end)
+        if value is not None and text.startswith("</tool_call>", end):
+            at = end + len("</tool_call>")
+            yield call_from(value, text[start:at])
+        else:
+            at = _block_end(text, start)
+            yield Malformed(text[start:at])
+    yield text[at:]
+
+
+def xml_function(text: str, tools: Tools) -> Iterator[Piece]:
+    """`<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`, as Qwen3-Coder and 3.5 do.
+
+    Values are bare text; a tool's schema says which of them are strings.
+    """
+    at = 0
+    while (start := text.find("<tool_call>", at)) >= 0:
+        yield text[at:start]
+        at = _block_end(text, start)
+        raw = text[start:at]
+        yield _xml_call(raw, tools) if raw.endswith("</tool_call>") else Malformed(raw)
+    yield text[at:]
+
+
+def bare_json(text: str, tools: Tools) -> Iterator[Piece]:
+    """`{"name": ..., "parameters": {...}}`, separated by `;` or white space, as Llama 3.1 writes it.
+
+    The whole answer is calls or none of it is. `<|python_tag|>` may stand in front.
+    """
+    body = text.strip()
+    tagged = body.startswith("<|python_tag|>")
+    body = body.removeprefix("<|python_tag|>").strip()
+    if not tagged and not re.match(r'\{\s*"(name|type|function|parameters|arguments)"', body):
+        yield text
+        return
+    calls: list[ToolCall] = []
+    at = 0
+    while at < len(body):
+        value, end = _raw_decode(body, at)
+        call = call_from(value, body[at:end])
+        if isinstance(call, Malformed):
+            yield Malformed(text)
+            return
+        calls.append(call)
+        at = end
+        while at < len(body) and body[at] in "; \t\r\n":
+            at += 1
+    if calls:
+        yield from calls
+    else:
+        yield Malformed(text)
+
+
+def mistral(text: str, tools: Tools) -> Iterator[Piece]:
+    """`[TOOL_CALLS] [{"name": ..., "arguments": {...}, "id": ...}]`, newer: `[TOOL_CALLS]NAME[ARGS]{...}`."""
+    head, *attempts = text.split("[TOOL_CALLS]")
+    yield head
+    for attempt in attempts:
+        raw = "[TOOL_CALLS]" + attempt
+        body = attempt.strip()
+        if body.startswith("["):
+            value, end = _raw_decode(body, 0)
+            calls = [call_from(v, raw) for v in value] if isinstance(value, list) else []
+            if not calls or any(isinstance(c, Malformed) for c in calls):
+                yield Malformed(raw)
+                continue
+            yield from calls
+        else:
+            match = re.match(r"([\w.-]+)\s*(?:\[CALL_ID\](\w+))?\s*(?:\[ARGS\])?\s*(?=\{)", body)
+            value, end = _raw_decode(body, match.end()) if match else (None, 0)
+            if match is None or not isinstance(value, dict):
+                yield Malformed(raw)
+                continue
+            yield ToolCall(match[1], json.dumps(value, ensure_ascii=False), match[2])
+        yield body[end:]
+
+
+FORMATS: Mapping[str, ToolFormat] = {
+    "hermes": hermes,
+    "xml": xml_function,
+    "llama": bare_json,
+    "mistral": mistral,
+}
+"""Name -> format."""
+
+
+def detect(rendered_call: str) -> str | None:
+    """The format that an assistant's tool call is rendered in by a chat template; None for one that is not known."""
+    if "<function=" in rendered_call and "<parameter=" in rendered_call:
+        return "xml"
+    if "[TOOL_CALLS]" in rendered_call:
+        return "mistral"
+    if "<tool_call>" in rendered_call and '"name"' in rendered_call:
+        return "hermes"
+    if re.search(r'(^|[\s>])\{\s*"name"', rendered_call):
+        return "llama"
+    return None
+
+
+def _block_end(text: str, start: int) -> int:
+    """Where the `<tool_call>` block at `start` ends: after its close, else before the next block or with the text."""
+    close = text.find("</tool_call>", start)
+    following = text.find("<tool_call>", start + 1)
+    if close >= 0 and (following < 0 or close < following):
+        return close + len("</tool_call>")
+    return following if following >= 0 else len(text)
+
+
+def _skip_space(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def _xml_call(raw: str, tools: Tools) -> ToolCall | Malformed:
+    body = raw.removeprefix("<tool_call>").removesuffix("</tool_call>")
+    match = re.fullmatch(r"\s*<function=([^>\n]+)>(.*?)(?:</function>)?\s*", body, re.DOTALL)
+    if match is None:
+        return Malformed(raw)
+    name, inner = match[1].strip(), match[2]
+    parameters = list(re.finditer(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", inner, re.DOTALL))
+    if not name or re.sub(r"<parameter=([^>\n]+)>.*?</parameter>", "", inner, flags=re.DOTALL).strip():
+        return Malformed(raw)
+    types = _parameter_types(name, tools)
+    arguments = {p[1].strip(): _value(p[2], types.get(p[1].strip())) for p in parameters}
+    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+
+
+def _parameter_types(name: str, tools: Tools) -> dict[str, Any]:
+    for tool in tools or ():
+        function = tool.get("function", tool)
+        if function.get("name") == name:
+            properties = (function.get("parameters") or {}).get("properties") or {}
+            return {key: (schema or {}).get("type") for key, schema in properties.items()}
+    return {}
+
+
+def _value(text: str, declared: Any) -> Any:
+    if declared == "string":
+        return text
+    value = _loads(text.strip())
+    return text if value is None and text.strip() != "null" else value
+
+
+def _loads(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _raw_decode(text: str, at: int) -> tuple[Any, int]:
+    """The JSON value that starts at `at` and where it ends; (None, len(text)) when there is none."""
+    try:
+        return json.JSONDecoder().raw_decode(text, at)
+    except ValueError:
+        return None, len(text)

@@ -1,0 +1,112 @@
+"""Rollouts as JSON Lines, and as a JSON file each, in folders by date and agent. Strict JSON: NaN becomes null."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import orjson
+
+from agl.trainer.report.export.rows import Record, call_records, rollout_record, span_records
+
+LONGEST_NAME = 100
+
+
+class JsonLines:
+    """`rollouts.jsonl`, `spans.jsonl` and `calls.jsonl`.
+
+    Args:
+        folder: where the files go. tokens: whether calls have their token ids and log-probs.
+    """
+
+    def __init__(self, folder: Path, *, tokens: bool) -> None:
+        self._tokens = tokens
+        self._files = contextlib.ExitStack()
+        self._rollouts, self._spans, self._calls = (
+            self._files.enter_context((folder / f"{name}.jsonl").open("wb")) for name in ("rollouts", "spans", "calls")
+        )
+
+    def add(self, record: Record) -> None:
+        """Append a rollout."""
+        _line(self._rollouts, rollout_record(record))
+        for span in span_records(record):
+            _line(self._spans, span)
+        for call in call_records(record, tokens=self._tokens):
+            _line(self._calls, call)
+
+    def close(self) -> None:
+        """Finish the files."""
+        self._files.close()
+
+
+class JsonTree:
+    """`<date>/<agent>/<rollout>.json`: the rollout with its `spans` and `calls`; the date is that of enqueueing, UTC.
+
+    Args:
+        folder, tokens: as of `JsonLines`.
+    """
+
+    def __init__(self, folder: Path, *, tokens: bool) -> None:
+        self._folder, self._tokens = folder, tokens
+
+    def add(self, record: Record) -> None:
+        """Write a rollout's file."""
+        date = datetime.fromtimestamp(record.rollout.created_at, UTC).strftime("%Y-%m-%d")
+        folder = self._folder / date / file_name(record.agent or "unknown")
+        folder.mkdir(parents=True, exist_ok=True)
+        whole = {
+            **rollout_record(record),
+            "spans": span_records(record),
+            "calls": call_records(record, tokens=self._tokens),
+        }
+        (folder / f"{file_name(record.rollout.rollout_id)}.json").write_bytes(to_json(whole, indent=True) + b"\n")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _line(file: BinaryIO, value: Any) -> None:
+    file.write(to_json(value) + b"\n")
+
+
+def to_json(value: Any, *, indent: bool = False) -> bytes:
+    """`value` as strict JSON in UTF-8: NaN and the infinities become null, lone surrogates stay escapes."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | (orjson.OPT_INDENT_2 if indent else 0))
+    except TypeError:
+        # orjson refuses lone surrogates and integers above 64 bits; both are JSON.
+        return json.dumps(_plain(value), allow_nan=False, indent=2 if indent else None).encode()
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case np.ndarray():
+            return orjson.loads(to_json(value))  # float32 in as few digits as tell it apart
+        case Mapping():
+            return {str(k): _plain(v) for k, v in value.items()}
+        case list() | tuple():
+            return [_plain(v) for v in value]
+    return value
+
+
+def file_name(text: str) -> str:
+    """A name for a file or folder that stands for `text` alone: what no path should hold is escaped, as %XX."""
+    safe = re.sub(
+        r"[\x00-\x1f\x7f\ud800-\udfff/\\:*?\"<>|%]|^\.|[. ]$",
+        lambda m: "".join(f"%{b:02X}" for b in m[0].encode("utf-8", "surrogatepass")),
+        text,
+    )
+    if len(safe.encode()) <= LONGEST_NAME:
+        return safe or "%"
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return safe.encode()[: LONGEST_NAME - 17].decode(errors="ignore") + f"~{digest}"

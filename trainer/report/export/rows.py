@@ -1,0 +1,138 @@
+"""Everything that a store holds of a rollout, one rollout after the other, and the plain records that are exported."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agl.mdp.builder import build
+from agl.mdp.selection import select
+from agl.mdp.spans import Span
+from agl.mdp.types import Call
+from agl.tracing.inferred import completed
+from agl.trainer.report.trace_tree import as_json
+from agl.trainer.store.base import Attempt, Mode, Rollout, Store, TrainedCall
+
+PAGE = 200
+"""Rollouts that are asked for at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Which:
+    """Which rollouts are taken: those that fit everything given. `since`: enqueued at that time or later, in seconds
+    since the epoch."""
+
+    run_id: str | None = None
+    mode: Mode | None = None
+    since: float | None = None
+
+    async def count(self, store: Store) -> int:
+        """How many there are."""
+        return await store.count_rollouts(run_id=self.run_id, mode=self.mode, since=self.since)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Record:
+    """A rollout with its attempts, calls and spans, and what was trained of it.
+
+    `spans` are completed: with one for each call and each tool that the clients themselves made no span for.
+    """
+
+    rollout: Rollout
+    attempts: Sequence[Attempt]
+    spans: Sequence[Span]
+    calls: Sequence[Call]
+    trained: Sequence[TrainedCall]
+
+    @property
+    def agent(self) -> str | None:
+        """The outermost agent of the last attempt that has a root span."""
+        roots = [s for s in self.spans if s.parent_id is None and s.agent]
+        return max(roots, key=lambda s: s.attempt).agent if roots else None
+
+
+async def records(store: Store, which: Which, limit: int) -> AsyncIterator[Record]:
+    """The first `limit` rollouts, oldest first; one of them is in memory at a time.
+
+    With `Which.count` for a limit, a run that goes on meanwhile does not keep its export from ending.
+    """
+    after: str | None = None
+    while limit > 0:
+        page = await store.query_rollouts(
+            run_id=which.run_id, mode=which.mode, since=which.since, after=after, limit=min(PAGE, limit)
+        )
+        for rollout in page:
+            yield await record(store, rollout)
+        if not page:
+            return
+        limit, after = limit - len(page), page[-1].rollout_id
+
+
+async def record(store: Store, rollout: Rollout) -> Record:
+    """What the store holds of one rollout."""
+    attempts = await store.query_attempts(rollout.rollout_id)
+    stored = await store.query_spans(rollout.rollout_id)
+    calls = await store.query_calls(rollout.rollout_id)
+    numbers = sorted({x.attempt for x in (*stored, *calls)})
+    spans = [
+        span
+        for number in numbers
+        for span in completed([s for s in stored if s.attempt == number], [c for c in calls if c.attempt == number])
+    ]
+    return Record(rollout, attempts, spans, calls, await store.query_trained_calls(rollout.rollout_id))
+
+
+def rollout_record(record: Record) -> dict[str, Any]:
+    """The rollout: its fields, attempts, rewards and what was trained.
+
+    `reward` is the sum of the last attempt's primary rewards, None without any; `rewards` holds every attempt's, each
+    with the call that it was credited to, None for the whole rollout. Times are seconds since the epoch.
+    """
+    rewards, reward = _rewards(record)
+    fields = {f.name: getattr(record.rollout, f.name) for f in dataclasses.fields(Rollout) if f.name != "attempts"}
+    return {
+        **fields,
+        "config": dataclasses.asdict(record.rollout.config),
+        "agent": record.agent,
+        "reward": reward,
+        "rewards": rewards,
+        "attempts": [dataclasses.asdict(a) for a in record.attempts],
+        "trained": [_trained(t) for t in record.trained],
+    }
+
+
+def span_records(record: Record) -> list[dict[str, Any]]:
+    """The spans, as `agl trace show --json` has them."""
+    return [as_json(span) for span in record.spans]
+
+
+def call_records(record: Record, *, tokens: bool) -> list[dict[str, Any]]:
+    """The calls: who asked, what was said, how many tokens; with `tokens` also the token ids (int32 [P] and [R]) and
+    the log-probs of the sampled ones (float32 [R])."""
+    return [_call(call, tokens) for call in record.calls]
+
+
+def _call(call: Call, tokens: bool) -> dict[str, Any]:
+    arrays = ("prompt_ids", "response_ids", "logprobs")
+    fields = {f.name: getattr(call, f.name) for f in dataclasses.fields(Call) if tokens or f.name not in arrays}
+    return fields | {"prompt_tokens": int(call.prompt_ids.size), "response_tokens": int(call.response_ids.size)}
+
+
+def _trained(trained: TrainedCall) -> dict[str, Any]:
+    fields = dataclasses.asdict(trained)
+    return {"return": fields.pop("return_"), **fields}
+
+
+def _rewards(record: Record) -> tuple[list[dict[str, Any]], float | None]:
+    found: list[dict[str, Any]] = []
+    total = None
+    for attempt in record.attempts:
+        calls = [c for c in record.calls if c.attempt == attempt.attempt]
+        spans = [s for s in record.spans if s.attempt == attempt.attempt]
+        built = build(record.rollout.rollout_id, attempt.attempt, record.rollout.group, calls, spans, select())
+        total = built.reward
+        for reward, call_id in built.credited:
+            found.append({"attempt": attempt.attempt, "call_id": call_id, **dataclasses.asdict(reward)})
+    return found, total

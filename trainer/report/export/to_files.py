@@ -1,0 +1,101 @@
+"""Writes a store's rollouts, spans and calls into a folder, all of them or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, get_args
+
+from agl.errors import ConfigError, ExportError, nearest
+from agl.trainer.report.export.json_files import JsonLines, JsonTree
+from agl.trainer.report.export.meter import Meter
+from agl.trainer.report.export.parquet import Parquet
+from agl.trainer.report.export.rows import Record, Which, records
+from agl.trainer.store.base import Mode, Store
+
+
+class Writer(Protocol):
+    """One format of files."""
+
+    def add(self, record: Record) -> None:
+        """Write a rollout."""
+        ...
+
+    def close(self) -> None:
+        """Finish what is open."""
+        ...
+
+
+FORMATS: Mapping[str, Callable[..., Writer]] = {"jsonl": JsonLines, "json": JsonTree, "parquet": Parquet}
+
+
+async def to_files(
+    store: Store, out: Path, format: str, which: Which, *, tokens: bool = True, quiet: bool = False
+) -> dict[str, Any]:
+    """Write the rollouts into `out`, which holds all of them afterwards or is as it was before.
+
+    Args:
+        out: a folder, made if it is not there; in one that is, files of the same names are replaced.
+        format: "jsonl", "json" or "parquet". which: of the store's rollouts.
+        tokens: whether calls have their token ids and log-probs.
+
+    Returns:
+        What was written: `rollouts`, `spans`, `calls` and `bytes`, in how many `files` and `seconds`.
+
+    Raises:
+        ConfigError: no such format or mode, `out` is a file, or pyarrow is missing.
+        ExportError: no rollout fits, or the disk refuses.
+    """
+    if format not in FORMATS:
+        raise ConfigError(f"there is no format {format!r}", hint=nearest(format, FORMATS))
+    if which.mode is not None and which.mode not in get_args(Mode):
+        raise ConfigError(f"there is no mode {which.mode!r}", hint=nearest(which.mode, get_args(Mode)))
+    total = await which.count(store)
+    if not total:
+        raise ExportError("no rollout of this store fits", hint="agl trace ls shows those that there are")
+    counts: Counter[str] = Counter()
+    try:
+        with whole_folder(out) as folder, Meter(total, quiet=quiet) as meter:
+            with contextlib.closing(FORMATS[format](folder, tokens=tokens)) as writer:
+                async for record in records(store, which, total):
+                    writer.add(record)
+                    counts.update(rollouts=1, spans=len(record.spans), calls=len(record.calls))
+                    meter.add()
+            written = [p for p in folder.rglob("*") if p.is_file()]
+            counts.update(files=len(written), bytes=sum(p.stat().st_size for p in written))
+    except OSError as error:
+        raise ExportError(
+            f"cannot write the export: {error}", hint="choose a folder on a disk with room, with --out", path=out
+        ) from error
+    return {"out": str(out), "format": format, **counts, "seconds": meter.seconds}
+
+
+@contextlib.contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """An empty folder beside `out`. What the block writes there comes to `out` when it ends, and is gone if it fails.
+
+    Raises:
+        ConfigError: `out` is a file.
+    """
+    out = out.absolute()
+    if out.exists() and not out.is_dir():
+        raise ConfigError("the export is a folder of files, but this is a file", hint="choose another --out", path=out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    folder = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}.partial"
+    folder.mkdir()
+    try:
+        yield folder
+        if out.exists():
+            for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+                target = out / path.relative_to(folder)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(path, target)
+        else:
+            folder.rename(out)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,176 @@
+"""A rollout's spans as a tree: which agent spoke, which tool ran, what came of it, in the order it happened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+from rich.tree import Tree
+
+from agl import semconv
+from agl.mdp.spans import Span
+from agl.tracing.inferred import completed, totals
+from agl.trainer.report.explain import find_store
+from agl.trainer.store import open_store
+from agl.trainer.store.base import Attempt
+
+SHOWN = 200
+"""Longest text of what was said, or of an argument or result; the terminal's width cuts it further."""
+
+
+def show_trace(rollout_id: str, store: str | Path | None = None, *, attempt: int | None = None) -> list[dict[str, Any]]:
+    """Print a rollout's spans as a tree per attempt, and return them as JSON values.
+
+    Args:
+        rollout_id: or a unique beginning of it.
+        store: URL or path of the store; AGL_STORE, or that of the newest run below ./agl-*, if None.
+        attempt: one attempt alone; all if None.
+
+    Raises:
+        StoreError: no such store or rollout.
+    """
+    from agl.trainer.http.aio import run_in_thread
+
+    async def main() -> tuple[str, list[tuple[Attempt, list[Span]]]]:
+        opened = await open_store(find_store(store))
+        try:
+            found = (await opened.get_rollout(rollout_id)).rollout_id
+            attempts = [a for a in await opened.query_attempts(found) if attempt in (None, a.attempt)]
+            return found, [
+                (a, completed(await opened.query_spans(found, a.attempt), await opened.query_calls(found, a.attempt)))
+                for a in attempts
+            ]
+        finally:
+            await opened.close()
+
+    found, traced = run_in_thread(main())
+    console = Console(highlight=False)
+    for one, spans in traced:
+        console.print(tree(heading(found, one, spans), spans))
+    if not traced:
+        console.print(f"{found} has no attempt" if attempt is None else f"{found} has no attempt {attempt}")
+    return [as_json(s) for _, spans in traced for s in spans]
+
+
+def heading(rollout_id: str, attempt: Attempt, spans: Sequence[Span]) -> Text:
+    """What an attempt came to, in a line, and its error in the next."""
+    known = totals(spans)
+    text = Text.assemble((rollout_id, "bold"), f" attempt {attempt.attempt}  ")
+    text.append(attempt.status, style="green" if attempt.status == "succeeded" else "red")
+    said = [f"{known['calls']} calls"]
+    if known["output_tokens"] is not None:
+        said.append(f"{known['input_tokens']} -> {known['output_tokens']} tokens")
+    said.append(f"{known['tools']} tools")
+    text.append(f"  {', '.join(said)}", style="dim")
+    if attempt.error:
+        # The last line of a traceback that says something: agl's own hints come after it.
+        lines = [x for x in attempt.error.strip().splitlines() if x.strip() and not x.lstrip().startswith("->")]
+        text.append(f"\n{lines[-1].strip()}", style="red")
+    return text
+
+
+def tree(title: Text, spans: Sequence[Span]) -> Tree:
+    """The spans of one attempt under their parents; one whose parent is not among them stands at the top."""
+    known = {s.span_id for s in spans}
+    children: dict[str | None, list[Span]] = {}
+    for span in sorted(spans, key=lambda s: (s.start, s.end)):
+        children.setdefault(span.parent_id if span.parent_id in known else None, []).append(span)
+    root = Tree(title)
+
+    def grow(branch: Tree, parent: str | None, agent: str | None) -> None:
+        for span in children.get(parent, ()):
+            inside = span.agent if span.operation == semconv.INVOKE_AGENT else agent
+            grow(branch.add(line(span, agent)), span.span_id, inside)
+
+    grow(root, None, None)
+    return root
+
+
+def line(span: Span, within: str | None = None) -> Text:
+    """What a span says in one line.
+
+    Args:
+        within: the agent that the lines above it name.
+    """
+    facts = span.attributes
+    text = Text(span.name, style="red" if span.status == "error" else "", no_wrap=True, overflow="ellipsis")
+    if span.operation in (semconv.CHAT, semconv.EXECUTE_TOOL) and span.agent != within:
+        text.append(f"  {span.agent}", style="cyan")
+    if span.operation == semconv.CHAT and facts.get(semconv.ROUTED):
+        text.append("  policy", style="green")
+    duration = f"  {'<' if facts.get(semconv.INFERRED) else ''}{_seconds(span.end - span.start)}"
+    if span.operation in (semconv.CHAT, semconv.EXECUTE_TOOL, semconv.INVOKE_AGENT):
+        text.append(duration, style="dim")
+    if (sampled := facts.get(semconv.OUTPUT_TOKENS)) is not None:
+        text.append(f"  {facts.get(semconv.INPUT_TOKENS)} -> {sampled} tokens", style="dim")
+    match span.operation:
+        case semconv.CHAT:
+            text.append(f"  {_short(_said(facts))}")
+        case semconv.EXECUTE_TOOL:
+            text.append(f"  {_short(str(facts.get(semconv.TOOL_CALL_ARGUMENTS, '')))}", style="dim")
+            if (result := facts.get(semconv.TOOL_CALL_RESULT)) is not None:
+                text.append(f" -> {_short(str(result))}")
+        case semconv.REWARD:
+            text.append(f"  {facts.get(semconv.REWARD_VALUE)} ({facts.get(semconv.REWARD_SOURCE)})", style="yellow")
+        case semconv.MESSAGE | semconv.OBJECT:
+            text.append(f"  {_short(str(facts.get(semconv.VALUE, '')))}")
+    if span.status == "error" and span.status_message:
+        text.append(f"  {_short(span.status_message)}", style="red")
+    return text
+
+
+def _said(facts: Mapping[str, Any]) -> str:
+    """What a model answered: its text, and the tools it asked for."""
+    try:
+        messages = json.loads(facts.get(semconv.OUTPUT_MESSAGES) or "[]")
+        parts = []
+        for message in messages:
+            content = message.get("content")
+            blocks = content if isinstance(content, list) else [{"text": content}] if content else []
+            for block in blocks:
+                # Strands names the tool within "toolUse", Anthropic in the block itself.
+                tool = (block.get("toolUse") or block).get("name")
+                parts += [str(block["text"])] if block.get("text") else [f"[{tool}]"] if tool else []
+            parts += [f"[{(c.get('function') or c).get('name')}]" for c in message.get("tool_calls") or ()]
+        return " ".join(parts)
+    except (ValueError, AttributeError, TypeError):
+        return ""
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 0.01:
+        return f"{seconds * 1000:.1f} ms"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
+def as_json(span: Span) -> dict[str, Any]:
+    """A span as JSON values."""
+    return {
+        "trace_id": span.trace_id,
+        "span_id": span.span_id,
+        "parent_id": span.parent_id,
+        "rollout_id": span.rollout_id,
+        "attempt": span.attempt,
+        "name": span.name,
+        "start": span.start,
+        "end": span.end,
+        "status": span.status,
+        "status_message": span.status_message,
+        "attributes": _plain(span.attributes),
+        "events": [{"name": e.name, "time": e.time, "attributes": _plain(e.attributes)} for e in span.events],
+    }
+
+
+def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in attributes.items()}
+
+
+def _short(text: str) -> str:
+    one = " ".join(text.split())
+    return one if len(one) <= SHOWN else f"{one[: SHOWN - 1]}…"

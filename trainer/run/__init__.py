@@ -1,0 +1,1 @@
+"""A training run: the trainer, its tasks, rollouts, progress and resume."""

@@ -1,0 +1,54 @@
+"""Where a run's checkpoints are found, whoever wrote them, and whether one may be resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agl.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Where a run resumes: `step` steps are done."""
+
+    step: int
+    path: Path
+
+
+def checkpoints_folder(directory: Path) -> Path:
+    """Where the checkpoints of a run's directory are."""
+    return directory / "checkpoints"
+
+
+def latest_checkpoint(directory: Path) -> Path | None:
+    """The last whole checkpoint in a run's directory, of the local trainer or of verl."""
+    return latest_local(directory) or latest_of_verl(directory)
+
+
+def latest_local(directory: Path) -> Path | None:
+    """The last whole checkpoint that the local trainer wrote."""
+    whole = sorted(checkpoints_folder(directory).glob("step-*/run.json"))
+    return whole[-1].parent if whole else None
+
+
+def latest_of_verl(directory: Path) -> Path | None:
+    """The last whole checkpoint that verl wrote; verl keeps its step in a file of its own."""
+    try:
+        step = int((checkpoints_folder(directory) / "latest_checkpointed_iteration.txt").read_text())
+    except (OSError, ValueError):
+        return None
+    return checkpoints_folder(directory) / f"global_step_{step}"
+
+
+def require_same(then: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
+    """Raise `CheckpointError` where a run was started with other settings than those it is to resume with."""
+    changed = [f"{k}: {then.get(k)!r} -> {now[k]!r}" for k in now if then.get(k) != now[k]]
+    if changed:
+        raise CheckpointError(
+            f"the run was started with other settings ({'; '.join(changed)})",
+            hint="resume with the same settings, or start a new run in another directory",
+            path=path,
+        )

@@ -1,0 +1,113 @@
+"""A policy that answers and is not trained: loaded here, or held by a server elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agl.errors import ConfigError, ModelLoadError
+from agl.trainer.engines.base import Engine
+from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.local.policy import LocalPolicy, PolicySpec
+from agl.trainer.rendering.rendering import Rendering
+
+if TYPE_CHECKING:
+    from agl.trainer.engines.vllm import VLLMEngine
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FixedPolicy:
+    """Made by `load` or `held`, ended by `close`.
+
+    Attributes:
+        engine: what samples. rendering: messages to tokens and back. stop_token_ids: what ends an answer beside the
+            rendering's own. model: where tokenizer and chat template come from.
+    """
+
+    engine: Engine
+    rendering: Rendering
+    stop_token_ids: tuple[int, ...]
+    model: str
+    close: Callable[[], Awaitable[None]]
+
+    @classmethod
+    async def load(cls, spec: PolicySpec, renderer: str | None = None) -> FixedPolicy:
+        """Load it into a process of its own.
+
+        Args:
+            spec: what to load. renderer: a name from the `renderers` package; None chooses by the model.
+
+        Raises:
+            ModelLoadError, EngineError: nothing is left running then.
+        """
+        policy = await LocalPolicy.start(spec)
+        try:
+            rendering, _ = await asyncio.to_thread(_rendering, spec.model, renderer)
+        except BaseException:
+            await policy.close()
+            raise
+        return cls(policy, rendering, policy.info.stop_token_ids, spec.model, policy.close)
+
+    @classmethod
+    async def held(cls, engine: VLLMEngine, model: str | None = None, renderer: str | None = None) -> FixedPolicy:
+        """Use the one that a server holds.
+
+        Args:
+            engine: of the server. model: a Hugging Face directory or hub id with its tokenizer and chat template; what
+                the server says that it loaded, if None.
+
+        Raises:
+            ConfigError: the server tokenises otherwise.
+            ModelLoadError, EngineError: nothing is left open then.
+        """
+        try:
+            await engine.connect()
+            directory = model or str(engine.root)
+            try:
+                rendering, stops = await asyncio.to_thread(_rendering, directory, renderer)
+            except ModelLoadError as error:
+                if model is not None:
+                    raise
+                raise ModelLoadError(
+                    f"the tokenizer of what {engine.url} serves cannot be read here: {error.message}",
+                    hint="name a directory or hub id that holds it: model=, or --model",
+                    path=directory,
+                ) from error
+            await _check_tokens(engine, rendering, directory)
+        except BaseException:
+            await engine.close()
+            raise
+        return cls(engine, rendering, stops, directory, engine.close)
+
+    def serve(self, gateway: Gateway, name: str) -> None:
+        """Let it answer as the policy of that name."""
+        gateway.serve(name, self.engine, self.rendering, self.stop_token_ids)
+
+
+def policy_directory(model: str) -> str:
+    """The directory of the weights: that of a checkpoint or of a whole run holds it as `policy`."""
+    path = Path(model)
+    return str(path / "policy") if (path / "policy" / "config.json").is_file() else model
+
+
+def _rendering(model: str, renderer: str | None) -> tuple[Rendering, tuple[int, ...]]:
+    from agl.trainer.local.model import load_tokenizer, stop_token_ids
+
+    tokenizer = load_tokenizer(model)
+    return Rendering(tokenizer, renderer=renderer), stop_token_ids(model, tokenizer)
+
+
+async def _check_tokens(engine: VLLMEngine, rendering: Rendering, model: str) -> None:
+    """Refuse a tokenizer that is not the server's."""
+    from agl.trainer.local.model import PROBE
+
+    theirs = await engine.tokenize(PROBE)
+    if theirs is not None and theirs != rendering.encode(PROBE):
+        raise ConfigError(
+            f"{engine.url} has another tokenizer than {model}: a probe text is {len(theirs)} tokens there and "
+            f"{len(rendering.encode(PROBE))} here",
+            hint="name the directory or hub id of the model that it serves: model=, or --model",
+        )

@@ -1,0 +1,128 @@
+"""The policies of a run: started together, served to agents, trained each on its own rows, saved and restored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from pathlib import Path
+
+from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.local.config import Policy
+from agl.trainer.local.policy import LocalPolicy, PolicySpec, start_policies
+from agl.trainer.rendering.rendering import Rendering
+
+
+class Policies:
+    """Made by `start`, ended by `close`. Iterating gives (name, policy) in order.
+
+    Args:
+        policies: by name. renderings: by name.
+    """
+
+    def __init__(self, policies: Mapping[str, LocalPolicy], renderings: Mapping[str, Rendering]) -> None:
+        self._policies = dict(policies)
+        self._renderings = dict(renderings)
+
+    @classmethod
+    async def start(
+        cls, template: PolicySpec, names: Seq[str], own: Mapping[str, Policy], renderer: str | None
+    ) -> Policies:
+        """Load every policy.
+
+        Args:
+            template: what they have in common.
+            names: of the policies.
+            own: name -> where that policy differs.
+            renderer: a name from the `renderers` package; None chooses by the model.
+
+        Raises:
+            ModelLoadError, EngineError: none is left running then.
+        """
+        specs = [_spec(replace(template, name=name), own.get(name, Policy())) for name in names]
+        policies = await start_policies(specs)
+        try:
+            by_model = {m: await asyncio.to_thread(_rendering, m, renderer) for m in {s.model for s in specs}}
+        except BaseException:
+            await _close(policies.values())
+            raise
+        return cls(policies, {s.name: by_model[s.model] for s in specs})
+
+    def __iter__(self) -> Iterator[tuple[str, LocalPolicy]]:
+        return iter(self._policies.items())
+
+    def __len__(self) -> int:
+        return len(self._policies)
+
+    def __getitem__(self, name: str) -> LocalPolicy:
+        return self._policies[name]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """In order."""
+        return tuple(self._policies)
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """Of the weights, by name."""
+        return {name: policy.version for name, policy in self}
+
+    def serve(self, gateway: Gateway) -> None:
+        """Serve all of them."""
+        for name, policy in self:
+            gateway.serve(name, policy, self._renderings[name], policy.info.stop_token_ids)
+
+    def directory(self, root: Path, name: str) -> Path:
+        """Where a policy's model goes below `root`: `policy`, or `policies/<name>` where there are several."""
+        return root / "policy" if len(self) == 1 else root / "policies" / name
+
+    async def save_models(self, root: Path) -> dict[str, Path]:
+        """Write a Hugging Face directory each; where they are."""
+        written = {name: self.directory(root, name) for name in self.names}
+        for name, policy in self:
+            await policy.save_model(written[name])
+        return written
+
+    async def save_states(self, root: Path) -> None:
+        """Write the exact state of each policy's training."""
+        for name, policy in self:
+            await policy.save_state(_state(root, name))
+
+    async def load_states(self, root: Path) -> None:
+        """Go back to what `save_states` wrote.
+
+        Raises:
+            CheckpointError: a file is missing, broken or of another model.
+        """
+        for name, policy in self:
+            await policy.load_state(_state(root, name))
+
+    async def close(self) -> None:
+        """End their processes."""
+        await _close(self._policies.values())
+
+
+async def _close(policies: object) -> None:
+    processes = {p.process for p in policies}  # type: ignore[attr-defined]
+    await asyncio.gather(*(process.close() for process in processes))
+
+
+def _state(root: Path, name: str) -> Path:
+    return root / "states" / f"{name}.pt"
+
+
+def _spec(template: PolicySpec, own: Policy) -> PolicySpec:
+    rate = own.lr if own.lr is not None else template.learner.learning_rate
+    return replace(
+        template,
+        model=own.model or template.model,
+        lora=own.lora or template.lora,
+        learner=replace(template.learner, learning_rate=rate),
+    )
+
+
+def _rendering(model: str, renderer: str | None) -> Rendering:
+    from agl.trainer.local.model import load_tokenizer
+
+    return Rendering(load_tokenizer(model), renderer=renderer)

@@ -1,0 +1,100 @@
+"""What a person sees while training runs: step, reward, rate and time left; a bar on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+if TYPE_CHECKING:
+    from agl.trainer.runners.protocol import RolloutResult
+
+
+class Progress:
+    """Progress of one run.
+
+    Args:
+        enabled: False prints nothing.
+        console: where to; stderr if None.
+    """
+
+    def __init__(self, enabled: bool = True, console: Console | None = None) -> None:
+        self.enabled = enabled
+        self.console = console or Console(file=sys.stderr, highlight=False)
+        self._bar: Bar | None = None
+        self._task: Any = None
+        self._steps = 0
+        self._started = time.monotonic()
+        self._first_step = 0
+        self._rollouts = 0
+        self._expected = 0
+        self._doing = ""
+        self._last_line = 0.0
+
+    def start(self, steps: int, first_step: int = 0) -> None:
+        """Training begins: `steps` in all, `first_step` of them done."""
+        self._steps, self._first_step, self._started = steps, first_step, time.monotonic()
+        if self.enabled and self.console.is_terminal:
+            self._bar = Bar(
+                TextColumn("[bold]step"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[facts]}"),
+                TimeRemainingColumn(elapsed_when_finished=True),
+                console=self.console,
+            )
+            self._task = self._bar.add_task("train", total=steps, completed=first_step, facts="")
+            self._bar.start()
+
+    def began(self, mode: str, step: int, rollouts: int) -> None:
+        """Rollouts were enqueued."""
+        self._rollouts, self._expected = 0, rollouts
+        self._doing = {"train": "rollouts", "val": "validation"}.get(mode, mode)
+
+    def rolled_out(self, result: RolloutResult) -> None:
+        """A rollout ended."""
+        self._rollouts += 1
+        if self._bar is not None and self._rollouts % 8 == 0:
+            self._bar.update(self._task, facts=f"{self._facts} · {self._doing} {self._rollouts}/{self._expected}")
+
+    _facts = ""
+
+    def step(self, entry: dict[str, Any]) -> None:
+        """A step ended."""
+        parts = [f"reward {entry['train/reward']:.3f}"]
+        if "val/reward" in entry:
+            parts.append(f"val {entry['val/reward']:.3f}")
+        if entry.get("train/dropped_groups"):
+            parts.append(f"dropped {entry['train/dropped_groups']} groups")
+        if entry.get("train/failed_rollouts"):
+            parts.append(f"failed {entry['train/failed_rollouts']}")
+        parts.append(f"{entry['rollouts_per_second']:.0f} rollouts/s")
+        self._facts = " · ".join(parts)
+        done = entry["step"]
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, facts=self._facts)
+        elif self.enabled and (time.monotonic() - self._last_line > 2 or done == self._steps or "val/reward" in entry):
+            self._last_line = time.monotonic()
+            took = time.monotonic() - self._started
+            left = took / max(1, done - self._first_step) * (self._steps - done)
+            self.console.print(f"step {done}/{self._steps} · {self._facts} · ETA {_clock(left)}")
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        if self.enabled:
+            (self._bar.console if self._bar is not None else self.console).print(text, highlight=False)
+
+    def stop(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"

@@ -1,0 +1,90 @@
+"""Finds what a text names: agents and reward functions in Python files and modules, and commands as agents."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from agl.agents.agent import Agent, FunctionAgent, LitAgent, as_agent
+from agl.agents.command import CommandAgent
+from agl.agents.registry import wrap
+from agl.errors import ConfigError, nearest
+
+
+def load_object(spec: str, what: str) -> Any:
+    """The object that `file.py:name` or `package.module:name` names.
+
+    Raises:
+        ConfigError: no such file, module or name, or the file itself raised.
+    """
+    where, _, name = spec.rpartition(":")
+    if not where:
+        raise ConfigError(f"{what} is {spec!r}", hint="write it as file.py:name or package.module:name")
+    try:
+        if where.endswith(".py"):
+            path = Path(where).resolve()
+            if not path.is_file():
+                raise ConfigError(f"there is no file {where}", hint=f"{what} is looked up from the current directory")
+            known = sys.modules.get(f"agl_user_{path.stem}")
+            module = known if known is not None and getattr(known, "__file__", None) == str(path) else _load(path)
+        else:
+            sys.path.insert(0, str(Path.cwd()))
+            module = importlib.import_module(where)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
+    if not hasattr(module, name):
+        names = [n for n in vars(module) if not n.startswith("_")]
+        raise ConfigError(f"{where} has no {name!r}", hint=nearest(name, names))
+    return getattr(module, name)
+
+
+def _load(path: Path) -> Any:
+    name = f"agl_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_agent(spec: str, reward: str | None) -> Agent:
+    """The agent that a command line names, wrapped with its reward if it needs one.
+
+    Raises:
+        ConfigError: it cannot be found, or it needs a reward and none is given.
+    """
+    value = load_object(spec, "--agent")
+    score = load_object(reward, "--reward") if reward else None
+    if isinstance(value, Agent | FunctionAgent | LitAgent):
+        if score is not None:
+            raise ConfigError(f"{spec} gives its own reward", hint="leave --reward out")
+        return as_agent(value)
+    if score is None:
+        raise ConfigError(f"{spec} needs a reward", hint="add --reward file.py:function, (task, output) -> float")
+    return wrap(value, score)
+
+
+def load_command(text: str, reward: str | None) -> Agent:
+    """The agent that a command makes.
+
+    Raises:
+        ConfigError: no reward is given, or the command cannot be read.
+    """
+    if reward is None:
+        raise ConfigError(
+            "--agent-command needs a reward", hint="add --reward file.py:function, (task, output) -> float"
+        )
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"--agent-command cannot be read: {error}", hint="check its quotes") from None
+    return CommandAgent(words, reward=load_object(reward, "--reward"))

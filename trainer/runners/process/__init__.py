@@ -1,0 +1,1 @@
+"""Workers in processes: a stuck agent is killed with everything it started."""

@@ -1,0 +1,141 @@
+"""What passes between a run and whoever executes its rollouts: a lease goes out, a report comes back."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from agl.errors import RolloutTimeoutError
+from agl.mdp.builder import Built
+from agl.mdp.selection import Selection
+from agl.mdp.spans import Span
+from agl.trainer.store.base import AttemptedRollout, AttemptStatus, Rollout
+
+LEASE_WAIT_SECONDS = 20.0
+"""How long one request for work may wait for it."""
+HEARTBEAT_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RolloutResult:
+    """What a rollout came to, after its last attempt.
+
+    Attributes:
+        rollout: as stored. attempt: the last one, from 1.
+        built: trajectories and rewards of that attempt; None when it failed.
+        error: why it failed; None when it succeeded.
+    """
+
+    rollout: Rollout
+    attempt: int
+    built: Built | None
+    error: BaseException | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lease:
+    """One attempt to execute, and all that it needs.
+
+    Attributes:
+        leased: the rollout and its attempt.
+        selection: which agents are trained.
+        resources: what the rollout is given beside the policy.
+        gateway: base URL of the gateway; None when nothing is routed.
+        url: the attempt's own below it, without the agent. key: good for this attempt alone. model: the policy's name.
+        sampling: what the trainer decides about sampling and agents are told.
+        capture_content: whether texts are recorded.
+    """
+
+    leased: AttemptedRollout
+    selection: Selection
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    gateway: str | None = None
+    url: str = ""
+    key: str | None = field(default=None, repr=False)
+    model: str = ""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    capture_content: bool = True
+
+    @property
+    def rollout(self) -> Rollout:
+        return self.leased.rollout
+
+    @property
+    def attempt(self) -> int:
+        """The attempt's number, from 1."""
+        return self.leased.attempt.attempt
+
+    @property
+    def id(self) -> tuple[str, int]:
+        """Rollout id and attempt."""
+        return self.rollout.rollout_id, self.attempt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Report:
+    """What executing a lease came to.
+
+    Attributes:
+        spans: all of the attempt's. error: why it failed; None if it did not.
+        text: the error with its traceback, where it does not come with the error itself.
+    """
+
+    spans: Sequence[Span] = ()
+    error: BaseException | None = None
+    text: str | None = None
+
+    @property
+    def status(self) -> AttemptStatus:
+        """What the attempt becomes."""
+        if self.error is None:
+            return "succeeded"
+        return "timeout" if isinstance(self.error, RolloutTimeoutError) else "failed"
+
+    @property
+    def traceback(self) -> str | None:
+        """The error as it is stored."""
+        if self.error is None:
+            return None
+        return self.text or "".join(traceback.format_exception(self.error)).strip()
+
+
+class Desk(Protocol):
+    """Where workers get rollouts and bring back what they came to. Each method may be repeated after a failure."""
+
+    async def lease(self, worker_id: str, wait: float = LEASE_WAIT_SECONDS) -> Lease | None:
+        """The next rollout, waiting for it up to `wait` seconds; None if there was none."""
+        ...
+
+    async def heartbeat(self, lease: Lease) -> bool:
+        """Say that the attempt is alive; False if it is no longer wanted."""
+        ...
+
+    async def deliver(self, lease: Lease, spans: Sequence[Span]) -> None:
+        """End the attempt's calls and store its spans, before it is finished; for who wants to look at them then."""
+        ...
+
+    async def finish(self, lease: Lease, report: Report) -> None:
+        """End the attempt; a failed one is queued again where its rollout has attempts left.
+
+        Raises:
+            AttemptOverError: it was cancelled or given up; what it came to is not wanted.
+        """
+        ...
+
+    async def abandon(self, lease: Lease, why: str) -> None:
+        """Give the lease up unfinished; another worker may take the rollout."""
+        ...
+
+
+class Runner(Protocol):
+    """Executes a run's rollouts, wherever that is."""
+
+    async def start(self) -> None:
+        """Start its workers; errors of theirs that no rollout can be blamed for go to the run."""
+        ...
+
+    async def stop(self) -> None:
+        """End what runs and the workers; bounded, idempotent."""
+        ...

@@ -1,0 +1,94 @@
+"""Where programs that are traced without code are kept: the default store, and the rollout of a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agl.mdp.spans import Span
+from agl.tracing.context import RolloutContext
+from agl.trainer.store import open_store
+from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store
+
+DEFAULT_STORE = "agl-runs/traces.db"
+_SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)S?$")
+_SHORTEST_SECRET = 8
+
+
+def store_url(given: str | None = None) -> str:
+    """The store that is written: the given one, or AGL_STORE, or the default. Its folder is made."""
+    url = given or os.environ.get("AGL_STORE") or DEFAULT_STORE
+    path = Path(url.removeprefix("sqlite:///"))
+    if "://" in str(path):
+        return url
+    if path.is_dir() or url.endswith("/"):
+        path = path / "run.db"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return f"sqlite:///{path}"
+
+
+def shown_command(arguments: Sequence[str]) -> str:
+    """A command line as it is recorded: without the values of environment variables that hold keys."""
+    text = shlex.join(arguments)
+    for name, value in os.environ.items():
+        if _SECRET.search(name) and len(value) >= _SHORTEST_SECRET:
+            text = text.replace(value, f"${name}")
+    return text
+
+
+def new_rollout(task: Any, mode: Mode, rollout_id: str, *, seed: int = 0, **metadata: Any) -> NewRollout:
+    """A rollout with one attempt, in a run of its own, so that no other worker takes it."""
+    return NewRollout(
+        task=task,
+        mode=mode,
+        seed=seed,
+        run_id=f"run-{uuid.uuid4().hex[:8]}",
+        config=RolloutConfig(max_attempts=1),
+        metadata=metadata,
+        rollout_id=rollout_id,
+    )
+
+
+class StoreSink:
+    """A process's own rollout in the store: made with its first span, ended with the process.
+
+    Args:
+        rollout: of the process. arguments: its command line.
+
+    Raises:
+        AglError: the store cannot be opened.
+    """
+
+    def __init__(self, rollout: RolloutContext, arguments: Sequence[str]) -> None:
+        self._rollout = rollout
+        self._runner = asyncio.Runner()
+        self._store: Store = self._runner.run(self._open(arguments))
+
+    def send(self, spans: Sequence[Span]) -> None:
+        """Returns when they are in the store."""
+        self._runner.run(self._store.add_spans(spans))
+
+    def finish(self, error: str | None) -> None:
+        """End the attempt."""
+        self._runner.run(self._finish(error))
+
+    async def _open(self, arguments: Sequence[str]) -> Store:
+        store = await open_store(store_url())
+        command = shown_command(arguments)
+        new = new_rollout({"command": command}, "collect", self._rollout.rollout_id, agent=self._rollout.agent)
+        await store.enqueue_rollouts([new])
+        # None in a forked child, whose parent has the rollout already.
+        if await store.dequeue_rollout(f"process-{os.getpid()}", run_id=new.run_id) is not None:
+            await store.update_attempt(self._rollout.rollout_id, self._rollout.attempt, "running")
+        return store
+
+    async def _finish(self, error: str | None) -> None:
+        status = "succeeded" if error is None else "failed"
+        await self._store.update_attempt(self._rollout.rollout_id, self._rollout.attempt, status, error=error)
+        await self._store.close()

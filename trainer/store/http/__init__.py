@@ -1,0 +1,1 @@
+"""The store behind HTTP: its server and its client."""

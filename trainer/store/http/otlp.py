@@ -1,0 +1,266 @@
+"""OTLP over HTTP, `POST /v1/traces`: spans of any OpenTelemetry exporter, in protobuf or JSON, as those of an attempt.
+
+A span belongs to the attempt that `agl.rollout.id` and `agl.attempt` name, on the span or else on its resource
+(`OTEL_RESOURCE_ATTRIBUTES=agl.rollout.id=...`); without `agl.attempt`, to the rollout's last one. Spans that name none
+are gathered by trace: a trace is a rollout "trace-<trace id>" of mode "collect", which ends with its root span.
+
+Source: OpenTelemetry Protocol 1.x, OTLP/HTTP: content types, gzip, partial success, `google.rpc.Status` for failures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import zlib
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from agl import semconv
+from agl.errors import StoreError
+from agl.mdp.spans import Event, Span
+from agl.tracing import otlp
+from agl.trainer.http.auth import Role
+from agl.trainer.http.limits import Limits, Refused, parse_json
+from agl.trainer.http.responses import RETRY_SECONDS
+from agl.trainer.store.base import ATTEMPT_TERMINAL, Attempt, NewRollout, RolloutConfig, Store
+
+PATH = "/v1/traces"
+PROTOBUF, JSON = "application/x-protobuf", "application/json"
+_OFF_LOOP_BYTES = 64 * 1024
+"""Longer bodies are decoded in a worker thread."""
+_STATUSES = ("unset", "ok", "error")
+_RPC_CODES = {400: 3, 401: 16, 403: 7, 413: 8, 415: 3, 503: 14}
+"""HTTP status -> google.rpc.Code."""
+
+
+class Traces:
+    """The route.
+
+    Args:
+        store: where spans go. role: who sent a request, or Refused. limits: of the server.
+    """
+
+    def __init__(self, store: Store, role: Callable[[Request], Awaitable[Role]], limits: Limits) -> None:
+        self._store, self._role, self._limits = store, role, limits
+        self._joining = asyncio.Lock()
+
+    def route(self) -> Route:
+        return Route(PATH, self._export, methods=["POST"])
+
+    async def _export(self, request: Request) -> Response:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        try:
+            role = await self._role(request)
+            if kind not in (PROTOBUF, JSON):
+                raise Refused(415, f"spans are taken as {PROTOBUF} or {JSON}", "unsupported_media_type")
+            received = await self._received(request, kind)
+            rejected = await self._keep(role, received)
+        except Refused as refused:
+            return _failure(kind, refused.status, refused.message)
+        except StoreError as error:
+            return _failure(kind, 503, error.message)
+        return _success(kind, rejected)
+
+    async def _received(self, request: Request, kind: str) -> list[_Received]:
+        body = await request.body()
+        limits = self._limits
+        encoding = request.headers.get("content-encoding", "identity").strip().lower()
+        arguments = (body, encoding, kind, limits.body_bytes, limits.json_depth)
+        try:
+            if len(body) < _OFF_LOOP_BYTES and encoding == "identity":
+                return _decode(*arguments)
+            return await asyncio.to_thread(_decode, *arguments)
+        except ValueError as error:
+            raise Refused(400, str(error), "invalid_spans") from None
+
+    async def _keep(self, role: Role, received: list[_Received]) -> list[str]:
+        """Store what belongs somewhere; why the others do not."""
+        rejected: list[str] = []
+        traces: dict[str, list[Span]] = {}
+        named: dict[str, list[tuple[int | None, Span]]] = {}
+        for about, span in received:
+            if isinstance(span, ValueError):
+                rejected.append(str(span))
+                continue
+            rollout_id = span.attributes.get(semconv.ROLLOUT_ID, about.get(semconv.ROLLOUT_ID))
+            if rollout_id is None:
+                traces.setdefault(span.trace_id, []).append(span)
+                continue
+            number = span.attributes.get(semconv.ATTEMPT, about.get(semconv.ATTEMPT))
+            try:
+                attempt = None if number is None else int(number)
+            except (TypeError, ValueError, ArithmeticError):
+                rejected.append(f"{semconv.ATTEMPT} is {number!r}")
+                continue
+            named.setdefault(str(rollout_id), []).append((attempt, span))
+        kept: list[Span] = []
+        for rollout_id, spans in named.items():
+            known = {a.attempt: a for a in await self._attempts(rollout_id)}
+            for attempt, span in spans:
+                one = known.get(max(known, default=0) if attempt is None else attempt)
+                if one is None or (role != "operator" and one.status in ATTEMPT_TERMINAL):
+                    rejected.append(f"rollout {rollout_id} has no such attempt open")
+                else:
+                    kept.append(dataclasses.replace(span, rollout_id=rollout_id, attempt=one.attempt))
+        for trace_id, spans in traces.items():
+            rollout_id = f"trace-{trace_id}"
+            await self._join(rollout_id, spans)
+            kept += [dataclasses.replace(span, rollout_id=rollout_id, attempt=1) for span in spans]
+        await self._store.add_spans(kept)
+        for trace_id, spans in traces.items():
+            for root in (span for span in spans if span.parent_id is None):
+                status = "failed" if root.status == "error" else "succeeded"
+                await self._end(f"trace-{trace_id}", status, root.status_message)
+        return rejected
+
+    async def _attempts(self, rollout_id: str) -> list[Attempt]:
+        try:
+            return await self._store.query_attempts(rollout_id)
+        except StoreError:
+            return []
+
+    async def _join(self, rollout_id: str, spans: list[Span]) -> None:
+        """Have a trace's rollout, with its one attempt open."""
+        async with self._joining:
+            if await self._attempts(rollout_id):
+                return
+            root = next((s for s in spans if s.parent_id is None), spans[0])
+            # In a run of its own, so that no runner takes it.
+            new = NewRollout(
+                task={"trace": root.name},
+                mode="collect",
+                run_id=rollout_id,
+                config=RolloutConfig(max_attempts=1),
+                metadata={"otlp": True},
+                rollout_id=rollout_id,
+            )
+            await self._store.enqueue_rollouts([new])
+            if await self._store.dequeue_rollout("otlp", run_id=rollout_id) is not None:
+                await self._store.update_attempt(rollout_id, 1, "running")
+
+    async def _end(self, rollout_id: str, status: Any, error: str | None) -> None:
+        (attempt, *_) = await self._store.query_attempts(rollout_id)
+        if attempt.status not in ATTEMPT_TERMINAL:
+            await self._store.update_attempt(rollout_id, 1, status, error=error)
+
+
+_Received = tuple[dict[str, Any], "Span | ValueError"]
+"""A resource's attributes, and one of its spans or what is wrong with it."""
+
+
+def _decode(body: bytes, encoding: str, kind: str, most: int, depth: int) -> list[_Received]:
+    """The spans of a request's body; ValueError if it is none."""
+    if encoding in ("gzip", "x-gzip"):
+        body = _gunzip(body, most)
+    elif encoding not in ("", "identity"):
+        raise ValueError(f"content-encoding {encoding!r} is unknown; send gzip or none")
+    return list(otlp.decode_each(parse_json(body, depth)) if kind == JSON else _from_protobuf(body))
+
+
+def _gunzip(body: bytes, most: int) -> bytes:
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        unpacked = unpacker.decompress(body, most + 1)
+    except zlib.error as error:
+        raise ValueError(f"the body is not gzip: {error}") from None
+    if len(unpacked) > most:
+        raise ValueError(f"the body has more than {most} bytes once unpacked")
+    if not unpacker.eof:
+        raise ValueError("the gzip body ends too soon")
+    return unpacked
+
+
+def _from_protobuf(body: bytes) -> Iterator[_Received]:
+    try:
+        from google.protobuf.message import DecodeError
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+    except ImportError:
+        raise ValueError("protobuf is not read here: pip install 'agl[server]', or send JSON") from None
+    try:
+        request = ExportTraceServiceRequest.FromString(body)
+    except DecodeError as error:
+        raise ValueError(f"not an OTLP export request: {error}") from None
+    for resource in request.resource_spans:
+        about = _attributes(resource.resource.attributes)
+        for scope in resource.scope_spans:
+            for span in scope.spans:
+                try:
+                    yield about, _span(span)
+                except ValueError as error:
+                    yield about, error
+
+
+def _span(span: Any) -> Span:
+    parent = span.parent_span_id
+    return Span(
+        trace_id=_id(span.trace_id, 16),
+        span_id=_id(span.span_id, 8),
+        parent_id=_id(parent, 8) if parent else None,
+        rollout_id="",
+        attempt=0,
+        name=span.name,
+        start=span.start_time_unix_nano / 1e9,
+        end=span.end_time_unix_nano / 1e9,
+        status=_STATUSES[span.status.code] if 0 <= span.status.code < len(_STATUSES) else "unset",
+        status_message=span.status.message or None,
+        attributes=_attributes(span.attributes),
+        events=tuple(Event(e.name, e.time_unix_nano / 1e9, _attributes(e.attributes)) for e in span.events),
+    )
+
+
+def _id(data: bytes, length: int) -> str:
+    if len(data) != length or not any(data):
+        raise ValueError(f"a span's id is not {length} bytes, or is all zeros")
+    return data.hex()
+
+
+def _attributes(pairs: Any) -> dict[str, Any]:
+    return {pair.key: _value(pair.value) for pair in pairs}
+
+
+def _value(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    match kind:
+        case None:
+            return None
+        case "array_value":
+            return [_value(v) for v in value.array_value.values]
+        case "kvlist_value":
+            return _attributes(value.kvlist_value.values)
+        case "bytes_value":
+            return value.bytes_value.hex()
+    return getattr(value, kind)
+
+
+# -- answers ------------------------------------------------------------------------------------------------------
+def _success(kind: str, rejected: list[str]) -> Response:
+    told = f"{len(rejected)} spans were not kept; the first because: {rejected[0]}" if rejected else ""
+    if kind == JSON:
+        partial = {"partialSuccess": {"rejectedSpans": str(len(rejected)), "errorMessage": told}} if rejected else {}
+        return Response(orjson.dumps(partial), media_type=JSON)
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+    response = ExportTraceServiceResponse()
+    if rejected:
+        response.partial_success.rejected_spans = len(rejected)
+        response.partial_success.error_message = told
+    return Response(response.SerializeToString(), media_type=PROTOBUF)
+
+
+def _failure(kind: str, status: int, message: str) -> Response:
+    headers = {"retry-after": str(RETRY_SECONDS)} if status == 503 else None
+    code = _RPC_CODES.get(status, 13 if status >= 500 else 3)
+    if kind == PROTOBUF:
+        try:
+            from google.rpc.status_pb2 import Status
+
+            body = Status(code=code, message=message).SerializeToString()
+            return Response(body, status, headers, PROTOBUF)
+        except ImportError:
+            pass
+    return Response(orjson.dumps({"code": code, "message": message}), status, headers, JSON)

@@ -1,0 +1,267 @@
+"""A store over HTTP: one POST route per method of `Store`, each with its validation and its place in the schema.
+
+An operator may call everything. A runner may lease, report and read what a rollout needs; what it writes must belong
+to attempts that are open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from agl.errors import AglError, StoreError
+from agl.trainer.http.auth import Keys, Role
+from agl.trainer.http.limits import Limits, Refused
+from agl.trainer.http.responses import answer, unless_gone
+from agl.trainer.http.server import HttpServer
+from agl.trainer.store.base import ATTEMPT_TERMINAL, Store
+from agl.trainer.store.http import protocol as wire
+from agl.trainer.store.http.openapi import schema
+from agl.trainer.store.http.otlp import Traces
+
+PORT = 4747
+_REMEMBERED = 10_000
+"""Requests whose callers have gone that are remembered, so that none is leased a rollout after all."""
+
+
+class StoreServer:
+    """A store that listens.
+
+    Args:
+        store: what to serve; it stays open. host, port: as `HttpServer`. keys: who may come; none = everybody on
+            this machine. limits: what clients may do. beside: other routes.
+
+    Raises:
+        ConfigError: `host` is not loopback, and there is no operator key.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        host: str = "127.0.0.1",
+        port: int = PORT,
+        keys: Keys | None = None,
+        limits: Limits | None = None,
+        beside: Sequence[BaseRoute] = (),
+    ) -> None:
+        self.keys, self.limits = keys or Keys(), limits or Limits()
+        self.keys.check_host(host)
+        self._routes = StoreRoutes(store, self.keys, self.limits)
+        app = build_app([*beside, *self._routes.routes()])
+        self._server = HttpServer(app, error=StoreError, host=host, port=port, limits=self.limits)
+
+    @property
+    def url(self) -> str:
+        """Where it listens; "" while it does not."""
+        return self._server.url
+
+    async def start(self) -> str:
+        """Listen; the base URL.
+
+        Raises:
+            StoreError: the port is taken or the address cannot be bound.
+        """
+        return await self._server.start()
+
+    async def stop(self) -> None:
+        """Stop listening; who waits for work is told to ask again elsewhere or later. Idempotent."""
+        self._routes.stop()
+        await self._server.stop()
+
+
+def build_app(routes: Sequence[BaseRoute]) -> Starlette:
+    """The ASGI application of these routes; every error is JSON."""
+    handlers: dict[Any, Any] = {
+        AglError: _refused_by_store,
+        Refused: _refused,
+        HTTPException: _not_here,
+        ClientDisconnect: _hung_up,
+        Exception: _failed,
+    }
+    return Starlette(routes=routes, exception_handlers=handlers)
+
+
+class StoreRoutes:
+    """The routes of a store's methods.
+
+    Args:
+        store: whose. keys: who may come. limits: what they may do.
+    """
+
+    def __init__(self, store: Store, keys: Keys, limits: Limits) -> None:
+        self.store, self.keys, self.limits = store, keys, limits
+        self._waiting: set[asyncio.Future[Any]] = set()
+        self._stopping = False
+        self._given_back: OrderedDict[str, None] = OrderedDict()
+
+    def routes(self) -> list[Route]:
+        """Of all methods, of a batch of them, of spans, of what there is, and of whether the server lives."""
+        methods = [
+            Route(f"{wire.PREFIX}/{name}", functools.partial(self._one, method), methods=["POST"])
+            for name, method in wire.METHODS.items()
+        ]
+        return [
+            *methods,
+            Route(wire.BATCH_PATH, self._batch, methods=["POST"]),
+            Traces(self.store, self.role, self.limits).route(),
+            Route(f"{wire.PREFIX}/about", self._about),
+            Route("/openapi.json", self._schema),
+            Route("/health", self._health),
+        ]
+
+    def stop(self) -> None:
+        """End every wait, so that the server can."""
+        self._stopping = True
+        for waiting in list(self._waiting):
+            waiting.cancel()
+
+    async def role(self, request: Request) -> Role:
+        """Who sent a request.
+
+        Raises:
+            Refused: 401, a stranger.
+        """
+        role = self.keys.role(request.headers)
+        if role is None:
+            raise Refused(401, "this store takes requests with one of its keys only", "invalid_api_key")
+        return role
+
+    async def _one(self, method: wire.Method, request: Request) -> Response:
+        role = await self.role(request)
+        arguments = method.read(await self._body(request))
+        await self._allow(role, method, arguments)
+        work = asyncio.ensure_future(self._call(method, arguments))
+        if method.name in wire.WAITING:
+            self._waiting.add(work)
+            work.add_done_callback(self._waiting.discard)
+        try:
+            result = await unless_gone(request, work)
+        except asyncio.CancelledError:
+            if self._stopping:
+                raise Refused(503, "the store is stopping; try again", "stopping") from None
+            raise
+        return _json({"result": wire.portable(result)})
+
+    async def _batch(self, request: Request) -> Response:
+        role = await self.role(request)
+        body = await self._body(request)
+        operations = body.get("operations") if isinstance(body, Mapping) else None
+        if not isinstance(operations, list) or len(operations) > wire.MOST_OPERATIONS:
+            raise StoreError(f"operations: not a list of at most {wire.MOST_OPERATIONS}", hint="see /openapi.json")
+        return _json({"results": await asyncio.gather(*(self._operation(role, operation) for operation in operations))})
+
+    async def _operation(self, role: Role, operation: Any) -> dict[str, Any]:
+        try:
+            name = operation.get("method") if isinstance(operation, Mapping) else None
+            method = wire.METHODS.get(name) if isinstance(name, str) else None
+            if method is None:
+                raise StoreError(f"the store has no method {name!r}", hint="see /openapi.json")
+            arguments = method.read(operation.get("arguments", {}))
+            await self._allow(role, method, arguments)
+            if method.name in wire.WAITING:
+                arguments[wire.WAITING[method.name]] = 0.0
+            return {"result": wire.portable(await self._call(method, arguments))}
+        except AglError as error:
+            return wire.error_json(error)
+        except Refused as refused:
+            return wire.error_json(StoreError(refused.message))
+
+    async def _call(self, method: wire.Method, arguments: dict[str, Any]) -> Any:
+        name = wire.WAITING.get(method.name)
+        if name is not None:
+            asked, most = arguments[name], self.limits.wait_seconds
+            arguments[name] = most if asked is None else max(0.0, min(asked, most))
+        request_id = arguments.get("request_id")
+        if method.name == "give_back" and request_id is not None:
+            self._given_back[request_id] = None
+            while len(self._given_back) > _REMEMBERED:
+                self._given_back.popitem(last=False)
+        result = await getattr(self.store, method.name)(**arguments)
+        if method.name == "dequeue_rollout" and result is not None and request_id in self._given_back:
+            await self.store.give_back(request_id)
+            return None
+        return result
+
+    async def _allow(self, role: Role, method: wire.Method, arguments: Mapping[str, Any]) -> None:
+        """Refuse what a runner may not do."""
+        if role == "operator":
+            return
+        if method.name not in wire.RUNNER_METHODS:
+            raise Refused(403, f"a runner's key is not good for {method.name}", "forbidden")
+        written = [*(arguments.get("calls") or ()), *(arguments.get("spans") or ())]
+        await self.check_open((item.rollout_id, item.attempt) for item in written)
+
+    async def check_open(self, attempts: Iterable[tuple[str, int]]) -> None:
+        """Refuse to write to attempts that nobody runs.
+
+        Raises:
+            Refused: 403, one has ended or never was.
+        """
+        wanted: dict[str, set[int]] = {}
+        for rollout_id, attempt in attempts:
+            wanted.setdefault(rollout_id, set()).add(attempt)
+        for rollout_id, numbers in wanted.items():
+            try:
+                found = await self.store.query_attempts(rollout_id)
+            except StoreError:
+                found = []
+            if not numbers <= {a.attempt for a in found if a.status not in ATTEMPT_TERMINAL}:
+                raise Refused(403, f"rollout {rollout_id} has no such attempt open", "forbidden")
+
+    async def _body(self, request: Request) -> Any:
+        # A browser may send any page's text to this machine, but no JSON that it calls JSON.
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise Refused(415, "send application/json", "unsupported_media_type")
+        try:
+            return wire.loads(await request.body(), self.limits.json_depth)
+        except ValueError as error:
+            raise Refused(400, f"the body is not JSON that can be read: {error}", "invalid_json") from None
+
+    async def _about(self, request: Request) -> Response:
+        return answer({"store": "agl", "role": await self.role(request)})
+
+    async def _schema(self, _: Request) -> Response:
+        return answer(schema(self.keys.operator is not None))
+
+    async def _health(self, _: Request) -> Response:
+        return answer({"status": "ok"})
+
+
+def _json(data: Any, status: int = 200) -> Response:
+    return Response(wire.dumps(data), status, media_type="application/json")
+
+
+async def _refused_by_store(_: Request, error: Exception) -> Response:
+    assert isinstance(error, AglError)
+    return _json(wire.error_json(error), 409)
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return answer(wire.error_json(StoreError(error.message)), error.status)
+
+
+async def _not_here(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    told = StoreError(f"{request.method} {request.url.path}: {error.detail}", hint="see /openapi.json")
+    response = answer(wire.error_json(told), error.status_code)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _hung_up(_: Request, error: Exception) -> Response:
+    return Response(status_code=499)
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    return answer(wire.error_json(StoreError(f"{type(error).__name__}: {error}")), 500)

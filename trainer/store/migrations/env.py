@@ -1,9 +1,0 @@
-"""Alembic's entry: runs the migrations on the connection given, inside the caller's transaction."""
-
-from alembic import context
-
-from agl.trainer.store import schema
-
-# Every statement belongs to the transaction that the caller opened, so alembic must begin and commit nothing.
-context.configure(connection=context.config.attributes["connection"], target_metadata=schema.metadata)
-context.run_migrations()

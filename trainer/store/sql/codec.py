@@ -1,0 +1,278 @@
+"""Between the contract's dataclasses and table rows: what `*_row` writes, `to_*` reads back equal.
+
+Token ids are little-endian int32, log-probs little-endian float32. JSON is text; a tuple comes back as a list.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+
+from agl.errors import StoreError
+from agl.mdp.spans import Event, Span
+from agl.mdp.types import Call, FloatArray, IntArray
+from agl.trainer.store.base import Attempt, NewRollout, Rollout, RolloutConfig, TrainedCall
+
+Row = Mapping[Any, Any]
+
+_IDS = np.dtype("<i4")
+_LOGPROBS = np.dtype("<f4")
+
+
+def dumps(value: Any, what: str, **where: object) -> str:
+    """`value` as JSON text.
+
+    Raises:
+        StoreError: it is not a JSON value; names `what` and the place.
+    """
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+    except TypeError:
+        pass
+    # orjson refuses lone surrogates, integers above 64 bits and keys that are not strings; all of them are JSON.
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise StoreError(
+            f"{what} is not a JSON value: {error}",
+            hint="use only dicts, lists, strings, numbers, booleans and None in it",
+            **where,
+        ) from error
+
+
+def loads(text: str) -> Any:
+    """The value of JSON text that `dumps` wrote."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return json.loads(text)
+
+
+def plain(text: str | None) -> str | None:
+    """Free text as every database can keep it: without NUL and without halves of surrogate pairs."""
+    if text is None or (text.isascii() and "\0" not in text):
+        return text
+    return text.replace("\0", "\ufffd").encode(errors="backslashreplace").decode()
+
+
+def pack_ids(ids: IntArray) -> bytes:
+    """int32 [n] -> 4n bytes."""
+    return np.ascontiguousarray(ids, dtype=_IDS).tobytes()
+
+
+def unpack_ids(data: bytes) -> IntArray:
+    """4n bytes -> int32 [n], read-only."""
+    return np.frombuffer(data, dtype=_IDS)
+
+
+def pack_logprobs(logprobs: FloatArray) -> bytes:
+    """float32 [n] -> 4n bytes."""
+    return np.ascontiguousarray(logprobs, dtype=_LOGPROBS).tobytes()
+
+
+def unpack_logprobs(data: bytes) -> FloatArray:
+    """4n bytes -> float32 [n], read-only."""
+    return np.frombuffer(data, dtype=_LOGPROBS)
+
+
+def digest(packed: bytes) -> bytes:
+    """16 bytes that stand for packed token ids: equal digests of equal lengths mean equal ids."""
+    return hashlib.blake2b(packed, digest_size=16).digest()
+
+
+# -- rollouts and attempts ----------------------------------------------------------------------------------------
+@functools.lru_cache(256)
+def _config_text(config: RolloutConfig) -> str:
+    return orjson.dumps(dataclasses.asdict(config)).decode()
+
+
+@functools.lru_cache(256)
+def _config(text: str) -> RolloutConfig:
+    fields = orjson.loads(text)
+    return RolloutConfig(**{**fields, "retry_on": tuple(fields["retry_on"])})
+
+
+def rollout_row(new: NewRollout, rollout_id: str, now: float) -> dict[str, Any]:
+    """The row of a rollout that is queued at `now` (seconds since the epoch)."""
+    config = new.config
+    if not isinstance(config.retry_on, tuple):
+        # A list cannot be hashed for the cache.
+        config = dataclasses.replace(config, retry_on=tuple(config.retry_on))
+    return {
+        "rollout_id": rollout_id,
+        "run_id": new.run_id,
+        "step": new.step,
+        "mode": new.mode,
+        "status": "queuing",
+        "group_key": new.group,
+        "position": new.index,
+        "seed": new.seed,
+        "resources_id": new.resources_id,
+        "priority": new.priority,
+        "attempts": 0,
+        "task": dumps(new.task, "the task", rollout=rollout_id),
+        "config": _config_text(config),
+        "metadata": dumps(dict(new.metadata), "the metadata", rollout=rollout_id),
+        "created_at": now,
+        "ended_at": None,
+    }
+
+
+def to_rollout(row: Row) -> Rollout:
+    """A row of `schema.rollouts`."""
+    return Rollout(
+        rollout_id=row["rollout_id"],
+        task=loads(row["task"]),
+        status=row["status"],
+        mode=row["mode"],
+        run_id=row["run_id"],
+        step=row["step"],
+        group=row["group_key"],
+        index=row["position"],
+        seed=row["seed"],
+        resources_id=row["resources_id"],
+        priority=row["priority"],
+        config=_config(row["config"]),
+        metadata=loads(row["metadata"]),
+        attempts=row["attempts"],
+        created_at=row["created_at"],
+        ended_at=row["ended_at"],
+    )
+
+
+def attempt_row(attempt: Attempt, config: RolloutConfig, request_id: str | None) -> dict[str, Any]:
+    """The row of an attempt of a rollout with that configuration, leased by that request."""
+    return {
+        "rollout_id": attempt.rollout_id,
+        "attempt": attempt.attempt,
+        "status": attempt.status,
+        "worker_id": attempt.worker_id,
+        "error": attempt.error,
+        "timeout_seconds": config.timeout_seconds,
+        "unresponsive_seconds": config.unresponsive_seconds,
+        "started_at": attempt.started_at,
+        "last_heartbeat_at": attempt.last_heartbeat_at,
+        "ended_at": attempt.ended_at,
+        "request_id": request_id,
+    }
+
+
+def to_attempt(row: Row) -> Attempt:
+    """A row of `schema.attempts`."""
+    return Attempt(
+        rollout_id=row["rollout_id"],
+        attempt=row["attempt"],
+        status=row["status"],
+        worker_id=row["worker_id"],
+        error=row["error"],
+        started_at=row["started_at"],
+        last_heartbeat_at=row["last_heartbeat_at"],
+        ended_at=row["ended_at"],
+    )
+
+
+# -- calls and spans ----------------------------------------------------------------------------------------------
+def call_row(call: Call) -> dict[str, Any]:
+    """The row of a call with its prompt whole (`shared` 0)."""
+    where = {"rollout": call.rollout_id, "attempt": call.attempt, "call": call.id}
+    prompt, response = pack_ids(call.prompt_ids), pack_ids(call.response_ids)
+    return {
+        "id": call.id,
+        "rollout_id": call.rollout_id,
+        "attempt": call.attempt,
+        "position": call.index,
+        "agent": call.agent,
+        "policy": call.policy,
+        "policy_version": call.policy_version,
+        "shared": 0,
+        "prompt": prompt,
+        "response": response,
+        "logprobs": pack_logprobs(call.logprobs),
+        "length": call.prompt_ids.size + call.response_ids.size,
+        "digest": digest(prompt + response),
+        "temperature": call.temperature,
+        "finish_reason": call.finish_reason,
+        "parent_id": call.parent_id,
+        "fork_cause": call.fork_cause,
+        "tool_call_ids": dumps(call.tool_call_ids, "tool_call_ids", **where),
+        "span_id": call.span_id,
+        "request": dumps(dict(call.request), "the request", **where),
+        "answer": dumps(dict(call.response), "the response", **where),
+        "error": plain(call.error),
+        "started_at": call.started_at,
+        "ended_at": call.ended_at,
+    }
+
+
+def to_call(row: Row, prompt: bytes) -> Call:
+    """A row of `schema.calls` and the whole of its packed prompt."""
+    return Call(
+        id=row["id"],
+        rollout_id=row["rollout_id"],
+        attempt=row["attempt"],
+        index=row["position"],
+        agent=row["agent"],
+        policy=row["policy"],
+        policy_version=row["policy_version"],
+        prompt_ids=unpack_ids(prompt),
+        response_ids=unpack_ids(row["response"]),
+        logprobs=unpack_logprobs(row["logprobs"]),
+        temperature=row["temperature"],
+        finish_reason=row["finish_reason"],
+        parent_id=row["parent_id"],
+        fork_cause=row["fork_cause"],
+        tool_call_ids=tuple(loads(row["tool_call_ids"])),
+        span_id=row["span_id"],
+        request=loads(row["request"]),
+        response=loads(row["answer"]),
+        error=row["error"],
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
+    )
+
+
+def span_row(span: Span) -> dict[str, Any]:
+    """The row of a span."""
+    where = {"rollout": span.rollout_id, "attempt": span.attempt, "span": span.span_id}
+    events = [{"name": e.name, "time": e.time, "attributes": dict(e.attributes)} for e in span.events]
+    return {
+        "trace_id": span.trace_id,
+        "span_id": span.span_id,
+        "parent_id": span.parent_id,
+        "rollout_id": span.rollout_id,
+        "attempt": span.attempt,
+        "name": plain(span.name),
+        "started_at": span.start,
+        "ended_at": span.end,
+        "status": span.status,
+        "status_message": plain(span.status_message),
+        "attributes": dumps(dict(span.attributes), "a span's attributes", **where),
+        "events": dumps(events, "a span's events", **where) if events else "[]",
+    }
+
+
+def to_span(row: Sequence[Any]) -> Span:
+    """A row of `schema.spans`, whose columns are in the order of the span's fields."""
+    *plain, attributes, events = row
+    happened = tuple(Event(**event) for event in loads(events)) if events != "[]" else ()
+    return Span(*plain, attributes=loads(attributes), events=happened)
+
+
+# -- training -----------------------------------------------------------------------------------------------------
+def trained_row(run_id: str, trained: TrainedCall) -> dict[str, Any]:
+    """The row of what one step of a run did with a call."""
+    fields = dataclasses.asdict(trained)
+    return {"run_id": run_id, "return_value": fields.pop("return_"), **fields}
+
+
+def to_trained(row: Row) -> TrainedCall:
+    """A row of `schema.trained_calls`."""
+    fields = {k: v for k, v in row.items() if k not in ("run_id", "return_value")}
+    return TrainedCall(return_=row["return_value"], **fields)

@@ -1,0 +1,63 @@
+"""Bring a database to the newest version of the schema, or say why not. Alembic is imported only when there is work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import Connection, inspect
+
+from agl.errors import StoreError, StoreVersionError
+from agl.trainer.store.sql import schema
+from agl.trainer.store.sql.dialect import Dialect
+
+VERSION_TABLE = "alembic_version"
+
+
+def upgrade(connection: Connection, dialect: Dialect) -> None:
+    """Create or upgrade the tables, in one transaction. `connection` is in autocommit.
+
+    Raises:
+        StoreVersionError: a newer version of agl wrote it.
+        StoreError: the database belongs to something else.
+    """
+    if version(connection, dialect) == schema.VERSION:
+        return
+    try:
+        for statement in dialect.begin_schema:
+            connection.exec_driver_sql(statement).close()
+        # Another process may have done it while this one waited for the lock.
+        if version(connection, dialect) != schema.VERSION:
+            _run_alembic(connection)
+        connection.exec_driver_sql("COMMIT")
+    except BaseException:
+        connection.connection.rollback()
+        raise
+
+
+def version(connection: Connection, dialect: Dialect) -> str | None:
+    """The database's schema version, None for an empty database. Raises as `upgrade` does."""
+    tables = inspect(connection).get_table_names()
+    if not tables:
+        return None
+    found = None
+    if VERSION_TABLE in tables:
+        found = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").scalar()
+    if found is None or not found.isdigit() or "rollouts" not in tables:
+        raise StoreError("this database is not an agl store", hint=dialect.not_a_store_hint, store=dialect.url)
+    if found > schema.VERSION:
+        raise StoreVersionError(
+            f"the store has schema version {found}, this agl knows versions up to {schema.VERSION}",
+            hint="upgrade agl (pip install -U agl), or name another store",
+            store=dialect.url,
+        )
+    return found
+
+
+def _run_alembic(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, schema.VERSION)

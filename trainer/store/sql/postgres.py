@@ -1,0 +1,237 @@
+"""PostgreSQL: connecting with every wait bounded, telling other processes by NOTIFY, naming its errors."""
+
+from __future__ import annotations
+
+import json
+import random
+import select
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Connection, Engine, create_engine, event, exc, make_url
+from sqlalchemy.pool import NullPool
+
+from agl.errors import ConfigError, StoreError
+from agl.trainer.store.sql.dialect import Change
+
+CONNECT_SECONDS: Final = 10
+LOCK_SECONDS: Final = 30
+"""How long a statement waits for another transaction."""
+STATEMENT_SECONDS: Final = 120
+COMPACT_SECONDS: Final = 3600
+_CHANNEL: Final = "agl_store"
+_PAYLOAD_BYTES: Final = 7900
+"""PostgreSQL's limit is 8000."""
+_SCHEMA_LOCK: Final = 0x61676C73
+"""Of the advisory lock under which tables are made: "agls"."""
+_QUIET_SECONDS: Final = 30.0
+"""A listener that has heard nothing for this long asks whether the server is still there."""
+
+_FAILURES: Mapping[str, tuple[str, str]] = {
+    "53100": ("the server's disk is full; nothing of this operation was stored", "free some space and try again"),
+    "53200": ("the server is out of memory; nothing of this operation was stored", "see the server's log"),
+    "53300": ("the server has no connection left", "raise max_connections, or share stores by `agl store`"),
+    "55P03": ("the rows are locked by another process", "find out who holds a transaction open (pg_stat_activity)"),
+    "57014": ("the server gave the statement up", "it took too long, or somebody cancelled it; see the server's log"),
+    "25006": ("the database cannot be written", "is this a read-only replica?"),
+    "42501": ("the database's user may not do this", "give it CREATE and USAGE on the schema, or name another one"),
+    "XX001": ("the database is damaged", "restore it from a copy, or start with a new database"),
+    "XX002": ("the database is damaged", "restore it from a copy, or start with a new database"),
+}
+# Shut down, crashed, starting, dropped, idle too long.
+_GONE: Final = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05", "25P03"})
+# Serialization failure, deadlock.
+_CONFLICTS: Final = frozenset({"40001", "40P01"})
+
+
+class Postgres:
+    """A PostgreSQL database, reached directly: a pooler that shares sessions between clients loses notifications.
+
+    Args:
+        url: "postgresql://..." or "postgresql+psycopg://...", as SQLAlchemy takes it.
+
+    Raises:
+        ConfigError: the URL cannot be read, or psycopg is not installed.
+    """
+
+    begin_read = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+    begin_write = "BEGIN"
+    # Others who open the same new database wait here until the tables are made.
+    begin_schema: Sequence[str] = (begin_write, f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})")
+    not_a_store_hint = "name an empty database, or a schema of its own: ?options=-csearch_path%3DNAME"
+
+    def __init__(self, url: str) -> None:
+        try:
+            self._url = make_url(url).set(drivername="postgresql+psycopg")
+        except (exc.ArgumentError, ValueError) as error:
+            raise ConfigError(
+                "this is no URL of a database", hint="postgresql://user:password@host:5432/database"
+            ) from error
+        try:
+            import psycopg
+        except ImportError as error:
+            raise ConfigError(
+                "the driver of PostgreSQL is not installed", hint='pip install "agl[postgres]"', store=self.url
+            ) from error
+        self._psycopg = psycopg
+        self.Error = psycopg.Error
+        # A notification reaches every listener, this process's own too.
+        self._sender = uuid.uuid4().hex
+
+    @property
+    def url(self) -> str:
+        return self._url.set(drivername="postgresql").render_as_string(hide_password=True)
+
+    def open_engine(self) -> Engine:
+        """An engine whose connections are in autocommit; one is opened for each `connect`."""
+        limits = {"lock_timeout": LOCK_SECONDS, "statement_timeout": STATEMENT_SECONDS}
+        return self._engine({**limits, "idle_in_transaction_session_timeout": STATEMENT_SECONDS})
+
+    def _engine(self, limits: Mapping[str, int]) -> Engine:
+        arguments = {
+            "connect_timeout": CONNECT_SECONDS,
+            "tcp_user_timeout": LOCK_SECONDS * 1000,
+            "keepalives_idle": LOCK_SECONDS,
+            "application_name": "agl",
+        }
+        given = {key: value for key, value in arguments.items() if key not in self._url.query}
+        engine = create_engine(
+            self._url,
+            poolclass=NullPool,
+            isolation_level="AUTOCOMMIT",
+            connect_args={**given, "autocommit": True},
+            use_native_hstore=False,
+        )
+
+        @event.listens_for(engine, "connect")
+        def limit(connection: Any, record: Any) -> None:
+            with connection.cursor() as cursor:
+                for name, seconds in limits.items():
+                    cursor.execute(f"SET {name} = '{seconds}s'")
+
+        return engine
+
+    def now(self, connection: Connection) -> float:
+        return float(connection.exec_driver_sql("SELECT extract(epoch FROM clock_timestamp())::float8").scalar_one())
+
+    def store_error(self, error: BaseException) -> BaseException:
+        original = _original(error)
+        if not isinstance(original, self._psycopg.Error):
+            return error
+        if (known := _FAILURES.get(original.sqlstate or "")) is not None:
+            message, hint = known
+            return StoreError(message, hint=hint, store=self.url)
+        reason = str(original).strip() or type(original).__name__
+        if self.is_lost(error):
+            return StoreError(
+                f"the database cannot be reached: {reason}",
+                hint="check that PostgreSQL runs there, and the name and password in the URL",
+                store=self.url,
+            )
+        return StoreError(f"the database refused it: {reason}", store=self.url)
+
+    def is_lost(self, error: BaseException) -> bool:
+        original = _original(error)
+        if not isinstance(original, (self._psycopg.OperationalError, self._psycopg.InterfaceError)):
+            return False
+        state = original.sqlstate
+        # The driver's own errors, of a connection that broke or was not made, have no state.
+        return state is None or state in _GONE or state.startswith("08")
+
+    def is_conflict(self, error: BaseException) -> bool:
+        return getattr(_original(error), "sqlstate", None) in _CONFLICTS
+
+    def announce(self, connection: Connection, change: Change) -> None:
+        for payload in _payloads(self._sender, change):
+            connection.exec_driver_sql(f"SELECT pg_notify('{_CHANNEL}', %s)", (payload,))
+
+    def watch(self, changed: Callable[[Change | None], None]) -> _Listener:
+        return _Listener(self, changed)
+
+    def listen(self) -> Any:
+        """A psycopg connection that hears what is announced."""
+        borrowed = self._engine({}).raw_connection()
+        connection = borrowed.driver_connection
+        borrowed.detach()
+        assert connection is not None
+        connection.execute(f"LISTEN {_CHANNEL}")
+        return connection
+
+    def heard(self, payload: str) -> Change | None:
+        """What a notification says; an empty change for one of this process's own."""
+        sender, _, text = payload.partition(" ")
+        if sender == self._sender:
+            return Change()
+        if not text:
+            return None
+        facts = json.loads(text)
+        return Change({run: count for run, count in facts["queued"]}, facts["ended"])
+
+    def compact(self) -> None:
+        # Room inside the tables is free for new rows after this; the server itself does the same now and then.
+        engine = self._engine({"lock_timeout": LOCK_SECONDS, "statement_timeout": COMPACT_SECONDS})
+        with engine.connect() as connection:
+            for table in ("calls", "spans", "attempts"):
+                connection.exec_driver_sql(f"VACUUM (ANALYZE) {table}")
+
+
+class _Listener:
+    """Hears what other processes announce, over a connection of its own that it makes anew when it breaks."""
+
+    def __init__(self, postgres: Postgres, changed: Callable[[Change | None], None]) -> None:
+        self._postgres, self._changed = postgres, changed
+        self._bell, self._ear = socket.socketpair()
+        self._thread = threading.Thread(target=self._work, name="agl-store-listen", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._bell.close()
+
+    def _work(self) -> None:
+        pause = 0.1
+        while True:
+            try:
+                with self._postgres.listen() as connection:
+                    # What was announced before this was not heard.
+                    self._changed(None)
+                    pause = 0.1
+                    if self._hear(connection):
+                        break
+            except (exc.DBAPIError, self._postgres.Error):
+                # Whoever waits looks by itself now and then, and gets an error that says more.
+                pass
+            if select.select([self._ear], [], [], pause * random.uniform(0.5, 1.5))[0]:
+                break
+            pause = min(2 * pause, 5.0)
+        self._ear.close()
+
+    def _hear(self, connection: Any) -> bool:
+        """Pass on what is heard, until the bell rings: then True."""
+        while True:
+            ready, _, _ = select.select([connection, self._ear], [], [], _QUIET_SECONDS)
+            if self._ear in ready:
+                return True
+            if not ready:
+                connection.execute("SELECT 1")
+            for notification in connection.notifies(timeout=0):
+                change = self._postgres.heard(notification.payload)
+                if change is None or change:
+                    self._changed(change)
+
+
+def _original(error: BaseException) -> BaseException:
+    return error.orig if isinstance(error, exc.DBAPIError) and error.orig is not None else error
+
+
+def _payloads(sender: str, change: Change) -> Iterator[str]:
+    """The change as texts that fit a notification; one that does not fit says only that there was one."""
+    ended = list(change.ended)
+    queued = [[run, count] for run, count in change.queued.items()]
+    while queued or ended:
+        piece, ended = ended[:100], ended[100:]
+        text = f"{sender} {json.dumps({'queued': queued, 'ended': piece}, separators=(',', ':'))}"
+        yield text if len(text) <= _PAYLOAD_BYTES else sender
+        queued = []

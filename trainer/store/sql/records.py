@@ -1,0 +1,141 @@
+"""Calls, spans, resources and what was trained, as functions of a connection; writing the same thing twice is harmless.
+
+A prompt that continues its parent call is kept as its suffix, so a rollout of T turns takes O(T) bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+from sqlalchemy import Connection, Table, bindparam, select
+
+from agl.mdp.spans import Span
+from agl.mdp.types import Call
+from agl.trainer.store.base import TrainedCall
+from agl.trainer.store.sql import codec, prepared
+from agl.trainer.store.sql.dialect import insert
+from agl.trainer.store.sql.rollouts import chunks
+from agl.trainer.store.sql.schema import calls as C
+from agl.trainer.store.sql.schema import policy_versions as P
+from agl.trainer.store.sql.schema import resources as V
+from agl.trainer.store.sql.schema import spans as S
+from agl.trainer.store.sql.schema import trained_calls as T
+
+_TOKEN_BYTES = 4
+_HEADS = select(C.c.id, C.c.rollout_id, C.c.attempt, C.c.length, C.c.digest)
+_INSERT_CALL = insert(C).on_conflict_do_nothing()
+_INSERT_SPAN = insert(S).on_conflict_do_nothing()
+_SPANS = select(S).where(S.c.rollout_id == bindparam("id"))
+_SPANS_OF_ATTEMPT = _SPANS.where(S.c.attempt == bindparam("n"))
+_INSERT_RESOURCES = insert(V).on_conflict_do_nothing()
+
+
+def _upsert(table: Table, columns: Sequence[str]) -> Any:
+    """An insert that sets `columns` where the key is there already."""
+    statement = insert(table)
+    return statement.on_conflict_do_update(
+        index_elements=list(table.primary_key.columns), set_={name: statement.excluded[name] for name in columns}
+    )
+
+
+_UPSERT_VERSION = _upsert(P, ["checkpoint"])
+_UPSERT_TRAINED = _upsert(T, [column.name for column in T.columns if not column.primary_key])
+
+
+# -- calls --------------------------------------------------------------------------------------------------------
+def add_calls(connection: Connection, calls: Sequence[Call]) -> None:
+    """Insert calls; where the parent of the same attempt is known and is a true prefix, without what it holds."""
+    known: dict[str, Mapping[Any, Any]] = {}
+    wanted = {call.id for call in calls} | {call.parent_id for call in calls if call.parent_id}
+    for ids in chunks(sorted(wanted)):
+        rows = connection.execute(_HEADS.where(C.c.id.in_(ids))).mappings()
+        known.update((row["id"], row) for row in rows)
+    new = []
+    for call in calls:
+        if call.id in known:
+            continue
+        row = codec.call_row(call)
+        parent = known.get(call.parent_id) if call.parent_id else None
+        if parent is not None and _continues(row, parent):
+            row["shared"] = parent["length"]
+            row["prompt"] = row["prompt"][parent["length"] * _TOKEN_BYTES :]
+        known[call.id] = row
+        new.append(row)
+    if new:
+        prepared.change_many(connection, _INSERT_CALL, new)
+
+
+def _continues(row: Mapping[Any, Any], parent: Mapping[Any, Any]) -> bool:
+    """Whether the row's whole prompt begins with the parent's prompt + response, token for token."""
+    if (row["rollout_id"], row["attempt"]) != (parent["rollout_id"], parent["attempt"]):
+        return False
+    head = row["prompt"][: parent["length"] * _TOKEN_BYTES]
+    return len(head) == parent["length"] * _TOKEN_BYTES and codec.digest(head) == parent["digest"]
+
+
+def query_calls(connection: Connection, rollout_id: str, attempt: int | None) -> list[Call]:
+    """A rollout's calls with whole prompts, by attempt and index."""
+    statement = select(C).where(C.c.rollout_id == rollout_id).order_by(C.c.seq)
+    if attempt is not None:
+        statement = statement.where(C.c.attempt == attempt)
+    # In order of insertion, so that a parent comes before its children.
+    whole: dict[str, bytes] = {}
+    calls = []
+    for row in connection.execute(statement).mappings():
+        prompt = row["prompt"]
+        if row["shared"]:
+            prompt = whole[row["parent_id"]] + prompt
+        whole[row["id"]] = prompt + row["response"]
+        calls.append(codec.to_call(row, prompt))
+    return sorted(calls, key=lambda call: (call.attempt, call.index))
+
+
+# -- spans --------------------------------------------------------------------------------------------------------
+def add_spans(connection: Connection, spans: Sequence[Span]) -> None:
+    """Insert the spans that are not there yet."""
+    if spans:
+        prepared.change_many(connection, _INSERT_SPAN, [codec.span_row(span) for span in spans])
+
+
+def query_spans(connection: Connection, rollout_id: str, attempt: int | None) -> list[Span]:
+    """A rollout's spans by start time."""
+    statement = _SPANS if attempt is None else _SPANS_OF_ATTEMPT
+    rows = prepared.rows(connection, statement, {"id": rollout_id, "n": attempt})
+    # Not by the database, which would copy whole rows to sort them.
+    return sorted((codec.to_span(row) for row in rows), key=attrgetter("start", "span_id"))
+
+
+# -- resources, policies, training --------------------------------------------------------------------------------
+def add_resources(connection: Connection, resources_id: str, resources: Mapping[str, Any], now: float) -> str:
+    """Insert a version, unless it is there already; its id."""
+    text = codec.dumps(dict(resources), "the resources")
+    connection.execute(_INSERT_RESOURCES, {"resources_id": resources_id, "resources": text, "created_at": now})
+    return resources_id
+
+
+def get_resources(connection: Connection, resources_id: str | None) -> tuple[str, Mapping[str, Any]] | None:
+    """That version or the latest; None if there is none."""
+    statement = select(V.c.resources_id, V.c.resources).order_by(V.c.seq.desc()).limit(1)
+    if resources_id is not None:
+        statement = statement.where(V.c.resources_id == resources_id)
+    row = connection.execute(statement).first()
+    return None if row is None else (row[0], codec.loads(row[1]))
+
+
+def add_policy_version(connection: Connection, row: Mapping[str, Any]) -> None:
+    """Insert a version of a policy, or set the checkpoint of one that is there."""
+    connection.execute(_UPSERT_VERSION, dict(row))
+
+
+def add_trained(connection: Connection, run_id: str, rows: Sequence[TrainedCall]) -> None:
+    """Insert or replace what a step did with calls."""
+    if rows:
+        connection.execute(_UPSERT_TRAINED, [codec.trained_row(run_id, row) for row in rows])
+
+
+def query_trained(connection: Connection, rollout_id: str) -> list[TrainedCall]:
+    """What was done with a rollout's calls, by step."""
+    statement = select(T).where(T.c.rollout_id == rollout_id).order_by(T.c.step, T.c.sequence, T.c.call_id)
+    return [codec.to_trained(row) for row in connection.execute(statement).mappings()]

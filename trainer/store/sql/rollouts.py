@@ -1,0 +1,366 @@
+"""The life of rollouts and attempts, as functions of a connection; every transition is decided by `_moved`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Select, and_, bindparam, delete, func, literal_column, select, update
+
+from agl.errors import AttemptOverError, NotStoredError, StoreError
+from agl.trainer.store.base import (
+    ATTEMPT_TERMINAL,
+    ATTEMPT_TRANSITIONS,
+    NO_RUN,
+    ROLLOUT_TERMINAL,
+    Attempt,
+    AttemptedRollout,
+    AttemptStatus,
+    NewRollout,
+    Rollout,
+    RolloutStatus,
+    new_rollout_id,
+)
+from agl.trainer.store.sql import codec, prepared
+from agl.trainer.store.sql.clock import Observer
+from agl.trainer.store.sql.dialect import insert
+from agl.trainer.store.sql.schema import attempts as A
+from agl.trainer.store.sql.schema import rollouts as R
+
+CHUNK = 1000
+"""How many ids go into one statement; databases limit its parameters."""
+
+_ONE_ROLLOUT = select(R).where(R.c.rollout_id == bindparam("id"))
+_THESE_ROLLOUTS = select(R).where(R.c.rollout_id.in_(bindparam("ids", expanding=True)))
+# Locked where transactions run side by side: what is read here decides what is written.
+_ROLLOUT_AND_ATTEMPT = (
+    select(R, A.c.status.label("was"), A.c.last_heartbeat_at)
+    .where(R.c.rollout_id == bindparam("id"), A.c.rollout_id == R.c.rollout_id, A.c.attempt == bindparam("n"))
+    .with_for_update()
+)
+_INSERT_ROLLOUT = insert(R).on_conflict_do_nothing()
+_INSERT_ATTEMPT = insert(A)
+_SET_ROLLOUT = (
+    update(R).where(R.c.rollout_id == bindparam("id")).values(status=bindparam("to"), ended_at=bindparam("at"))
+)
+_SET_ATTEMPT = (
+    update(A)
+    .where(A.c.rollout_id == bindparam("id"), A.c.attempt == bindparam("n"))
+    .values(
+        status=bindparam("to"),
+        error=func.coalesce(bindparam("why"), A.c.error),
+        last_heartbeat_at=bindparam("beat"),
+        ended_at=bindparam("at"),
+    )
+)
+_LIMITED = (
+    select(A)
+    .where(A.c.status.in_(["preparing", "running"]))
+    .where(func.coalesce(A.c.timeout_seconds, A.c.unresponsive_seconds).is_not(None))
+    .order_by(A.c.started_at)
+)
+_BEAT = (
+    update(A)
+    .where(A.c.rollout_id == bindparam("id"), A.c.attempt == bindparam("n"))
+    .values(last_heartbeat_at=bindparam("beat"))
+)
+_LEASED_BY = (
+    select(A)
+    .join(R, and_(R.c.rollout_id == A.c.rollout_id, R.c.attempts == A.c.attempt))
+    .where(A.c.request_id == bindparam("request"), A.c.status == "preparing", R.c.status == "preparing")
+)
+
+
+def _lease(*of: Any) -> Any:
+    """One atomic update. PostgreSQL passes over rows that others are leasing; SQLite runs one writer at a time."""
+    # Literally, so that the partial indexes are seen to fit.
+    queued = select(R.c.seq).where(R.c.status == literal_column("'queuing'"))
+    first = (
+        queued.where(*of)
+        .order_by(R.c.priority.desc(), R.c.seq)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+        .scalar_subquery()
+    )
+    return update(R).where(R.c.seq == first).values(status="preparing", attempts=R.c.attempts + 1).returning(R)
+
+
+_LEASE = _lease()
+_LEASE_OF_RUN, _LEASE_OF_NONE = _lease(R.c.run_id == bindparam("run")), _lease(R.c.run_id.is_(None))
+
+
+# -- the queue ----------------------------------------------------------------------------------------------------
+def enqueue(connection: Connection, new: Sequence[NewRollout], now: float) -> list[Rollout]:
+    """Add rollouts, return them as stored, in the given order."""
+    rows = [codec.rollout_row(n, n.rollout_id or new_rollout_id(), now) for n in new]
+    if prepared.change_many(connection, _INSERT_ROLLOUT, rows) == len(rows):
+        return [codec.to_rollout(row) for row in rows]
+    return load(connection, [row["rollout_id"] for row in rows])
+
+
+def dequeue(
+    connection: Connection, worker_id: str | None, run_id: str | None, request_id: str, repeated: bool, now: float
+) -> AttemptedRollout | None:
+    """Lease the next queued rollout and open its attempt; or what the same request has leased before."""
+    if repeated and (before := _leased_before(connection, request_id, now)) is not None:
+        return before
+    statement = _LEASE if run_id is None else _LEASE_OF_NONE if run_id == NO_RUN else _LEASE_OF_RUN
+    values = {"run": run_id} if statement is _LEASE_OF_RUN else {}
+    row = prepared.first(connection, statement, values)
+    if row is None:
+        return None
+    rollout = codec.to_rollout(row)
+    attempt = Attempt(rollout.rollout_id, rollout.attempts, "preparing", worker_id, None, now, now)
+    prepared.change(connection, _INSERT_ATTEMPT, codec.attempt_row(attempt, rollout.config, request_id))
+    return AttemptedRollout(rollout, attempt)
+
+
+def _leased_before(connection: Connection, request_id: str, now: float) -> AttemptedRollout | None:
+    """The open lease of a request that is repeated; the repetition counts as a heartbeat."""
+    row = connection.execute(_LEASED_BY, {"request": request_id}).mappings().first()
+    if row is None:
+        return None
+    attempt = dataclasses.replace(codec.to_attempt(row), last_heartbeat_at=now)
+    connection.execute(_BEAT, {"id": attempt.rollout_id, "n": attempt.attempt, "beat": now})
+    rollout = connection.execute(_ONE_ROLLOUT, {"id": attempt.rollout_id}).mappings().one()
+    return AttemptedRollout(codec.to_rollout(rollout), attempt)
+
+
+def give_back_request(connection: Connection, request_id: str) -> Rollout | None:
+    """Undo the open lease of a request; its rollout, if there was one to undo."""
+    row = connection.execute(_LEASED_BY, {"request": request_id}).mappings().first()
+    if row is None:
+        return None
+    rollout = codec.to_rollout(connection.execute(_ONE_ROLLOUT, {"id": row["rollout_id"]}).mappings().one())
+    return rollout if give_back(connection, AttemptedRollout(rollout, codec.to_attempt(row))) else None
+
+
+def give_back(connection: Connection, leased: AttemptedRollout) -> bool:
+    """Undo a lease that reached nobody, as if it had never been taken; False if it has moved on."""
+    rollout_id, n = leased.rollout.rollout_id, leased.attempt.attempt
+    row = connection.execute(_ROLLOUT_AND_ATTEMPT, {"id": rollout_id, "n": n}).mappings().first()
+    if row is None or row["last_heartbeat_at"] != leased.attempt.last_heartbeat_at:
+        # The request was repeated meanwhile, and its lease is somebody's.
+        return False
+    undone = connection.execute(
+        update(R)
+        .where(R.c.rollout_id == rollout_id, R.c.status == "preparing", R.c.attempts == n)
+        .values(status="queuing", attempts=n - 1)
+    )
+    if undone.rowcount:
+        connection.execute(delete(A).where(A.c.rollout_id == rollout_id, A.c.attempt == n))
+    return bool(undone.rowcount)
+
+
+# -- transitions --------------------------------------------------------------------------------------------------
+def _moved(rollout: Rollout, attempt: int, status: AttemptStatus) -> RolloutStatus:
+    """The rollout's status once its attempt has moved to `status`.
+
+    A rollout that has ended stays as it is, and an attempt that a later one has replaced moves nothing. A silent
+    attempt that comes back before its rollout is leased again takes it out of the queue.
+    """
+    if rollout.status in ROLLOUT_TERMINAL or attempt != rollout.attempts or status == "preparing":
+        return rollout.status
+    if status in ("running", "succeeded"):
+        return status
+    if rollout.status == "queuing":
+        return "queuing"
+    again = status in rollout.config.retry_on and rollout.attempts < rollout.config.max_attempts
+    return "queuing" if again else "failed"
+
+
+def move(
+    connection: Connection, rollout_id: str, attempt: int, status: AttemptStatus, error: str | None, now: float
+) -> Rollout:
+    """Move an attempt, and its rollout with it."""
+    row = prepared.first(connection, _ROLLOUT_AND_ATTEMPT, {"id": rollout_id, "n": attempt})
+    if row is None:
+        raise _no_attempt(rollout_id, attempt)
+    rollout, was = codec.to_rollout(row), row["was"]
+    if status == was:
+        if status == "running":
+            prepared.change(connection, _BEAT, {"id": rollout_id, "n": attempt, "beat": now})
+        return rollout
+    if status not in ATTEMPT_TRANSITIONS[was]:
+        raise AttemptOverError(
+            f"attempt {attempt} of rollout {rollout_id} cannot go from {was!r} to {status!r}",
+            hint=f"from {was!r} it can go to: {', '.join(sorted(ATTEMPT_TRANSITIONS[was]))}"
+            if ATTEMPT_TRANSITIONS[was]
+            else f"{was!r} is final; the rollout was cancelled, given up or reported twice",
+        )
+    prepared.change(
+        connection,
+        _SET_ATTEMPT,
+        {
+            "id": rollout_id,
+            "n": attempt,
+            "to": status,
+            "why": codec.plain(error),
+            "beat": now if status == "running" else row["last_heartbeat_at"],
+            "at": now if status in ATTEMPT_TERMINAL else None,
+        },
+    )
+    return _follow(connection, rollout, attempt, status, now)
+
+
+def _follow(connection: Connection, rollout: Rollout, attempt: int, status: AttemptStatus, now: float) -> Rollout:
+    to = _moved(rollout, attempt, status)
+    if to == rollout.status:
+        return rollout
+    ended_at = now if to in ROLLOUT_TERMINAL else None
+    prepared.change(connection, _SET_ROLLOUT, {"id": rollout.rollout_id, "to": to, "at": ended_at})
+    return dataclasses.replace(rollout, status=to, ended_at=ended_at)
+
+
+def beat(connection: Connection, rollout_id: str, attempt: int, now: float) -> None:
+    """Note that an attempt is alive."""
+    if not prepared.change(connection, _BEAT, {"id": rollout_id, "n": attempt, "beat": now}):
+        raise _no_attempt(rollout_id, attempt)
+
+
+def expire(connection: Connection, now: float, observer: Observer | None) -> tuple[list[Attempt], list[Rollout]]:
+    """Give up attempts past their limits; they, and their rollouts as they are now.
+
+    Ages are the observer's, or what is stored compared with `now` if there is none.
+    """
+    rows = connection.execute(_LIMITED).mappings().all()
+    keys = [(row["rollout_id"], row["attempt"], row["started_at"], row["last_heartbeat_at"]) for row in rows]
+    if observer is not None:
+        ages = observer.look(keys)
+    else:
+        ages = {(rollout_id, n): (now - started, now - beat) for rollout_id, n, started, beat in keys}
+    given_up, moved = [], []
+    for row in rows:
+        ran, silent = ages[row["rollout_id"], row["attempt"]]
+        timeout, limit = row["timeout_seconds"], row["unresponsive_seconds"]
+        status: AttemptStatus
+        if timeout is not None and ran >= timeout:
+            status, why = "timeout", f"still running {timeout:g} s after it was leased, its limit"
+        elif limit is not None and silent >= limit:
+            status, why = "unresponsive", f"no heartbeat for {silent:.1f} s (limit {limit:g} s)"
+        else:
+            continue
+        values = {"id": row["rollout_id"], "n": row["attempt"]}
+        present = connection.execute(_ROLLOUT_AND_ATTEMPT, values).mappings().one()
+        if (present["was"], present["last_heartbeat_at"]) != (row["status"], row["last_heartbeat_at"]):
+            # Another process was quicker.
+            continue
+        moved.append(move(connection, row["rollout_id"], row["attempt"], status, why, now))
+        ended_at = now if status in ATTEMPT_TERMINAL else None
+        given_up.append(dataclasses.replace(codec.to_attempt(row), status=status, error=why, ended_at=ended_at))
+    return given_up, moved
+
+
+def cancel(connection: Connection, rollout_ids: Sequence[str], now: float) -> None:
+    """End those of the rollouts that are not terminal, and their open attempts."""
+    statuses(connection, rollout_ids)
+    for ids in chunks(rollout_ids):
+        open_rollouts = R.c.rollout_id.in_(ids) & R.c.status.not_in(sorted(ROLLOUT_TERMINAL))
+        cancelled = connection.execute(
+            update(R).where(open_rollouts).values(status="cancelled", ended_at=now).returning(R.c.rollout_id)
+        )
+        connection.execute(
+            update(A)
+            .where(A.c.rollout_id.in_(cancelled.scalars().all()), A.c.status.not_in(sorted(ATTEMPT_TERMINAL)))
+            .values(status="failed", error="the rollout was cancelled", ended_at=now)
+        )
+
+
+# -- queries ------------------------------------------------------------------------------------------------------
+def load(connection: Connection, rollout_ids: Sequence[str]) -> list[Rollout]:
+    """These rollouts, in the given order."""
+    found: dict[str, Rollout] = {}
+    for ids in chunks(rollout_ids):
+        rows = connection.execute(_THESE_ROLLOUTS, {"ids": ids}).mappings()
+        found.update((row["rollout_id"], codec.to_rollout(row)) for row in rows)
+    return [found[i] for i in rollout_ids]
+
+
+def statuses(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, RolloutStatus]:
+    """The status of each; StoreError if one does not exist."""
+    found: dict[str, RolloutStatus] = {}
+    for ids in chunks(rollout_ids):
+        rows = connection.execute(select(R.c.rollout_id, R.c.status).where(R.c.rollout_id.in_(ids)))
+        found.update((rollout_id, status) for rollout_id, status in rows)
+    for rollout_id in rollout_ids:
+        if rollout_id not in found:
+            raise _no_rollout(rollout_id)
+    return found
+
+
+def get(connection: Connection, rollout_id: str) -> Rollout:
+    """The rollout of that id, or the one whose id begins with it."""
+    row = connection.execute(_ONE_ROLLOUT, {"id": rollout_id}).mappings().first()
+    if row is not None:
+        return codec.to_rollout(row)
+    # Between the bounds of the index; the ids are compared by their bytes in both databases.
+    begins = (R.c.rollout_id >= rollout_id) & (R.c.rollout_id <= rollout_id + "\U0010ffff")
+    rows = connection.execute(select(R).where(begins).limit(2)).mappings().all() if rollout_id else []
+    if not rows:
+        raise _no_rollout(rollout_id)
+    if len(rows) > 1:
+        names = " and ".join(row["rollout_id"] for row in rows)
+        raise StoreError(f"several rollouts begin with {rollout_id!r}: {names}", hint="give more digits of the id")
+    return codec.to_rollout(rows[0])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Filter:
+    """Which rollouts are asked for: those that fit everything given. `since` is their `created_at`'s lower bound."""
+
+    run_id: str | None = None
+    step: int | None = None
+    mode: str | None = None
+    status: Sequence[str] | None = None
+    since: float | None = None
+
+    def apply(self, statement: Select[Any]) -> Select[Any]:
+        """The statement, of those rollouts alone."""
+        for column, value in ((R.c.run_id, self.run_id), (R.c.step, self.step), (R.c.mode, self.mode)):
+            if value is not None:
+                statement = statement.where(column == value)
+        if self.status is not None:
+            statement = statement.where(R.c.status.in_(list(self.status)))
+        return statement if self.since is None else statement.where(R.c.created_at >= self.since)
+
+
+def query(connection: Connection, wanted: Filter, after: str | None, limit: int | None) -> list[Rollout]:
+    """Rollouts that are wanted, oldest first, from the one that comes after `after` on."""
+    statement = wanted.apply(select(R)).order_by(R.c.seq)
+    if after is not None:
+        seq = connection.execute(select(R.c.seq).where(R.c.rollout_id == after)).scalar()
+        if seq is None:
+            raise _no_rollout(after)
+        statement = statement.where(R.c.seq > seq)
+    if limit is not None:
+        statement = statement.limit(limit)
+    return [codec.to_rollout(row) for row in connection.execute(statement).mappings()]
+
+
+def count(connection: Connection, wanted: Filter) -> int:
+    """How many rollouts are wanted."""
+    return connection.execute(wanted.apply(select(func.count()).select_from(R))).scalar_one()
+
+
+def query_attempts(connection: Connection, rollout_id: str) -> list[Attempt]:
+    """A rollout's attempts in order."""
+    statuses(connection, [rollout_id])
+    rows = connection.execute(select(A).where(A.c.rollout_id == rollout_id).order_by(A.c.attempt)).mappings()
+    return [codec.to_attempt(row) for row in rows]
+
+
+def chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """`ids` in pieces that fit one statement."""
+    for start in range(0, len(ids), CHUNK):
+        yield list(ids[start : start + CHUNK])
+
+
+def _no_rollout(rollout_id: str) -> NotStoredError:
+    return NotStoredError(f"there is no rollout {rollout_id!r}", hint="check the id, and that this is the right store")
+
+
+def _no_attempt(rollout_id: str, attempt: int) -> NotStoredError:
+    return NotStoredError(
+        "there is no such attempt", hint="attempts are opened by dequeue_rollout", rollout=rollout_id, attempt=attempt
+    )

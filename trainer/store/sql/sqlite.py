@@ -1,0 +1,167 @@
+"""SQLite: opening a file, locking it, seeing that others wrote to it, shrinking it, naming its errors."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import Connection, Engine, create_engine, exc
+from sqlalchemy.pool import StaticPool
+
+from agl.errors import StoreError
+from agl.trainer.store.sql.dialect import MEMORY, Change
+
+BUSY_SECONDS: Final = 30.0
+"""How long a write waits for another process's."""
+LOOK_SECONDS: Final = 1.0
+"""How often a watch looks whether another process wrote: SQLite tells nobody."""
+CACHE_KIB: Final = 64 * 1024
+"""Of pages in memory; SQLite's own 2 MiB hold the upper levels of the indices of some 10,000 rollouts."""
+CHECKPOINT_PAGES: Final = 16_384
+"""When the journal goes into the file: at 64 MiB, so that a page written many times is copied and synced once."""
+_PAGES: Final = 1000
+"""How many free pages are given back in one transaction."""
+
+_FAILURES: Mapping[str, tuple[str, str]] = {
+    "SQLITE_BUSY": ("the database is locked by another process", "find out who holds a transaction open on it"),
+    "SQLITE_LOCKED": ("the database is locked by another process", "find out who holds a transaction open on it"),
+    "SQLITE_FULL": ("the disk is full; nothing of this operation was stored", "free some space and try again"),
+    "SQLITE_READONLY": ("the database cannot be written", "check the permissions of the file and of its folder"),
+    "SQLITE_IOERR": ("the disk failed", "check the disk, and that the file is not on a network share"),
+    "SQLITE_CORRUPT": ("the database is damaged", "restore it from a copy, or start with a new file"),
+    "SQLITE_NOTADB": ("the file is not a database", "name another file, or move this one away"),
+    "SQLITE_CANTOPEN": ("the database file cannot be opened", "check that its folder exists and can be written"),
+}
+
+
+class Sqlite:
+    """A file, which the processes of one machine may share, or a private database in memory.
+
+    Args:
+        path: the file; `MEMORY` for none.
+    """
+
+    begin_read = "BEGIN"
+    # Takes the write lock at once: a transaction that reads first could not upgrade after another process's write.
+    begin_write = "BEGIN IMMEDIATE"
+    begin_schema: Sequence[str] = (begin_write,)
+    not_a_store_hint = "name another file; a new one is created by itself"
+
+    def __init__(self, path: str) -> None:
+        self.url = path
+
+    def open_engine(self) -> Engine:
+        """An engine whose one connection is open, in WAL mode. Raises sqlite3.Error."""
+        connection = _connect(self.url)
+        try:
+            # Has an effect on new files alone: those that are there keep room that was freed, and fill it again.
+            connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+            if self.url != MEMORY:
+                _use_wal(connection)
+            connection.execute("PRAGMA synchronous=NORMAL")
+            connection.execute(f"PRAGMA cache_size={-CACHE_KIB}")
+            connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
+        except BaseException:
+            connection.close()
+            raise
+        return create_engine(
+            "sqlite+pysqlite://",
+            creator=lambda: connection,
+            poolclass=StaticPool,
+            isolation_level="AUTOCOMMIT",
+        )
+
+    def now(self, connection: Connection) -> None:
+        return None
+
+    def store_error(self, error: BaseException) -> BaseException:
+        original = error.orig if isinstance(error, exc.DBAPIError) else error
+        if not isinstance(original, sqlite3.Error):
+            return error
+        name = getattr(original, "sqlite_errorname", None) or ""
+        for prefix, (message, hint) in _FAILURES.items():
+            if name.startswith(prefix):
+                return StoreError(message, hint=hint, store=self.url)
+        return StoreError(f"the database refused it: {original}", store=self.url)
+
+    def is_lost(self, error: BaseException) -> bool:
+        return False
+
+    def is_conflict(self, error: BaseException) -> bool:
+        return False
+
+    def announce(self, connection: Connection, change: Change) -> None:
+        pass
+
+    def watch(self, changed: Callable[[Change | None], None]) -> _Watch | None:
+        return None if self.url == MEMORY else _Watch(self.url, changed)
+
+    def compact(self) -> None:
+        if self.url == MEMORY:
+            return
+        with closing(_connect(self.url)) as connection:
+            while connection.execute("PRAGMA freelist_count").fetchone()[0]:
+                before = connection.execute("PRAGMA page_count").fetchone()[0]
+                connection.execute(f"PRAGMA incremental_vacuum({_PAGES})").fetchall()
+                if connection.execute("PRAGMA page_count").fetchone()[0] >= before:
+                    break
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+class _Watch:
+    """Looks once a second whether somebody else committed to the file."""
+
+    def __init__(self, path: str, changed: Callable[[Change | None], None]) -> None:
+        self._path, self._changed = path, changed
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="agl-store-watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        # The file's journal is removed by whoever closes it last, so this may not be the one.
+        self._thread.join(BUSY_SECONDS)
+
+    def _look(self) -> None:
+        with closing(_connect(self._path)) as connection:
+            seen = None
+            while not self._stop.wait(LOOK_SECONDS):
+                try:
+                    version = connection.execute("PRAGMA data_version").fetchone()[0]
+                except sqlite3.Error:
+                    # Whoever waits looks by itself now and then, and gets an error that says more.
+                    continue
+                if version != seen:
+                    seen = version
+                    self._changed(None)
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            with closing(connection.execute("PRAGMA journal_mode")) as cursor:
+                if cursor.fetchone()[0] == "wal":
+                    return
+            connection.execute("PRAGMA journal_mode=WAL").close()
+        except sqlite3.OperationalError as error:
+            # SQLite does not wait by itself when two processes switch the same new file at once.
+            if error.sqlite_errorname not in ("SQLITE_BUSY", "SQLITE_LOCKED") or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def sqlite_path(url: str | None) -> str:
+    """The file that a store URL names: "sqlite:///run.db", "run.db"; `MEMORY` for None and "memory"."""
+    if url is None or url in ("memory", "sqlite://", "sqlite:///:memory:"):
+        return MEMORY
+    return str(Path(url.removeprefix("sqlite:///")).expanduser())

@@ -1,0 +1,107 @@
+"""VERL: verl's workers on Ray with vLLM where they are installed, the same training on one machine where not."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any, Literal, Unpack, get_args
+
+from agl.errors import ConfigError, nearest
+from agl.trainer.run.run import Run, require_tasks
+from agl.trainer.verl.config import local as embedded
+from agl.trainer.verl.config.compose import notes
+from agl.trainer.verl.config.plan import Plan, flatten, read
+from agl.trainer.verl.config.renamed import renamed
+from agl.trainer.verl.config.shorthand import Common, expand
+from agl.trainer.verl.overrides import environment
+
+Backend = Literal["auto", "cluster", "local"]
+NEEDED = ("verl", "ray", "vllm", "transfer_queue")
+"""Modules without which there is no cluster."""
+
+
+class VERL:
+    """Training by verl: its own config, a few arguments for the common case, or both.
+
+    On the "cluster" verl's workers and vLLM's servers do the work, on any number of GPUs; "local" is GRPO on this
+    machine with the config's numbers, and refuses what would change one. A run's notes say which it is and why.
+
+    Args:
+        config: the hydra-style dict that verl takes, nested or dotted: `{"data": {...}, "actor_rollout_ref": {...},
+            ...}`. Where it sets what an argument sets too, it counts.
+        backend: "cluster" or "local"; "auto" is the cluster where verl, Ray, vLLM and TransferQueue are installed.
+        **common: `model`, `group_size`, `batch_size`, `learning_rate`, `gpus`, `steps`, ...; see
+            `agl.trainer.verl.short.Common`.
+
+    Raises:
+        ConfigError: an unknown key or argument, a value that would have to be ignored, or a backend that is not
+            installed.
+    """
+
+    plan: Plan
+    backend: Literal["cluster", "local"]
+
+    def __init__(
+        self, config: Mapping[str, Any] | None = None, *, backend: Backend = "auto", **common: Unpack[Common]
+    ) -> None:
+        if config is not None and not isinstance(config, Mapping):
+            raise ConfigError(
+                f"config is a {type(config).__name__}", hint='give the dict that verl takes: {"data": {...}, ...}'
+            )
+        if config is None and not common:
+            raise ConfigError("VERL was given nothing", hint="give model=... and steps=..., or verl's config")
+        self.backend, self._why = _choose(backend)
+        self.plan = read({**expand(common), **renamed(flatten(config or {}))})
+        if self.backend == "local":
+            self._unused = embedded.check(self.plan)
+            embedded.as_grpo(self.plan, 1)  # so that a number out of range is refused here
+        else:
+            self._unused = notes(self.plan)
+
+    async def run(self, run: Run) -> None:
+        self._begin(run)
+        if self.backend == "cluster":
+            await self._bridge().train(run, self.plan)
+            return
+        if self.plan.val_every is None and not self.plan.val_before_train:
+            run.val = []
+        await embedded.as_grpo(self.plan, len(run.train)).run(run)
+
+    async def dev(self, run: Run, n_tasks: int) -> None:
+        self._begin(run)
+        if self.backend == "cluster":
+            await self._bridge().dev(run, self.plan, n_tasks)
+        else:
+            await embedded.as_grpo(self.plan, len(run.train)).dev(run, n_tasks)
+
+    def _bridge(self) -> Any:
+        """What trains on the cluster; TransferQueue reads its environment as it is imported, with that module."""
+        environment(self.plan)
+        return importlib.import_module("agl.trainer.verl.bridge")
+
+    def _begin(self, run: Run) -> None:
+        require_tasks(run.train, "the training dataset")
+        if self.plan.seed is not None:
+            run.seed = self.plan.seed
+        where = "on the cluster by verl" if self.backend == "cluster" else "as GRPO on this machine"
+        tail = f"; without effect here: {', '.join(self._unused)}" if self._unused else ""
+        run.progress.note(f"the verl config is trained {where} ({self._why}){tail}")
+
+
+def _choose(backend: Backend) -> tuple[Literal["cluster", "local"], str]:
+    """Which of the two, and why."""
+    if backend not in get_args(Backend):
+        raise ConfigError(f"backend={backend!r} is not known", hint=nearest(backend, get_args(Backend)))
+    absent = [name for name in NEEDED if find_spec(name) is None]
+    if backend == "local":
+        return "local", "backend='local'"
+    if not absent:
+        return "cluster", f"{', '.join(NEEDED)} are installed" if backend == "auto" else "backend='cluster'"
+    missing = f"not installed: {', '.join(absent)}"
+    if backend == "auto":
+        return "local", missing
+    raise ConfigError(
+        f"backend='cluster' needs verl, Ray, vLLM and TransferQueue; {missing}",
+        hint='pip install "agl[verl]"; `agl doctor` says which versions fit each other',
+    )

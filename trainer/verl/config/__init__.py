@@ -1,0 +1,1 @@
+"""verl's config: read, checked against verl's own schema, and completed."""
