@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from agl import semconv, tracing
 from agl.tracing.context import Scope
-from agl.tracing.provider_formats import Answer
+from agl.tracing.provider_formats import ResponseAccumulator
 
 Facts = Mapping[str, Any]
 """Span attributes by name; those that are None are left out."""
@@ -145,7 +145,7 @@ class _Reader:
         self.facts: dict[str, Any] = {}
         rollout = scope.rollout
         # What the gateway answers it records itself.
-        self.answer = Answer() if rollout.prompts and rollout.capture_content else None
+        self.answer = ResponseAccumulator() if rollout.prompts and rollout.capture_content else None
         self.reading = False
         closed = weakref.WeakMethod(self.closed)
         _when_closed(response, lambda: _call(closed))

@@ -20,9 +20,9 @@ from typing import Any
 import httpx2
 import openai
 
+from agl import tracing
 from agl.adapters.openai import OpenAITracer
 from agl.mdp.selection import select
-from agl.tracing import context as tracing
 from agl.tracing import sdk_hooks as routing
 
 ANSWER = {

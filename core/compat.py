@@ -4,8 +4,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from agl.trainer import compat
+from agl.trainer.compat.__main__ import main
 
 if TYPE_CHECKING:
     from agl.trainer.compat import *  # noqa: F403
 
-sys.modules[__name__] = compat
+if __name__ == "__main__":
+    main()
+else:
+    sys.modules[__name__] = compat

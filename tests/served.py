@@ -21,7 +21,7 @@ from agl.trainer.store import open_store
 
 
 @dataclass
-class Served:
+class ServedPolicy:
     """A provider.
 
     Attributes:
@@ -41,9 +41,9 @@ class Served:
 
 
 @contextlib.contextmanager
-def provider_of(models: Mapping[str, Path], directory: Path) -> Iterator[Served]:
+def provider_of(models: Mapping[str, Path], directory: Path) -> Iterator[ServedPolicy]:
     """Serve models by name until the end of the block, and save their weights below `directory` then."""
-    provider, ready, done = Served(), threading.Event(), threading.Event()
+    provider, ready, done = ServedPolicy(), threading.Event(), threading.Event()
     failed: list[BaseException] = []
 
     async def main() -> None:

@@ -18,7 +18,7 @@ OPERATOR, RUNNER = "operator-key-of-this-test", "runner-key-of-this-test"
 KEYS = Keys.of(OPERATOR, RUNNER)
 
 
-class Served:
+class ServedPolicy:
     """A SQLite file that is served.
 
     Attributes:
@@ -67,9 +67,9 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, **options: Any) -> Iterator[Served]:
+def served(folder: Path, **options: Any) -> Iterator[ServedPolicy]:
     """A server for as long as the block runs."""
-    server = Served(folder / "store.db", **options)
+    server = ServedPolicy(folder / "store.db", **options)
     server.start()
     try:
         yield server

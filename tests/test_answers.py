@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agl import semconv
-from agl.tracing.provider_formats import Answer, ToolResult, asked, tool_results
+from agl.tracing.provider_formats import ResponseAccumulator, ToolResult, asked, tool_results
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 SAID = {"role": "assistant", "content": "so", "tool_calls": [CALL]}
@@ -44,15 +44,15 @@ RESPONSE = {
 }  # fmt: skip
 
 
-def _streamed(events: list[Any]) -> Answer:
-    answer = Answer()
+def _streamed(events: list[Any]) -> ResponseAccumulator:
+    answer = ResponseAccumulator()
     for event in events:
         answer.event(event)
     return answer
 
 
-def _whole(body: Any) -> Answer:
-    answer = Answer()
+def _whole(body: Any) -> ResponseAccumulator:
+    answer = ResponseAccumulator()
     answer.whole(body)
     return answer
 
@@ -76,7 +76,7 @@ WHOLE_MESSAGE = {
     ],
     ids=["chat", "chat stream", "messages", "messages stream", "responses", "responses stream"],
 )  # fmt: skip
-def test_every_form_says_the_same(answer: Answer) -> None:
+def test_every_form_says_the_same(answer: ResponseAccumulator) -> None:
     facts = answer.facts(content=True)
     said = json.loads(facts.pop(semconv.OUTPUT_MESSAGES))
     assert said == [SAID]
@@ -117,7 +117,7 @@ _json = st.recursive(
 
 @given(_json)
 def test_nothing_on_the_wire_breaks_it(body: Any) -> None:
-    answer = Answer()
+    answer = ResponseAccumulator()
     answer.whole(body)
     for kind in (None, "message_start", "content_block_start", "content_block_delta", "message_delta", "error"):
         if isinstance(body, dict):

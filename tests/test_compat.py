@@ -15,9 +15,9 @@ from openai import OpenAI
 from provider import Provider, says, serve
 from scripted import in_loop
 
-import agl.trainer.compat as al
+import agl.compat as al
+from agl.compat import types as T
 from agl.errors import AglError, ConfigError, RewardError, RolloutError
-from agl.trainer.compat import types as T
 
 
 @pytest.fixture
@@ -39,11 +39,11 @@ def test_every_name_is_there(name: str) -> None:
 
 
 def test_the_old_module_paths_lead_to_them() -> None:
+    from agl.compat.adapter import TracerTraceToTriplet
     from agl.compat.algorithm.decorator import algo
     from agl.compat.algorithm.verl import VERL
     from agl.compat.store.base import LightningStore
     from agl.compat.types.core import Rollout
-    from agl.trainer.compat.adapter import TracerTraceToTriplet
 
     assert (VERL, algo, TracerTraceToTriplet) == (al.VERL, al.algo, al.TracerTraceToTriplet)
     assert (LightningStore, Rollout) == (al.LightningStore, al.Rollout)
@@ -64,9 +64,9 @@ def test_an_unchanged_program_runs_under_python_m(tmp_path: Path) -> None:
         "import sys, agentlightning as agl\nfrom agentlightning.tracer import AgentOpsTracer\n"
         "print(agl.Trainer.__module__, AgentOpsTracer is agl.AgentOpsTracer, sys.argv[1:])\n"
     )
-    run = [sys.executable, "-m", "agl.trainer.compat", str(program), "--debug"]
+    run = [sys.executable, "-m", "agl.compat", str(program), "--debug"]
     done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout.split("\n")[0] == "agl.compat.trainer True ['--debug']", done.stderr
+    assert done.stdout.split("\n")[0] == "agl.trainer.compat.trainer True ['--debug']", done.stderr
 
 
 @pytest.mark.parametrize("name", ["APO", "LLMProxy", "WeaveTracer"])

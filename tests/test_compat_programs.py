@@ -20,7 +20,7 @@ from openai import OpenAI
 from provider import Reply, serve
 from test_verl_config import CONFIG
 
-import agl.trainer.compat as al
+import agl.compat as al
 from agl.errors import NoAgentMatchedError
 from agl.trainer.store import open_store
 
@@ -191,7 +191,7 @@ def test_the_lab_packages_tracer_and_an_mcp_calculator(policy: Path, tmp_path: P
         "CALCULATOR": str(calculator),
         "DIRECTORY": str(tmp_path / "run"),
     }
-    run = [sys.executable, "-m", "agl.trainer.compat", str(program)]
+    run = [sys.executable, "-m", "agl.compat", str(program)]
     done = subprocess.run(run, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "the verl config is trained as GRPO on this machine" in done.stderr

@@ -15,7 +15,7 @@ from scripted import Attempt, in_loop, serving, tool_call
 
 from agl import tracing
 from agl.adapters.langchain import LangChainTracer
-from agl.mdp.builder import Built, build
+from agl.mdp.builder import AttemptTrajectory, build
 from agl.mdp.selection import select
 from agl.mdp.sequence import merge, merge_report
 
@@ -51,7 +51,7 @@ class _Conversation:
             access.rollout_id, access.attempt, "outer", select(None), gateway_url, attempt.key
         )
 
-    async def end(self) -> Built:
+    async def end(self) -> AttemptTrajectory:
         calls = await self.attempt.close()
         where = (self.attempt.access.rollout_id, self.attempt.access.attempt, "group")
         return build(*where, calls, self.context.spans, select(None))

@@ -182,7 +182,7 @@ def test_the_command_says_it_and_exits_with_1(tmp_path: Path) -> None:
 
 def test_nothing_heavy_is_imported() -> None:
     code = (
-        "import sys; from agl.trainer.doctor import examine; examine();"
+        "import sys; from agl.trainer.cli.doctor_checks import examine; examine();"
         "sys.exit(', '.join({'torch', 'transformers', 'vllm', 'verl', 'ray', 'numpy'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

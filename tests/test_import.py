@@ -66,7 +66,16 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["cli.app", "cli.store", "cli.runner", "cli.export", "store.server", "runners.work", "service.client", "trace"],
+    [
+        "cli.app",
+        "cli.store",
+        "cli.runner",
+        "cli.export",
+        "store.http.server",
+        "runners.remote.runner",
+        "service.client",
+        "report.trace_tree",
+    ],
 )
 def test_what_serves_stores_and_runs_agents_needs_no_model(module: str) -> None:
     """`agl[server]`, which has none of these: `agl store`, `agl runner`, `agl.Client`, `agl trace`, `agl export`."""

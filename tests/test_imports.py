@@ -1,4 +1,4 @@
-"""`agl.imports`: told once, after the module's code ran, in any thread, and the module is what it would be anyway."""
+"""Import hooks: called once, after the module's code ran, in any thread, and the module is unchanged otherwise."""
 
 from __future__ import annotations
 

@@ -286,8 +286,8 @@ def test_a_child_that_dies_fails_every_waiting_call(runner, directory):
 def test_a_killed_parent_leaves_no_process(directory):
     code = f"""
 import asyncio, numpy as np
-from agl.trainer.engine import Sampling
-from agl.trainer.local.messages import FrameReader, pack
+from agl.trainer.engines import Sampling
+from agl.trainer.local.protocol import FrameReader, pack
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
 
 async def main():

@@ -24,15 +24,15 @@ from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.http.auth import Keys, key_hash
 from agl.trainer.run.progress import Progress
 from agl.trainer.run.run import Run
-from agl.trainer.runners.coordinator import RunDesk
+from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.protocol import RolloutResult
-from agl.trainer.runners.remote.coordinator import RemoteDesk, desk_routes, key_check
+from agl.trainer.runners.remote.coordinator import CoordinatorClient, coordinator_routes, key_check
 from agl.trainer.runners.remote.runner import work
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, RolloutConfig, Store
 
 
-class Served:
+class ServedPolicy:
     """A gateway with a scripted policy, and a desk, that listen."""
 
     def __init__(
@@ -43,11 +43,11 @@ class Served:
         tokenizer = quick_tokenizer()
         self.engine = ScriptedEngine(tokenizer, script)
         self.gateway.serve("policy", self.engine, rendering_of(tokenizer))
-        self.make = lambda: RunDesk(
+        self.make = lambda: RunCoordinator(
             store, self.gateway if routed else None, selection=select(None), resources={}, model="policy",
             rules=lambda mode: SamplingRules(temperature=1.0), done=self.results.append, **options,
         )  # fmt: skip
-        self.desk: RunDesk | None = self.make()
+        self.desk: RunCoordinator | None = self.make()
         self.check = key_check(Keys() if key is None else Keys(key_hash(key)))
         self.results: list[RolloutResult]
         self.server: GatewayServer | None = None
@@ -57,7 +57,7 @@ class Served:
         def check(request: Request) -> None:
             self.check(request)
 
-        routes = desk_routes(lambda: self.desk, check)
+        routes = coordinator_routes(lambda: self.desk, check)
         self.server = GatewayServer(self.gateway, port=self.port, beside=routes)
         url = await self.server.start()
         self.port = self.server.port
@@ -95,7 +95,7 @@ def free_port() -> int:
 @in_loop
 async def test_a_rollout_executed_elsewhere_comes_back_whole(tmp_path: Path) -> None:
     store = await open_store(str(tmp_path / "s.db"))
-    served = Served(store)
+    served = ServedPolicy(store)
     url = await served.start()
     ids = [r.rollout_id for r in await store.enqueue_rollouts([NewRollout({"q": "2+2"}, group="g")] * 8)]
     end = asyncio.Event()
@@ -124,7 +124,7 @@ async def test_a_rollout_executed_elsewhere_comes_back_whole(tmp_path: Path) -> 
 async def test_a_runner_outlives_its_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What it has to bring back when the server is gone, it brings back when there is one again, and says so once."""
     store = await open_store(str(tmp_path / "s.db"))
-    served = Served(store, routed=False)
+    served = ServedPolicy(store, routed=False)
     url = await served.start()
     [rollout] = await store.enqueue_rollouts([NewRollout({"seconds": 0.5})])
     end = asyncio.Event()
@@ -149,11 +149,11 @@ async def test_a_runner_outlives_its_server(tmp_path: Path, caplog: pytest.LogCa
 @in_loop
 async def test_a_silent_runner_is_given_up_and_its_rollout_run_elsewhere(tmp_path: Path) -> None:
     store = await open_store(str(tmp_path / "s.db"))
-    served = Served(store, routed=False, silent_seconds=0.3)
+    served = ServedPolicy(store, routed=False, silent_seconds=0.3)
     url = await served.start()
     config = RolloutConfig(max_attempts=2, retry_on=("unresponsive",))
     [rollout] = await store.enqueue_rollouts([NewRollout({"seconds": 0.0}, config=config)])
-    dead = RemoteDesk(url)
+    dead = CoordinatorClient(url)
     lease = await dead.lease("dead", 5.0)
     assert lease is not None
     end = asyncio.Event()
@@ -189,7 +189,7 @@ class Refusing:
 @in_loop
 async def test_a_lease_that_could_not_be_given_back_can_be_given_back_again(tmp_path: Path) -> None:
     store = await open_store(str(tmp_path / "s.db"))
-    desk = RunDesk(cast(Store, Refusing(store)), selection=select(None), resources={})
+    desk = RunCoordinator(cast(Store, Refusing(store)), selection=select(None), resources={})
     [rollout] = await store.enqueue_rollouts([NewRollout({"seconds": 0.0})])
     lease = await desk.lease("w", 0.0)
     assert lease is not None
@@ -221,7 +221,7 @@ async def test_a_lease_that_is_asked_for_twice_is_the_same(tmp_path: Path) -> No
     import httpx
 
     store = await open_store(str(tmp_path / "s.db"))
-    served = Served(store, routed=False)
+    served = ServedPolicy(store, routed=False)
     url = await served.start()
     await store.enqueue_rollouts([NewRollout({"seconds": 0.0})] * 2)
     body = {"worker": "w", "wait": 1.0, "request": "same"}
@@ -235,15 +235,15 @@ async def test_a_lease_that_is_asked_for_twice_is_the_same(tmp_path: Path) -> No
 @in_loop
 async def test_what_a_stopped_worker_leased_unheard_is_free_again_at_once(tmp_path: Path) -> None:
     store = await open_store(str(tmp_path / "s.db"))
-    served = Served(store, routed=False)
+    served = ServedPolicy(store, routed=False)
     url = await served.start()
-    leaving = RemoteDesk(url)
+    leaving = CoordinatorClient(url)
     asking = asyncio.ensure_future(leaving.lease("leaving", 20.0))
     await asyncio.sleep(0.3)
     asking.cancel()
     await asyncio.wait((asking,))
     [rollout] = await store.enqueue_rollouts([NewRollout({"seconds": 0.0}, config=RolloutConfig(max_attempts=1))])
-    other = RemoteDesk(url)
+    other = CoordinatorClient(url)
     lease = await other.lease("other", 5.0)
     assert lease is not None
     assert (lease.rollout.rollout_id, lease.attempt) == (rollout.rollout_id, 1)
@@ -269,10 +269,10 @@ async def test_what_no_runner_sends_is_refused(tmp_path: Path) -> None:
     import httpx
 
     store = await open_store(str(tmp_path / "s.db"))
-    served = Served(store, routed=False)
+    served = ServedPolicy(store, routed=False)
     url = await served.start()
     [rollout] = await store.enqueue_rollouts([NewRollout({"seconds": 0.0})])
-    desk = RemoteDesk(url)
+    desk = CoordinatorClient(url)
     assert await desk.lease("w", 5.0) is not None
     async with httpx.AsyncClient(trust_env=False) as client:
         for what in ("lease", "forget", "heartbeat", "deliver", "finish", "abandon"):
@@ -296,12 +296,12 @@ async def test_what_no_runner_sends_is_refused(tmp_path: Path) -> None:
 @in_loop
 async def test_a_runner_needs_the_key(tmp_path: Path) -> None:
     store = await open_store(str(tmp_path / "s.db"))
-    served = Served(store, key="right", routed=False)
+    served = ServedPolicy(store, key="right", routed=False)
     url = await served.start()
     for key in (None, "wrong", "righ"):
         with pytest.raises(RolloutError, match="refuses this runner"):
             await work(as_agent(sleeps), url, key=key)
-    desk = RemoteDesk(url, "right")
+    desk = CoordinatorClient(url, "right")
     assert await desk.lease("w", 0.0) is None
     await desk.close()
     await served.stop()
@@ -316,7 +316,7 @@ async def test_a_server_that_hands_out_no_rollouts_is_named(tmp_path: Path) -> N
     with pytest.raises(RolloutError, match="hands out no rollouts"):
         await work(as_agent(sleeps), url)
     await server.stop()
-    desk = RemoteDesk(f"http://127.0.0.1:{free_port()}", lost_seconds=0.5)
+    desk = CoordinatorClient(f"http://127.0.0.1:{free_port()}", lost_seconds=0.5)
     with pytest.raises(RolloutError, match=r"could not be reached for 0\.5 s"):
         await desk.lease("w")
     await desk.close()
@@ -358,7 +358,7 @@ async def test_rules_that_only_the_runner_knows_reward_the_call_that_asked_for_t
     model = ChatOpenAI(model="m", base_url="http://provider.invalid/v1", api_key=SecretStr("sk"), max_retries=0)
     agent = agl.wrap(create_agent(model, [calculator], name="solver"), reward=reward)
     store = await open_store(str(tmp_path / "s.db"))
-    served = Served(store, script=calls_once("calculator", {"expression": "2 + 3"}, "5"))
+    served = ServedPolicy(store, script=calls_once("calculator", {"expression": "2 + 3"}, "5"))
     url = await served.start()
     await store.enqueue_rollouts([NewRollout({"question": "2 + 3"})])
     end = asyncio.Event()

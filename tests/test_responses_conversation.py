@@ -12,10 +12,10 @@ from scripted import in_loop, quick_tokenizer, serving, tool_call
 from test_responses import THOUGHT, TOOLS, ask
 from tiny_tokenizers import template_tokenizer
 
+from agl import tracing
 from agl.errors import EngineError
 from agl.mdp.selection import select
 from agl.mdp.types import Call
-from agl.tracing import context as tracing
 from agl.tracing import sdk_hooks as routing
 from agl.trainer.gateway.dialects.responses_items import History
 

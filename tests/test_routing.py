@@ -18,9 +18,8 @@ import openai
 import pytest
 from provider import Provider, Reply, says, serve
 
-from agl import semconv
+from agl import semconv, tracing
 from agl.mdp.selection import select
-from agl.tracing import context as tracing
 from agl.tracing import sdk_hooks as routing
 from agl.tracing.context import RolloutContext
 

@@ -11,6 +11,7 @@ from langchain_openai import ChatOpenAI
 from provider import Reply, serve
 
 import agl
+from agl.agents.registry import adapters
 from agl.trainer.store import open_store
 
 
@@ -37,7 +38,7 @@ def test_only_the_selected_agents_tokens_are_trained(untrained_model: Path, tmp_
         trainer = agl.Trainer(
             agl.GRPO(model=str(untrained_model), group_size=4, batch_size=2, steps=2, max_response_tokens=8),
             agents=["writer"],
-            tracer=agl.plugins.adapters()["langchain"](),  # type: ignore[attr-defined]
+            tracer=adapters()["langchain"](),
             directory=tmp_path,
             progress=False,
         )
@@ -93,7 +94,7 @@ def test_an_unselected_agent_that_asks_the_policy_is_answered_and_not_trained(
     trainer = agl.Trainer(
         agl.GRPO(model=str(untrained_model), group_size=4, batch_size=1, steps=1, max_response_tokens=8),
         agents=["program"],
-        tracer=agl.plugins.adapters()["langchain"](),  # type: ignore[attr-defined]
+        tracer=adapters()["langchain"](),
         directory=tmp_path,
         progress=False,
     )

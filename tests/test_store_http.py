@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from store_server import KEYS, OPERATOR, RUNNER, Served, served
+from store_server import KEYS, OPERATOR, RUNNER, ServedPolicy, served
 
 from agl.errors import ConfigError, StoreError
 from agl.mdp.spans import Span
@@ -66,7 +66,7 @@ class LosesAnswers:
 
 
 def test_an_answer_that_was_lost_is_asked_for_again_and_nothing_is_done_twice(tmp_path: Path) -> None:
-    async def scenario(server: Served) -> None:
+    async def scenario(server: ServedPolicy) -> None:
         for path, n in ((b"/v1/store/batch", 2), (b"/v1/store/dequeue_rollout", 2)):
             proxy = LosesAnswers(server.port, path, 0)
             async with proxy as url:
@@ -96,7 +96,7 @@ def test_an_answer_that_was_lost_is_asked_for_again_and_nothing_is_done_twice(tm
 
 
 def test_a_repeated_request_gets_its_lease_after_the_server_was_restarted(tmp_path: Path) -> None:
-    async def scenario(server: Served) -> None:
+    async def scenario(server: ServedPolicy) -> None:
         store = await open_store(server.url)
         await store.enqueue_rollouts([NewRollout("a"), NewRollout("b")])
         first = await store.dequeue_rollout("w", request_id="once")
@@ -122,7 +122,7 @@ def test_a_repeated_request_gets_its_lease_after_the_server_was_restarted(tmp_pa
 def test_a_server_that_goes_and_comes_back_loses_nothing_and_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(server: Served) -> None:
+    async def scenario(server: ServedPolicy) -> None:
         store = await open_store(server.url)
         (rollout,) = await store.enqueue_rollouts([NewRollout("a")])
         waiting = asyncio.ensure_future(store.wait_for_rollouts([rollout.rollout_id], timeout=60))
@@ -147,7 +147,7 @@ def test_a_server_that_goes_and_comes_back_loses_nothing_and_is_reported_once(
 
 
 def test_a_server_that_stays_away_is_an_error_in_bounded_time(tmp_path: Path) -> None:
-    async def scenario(server: Served) -> None:
+    async def scenario(server: ServedPolicy) -> None:
         store = await HttpStore.open(server.url, retry_seconds=0.5)
         await asyncio.to_thread(server.stop)
         with pytest.raises(StoreError, match=r"the store does not answer(.|\n)*is `agl store` running there"):
@@ -178,7 +178,7 @@ def test_many_loops_share_one_client(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_waits_gets_work_when_it_comes_and_a_wait_that_was_cancelled_leaves_none(tmp_path: Path) -> None:
-    async def scenario(server: Served) -> None:
+    async def scenario(server: ServedPolicy) -> None:
         store = await open_store(server.url)
         waiting = asyncio.ensure_future(store.dequeue_rollout("w", wait=20))
         gone = asyncio.ensure_future(store.dequeue_rollout("gone", wait=20))
@@ -199,7 +199,7 @@ def test_a_worker_that_waits_gets_work_when_it_comes_and_a_wait_that_was_cancell
 
 # -- keys -------------------------------------------------------------------------------------------------------------
 def test_strangers_get_nothing_and_nothing_tells_the_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(server: Served) -> None:
+    async def scenario(server: ServedPolicy) -> None:
         for key in (None, "wrong-key-of-this-test", OPERATOR[:-1], OPERATOR + "x"):
             with pytest.raises(StoreError, match="does not know this key") as refused:
                 await HttpStore.open(server.url, key=key)
@@ -221,7 +221,7 @@ def test_strangers_get_nothing_and_nothing_tells_the_key(tmp_path: Path, caplog:
 
 
 def test_a_runner_runs_and_no_more(tmp_path: Path) -> None:
-    async def scenario(server: Served) -> None:
+    async def scenario(server: ServedPolicy) -> None:
         operator = await HttpStore.open(server.url, key=OPERATOR)
         runner = await HttpStore.open(server.url, key=RUNNER)
         await operator.enqueue_rollouts([NewRollout("a", config=RolloutConfig(max_attempts=1))])

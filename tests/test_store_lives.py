@@ -321,7 +321,7 @@ FULL = """
 import asyncio, sys
 from pathlib import Path
 from agl.errors import StoreError
-from agl.spans import Span
+from agl.mdp.spans import Span
 from agl.trainer.store import open_store
 folder = Path(sys.argv[1])
 def span(n):

@@ -121,7 +121,7 @@ def test_a_server_that_is_not_there_is_named_without_the_password() -> None:
 # -- failures -----------------------------------------------------------------------------------------------------
 WRITER = """
 import asyncio, itertools, sys
-from agl.spans import Span
+from agl.mdp.spans import Span
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout
 async def write(store, lane):
@@ -333,7 +333,7 @@ def test_processes_tell_each_other_of_work_and_of_ends(url: str, monkeypatch: py
     async def scenario() -> None:
         store = await open_store(url)
         process = started(
-            WAITER.replace("\nasync", "\nimport agl.trainer.store.sql as s\ns.LOOK_SECONDS = 1e6\nasync", 1), url
+            WAITER.replace("\nasync", "\nimport agl.trainer.store.sql.store as s\ns.LOOK_SECONDS = 1e6\nasync", 1), url
         )
         assert process.stdout is not None
         await asyncio.to_thread(process.stdout.readline)

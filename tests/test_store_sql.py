@@ -331,7 +331,7 @@ def test_processes_can_create_the_same_file_at_once(path: Path) -> None:
 
 WRITER = """
 import asyncio, itertools, sys
-from agl.spans import Span
+from agl.mdp.spans import Span
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout
 async def write(store, lane):

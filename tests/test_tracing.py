@@ -113,7 +113,7 @@ def test_another_librarys_hook_of_threads_is_put_back_as_it_was() -> None:
     code = """
 import threading, wrapt
 from agl import tracing
-from agl.selection import select
+from agl.mdp.selection import select
 wrapt.wrap_function_wrapper(threading.Thread, "start", lambda wrapped, _, args, kwargs: wrapped(*args, **kwargs))
 hooked = threading.Thread.__dict__["start"]
 with tracing.running(tracing.RolloutContext("ro", 1, "a", select(None))):
@@ -309,7 +309,7 @@ def test_the_global_tracer_provider_is_untouched() -> None:
 
 def test_the_environment_cannot_switch_spans_off() -> None:
     code = (
-        "from agl import tracing\nfrom agl.selection import select\n"
+        "from agl import tracing\nfrom agl.mdp.selection import select\n"
         "with tracing.running(r := tracing.RolloutContext('ro', 1, 'a', select(None))):\n"
         "    with tracing.span('chat', 'm', attributes={'long': 'x' * 999}): pass\n"
         "assert [len(s.attributes.get('long', '')) for s in r.spans] == [999, 0], r.spans\n"

@@ -16,7 +16,7 @@ import agl
 from agl import semconv, tracing
 from agl.adapters.openai import OpenAITracer
 from agl.errors import BypassedGatewayError, LostCallError, NoAgentMatchedError, NoLLMCallError
-from agl.mdp.builder import Built, build, check
+from agl.mdp.builder import AttemptTrajectory, build, check
 from agl.mdp.selection import Selection, select
 from agl.mdp.spans import Span
 from agl.mdp.types import Call, float_array, int_array
@@ -35,11 +35,11 @@ def rollout(agents: Any = None) -> RolloutContext:
     return RolloutContext("ro", 1, "main", select(agents))
 
 
-def join(context: RolloutContext, calls: list[Call]) -> Built:
+def join(context: RolloutContext, calls: list[Call]) -> AttemptTrajectory:
     return build("ro", 1, "g", calls, context.spans, context.selection)
 
 
-def credited(built: Built) -> dict[float, str | None]:
+def credited(built: AttemptTrajectory) -> dict[float, str | None]:
     return {reward.value: call_id for reward, call_id in built.credited}
 
 

@@ -174,7 +174,8 @@ def test_hydra_is_left_as_it_was() -> None:
 def test_reading_a_config_does_not_import_verl() -> None:
     """Importing it takes seconds and settles the device."""
     code = (
-        "import sys; from agl.trainer.verl.short import expand; from agl.trainer.verl.plan import read\n"
+        "import sys\nfrom agl.trainer.verl.config.shorthand import expand\n"
+        "from agl.trainer.verl.config.plan import read\n"
         "plan = read(expand({'model': 'm', 'steps': 2})); plan.compose({'agl.x': 1})\n"
         "assert not {'verl', 'ray', 'torch'} & set(sys.modules), set(sys.modules) & {'verl', 'ray', 'torch'}"
     )

@@ -9,7 +9,7 @@ from call_trees import call, trajectories, trajectory
 from hypothesis import given, settings
 
 from agl.credit import Discounted, PerCall, Uniform
-from agl.mdp.builder import Built
+from agl.mdp.builder import AttemptTrajectory
 from agl.mdp.sequence import merge
 from agl.mdp.types import Reward, Trajectory
 from agl.trainer.runners.protocol import RolloutResult
@@ -27,7 +27,7 @@ def result(t: Trajectory, k: int = 0) -> RolloutResult:
         index=k, seed=0, resources_id=None, priority=0, config=RolloutConfig(), metadata={}, attempts=1, created_at=0.0,
         ended_at=1.0,
     )  # fmt: skip
-    return RolloutResult(rollout, 1, Built(t, rewards, ("agent",), (), ()), None)
+    return RolloutResult(rollout, 1, AttemptTrajectory(t, rewards, ("agent",), (), ()), None)
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,6 +1,6 @@
 """`chat` spans of anthropic SDK calls that no framework span encloses.
 
-Hook: `Anthropic.request` and `AsyncAnthropic.request` through `agl.routing` (anthropic >= 0.50, < 3); the SDK offers
+Hook: `Anthropic.request` and `AsyncAnthropic.request` by `tracing.sdk_hooks` (anthropic >= 0.50, < 3); the SDK offers
 none. The OpenTelemetry spans that anthropic 2 makes itself go to the user's provider as ever.
 """
 

@@ -1,6 +1,6 @@
 """`chat` spans of openai SDK calls that no framework span encloses.
 
-Hook: `OpenAI.request` and `AsyncOpenAI.request` through `agl.routing` (openai >= 1.66, < 4); the SDK offers none.
+Hook: `OpenAI.request` and `AsyncOpenAI.request` through `tracing.sdk_hooks` (openai >= 1.66, < 4); the SDK offers none.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from agl.agents.resources import LLM, NamedResources, PromptTemplate, RolloutResources, find_resource
 from agl.errors import ConfigError
-from agl.rewards.function import Scorer
+from agl.rewards.function import RewardCaller
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Agent:
 
 
 RewardFunction = Callable[..., Any]
-"""(task, output) -> number or dict of numbers, sync or async; with an argument `trace`, it gets that too (`Scorer`)."""
+"""(task, output) -> number or dict of numbers, sync or async; it gets the trace, too, if it has an argument `trace`."""
 
 
 def scored(
@@ -81,7 +81,7 @@ def scored(
     Raises:
         ConfigError: a reward function that asks for what nobody can give it, or that cannot be awaited here.
     """
-    scorer = Scorer(reward) if reward is not None else None
+    scorer = RewardCaller(reward) if reward is not None else None
     if inspect.iscoroutinefunction(invoke):
 
         async def run_async(task: Any, resources: NamedResources, rollout: RolloutInfo) -> Outcome:

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from agl import tracing
 from agl.agents.agent import Agent, RewardFunction, scored
 from agl.errors import ConfigError
-from agl.tracing import context as tracing
 from agl.tracing import propagation as handover
 
 MAX_OUTPUT_BYTES = 16 * 1024 * 1024

@@ -21,16 +21,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agl import semconv
+from agl import semconv, tracing
 from agl.agents import registry as plugins
 from agl.instrument.import_hooks import when_imported
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
-from agl.tracing import context as tracing
 from agl.tracing import otlp
 from agl.tracing import propagation as handover
-from agl.tracing.exporter import Outbox, Sink
-from agl.tracing.propagation import Handover
+from agl.tracing.exporter import BackgroundSpanExporter, SpanSink
+from agl.tracing.propagation import AttemptEnvironment
 from agl.tracing.threads import carried_across_threads
 
 SEND_SECONDS = 10.0
@@ -68,12 +67,14 @@ def begin() -> None:
 class _Program:
     """This process, as an attempt of a rollout or a part of one. Its root scope is made when it is first needed."""
 
-    def __init__(self, given: Handover | None) -> None:
+    def __init__(self, given: AttemptEnvironment | None) -> None:
         self.given = given
         self.error: BaseException | None = None
         self._lock = threading.RLock()
         self._root: tracing.Scope | None = None
-        self.outbox = Outbox(self._open_sink, lambda why: _say(f"spans of this program are lost: {why}"))
+        self.outbox = BackgroundSpanExporter(
+            self._open_sink, lambda why: _say(f"spans of this program are lost: {why}")
+        )
         if given is None:
             self.rollout = tracing.RolloutContext(f"ro-{uuid.uuid4().hex[:12]}", 1, "agent", select())
             self.rollout.capture_content = os.environ.get("AGL_CAPTURE_CONTENT", "1") != "0"
@@ -109,7 +110,7 @@ class _Program:
                     self._root = tracing.root(self.rollout, self.given.traceparent if self.given else None)
         return self._root
 
-    def _open_sink(self) -> Sink:
+    def _open_sink(self) -> SpanSink:
         if self.given is not None:
             return _HttpSink(self.given)
         try:
@@ -154,7 +155,7 @@ class _Program:
 class _HttpSink:
     """Posts spans to `agl run`."""
 
-    def __init__(self, given: Handover) -> None:
+    def __init__(self, given: AttemptEnvironment) -> None:
         url = urllib.parse.urlsplit(given.spans_url)
         self._host, self._port, self._path = url.hostname or "", url.port, url.path
         self._headers = {"content-type": "application/json", "authorization": f"Bearer {given.spans_key}"}

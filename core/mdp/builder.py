@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from agl import semconv
 from agl.errors import BypassedGatewayError, LostCallError, NoAgentMatchedError, NoLLMCallError
 from agl.mdp.selection import Selection
-from agl.mdp.span_index import Join
+from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.mdp.types import Call, Reward, Trajectory, Transition
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Built:
+class AttemptTrajectory:
     """What one attempt of a rollout came to.
 
     Attributes:
@@ -63,14 +63,14 @@ def build(
     calls: Sequence[Call],
     spans: Sequence[Span],
     selection: Selection,
-) -> Built:
+) -> AttemptTrajectory:
     """Join calls, spans and rewards of one attempt.
 
     A reward goes to the call that its span names (AIR's do), or to the one whose `chat` span it was emitted in, or to
     the call that issued the tool call it was emitted in; emitted in the span of an agent other than the outermost, to
     the last call made within that span; otherwise, and where it names the agent whose it is, to the whole trajectory.
     """
-    join = Join(calls, spans)
+    join = SpanIndex(calls, spans)
     recorded = {c.id: c for c in calls}
 
     credited: list[tuple[Reward, str | None]] = []
@@ -87,7 +87,7 @@ def build(
             agent=attributes.get(semconv.REWARD_AGENT),
         )
         named = attributes.get(semconv.REWARD_CALL)
-        call = join.earner(span.parent_id) if named is None else recorded.get(str(named))
+        call = join.rewarded_call(span.parent_id) if named is None else recorded.get(str(named))
         # A call that failed is no transition: what it earned would be lost with it.
         trained = call is not None and call.policy is not None and call.error is None and reward.agent is None
         credited.append((reward, call.id if call is not None and trained else None))
@@ -108,10 +108,10 @@ def build(
     lost = tuple(s for s in unanswered if s.attributes.get(semconv.ROUTED))
     agents = dict.fromkeys([c.agent for c in calls] + [s.agent for s in asked if s.agent is not None])
     failed = tuple(c for c in calls if c.policy is not None and c.error is not None)
-    return Built(trajectory, tuple(credited), tuple(agents), failed, bypassed, lost)
+    return AttemptTrajectory(trajectory, tuple(credited), tuple(agents), failed, bypassed, lost)
 
 
-def check(built: Built, selection: Selection, *, rollout_id: str, attempt: int) -> None:
+def check(built: AttemptTrajectory, selection: Selection, *, rollout_id: str, attempt: int) -> None:
     """Refuse a rollout that would train on nothing, and say why.
 
     Raises:

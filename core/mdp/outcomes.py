@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agl import semconv
-from agl.mdp.span_index import Join
+from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.mdp.types import Call
 
@@ -54,7 +54,7 @@ class Handoff:
     span_id: str
 
 
-def tool_outcomes(join: Join) -> list[ToolOutcome]:
+def tool_outcomes(join: SpanIndex) -> list[ToolOutcome]:
     """Every tool outcome of an attempt, in the order of the calls that asked, whatever order the tools ended in.
 
     The call is the one that issued the tool call id. Where the span has no id, it is the one in whose `chat` span or
@@ -84,7 +84,7 @@ def tool_outcomes(join: Join) -> list[ToolOutcome]:
     return sorted(outcomes, key=place)
 
 
-def handoffs(join: Join) -> list[Handoff]:
+def handoffs(join: SpanIndex) -> list[Handoff]:
     """Every handoff of an attempt, in the order of the calls that decided them.
 
     The call is the one that issued the tool call by which an agent hands over; where there is none, the last one that
@@ -96,7 +96,7 @@ def handoffs(join: Join) -> list[Handoff]:
         if to is None or (span.operation == semconv.EXECUTE_TOOL and (_failed(span) or _is_inner(span, join))):
             continue
         giver = str(span.attributes.get(semconv.HANDOFF_FROM) or span.agent or "")
-        call = join.issuer(span)
+        call = join.issuing_call(span)
         if call is None and _id(span) is None and span.parent_id is not None:
             call = join.last_call(span.parent_id, giver)
         found.append((Handoff(giver, str(to), call, span.span_id), span.start))
@@ -104,8 +104,8 @@ def handoffs(join: Join) -> list[Handoff]:
     return [handoff for handoff, _ in found]
 
 
-def _of_span(span: Span, join: Join) -> ToolOutcome:
-    call = join.issuer(span)
+def _of_span(span: Span, join: SpanIndex) -> ToolOutcome:
+    call = join.issuing_call(span)
     if call is None and _id(span) is None:
         call = _around(span, join)
     result = span.attributes.get(semconv.TOOL_CALL_RESULT)
@@ -121,7 +121,7 @@ def _of_span(span: Span, join: Join) -> ToolOutcome:
     )
 
 
-def _of_results(join: Join) -> Iterator[ToolOutcome]:
+def _of_results(join: SpanIndex) -> Iterator[ToolOutcome]:
     """Outcomes that requests tell of, the first time that each is told."""
     seen: set[str] = set()
     for request in join.calls:
@@ -149,20 +149,20 @@ def _of_results(join: Join) -> Iterator[ToolOutcome]:
             )
 
 
-def _around(span: Span, join: Join) -> Call | None:
+def _around(span: Span, join: SpanIndex) -> Call | None:
     """The call in whose `chat` span or tool call a span of the same agent lies, within that agent's span."""
     for outer in join.upwards(span.parent_id):
         if outer.operation == semconv.INVOKE_AGENT or outer.agent != span.agent:
             return None
         call = join.by_span.get(outer.span_id) if outer.operation == semconv.CHAT else None
         if outer.operation == semconv.EXECUTE_TOOL:
-            call = join.issuer(outer)
+            call = join.issuing_call(outer)
         if call is not None:
             return call
     return None
 
 
-def _is_inner(span: Span, join: Join) -> bool:
+def _is_inner(span: Span, join: SpanIndex) -> bool:
     for outer in join.upwards(span.parent_id):
         if outer.operation == semconv.INVOKE_AGENT:
             return False
@@ -171,7 +171,7 @@ def _is_inner(span: Span, join: Join) -> bool:
     return False
 
 
-def _runs_tools(call: Call, join: Join) -> bool:
+def _runs_tools(call: Call, join: SpanIndex) -> bool:
     chat = join.spans.get(call.span_id or "")
     return chat is not None and bool(chat.attributes.get(semconv.RUNS_TOOLS))
 

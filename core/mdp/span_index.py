@@ -9,7 +9,7 @@ from agl.mdp.spans import Span
 from agl.mdp.types import Call
 
 
-class Join:
+class SpanIndex:
     """The calls and spans of one attempt, by their ids.
 
     Attributes:
@@ -32,11 +32,11 @@ class Join:
             yield span
             span_id = span.parent_id
 
-    def issuer(self, tool: Span) -> Call | None:
+    def issuing_call(self, tool: Span) -> Call | None:
         """The call whose answer asked for a tool's run, by the tool call id on the span."""
         return self.issuers.get(str(tool.attributes.get(semconv.TOOL_CALL_ID, "")))
 
-    def earner(self, span_id: str | None) -> Call | None:
+    def rewarded_call(self, span_id: str | None) -> Call | None:
         """The call that what happens in a span is owed to.
 
         The one whose `chat` span this is or lies in; the one that issued the tool call this happens in; in the span of
@@ -45,7 +45,7 @@ class Join:
         for span in self.upwards(span_id):
             if span.operation == semconv.CHAT and span.span_id in self.by_span:
                 return self.by_span[span.span_id]
-            if span.operation == semconv.EXECUTE_TOOL and (issued := self.issuer(span)) is not None:
+            if span.operation == semconv.EXECUTE_TOOL and (issued := self.issuing_call(span)) is not None:
                 return issued
             if span.operation == semconv.INVOKE_AGENT and span.parent_id is not None:
                 inside = self.last_call(span.span_id)

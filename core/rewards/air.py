@@ -15,7 +15,7 @@ from agl.errors import ConfigError, RewardError, nearest
 from agl.mdp.builder import build
 from agl.mdp.outcomes import ToolOutcome, handoffs, tool_outcomes
 from agl.mdp.selection import AgentFilter, Selection, select
-from agl.mdp.span_index import Join
+from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.mdp.types import Call, Reward, Transition
 from agl.rewards import as_rewards
@@ -222,7 +222,7 @@ class AIR:
         Raises:
             RewardError: a rule raised, or gave no finite number.
         """
-        join = Join(calls, spans)
+        join = SpanIndex(calls, spans)
         place = {"rollout": spans[0].rollout_id, "attempt": spans[0].attempt} if spans else {}
         credited: list[Credited] = []
 

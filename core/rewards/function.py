@@ -11,7 +11,7 @@ from agl.errors import ConfigError
 from agl.rewards.trace import Trace
 
 
-class Scorer:
+class RewardCaller:
     """A reward function (task, output) -> number or dict, ready to be called by either kind of agent.
 
     An argument that is named `trace`, or annotated with `Trace`, is given what the attempt has done so far. A grader of

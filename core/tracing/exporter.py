@@ -22,7 +22,7 @@ LEAVE_SECONDS = 10.0
 """How long the end of the program waits for the last spans."""
 
 
-class Sink(Protocol):
+class SpanSink(Protocol):
     """Where spans go. Made and used in the outbox's thread."""
 
     def send(self, spans: Sequence[Span]) -> None:
@@ -41,7 +41,7 @@ class _End:
     error: str | None
 
 
-class Outbox:
+class BackgroundSpanExporter:
     """Spans on their way out of this process, and of every process forked from it.
 
     Args:
@@ -49,7 +49,7 @@ class Outbox:
         report: is told, once, that spans are lost and why.
     """
 
-    def __init__(self, open_sink: Callable[[], Sink], report: Callable[[str], None]) -> None:
+    def __init__(self, open_sink: Callable[[], SpanSink], report: Callable[[str], None]) -> None:
         self._open_sink, self._report = open_sink, report
         self.owner = os.getpid()
         self._fresh()
@@ -60,7 +60,7 @@ class Outbox:
         self._lock = threading.Lock()
         self._idle = threading.Condition()
         self._unsent = 0
-        self._sink: Sink | None = None
+        self._sink: SpanSink | None = None
         self._thread: threading.Thread | None = None
         self._reported = False
 

@@ -21,7 +21,7 @@ from agl.tracing.provider_formats import ToolCall, ToolResult
 
 
 @dataclass(eq=False)
-class Wire:
+class SpanInference:
     """The calls of one attempt, in the order in which they pass.
 
     Attributes:
@@ -116,7 +116,7 @@ def completed(spans: Sequence[Span], calls: Sequence[Call] = ()) -> list[Span]:
     root = next((s for s in spans if s.parent_id is None), None)
     first = spans[0] if spans else unseen[0]
     trace_id = root.trace_id if root else _digest(first.rollout_id) * 2
-    wire = Wire(first.rollout_id, first.attempt, trace_id, root.span_id if root else None)
+    wire = SpanInference(first.rollout_id, first.attempt, trace_id, root.span_id if root else None)
     made = [_chat(wire, call) for call in unseen]
     ran = {s.attributes.get(semconv.TOOL_CALL_ID) for s in spans if s.operation == semconv.EXECUTE_TOOL}
     for span in sorted([*chats, *made], key=lambda s: s.start):
@@ -126,7 +126,7 @@ def completed(spans: Sequence[Span], calls: Sequence[Call] = ()) -> list[Span]:
     return [*spans, *made]
 
 
-def _chat(wire: Wire, call: Call) -> Span:
+def _chat(wire: SpanInference, call: Call) -> Span:
     facts = {
         semconv.ROUTED: call.policy is not None or None,
         semconv.RESPONSE_ID: call.id,
@@ -151,7 +151,7 @@ def _messages(span: Span, name: str) -> list[Any]:
 
 def _tool_calls(message: Any) -> Iterable[ToolCall]:
     """Those of a message in OpenAI's form, or of content blocks in Anthropic's."""
-    answer = answers.Answer()
+    answer = answers.ResponseAccumulator()
     if isinstance(message, Mapping):
         answer.whole({"choices": [{"message": message}]})
         answer.whole({"type": "message", "content": message.get("content")})

@@ -17,7 +17,7 @@ ANTHROPIC_URL, ANTHROPIC_KEY = "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"
 
 
 @dataclass(frozen=True, slots=True)
-class Handover:
+class AttemptEnvironment:
     """What agl in another process needs of an attempt.
 
     Attributes:
@@ -55,7 +55,7 @@ class Handover:
                 environ.pop(name, None)
 
 
-def variables(handover: Handover, task: Any = None) -> dict[str, str]:
+def variables(handover: AttemptEnvironment, task: Any = None) -> dict[str, str]:
     """The variables that carry it; AGL_ROLLOUT_ID, AGL_ATTEMPT and AGL_TASK (JSON) are for whoever asks."""
     return {VARIABLE: json.dumps(asdict(handover)), **described(handover.rollout_id, handover.attempt, task)}
 
@@ -66,7 +66,7 @@ def described(rollout_id: str, attempt: int, task: Any = None) -> dict[str, str]
     return named if task is None else {**named, "AGL_TASK": json.dumps(task)}
 
 
-def received(environ: Mapping[str, str] = os.environ) -> Handover | None:
+def received(environ: Mapping[str, str] = os.environ) -> AttemptEnvironment | None:
     """The attempt that was handed to this process; None if none was.
 
     Raises:
@@ -77,7 +77,7 @@ def received(environ: Mapping[str, str] = os.environ) -> Handover | None:
         return None
     try:
         fields = json.loads(text)
-        return Handover(**{**fields, "agents": tuple(fields["agents"])})
+        return AttemptEnvironment(**{**fields, "agents": tuple(fields["agents"])})
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(
             f"{VARIABLE} does not hold an attempt: {error}", hint="agl run sets it; do not set it yourself"

@@ -82,7 +82,7 @@ class _Said:
 
 
 @dataclass(slots=True)
-class Answer:
+class ResponseAccumulator:
     """An answer as it comes: `whole` with a body, or `event` with each JSON event of a stream, in any wire form.
 
     Attributes:

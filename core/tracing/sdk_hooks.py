@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agl import semconv
-from agl.tracing import context as tracing
+from agl.tracing import context
 from agl.tracing import provider_formats as answers
 from agl.tracing.context import Scope
 
@@ -132,12 +132,12 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
 
         @functools.wraps(inherited)
         async def request_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-            call = None if tracing.idle() else _request(sdk, self, args, kwargs)
+            call = None if context.idle() else _request(sdk, self, args, kwargs)
             if call is None:
                 return await inherited(self, *args, **kwargs)
             try:
                 client = call.client_to_use(is_async=True)
-                with tracing.unseen():
+                with context.unseen():
                     result = await inherited(client, *call.args, **call.kwargs)
                 return call.end(result)
             except BaseException as error:
@@ -149,12 +149,12 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
 
     @functools.wraps(inherited)
     def request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call = None if tracing.idle() else _request(sdk, self, args, kwargs)
+        call = None if context.idle() else _request(sdk, self, args, kwargs)
         if call is None:
             return inherited(self, *args, **kwargs)
         try:
             client = call.client_to_use(is_async=False)
-            with tracing.unseen():
+            with context.unseen():
                 result = inherited(client, *call.args, **call.kwargs)
             return call.end(result)
         except BaseException as error:
@@ -167,20 +167,20 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
 
 def _nowhere() -> bool:
     """Whether no rollout has the whole process."""
-    return tracing._of_process is None
+    return context._of_process is None
 
 
-def _request(sdk: str, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Request | None:
+def _request(sdk: str, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _RoutedRequest | None:
     """The request as one to look after; None when nothing runs here or no model is asked."""
-    scope = tracing.current()
+    scope = context.current()
     if scope is None or not _installs:
         return None
     options = kwargs["options"] if "options" in kwargs else args[1]
     path = _generation_path(sdk, options)
-    return None if path is None else _Request(sdk, client, args, kwargs, options, path, scope)
+    return None if path is None else _RoutedRequest(sdk, client, args, kwargs, options, path, scope)
 
 
-class _Request:
+class _RoutedRequest:
     """One SDK request inside a rollout: where it goes, and the span that it belongs to."""
 
     def __init__(
@@ -200,7 +200,7 @@ class _Request:
         self.url = str(getattr(client, "base_url", ""))
         wire = {semconv.WIRE_CALLS: 1, semconv.CLIENT: type(client).__qualname__, semconv.URL: self.url}
         # A span is opened unless a framework's `chat` span is open already; the wire call is noted on either.
-        chat = tracing.enclosing(semconv.CHAT)
+        chat = context.enclosing(semconv.CHAT)
         if chat is not None and scope.untrained and not chat.untrained:
             chat = None  # the agent's own call, in the midst of which something else asks a model
         if chat is not None:
@@ -233,7 +233,7 @@ class _Request:
             self._note_prompt()
             return self.client
         if self.scope.untrained:
-            tracing.refuse_gateway(self.scope, self.client.base_url)
+            context.refuse_gateway(self.scope, self.client.base_url)
             return self.client
         # A client that was set up with the rollout's LLM resource has the gateway for a provider: its call goes there
         # under the name of the agent that makes it, so that one that is not selected is answered but not trained.

@@ -9,8 +9,8 @@ import random
 from typing import Any
 
 import agl
+from agl.compat import find_final_reward
 from agl.errors import RolloutError
-from agl.trainer.compat import find_final_reward
 
 WAIT_SECONDS = 600.0
 

@@ -13,7 +13,7 @@ import torch
 from jobs import algorithm, quickstart, train
 
 import agl
-from agl.mdp.builder import Built, build
+from agl.mdp.builder import AttemptTrajectory, build
 from agl.mdp.selection import select
 from agl.mdp.types import Call
 from agl.trainer.quickstart.tasks import arithmetic_tasks
@@ -98,7 +98,7 @@ def test_a_dry_run(
     assert capsys.readouterr().out.count("training rows") == 2
 
 
-async def _groups(url: str) -> list[list[Built]]:
+async def _groups(url: str) -> list[list[AttemptTrajectory]]:
     """The training groups, rollouts built as the run built them."""
     store = await open_store(url)
     try:
@@ -113,7 +113,7 @@ async def _groups(url: str) -> list[list[Built]]:
     return list(groups.values())
 
 
-def _rloo(group: list[Built]) -> list[tuple[Call, float]]:
+def _rloo(group: list[AttemptTrajectory]) -> list[tuple[Call, float]]:
     """arXiv 2402.14740 with one return per call: its own reward less the mean of the other rollouts' means."""
     means = [np.mean([x.reward for x in b.trajectory.transitions]) for b in group]
     return [

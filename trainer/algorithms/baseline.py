@@ -11,7 +11,7 @@ from agl.errors import ConfigError, checked_options, nearest
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.local.policy import PolicySpec
-from agl.trainer.run.frozen_policy import FixedPolicy, policy_directory
+from agl.trainer.run.frozen_policy import FrozenPolicy, policy_directory
 from agl.trainer.run.run import Run, mean_rewards, require_positive, require_some
 from agl.trainer.store.base import Mode
 
@@ -80,7 +80,7 @@ class Baseline:
                 await _close(policies.values())
                 run.progress.stop()
 
-    async def _policies(self, run: Run) -> dict[str, FixedPolicy]:
+    async def _policies(self, run: Run) -> dict[str, FrozenPolicy]:
         """Those that answer, by name."""
         if self.engine is None and self.model is None:
             return {}
@@ -90,15 +90,15 @@ class Baseline:
             wrong = next(iter(set(engines) ^ set(names)))
             what = f"has no policy {wrong!r}" if wrong in names else f"has {wrong!r}, to which no agent is sent"
             raise ConfigError(f"engine= {what}", hint=nearest(wrong, names))
-        opened: dict[str, FixedPolicy] = {}
+        opened: dict[str, FrozenPolicy] = {}
         try:
             for name, engine in engines.items():
                 if engine is not None:
                     model = None if self.model is None else policy_directory(self.model)
-                    opened[name] = await FixedPolicy.held(engine, model, self.renderer)
+                    opened[name] = await FrozenPolicy.held(engine, model, self.renderer)
                 else:
                     spec = PolicySpec(policy_directory(str(self.model)), name)
-                    opened[name] = await FixedPolicy.load(spec, self.renderer)
+                    opened[name] = await FrozenPolicy.load(spec, self.renderer)
         except BaseException:
             await _close(opened.values())
             raise

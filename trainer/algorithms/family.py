@@ -1,18 +1,18 @@
-"""The algorithms by name: each is `LocalAlgorithm` with the settings that its paper gives it."""
+"""The algorithms by name: each is `PolicyGradient` with the settings that its paper gives it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from agl.errors import checked_options
-from agl.trainer.algorithms.policy_gradient import LocalAlgorithm
+from agl.trainer.algorithms.policy_gradient import PolicyGradient
 from agl.trainer.algorithms.shaping import Overlong
 from agl.trainer.objectives import Estimator, LossAgg, PolicyLossKind
 
 
 @checked_options
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GRPO(LocalAlgorithm):
+class GRPO(PolicyGradient):
     """Group relative policy optimisation: rollouts of a task are compared with each other.
 
     Source: DeepSeekMath, arXiv 2402.03300, section 4; clipping and loss reduction as in verl.
@@ -21,7 +21,7 @@ class GRPO(LocalAlgorithm):
 
 @checked_options
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrGRPO(LocalAlgorithm):
+class DrGRPO(PolicyGradient):
     """GRPO without its biases: no division by the group's deviation, and every token counts 1 / longest answer.
 
     Source: arXiv 2503.20783.
@@ -33,7 +33,7 @@ class DrGRPO(LocalAlgorithm):
 
 @checked_options
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RLOO(LocalAlgorithm):
+class RLOO(PolicyGradient):
     """REINFORCE with the mean of the task's other rollouts as baseline.
 
     Source: arXiv 2402.14740.
@@ -44,7 +44,7 @@ class RLOO(LocalAlgorithm):
 
 @checked_options
 @dataclass(frozen=True, slots=True, kw_only=True)
-class REINFORCEPlusPlus(LocalAlgorithm):
+class REINFORCEPlusPlus(PolicyGradient):
     """Returns whitened over the batch, without groups; with `adv_estimator="reinforce_plus_plus_baseline"`, less the
     mean of the task's rollouts first.
 
@@ -58,7 +58,7 @@ class REINFORCEPlusPlus(LocalAlgorithm):
 
 @checked_options
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PPO(LocalAlgorithm):
+class PPO(PolicyGradient):
     """Proximal policy optimisation with a value head on the policy's last hidden states.
 
     Each call is an episode of its tokens that ends with the call's return by the credit rule.
@@ -75,7 +75,7 @@ class PPO(LocalAlgorithm):
 
 @checked_options
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GSPO(LocalAlgorithm):
+class GSPO(PolicyGradient):
     """GRPO with the importance ratio of whole answers.
 
     Source: arXiv 2507.18071.
@@ -90,7 +90,7 @@ class GSPO(LocalAlgorithm):
 
 @checked_options
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DAPO(LocalAlgorithm):
+class DAPO(PolicyGradient):
     """GRPO that clips higher than lower, samples until every task has something to learn from, and, with `overlong=`,
     penalises answers near their limit.
 

@@ -30,7 +30,7 @@ SMALL_MODEL = 20_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalAlgorithm:
+class PolicyGradient:
     """A policy-gradient algorithm with the embedded engine and learner; `agl.GRPO` and the others are settings of it.
 
     Attributes:

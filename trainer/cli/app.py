@@ -207,13 +207,13 @@ def run(
 ) -> None:
     """Run any program and record its model calls and tools, without a line of code; or try a policy in it."""
     from agl.errors import ConfigError
-    from agl.trainer.launch.run import Launch, run_command, show
+    from agl.trainer.launch.run import LaunchOptions, run_command, show
 
     try:
         value = None if task is None else json.loads(task)
     except json.JSONDecodeError as error:
         raise ConfigError(f"--task is not JSON: {error}", hint="""--task '{"question": "..."}'""") from None
-    launch = Launch(
+    launch = LaunchOptions(
         command=command, agent=agent, store=store, task=value, model=model, engine=engine, agents=agents or (),
         seed=seed,
         capture_content=os.environ.get("AGL_CAPTURE_CONTENT", "1") != "0",

@@ -42,7 +42,7 @@ def store(
 
 async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file: Path | None) -> None:
     from agl.trainer.http.auth import Keys
-    from agl.trainer.runners.store_coordinator import StandingDesk
+    from agl.trainer.runners.store_coordinator import StoreCoordinator
     from agl.trainer.store import open_store
     from agl.trainer.store.http.server import StoreServer
 
@@ -53,7 +53,7 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     opened = await open_store(db)
-    desk = StandingDesk.of_store(opened)
+    desk = StoreCoordinator.of_store(opened)
     server = StoreServer(opened, host=host, port=port, keys=keys, beside=desk.routes(keys))
     try:
         url = await server.start()

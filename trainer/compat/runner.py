@@ -125,11 +125,13 @@ class LitAgentRunner:
 
     @contextlib.asynccontextmanager
     async def _running(self) -> AsyncIterator[tuple[Any, list[Any]]]:
-        from agl.trainer.runners import LocalRunner, RunDesk
+        from agl.trainer.runners import LocalRunner, RunCoordinator
 
         results: list[Any] = []
         errors: list[BaseException] = []
-        desk = RunDesk(self.get_store().ours, selection=select(None), resources={}, done=results.append, rewarded=False)
+        desk = RunCoordinator(
+            self.get_store().ours, selection=select(None), resources={}, done=results.append, rewarded=False
+        )
         runner = LocalRunner(
             as_agent(self._agent), desk, n_workers=0, broken=errors.append,
             hooks=[Hooked(h, self._agent, self) for h in self._hooks],

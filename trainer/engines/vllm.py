@@ -43,7 +43,7 @@ TRIES = 5
 
 @checked_options
 class VLLMEngine:
-    """A model that a `vllm serve` (0.10.2 or newer) holds, as an `agl.trainer.engine.Engine`.
+    """A model that a `vllm serve` (0.10.2 or newer) holds, as an `agl.trainer.engines.Engine`.
 
     Requests go to `/v1/completions` with token ids. The given sampling parameters alone apply: what the server or the
     model's generation_config.json would add (repetition penalty, min-p, an end at the end-of-text token) is switched
@@ -147,7 +147,7 @@ class VLLMEngine:
         session: str | None = None,
         on_tokens: OnTokens | None = None,
     ) -> Completion:
-        """Sample one answer; see `agl.trainer.engine.Engine.generate`.
+        """Sample one answer; see `agl.trainer.engines.Engine.generate`.
 
         Args:
             policy: whatever the policy is called: one model is served here.

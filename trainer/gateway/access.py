@@ -15,7 +15,7 @@ from agl.trainer.gateway.sessions import Sessions
 from agl.trainer.http.auth import key_hash, key_of, matches
 
 if TYPE_CHECKING:
-    from agl.trainer.gateway.calls import WireCall
+    from agl.trainer.gateway.calls import PendingRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Access:
     key_hash: bytes
     sessions: Sessions = field(default_factory=Sessions)
     arrived: int = 0
-    unsettled: set[WireCall] = field(default_factory=set)
+    unsettled: set[PendingRequest] = field(default_factory=set)
     finished: list[Call] = field(default_factory=list)
     writes: list[asyncio.Task[None]] = field(default_factory=list)
     closed: bool = False

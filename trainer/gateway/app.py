@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from agl.trainer.gateway import http
-from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, Served
+from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, ServedPolicy
 from agl.trainer.gateway.dialects import chat, messages, responses
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
@@ -34,7 +34,7 @@ def build_app(gateway: Gateway, beside: Sequence[Route] = (), limits: Limits | N
         return http.answer({"id": name, "object": "model", "created": 0, "owned_by": "agl"})
 
     async def chat_completions(request: Request) -> Response:
-        wire = http.arrive(gateway, request, chat.new_id())
+        wire = http.begin_request(gateway, request, chat.new_id())
         try:
             asked, body = chat.read(await http.body_of(request))
         except Exception as error:
@@ -77,7 +77,7 @@ def build_app(gateway: Gateway, beside: Sequence[Route] = (), limits: Limits | N
 class _ChatEvents:
     """A chat stream as it is sent."""
 
-    def __init__(self, response_id: str, body: chat.ChatBody, asked: ChatRequest, served: Served) -> None:
+    def __init__(self, response_id: str, body: chat.ChatBody, asked: ChatRequest, served: ServedPolicy) -> None:
         self._streamer = chat.Streamer(response_id, served.name, body, asked, served.rendering)
 
     def push(self, choice: Choice) -> Iterator[bytes]:

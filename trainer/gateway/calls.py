@@ -18,7 +18,7 @@ from agl.trainer.rendering.toolparsers import ParsedMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedPolicy:
     """A policy that the gateway serves: its engine, how its messages become tokens, and which tokens end an answer."""
 
     name: str
@@ -48,7 +48,7 @@ class ChatRequest:
 
 
 @dataclass(slots=True, eq=False)
-class WireCall:
+class PendingRequest:
     """A request from its arrival to its record.
 
     Attributes:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator
 
 from agl.errors import GatewayError
-from agl.trainer.gateway.calls import WireCall
+from agl.trainer.gateway.calls import PendingRequest
 from agl.trainer.gateway.errors import RequestError
 
 log = logging.getLogger("agl.gateway")
@@ -25,10 +25,10 @@ class Gate:
         self._open.set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._inside: set[WireCall] = set()
+        self._inside: set[PendingRequest] = set()
 
     @contextlib.asynccontextmanager
-    async def passing(self, wire: WireCall) -> AsyncIterator[None]:
+    async def passing(self, wire: PendingRequest) -> AsyncIterator[None]:
         """Wait until the gate is open and be counted as in flight while the block runs."""
         # An update can begin between the gate's opening and this task's turn.
         while not self._open.is_set():

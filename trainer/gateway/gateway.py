@@ -23,9 +23,9 @@ from agl.trainer.gateway.calls import (
     ChatRequest,
     Choice,
     OnTokens,
+    PendingRequest,
     Reply,
-    Served,
-    WireCall,
+    ServedPolicy,
     assistant_message,
     cut_at_stop,
     tool_results,
@@ -33,7 +33,7 @@ from agl.trainer.gateway.calls import (
 )
 from agl.trainer.gateway.errors import RequestError, invalid_key, refusal
 from agl.trainer.gateway.gate import Gate
-from agl.trainer.gateway.sessions import ForkCause, Place, text_of
+from agl.trainer.gateway.sessions import ForkCause, SessionMatch, text_of
 from agl.trainer.rendering.normalise import with_tool_names
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.store.base import Store
@@ -56,7 +56,7 @@ class Gateway:
         self.capture_content = capture_content
         self.hold_timeout = hold_timeout
         self.base_url = ""
-        self._served: dict[str, Served] = {}
+        self._served: dict[str, ServedPolicy] = {}
         self._accesses = AccessTable()
         self._gate = Gate()
 
@@ -65,9 +65,9 @@ class Gateway:
     def serve(self, name: str, engine: Engine, rendering: Rendering, stop_token_ids: Sequence[int] = ()) -> None:
         """Serve a policy under a name, in place of any before it; `stop_token_ids` beside the rendering's own."""
         stops = tuple(dict.fromkeys((*rendering.stop_token_ids, *stop_token_ids)))
-        self._served[name] = Served(name, engine, rendering, stops)
+        self._served[name] = ServedPolicy(name, engine, rendering, stops)
 
-    def served(self, policy: str | None) -> Served:
+    def served(self, policy: str | None) -> ServedPolicy:
         """The policy that answers; agents that are not selected get the first one.
 
         Raises:
@@ -158,23 +158,25 @@ class Gateway:
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
-    def arrive(self, access: Access, agent: str, response_id: str, span_id: str | None = None) -> WireCall:
+    def begin_request(self, access: Access, agent: str, response_id: str, span_id: str | None = None) -> PendingRequest:
         """Note that a request came in. `complete` or `refuse` must follow.
 
         Args:
             access: its attempt. agent: who asks. response_id: of the answer. span_id: the client's span (hex).
         """
         policy = access.selection.policy_for(agent)
-        wire = WireCall(access, agent, policy, access.arrived, response_id, span_id, time.time())
+        wire = PendingRequest(access, agent, policy, access.arrived, response_id, span_id, time.time())
         access.arrived += 1
         access.unsettled.add(wire)
         return wire
 
-    def refuse(self, wire: WireCall, error: Exception) -> None:
+    def refuse(self, wire: PendingRequest, error: Exception) -> None:
         """Record a request that could not be read: a `RequestError`, or one whose client hung up."""
         self._settle(wire, error, None)
 
-    async def complete(self, wire: WireCall, request: ChatRequest, on_tokens: OnTokens | None = None) -> list[Reply]:
+    async def complete(
+        self, wire: PendingRequest, request: ChatRequest, on_tokens: OnTokens | None = None
+    ) -> list[Reply]:
         """Answer a request with `request.n` replies and record each as a call.
 
         Raises:
@@ -202,7 +204,12 @@ class Gateway:
             wire.task = None
 
     async def _answers(
-        self, wire: WireCall, served: Served, request: ChatRequest, choices: list[Choice], on_tokens: OnTokens | None
+        self,
+        wire: PendingRequest,
+        served: ServedPolicy,
+        request: ChatRequest,
+        choices: list[Choice],
+        on_tokens: OnTokens | None,
     ) -> list[Reply]:
         place = wire.access.sessions.place(served.name, request.messages, request.tools)
         size = sum(len(text_of(m.get("content"))) for m in request.messages[place.new :])
@@ -227,10 +234,10 @@ class Gateway:
 
     async def _answer(
         self,
-        wire: WireCall,
-        served: Served,
+        wire: PendingRequest,
+        served: ServedPolicy,
         request: ChatRequest,
-        place: Place,
+        place: SessionMatch,
         choice: Choice,
         sampling: Sampling,
         on_tokens: OnTokens | None,
@@ -290,7 +297,7 @@ class Gateway:
         return Reply(wire.call_id(k), message, parsed, completion, told, choice.prompt.size, cached)
 
     def _settle(
-        self, wire: WireCall, error: BaseException, request: ChatRequest | None, choices: Sequence[Choice] = ()
+        self, wire: PendingRequest, error: BaseException, request: ChatRequest | None, choices: Sequence[Choice] = ()
     ) -> None:
         """Record what was not answered, with the tokens that the client may have seen."""
         if wire.settled:
@@ -331,7 +338,7 @@ class Gateway:
     def _content(
         self,
         request: ChatRequest,
-        place: Place | None,
+        place: SessionMatch | None,
         used: Sampling | None = None,
         answer: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
@@ -352,7 +359,7 @@ class Gateway:
                 facts["tools"] = [dict(t) for t in request.tools or ()]
         return facts
 
-    def _sampling(self, served: Served, rules: SamplingRules, asked: Sampling, prompt_tokens: int) -> Sampling:
+    def _sampling(self, served: ServedPolicy, rules: SamplingRules, asked: Sampling, prompt_tokens: int) -> Sampling:
         room = served.engine.max_context - prompt_tokens
         if room < 1:
             raise RequestError(
@@ -374,7 +381,7 @@ class Gateway:
         )
 
 
-def _prompt(rendering: Rendering, request: ChatRequest, place: Place) -> tuple[IntArray, IntArray, Place]:
+def _prompt(rendering: Rendering, request: ChatRequest, place: SessionMatch) -> tuple[IntArray, IntArray, SessionMatch]:
     """Prompt ids, the forced beginning of the answer in them, and where the request stands after all."""
     if place.parent is not None:
         parent = place.parent

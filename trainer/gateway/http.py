@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from agl.trainer.gateway.access import Access
-from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, Served, WireCall
+from agl.trainer.gateway.calls import ChatRequest, Choice, PendingRequest, Reply, ServedPolicy
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.http.limits import Limits, Refused, parse_json
@@ -51,7 +51,7 @@ def attempt_of(gateway: Gateway, request: Request) -> Access:
     return gateway.find_attempt(request.path_params["rollout"], request.path_params["attempt"], request.headers)
 
 
-def arrive(gateway: Gateway, request: Request, response_id: str) -> WireCall:
+def begin_request(gateway: Gateway, request: Request, response_id: str) -> PendingRequest:
     """Note that a request came in, which `Gateway.complete` or `refuse` must follow.
 
     Raises:
@@ -61,7 +61,7 @@ def arrive(gateway: Gateway, request: Request, response_id: str) -> WireCall:
     most = _limits(request).requests_per_attempt
     if len(access.unsettled) >= most:
         raise RequestError(429, f"the attempt has {most} requests running; try again", code="too_many_requests")
-    return gateway.arrive(access, request.path_params["agent"], response_id, _span_id(request))
+    return gateway.begin_request(access, request.path_params["agent"], response_id, _span_id(request))
 
 
 async def body_of(request: Request) -> Any:
@@ -82,7 +82,11 @@ async def body_of(request: Request) -> Any:
 
 
 async def stream(
-    gateway: Gateway, request: Request, wire: WireCall, asked: ChatRequest, begin: Callable[[Served], Events]
+    gateway: Gateway,
+    request: Request,
+    wire: PendingRequest,
+    asked: ChatRequest,
+    begin: Callable[[ServedPolicy], Events],
 ) -> Response:
     """Answer as the tokens come.
 

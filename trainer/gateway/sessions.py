@@ -48,7 +48,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class SessionMatch:
     """Where a request stands.
 
     Attributes:
@@ -82,7 +82,7 @@ class Sessions:
     _tool_calls: set[str] = field(default_factory=set)
     """Ids of the tool calls in sampled answers."""
 
-    def place(self, policy: str, messages: Sequence[Message], tools: Sequence[Any] | None) -> Place:
+    def place(self, policy: str, messages: Sequence[Message], tools: Sequence[Any] | None) -> SessionMatch:
         """Find the longest earlier conversation that this request extends."""
         digests = tuple(map(digest, messages))
         chain = _chain(digests)
@@ -102,10 +102,16 @@ class Sessions:
         else:
             if self._went_on(messages, digests, chain):
                 cause, detail = self._rewritten(messages, chain)
-        return Place(parent, new, cause, detail, digests, chain, kit)
+        return SessionMatch(parent, new, cause, detail, digests, chain, kit)
 
     def remember(
-        self, place: Place, call_id: str, session: str, prompt_ids: IntArray, response_ids: IntArray, reply: Message
+        self,
+        place: SessionMatch,
+        call_id: str,
+        session: str,
+        prompt_ids: IntArray,
+        response_ids: IntArray,
+        reply: Message,
     ) -> None:
         """Make a finished call continuable."""
         said = digest(reply)

@@ -24,8 +24,8 @@ from starlette.routing import Route
 from agl import semconv
 from agl.mdp.spans import Span
 from agl.tracing import otlp
-from agl.tracing.inferred import Wire
-from agl.tracing.provider_formats import Answer, asked, settings, tool_results
+from agl.tracing.inferred import SpanInference
+from agl.tracing.provider_formats import ResponseAccumulator, asked, settings, tool_results
 from agl.tracing.sdk_hooks import GENERATION_PATHS
 from agl.trainer.gateway import http
 from agl.trainer.gateway.errors import RequestError
@@ -52,14 +52,14 @@ _READABLE = ("gzip", "deflate", "identity")
 """Encodings of answers that the record can be made from."""
 
 
-class Launched:
+class RecordingProxy:
     """The program's side of an attempt: its secret, its spans, and its calls to providers.
 
     Args:
         store: where spans go. wire: of the attempt. providers: name -> base URL that calls pass to.
     """
 
-    def __init__(self, store: Store, wire: Wire, providers: Mapping[str, str]) -> None:
+    def __init__(self, store: Store, wire: SpanInference, providers: Mapping[str, str]) -> None:
         self.store, self.wire, self.providers = store, wire, dict(providers)
         self.secret = secrets.token_urlsafe(24)
         self._hash = hashlib.sha256(self.secret.encode()).digest()
@@ -191,13 +191,13 @@ class Launched:
 class _Call:
     """One call on its way: what it asks, and what its answer says."""
 
-    def __init__(self, wire: Wire, request: Request, provider: str, base: str, body: bytes) -> None:
+    def __init__(self, wire: SpanInference, request: Request, provider: str, base: str, body: bytes) -> None:
         self.wire, self.provider, self.base = wire, provider, base
         self.agent = request.path_params["agent"]
         self.started = self.ended = time.time()
         self.client = request.headers.get("user-agent")
         self.status: int | None = None
-        self.answer = Answer()
+        self.answer = ResponseAccumulator()
         self.keys = [k for name in _KEYS if len(k := request.headers.get(name, "").rpartition(" ")[2]) > 3]
         try:
             parsed = orjson.loads(body)

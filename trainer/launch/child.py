@@ -18,7 +18,7 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProcessExit:
     """How a command ended: its exit status (-n for signal n, as `subprocess` has it), and the error if it failed."""
 
     status: int
@@ -30,27 +30,27 @@ class Ended:
         return self.status if self.status >= 0 else 128 - self.status
 
 
-def run(command: Sequence[str], environment: Mapping[str, str]) -> Ended:
+def run(command: Sequence[str], environment: Mapping[str, str]) -> ProcessExit:
     """Run a command to its end, with this process's standard streams. From the main thread."""
     started: list[subprocess.Popen[bytes]] = []
     with _signals_to(started):
         try:
             process = subprocess.Popen(command, env=dict(environment))
         except FileNotFoundError:
-            return Ended(NOT_FOUND, f"there is no command {command[0]!r}")
+            return ProcessExit(NOT_FOUND, f"there is no command {command[0]!r}")
         except OSError as error:
-            return Ended(NOT_EXECUTABLE, f"{command[0]!r} cannot be run: {error.strerror}")
+            return ProcessExit(NOT_EXECUTABLE, f"{command[0]!r} cannot be run: {error.strerror}")
         started.append(process)
         status = process.wait()
     if status == 0:
-        return Ended(0, None)
+        return ProcessExit(0, None)
     if status > 0:
-        return Ended(status, f"the command ended with exit status {status}")
+        return ProcessExit(status, f"the command ended with exit status {status}")
     try:
         name = signal.Signals(-status).name
     except ValueError:
         name = f"signal {-status}"
-    return Ended(status, f"the command was ended by {name}")
+    return ProcessExit(status, f"the command was ended by {name}")
 
 
 @contextlib.contextmanager

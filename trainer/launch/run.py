@@ -15,22 +15,21 @@ from typing import Any
 
 from anyio.from_thread import start_blocking_portal
 
-from agl import semconv
+from agl import semconv, tracing
 from agl.agents.command import program_name
 from agl.errors import ConfigError
 from agl.instrument import startup
 from agl.mdp.selection import DEFAULT_POLICY, Selection, select
-from agl.tracing import context as tracing
 from agl.tracing import propagation as handover
-from agl.tracing.inferred import Wire, completed, totals
-from agl.tracing.propagation import Handover
+from agl.tracing.inferred import SpanInference, completed, totals
+from agl.tracing.propagation import AttemptEnvironment
 from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.launch import child
-from agl.trainer.launch.app import PROVIDERS, Launched
+from agl.trainer.launch.app import PROVIDERS, RecordingProxy
 from agl.trainer.local.policy import PolicySpec
-from agl.trainer.run.frozen_policy import FixedPolicy, policy_directory
+from agl.trainer.run.frozen_policy import FrozenPolicy, policy_directory
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, Store
 from agl.trainer.store.collect import new_rollout, shown_command, store_url
@@ -39,7 +38,7 @@ _URLS = {"openai": handover.OPENAI_URL, "anthropic": handover.ANTHROPIC_URL}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class LaunchOptions:
     """What to run, and how.
 
     Attributes:
@@ -67,7 +66,7 @@ class Launch:
         return self.model is not None or self.engine is not None
 
 
-def run_command(launch: Launch) -> tuple[dict[str, Any], int]:
+def run_command(launch: LaunchOptions) -> tuple[dict[str, Any], int]:
     """Run it to its end. From the main thread.
 
     Returns:
@@ -92,11 +91,11 @@ def run_command(launch: Launch) -> tuple[dict[str, Any], int]:
 class _Prepared:
     """A rollout whose command can start."""
 
-    launch: Launch
+    launch: LaunchOptions
     store: Store
     url: str
     gateway: Gateway
-    launched: Launched
+    launched: RecordingProxy
     rollout: NewRollout
     agent: str
     selection: Selection
@@ -113,7 +112,7 @@ class _Prepared:
         else:
             urls = self.launched.provider_urls(self.gateway.base_url, self.agent)
             ours = {_URLS[name]: url for name, url in urls.items()}
-        given = Handover(
+        given = AttemptEnvironment(
             rollout_id=self.context.rollout_id,
             attempt=self.context.attempt,
             agent=self.agent,
@@ -136,7 +135,7 @@ class _Prepared:
             **handover.without_proxy(os.environ),
         }
 
-    async def end(self, ended: child.Ended) -> dict[str, Any]:
+    async def end(self, ended: child.ProcessExit) -> dict[str, Any]:
         """Record how it ended. Returns what is known of it."""
         self.ended = True
         rollout_id, attempt = self.context.rollout_id, self.context.attempt
@@ -164,7 +163,7 @@ class _Prepared:
 
 
 @contextlib.asynccontextmanager
-async def _prepared(launch: Launch) -> AsyncIterator[_Prepared]:
+async def _prepared(launch: LaunchOptions) -> AsyncIterator[_Prepared]:
     url = store_url(launch.store)
     async with contextlib.AsyncExitStack() as stack:
         store = await open_store(url)
@@ -190,8 +189,8 @@ async def _prepared(launch: Launch) -> AsyncIterator[_Prepared]:
         context = tracing.RolloutContext(rollout_id, attempt, agent, selection, capture_content=launch.capture_content)
         root = tracing.root(context)
         trace_id, span_id = root.traceparent.split("-")[1:3]
-        wire = Wire(rollout_id, attempt, trace_id, span_id, launch.capture_content)
-        launched = Launched(
+        wire = SpanInference(rollout_id, attempt, trace_id, span_id, launch.capture_content)
+        launched = RecordingProxy(
             store, wire, {name: os.environ.get(_URLS[name]) or base for name, base in PROVIDERS.items()}
         )
         stack.push_async_callback(launched.close)
@@ -208,20 +207,20 @@ async def _prepared(launch: Launch) -> AsyncIterator[_Prepared]:
             yield prepared
         finally:
             if not prepared.ended:
-                await prepared.end(child.Ended(-signal.SIGINT, "agl run was stopped before the command ended"))
+                await prepared.end(child.ProcessExit(-signal.SIGINT, "agl run was stopped before the command ended"))
 
 
-async def _policy(launch: Launch) -> FixedPolicy | None:
+async def _policy(launch: LaunchOptions) -> FrozenPolicy | None:
     """The one that answers."""
     model = None if launch.model is None else policy_directory(launch.model)
     if launch.engine is not None:
         from agl.trainer.engines.vllm import VLLMEngine
 
-        return await FixedPolicy.held(VLLMEngine(launch.engine), model)
-    return None if model is None else await FixedPolicy.load(PolicySpec(model=model, name=DEFAULT_POLICY))
+        return await FrozenPolicy.held(VLLMEngine(launch.engine), model)
+    return None if model is None else await FrozenPolicy.load(PolicySpec(model=model, name=DEFAULT_POLICY))
 
 
-def show(facts: dict[str, Any], launch: Launch) -> None:
+def show(facts: dict[str, Any], launch: LaunchOptions) -> None:
     """Print the one line on a rollout to stderr, since stdout is the command's."""
     tokens = "" if facts["input_tokens"] is None else f", {facts['input_tokens']} -> {facts['output_tokens']} tokens"
     failed = f" ({facts['failed_calls']} failed)" if facts["failed_calls"] else ""

@@ -26,7 +26,7 @@ __all__ = ["LocalPolicy", "PolicyInfo", "PolicySpec", "start_policies"]
 class LocalPolicy:
     """A policy in a process of its own, or in one shared with other adapters on the same base model.
 
-    An `agl.trainer.engine.Engine`, and the control of its learner. Made by `start` or `start_policies`, ended by
+    An `agl.trainer.engines.Engine`, and the control of its learner. Made by `start` or `start_policies`, ended by
     `close`; every call must come from the event loop that started it.
 
     Attributes:
@@ -68,7 +68,7 @@ class LocalPolicy:
         session: str | None = None,
         on_tokens: OnTokens | None = None,
     ) -> Completion:
-        """Sample one answer; see `agl.trainer.engine.Engine.generate`."""
+        """Sample one answer; see `agl.trainer.engines.Engine.generate`."""
         if policy not in (None, self.spec.name):
             raise EngineError(f"no policy {policy!r} is served here", hint=f"this engine serves {self.spec.name!r}")
         return await self.process.generate(self.spec.name, prompt_ids, sampling, session, on_tokens)

@@ -140,7 +140,7 @@ class PolicyProcess:
     async def generate(
         self, policy: str, prompt_ids: IntArray, sampling: Sampling, session: str | None, on_tokens: OnTokens | None
     ) -> Completion:
-        """Sample one answer; see `agl.trainer.engine.Engine.generate`."""
+        """Sample one answer; see `agl.trainer.engines.Engine.generate`."""
         self._check()
         request_id = next(self._ids)
         future = self._wait_for(request_id)

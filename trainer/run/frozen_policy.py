@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FixedPolicy:
+class FrozenPolicy:
     """Made by `load` or `held`, ended by `close`.
 
     Attributes:
@@ -34,7 +34,7 @@ class FixedPolicy:
     close: Callable[[], Awaitable[None]]
 
     @classmethod
-    async def load(cls, spec: PolicySpec, renderer: str | None = None) -> FixedPolicy:
+    async def load(cls, spec: PolicySpec, renderer: str | None = None) -> FrozenPolicy:
         """Load it into a process of its own.
 
         Args:
@@ -52,7 +52,7 @@ class FixedPolicy:
         return cls(policy, rendering, policy.info.stop_token_ids, spec.model, policy.close)
 
     @classmethod
-    async def held(cls, engine: VLLMEngine, model: str | None = None, renderer: str | None = None) -> FixedPolicy:
+    async def held(cls, engine: VLLMEngine, model: str | None = None, renderer: str | None = None) -> FrozenPolicy:
         """Use the one that a server holds.
 
         Args:

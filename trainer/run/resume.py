@@ -14,7 +14,7 @@ from agl.trainer.store.base import NewRollout, Rollout, Store
 
 
 @dataclass(eq=False)
-class LeftOver:
+class ResumableRollouts:
     """Rollouts of the step that a resumed run begins with, which ended before it was stopped.
 
     Its weights are those that sampled them, so they need not be run again; of later steps that holds only up to
@@ -43,14 +43,16 @@ class LeftOver:
         return RolloutResult(old, old.attempts, built, None)
 
 
-async def settle(store: Store, run_id: str, step: int, selection: Selection, versions: Mapping[str, int]) -> LeftOver:
+async def reconcile(
+    store: Store, run_id: str, step: int, selection: Selection, versions: Mapping[str, int]
+) -> ResumableRollouts:
     """Settle what a stopped run left: what was not finished is cancelled, and what was trained in steps whose weights
     are lost says so.
 
     Args:
         step: how many steps are done in the weights that the run goes on with. versions: of those weights.
     """
-    left = LeftOver(store, selection, versions)
+    left = ResumableRollouts(store, selection, versions)
     unfinished = await store.query_rollouts(run_id=run_id, status=["queuing", "preparing", "running"])
     if unfinished:
         await store.cancel_rollouts([r.rollout_id for r in unfinished])

@@ -29,14 +29,14 @@ from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.http.auth import Keys, key_hash
 from agl.trainer.local.config import Policy
 from agl.trainer.run.progress import Progress
-from agl.trainer.run.resume import LeftOver, settle
-from agl.trainer.runners.coordinator import RunDesk
+from agl.trainer.run.resume import ResumableRollouts, reconcile
+from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.local import LocalRunner
 from agl.trainer.runners.options import RayRunners, Runners
 from agl.trainer.runners.protocol import RolloutResult, Runner
-from agl.trainer.runners.remote.coordinator import SILENT_SECONDS, desk_routes, key_check
+from agl.trainer.runners.remote.coordinator import SILENT_SECONDS, coordinator_routes, key_check
 from agl.trainer.runners.remote.serialization import selection_to_json
-from agl.trainer.runners.remote.watch import PATIENCE_SECONDS, RunnersElsewhere
+from agl.trainer.runners.remote.watch import PATIENCE_SECONDS, RemoteRunner
 from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store, new_rollout_id
 
 LOOPBACK = "127.0.0.1"
@@ -153,8 +153,8 @@ class Run:
     checkpoint: Path | None = None
     policy_paths: dict[str, Path] = field(default_factory=dict)
     _server: Listening | None = None
-    _left_over: LeftOver | None = None
-    _desk: RunDesk | None = None
+    _left_over: ResumableRollouts | None = None
+    _desk: RunCoordinator | None = None
     _runner: Runner | None = None
     _cluster: Any = None
     _waiting: dict[str, asyncio.Future[RolloutResult]] = field(default_factory=dict)
@@ -183,7 +183,7 @@ class Run:
     async def _start(self, rules: Callable[[str], SamplingRules], model: str, routed: bool, rewarded: bool) -> None:
         if routed:
             self.gateway = self.gateway or Gateway(self.store, capture_content=self.capture_content)
-        self._desk = RunDesk(
+        self._desk = RunCoordinator(
             self.store,
             self.gateway if routed else None,
             selection=self.selection,
@@ -219,9 +219,9 @@ class Run:
         self._cluster = await Cluster.join(self.runners, self.n_workers)
         return self._cluster.host if self.host == LOOPBACK else self.host
 
-    def _make_runner(self, desk: RunDesk, url: str) -> Runner:
+    def _make_runner(self, desk: RunCoordinator, url: str) -> Runner:
         if self.runners == "remote":
-            return RunnersElsewhere(
+            return RemoteRunner(
                 desk, url, waiting=self._n_waiting, note=self.progress.note, broken=self._broken,
                 patience=self.runner_patience,
             )  # fmt: skip
@@ -251,14 +251,14 @@ class Run:
             selection_to_json(self.selection)
         # Where the gateway is reached by other means, keys are that one's business.
         keys = Keys() if self.runner_key is None or self.serve is not None else Keys(key_hash(self.runner_key))
-        return desk_routes(lambda: self._desk, key_check(keys), own_workers=own)
+        return coordinator_routes(lambda: self._desk, key_check(keys), own_workers=own)
 
     async def take_up(self, step: int, versions: Mapping[str, int]) -> None:
         """Go on with a run that was stopped, from `step` done steps in the weights of these versions.
 
         Its rollouts of that step which had ended are not run again, and what it left unfinished is cancelled.
         """
-        self._left_over = await settle(self.store, self.run_id, step, self.selection, versions)
+        self._left_over = await reconcile(self.store, self.run_id, step, self.selection, versions)
         if n := len(self._left_over.rollouts):
             self.progress.note(f"{n} rollouts of step {step + 1} had ended before the run was stopped; they count")
 

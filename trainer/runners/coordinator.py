@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from agl import semconv
 from agl.agents.resources import resource_from_json
 from agl.errors import AglError, AttemptOverError, RewardError, RolloutError, RolloutTimeoutError
-from agl.mdp.builder import Built, build, check
+from agl.mdp.builder import AttemptTrajectory, build, check
 from agl.mdp.selection import Selection
 from agl.mdp.spans import Span
 from agl.mdp.types import Call
@@ -61,8 +61,8 @@ class _Open:
     calls: list[Call] | None = None
 
 
-class RunDesk:
-    """A `Desk` over a store and, where calls are routed, a gateway. Lives on the run's event loop.
+class RunCoordinator:
+    """A `Coordinator` over a store and, where calls are routed, a gateway. Lives on the run's event loop.
 
     Args:
         store: where rollouts come from and facts go. gateway: None routes nothing.
@@ -289,7 +289,9 @@ class RunDesk:
                 report = replace(report, error=refused)
         await self._move(opened, report.status, report, built)
 
-    async def _move(self, opened: _Open, status: AttemptStatus, report: Report, built: Built | None) -> None:
+    async def _move(
+        self, opened: _Open, status: AttemptStatus, report: Report, built: AttemptTrajectory | None
+    ) -> None:
         """Note in the store what an attempt came to, and tell the run; unless the store gave it up before."""
         lease = opened.lease
         try:
@@ -299,7 +301,7 @@ class RunDesk:
             report, built = replace(report, error=report.error or over), None
         self._ended(after, opened, report, built)
 
-    def _ended(self, after: Rollout, opened: _Open, report: Report, built: Built | None) -> None:
+    def _ended(self, after: Rollout, opened: _Open, report: Report, built: AttemptTrajectory | None) -> None:
         rollout_id, attempt = opened.lease.id
         if after.status == "queuing":
             log.info("rollout %s attempt %d %s, trying again: %s", rollout_id, attempt, report.status, report.error)
@@ -311,7 +313,7 @@ class RunDesk:
             opened.calls = [] if self.gateway is None else await self.gateway.close_attempt(*opened.lease.id)
         return opened.calls
 
-    async def _built(self, lease: Lease, calls: list[Call], spans: Sequence[Span]) -> Built:
+    async def _built(self, lease: Lease, calls: list[Call], spans: Sequence[Span]) -> AttemptTrajectory:
         rollout, attempt = lease.rollout, lease.attempt
         what = (rollout.rollout_id, attempt, rollout.group, calls)
         built = build(*what, spans, self.selection)

@@ -22,7 +22,7 @@ from agl.agents.resources import LLM, Task
 from agl.errors import AglError, CaptureError, RewardError, RolloutError, RolloutTimeoutError
 from agl.mdp.spans import Span
 from agl.rewards.emit import as_rewards, record
-from agl.trainer.runners.protocol import Desk, Lease, Report
+from agl.trainer.runners.protocol import Coordinator, Lease, Report
 
 log = logging.getLogger("agl.runner")
 
@@ -40,7 +40,7 @@ class Executor:
     def __init__(
         self,
         agent: Agent,
-        desk: Desk,
+        desk: Coordinator,
         *,
         hooks: Sequence[Hook] = (),
         runner: Any = None,

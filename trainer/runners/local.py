@@ -11,7 +11,7 @@ from agl.agents.hooks import Hook
 from agl.errors import AglError
 from agl.mdp.spans import Span
 from agl.trainer.runners.executor import Executor
-from agl.trainer.runners.protocol import HEARTBEAT_SECONDS, Desk, Lease, Report
+from agl.trainer.runners.protocol import HEARTBEAT_SECONDS, Coordinator, Lease, Report
 
 log = logging.getLogger("agl.runner")
 
@@ -33,7 +33,7 @@ class LocalRunner:
     def __init__(
         self,
         agent: Agent,
-        desk: Desk,
+        desk: Coordinator,
         *,
         n_workers: int,
         broken: Callable[[BaseException], None],

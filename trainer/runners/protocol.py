@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agl.errors import RolloutTimeoutError
-from agl.mdp.builder import Built
+from agl.mdp.builder import AttemptTrajectory
 from agl.mdp.selection import Selection
 from agl.mdp.spans import Span
 from agl.trainer.store.base import AttemptedRollout, AttemptStatus, Rollout
@@ -30,7 +30,7 @@ class RolloutResult:
 
     rollout: Rollout
     attempt: int
-    built: Built | None
+    built: AttemptTrajectory | None
     error: BaseException | None
 
 
@@ -101,7 +101,7 @@ class Report:
         return self.text or "".join(traceback.format_exception(self.error)).strip()
 
 
-class Desk(Protocol):
+class Coordinator(Protocol):
     """Where workers get rollouts and bring back what they came to. Each method may be repeated after a failure."""
 
     async def lease(self, worker_id: str, wait: float = LEASE_WAIT_SECONDS) -> Lease | None:

@@ -21,11 +21,11 @@ import ray.util.client
 
 from agl.errors import ConfigError, RolloutError
 from agl.mdp.spans import Span
-from agl.trainer.runners.coordinator import RunDesk
+from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.options import RayRunners
 from agl.trainer.runners.process.fork_server import STOP_SECONDS
-from agl.trainer.runners.process.runner import STRIKES, bury, spans_of
-from agl.trainer.runners.process.worker_pool import Ended, Pool, Strikes
+from agl.trainer.runners.process.runner import STRIKES, reap, spans_of
+from agl.trainer.runners.process.worker_pool import CrashLoopGuard, WorkerExit, WorkerPool
 from agl.trainer.runners.protocol import Lease, Report
 
 log = logging.getLogger("agl.runner")
@@ -90,8 +90,8 @@ class _Host:
     """An actor: worker processes on its node."""
 
     def __init__(self, payload: bytes, url: str, key: str, n_workers: int, name: str) -> None:
-        self._ended: asyncio.Queue[Ended | BaseException] = asyncio.Queue()
-        self._pool = Pool(
+        self._ended: asyncio.Queue[WorkerExit | BaseException] = asyncio.Queue()
+        self._pool = WorkerPool(
             payload, url, key, n_workers=n_workers, name=name, ended=self._ended.put, broken=self._ended.put_nowait
         )
 
@@ -99,14 +99,14 @@ class _Host:
         await self._pool.start()
         return ray.get_runtime_context().get_node_id()
 
-    async def next(self) -> Ended:
+    async def next(self) -> WorkerExit:
         """The next worker that is over."""
         ended = await self._ended.get()
         if isinstance(ended, BaseException):
             raise ended
         return ended
 
-    async def kill(self, worker: str) -> Ended | None:
+    async def kill(self, worker: str) -> WorkerExit | None:
         return await self._pool.kill(worker)
 
     async def stop(self) -> None:
@@ -129,7 +129,7 @@ class RayRunner:
     def __init__(
         self,
         cluster: Cluster,
-        desk: RunDesk,
+        desk: RunCoordinator,
         payload: bytes,
         url: str,
         key: str,
@@ -146,7 +146,7 @@ class RayRunner:
         self._tending: list[asyncio.Task[None]] = []
         self._up = asyncio.Event()
         self._numbers = itertools.count()
-        self._strikes = Strikes(STRIKES)
+        self._strikes = CrashLoopGuard(STRIKES)
 
     async def start(self) -> None:
         """Start the actors, and wait for the first of them to have imported the agent.
@@ -202,7 +202,7 @@ class RayRunner:
                 self._up.set()
                 while True:
                     ended = await _answer(host.next.remote())
-                    self._strikes.check(ended, had_work=await bury(self.desk, ended))
+                    self._strikes.check(ended, had_work=await reap(self.desk, ended))
             except ray.exceptions.RayTaskError as error:
                 raise error.cause if isinstance(error.cause, Exception) else error from None
             except ray.exceptions.RayError as error:

@@ -12,8 +12,8 @@ from starlette.routing import Route
 from agl.errors import AglError
 from agl.mdp.selection import select
 from agl.trainer.http.auth import Keys
-from agl.trainer.runners.coordinator import RunDesk
-from agl.trainer.runners.remote.coordinator import SILENT_SECONDS, desk_routes, key_check
+from agl.trainer.runners.coordinator import RunCoordinator
+from agl.trainer.runners.remote.coordinator import SILENT_SECONDS, coordinator_routes, key_check
 from agl.trainer.store.base import NO_RUN, Store
 
 LOOK_SECONDS, EXPIRE_SECONDS = 2.0, 1.0
@@ -21,29 +21,29 @@ LOOK_SECONDS, EXPIRE_SECONDS = 2.0, 1.0
 log = logging.getLogger("agl.runner")
 
 
-class StandingDesk:
+class StoreCoordinator:
     """A desk with its upkeep. Made on the event loop that it lives on; ended by `stop`.
 
     Args:
         desk: not of one run. silent_seconds: how long a runner may be silent before its rollouts are run again.
     """
 
-    def __init__(self, desk: RunDesk, silent_seconds: float) -> None:
+    def __init__(self, desk: RunCoordinator, silent_seconds: float) -> None:
         self.desk, self.silent_seconds = desk, silent_seconds
         desk.watch()
         self._upkeep = [asyncio.ensure_future(work) for work in (self._give_up_lost(), self._expire())]
 
     @classmethod
-    def of_store(cls, store: Store, silent_seconds: float = SILENT_SECONDS) -> StandingDesk:
+    def of_store(cls, store: Store, silent_seconds: float = SILENT_SECONDS) -> StoreCoordinator:
         """One whose rollouts call the models that the store's resources name."""
-        desk = RunDesk(
+        desk = RunCoordinator(
             store, None, selection=select(None), run_id=NO_RUN, rewarded=False, silent_seconds=silent_seconds
         )
         return cls(desk, silent_seconds)
 
     def routes(self, keys: Keys) -> list[Route]:
         """Its routes, for whom these keys know."""
-        return desk_routes(lambda: self.desk, key_check(keys))
+        return coordinator_routes(lambda: self.desk, key_check(keys))
 
     async def stop(self) -> None:
         """Lease nothing more."""

@@ -16,7 +16,7 @@ TELL_SECONDS = 1.0
 """Rollouts that end are told together, so often."""
 
 
-class Feed(Progress):
+class ProgressStream(Progress):
     """Progress of one run. Lives on the run's event loop.
 
     Args:

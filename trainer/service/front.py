@@ -20,7 +20,7 @@ from agl.trainer.store.http.protocol import error_json
 _ATTEMPTS, _RUNNERS = "/rollouts/", "/runner/"
 
 
-class Front:
+class GatewayMount:
     """An ASGI application over others.
 
     Args:
@@ -66,9 +66,9 @@ class Front:
             return answer(error_json(StoreError(refused.message)), refused.status)
         return app
 
-    def place(self, gateway: Gateway, beside: Sequence[Route]) -> Place:
+    def place(self, gateway: Gateway, beside: Sequence[Route]) -> MountPoint:
         """A place for a gateway, which takes that of the one before it when it starts."""
-        return Place(self, gateway, beside)
+        return MountPoint(self, gateway, beside)
 
     def take(self, app: ASGIApp) -> None:
         """Serve attempts and runners by this application."""
@@ -80,10 +80,10 @@ class Front:
             self._present = None
 
 
-class Place:
+class MountPoint:
     """Where a gateway is reached behind a front; what `agl.trainer.run.Serve` makes."""
 
-    def __init__(self, front: Front, gateway: Gateway, beside: Sequence[Route]) -> None:
+    def __init__(self, front: GatewayMount, gateway: Gateway, beside: Sequence[Route]) -> None:
         self._front, self._gateway = front, gateway
         self._app = build_app(gateway, beside, front.limits)
 

@@ -6,11 +6,11 @@ from agl.mdp.selection import DEFAULT_POLICY, select
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.http.auth import Keys
 from agl.trainer.local.policy import PolicySpec
-from agl.trainer.run.frozen_policy import FixedPolicy
-from agl.trainer.runners.coordinator import RunDesk
-from agl.trainer.runners.remote.coordinator import desk_routes, key_check
-from agl.trainer.runners.store_coordinator import StandingDesk
-from agl.trainer.service.front import Front, Place
+from agl.trainer.run.frozen_policy import FrozenPolicy
+from agl.trainer.runners.coordinator import RunCoordinator
+from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
+from agl.trainer.runners.store_coordinator import StoreCoordinator
+from agl.trainer.service.front import GatewayMount, MountPoint
 from agl.trainer.service.settings import Settings
 from agl.trainer.store.base import NO_RUN, Store
 
@@ -18,11 +18,11 @@ from agl.trainer.store.base import NO_RUN, Store
 class ServedPolicy:
     """A policy behind a front, with a desk for whatever is enqueued in the store. Made by `start`, ended by `stop`."""
 
-    def __init__(self, policy: FixedPolicy, desk: StandingDesk, place: Place) -> None:
+    def __init__(self, policy: FrozenPolicy, desk: StoreCoordinator, place: MountPoint) -> None:
         self.policy, self.desk, self.place = policy, desk, place
 
     @classmethod
-    async def start(cls, settings: Settings, store: Store, front: Front) -> ServedPolicy:
+    async def start(cls, settings: Settings, store: Store, front: GatewayMount) -> ServedPolicy:
         """Load it, or ask the server that holds it, and let requests in.
 
         Raises:
@@ -32,13 +32,13 @@ class ServedPolicy:
         content, silent = settings.get("capture_content"), settings.get("silent_seconds")
         gateway = Gateway(store, capture_content=content)
         policy.serve(gateway, DEFAULT_POLICY)
-        desk = RunDesk(
+        desk = RunCoordinator(
             store, gateway, selection=select(settings.get("agents")), model=DEFAULT_POLICY, run_id=NO_RUN,
             rewarded=False, capture_content=content, silent_seconds=silent,
         )  # fmt: skip
-        place = front.place(gateway, desk_routes(lambda: desk, key_check(Keys())))
+        place = front.place(gateway, coordinator_routes(lambda: desk, key_check(Keys())))
         await place.start()
-        return cls(policy, StandingDesk(desk, silent), place)
+        return cls(policy, StoreCoordinator(desk, silent), place)
 
     async def stop(self) -> None:
         """Let nothing more in and unload it."""
@@ -47,14 +47,14 @@ class ServedPolicy:
         await self.policy.close()
 
 
-async def _opened(settings: Settings) -> FixedPolicy:
+async def _opened(settings: Settings) -> FrozenPolicy:
     engine, renderer = settings.get("engine"), settings.get("renderer")
     if engine is not None:
         from agl.trainer.engines.vllm import VLLMEngine
 
-        return await FixedPolicy.held(VLLMEngine(engine), settings.get("model") or None, renderer)
+        return await FrozenPolicy.held(VLLMEngine(engine), settings.get("model") or None, renderer)
     spec = PolicySpec(
         model=settings.model(), name=DEFAULT_POLICY, device=settings.device, dtype=settings.get("dtype"),
         max_context=settings.get("max_context"), threads=settings.get("threads"),
     )  # fmt: skip
-    return await FixedPolicy.load(spec, renderer)
+    return await FrozenPolicy.load(spec, renderer)

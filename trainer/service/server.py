@@ -15,8 +15,8 @@ from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.http.auth import Keys
 from agl.trainer.http.limits import Limits
 from agl.trainer.http.server import HttpServer
-from agl.trainer.runners.remote.coordinator import desk_routes, key_check
-from agl.trainer.service.front import Front
+from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
+from agl.trainer.service.front import GatewayMount
 from agl.trainer.service.policy import ServedPolicy
 from agl.trainer.service.routes import build_app, operations
 from agl.trainer.service.service import Service, Split
@@ -50,8 +50,8 @@ async def serving(
         out.mkdir(parents=True, exist_ok=True)
         store = await open_store(settings.get("store") or f"sqlite:///{out / 'store.db'}")
         stack.push_async_callback(store.close)
-        waiting = gateway_app(Gateway(store), desk_routes(lambda: None, key_check(Keys())), limits)
-        front = Front(waiting, keys, limits)
+        waiting = gateway_app(Gateway(store), coordinator_routes(lambda: None, key_check(Keys())), limits)
+        front = GatewayMount(waiting, keys, limits)
         service = Service(settings, store, front, out, progress=progress)
         service.open()
         stack.push_async_callback(service.close)

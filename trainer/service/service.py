@@ -20,8 +20,8 @@ from pydantic_core import to_jsonable_python
 from agl.errors import AglError, ConfigError, DatasetError, nearest
 from agl.trainer.http.limits import Refused
 from agl.trainer.run.data import parse_tasks, read_tasks
-from agl.trainer.service.feed import Feed
-from agl.trainer.service.front import Front
+from agl.trainer.service.feed import ProgressStream
+from agl.trainer.service.front import GatewayMount
 from agl.trainer.service.run_record import RunRecord, load_records
 from agl.trainer.service.settings import RUN_OPTIONS, Settings
 from agl.trainer.store.base import Store
@@ -40,10 +40,10 @@ class Service:
         out: the directory of data and runs. progress: whether this terminal shows runs.
     """
 
-    def __init__(self, settings: Settings, store: Store, front: Front, out: Path, *, progress: bool) -> None:
+    def __init__(self, settings: Settings, store: Store, front: GatewayMount, out: Path, *, progress: bool) -> None:
         self.settings, self.store, self.front, self.out, self.progress = settings, store, front, out, progress
         self.records: dict[str, RunRecord] = {}
-        self.feeds: dict[str, Feed] = {}
+        self.feeds: dict[str, ProgressStream] = {}
         self.ending = False
         self._lock: Any = None
         self._task: asyncio.Task[None] | None = None
@@ -63,7 +63,7 @@ class Service:
             raise ConfigError(f"{self.out} belongs to a server that runs", hint="choose another --out") from None
         for record in load_records(self.out / "runs"):
             self.records[record.run_id] = record
-            self.feeds[record.run_id] = Feed(record, self.progress)
+            self.feeds[record.run_id] = ProgressStream(record, self.progress)
 
     def begin(self) -> None:
         """Go on with the run that was going on when the server ended."""
@@ -210,11 +210,11 @@ class Service:
         return "server" if self.settings.get("air_rules") else "client"
 
     def _start(self, record: RunRecord, *, resume: bool) -> None:
-        feed = self.feeds[record.run_id] = Feed(record, self.progress)
+        feed = self.feeds[record.run_id] = ProgressStream(record, self.progress)
         record.save()
         self._task = asyncio.ensure_future(self._train(record, feed, resume=resume))
 
-    async def _train(self, record: RunRecord, feed: Feed, *, resume: bool) -> None:
+    async def _train(self, record: RunRecord, feed: ProgressStream, *, resume: bool) -> None:
         try:
             settings = self.settings.under(Settings.of(record.settings, f"run {record.run_id}"))
             trainer = self._trainer(record, settings)

@@ -16,10 +16,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from agl.errors import ConfigError, nearest
 from agl.trainer.algorithms import DAPO, GRPO, GSPO, PPO, RLOO, DrGRPO, REINFORCEPlusPlus
-from agl.trainer.algorithms.policy_gradient import LocalAlgorithm
+from agl.trainer.algorithms.policy_gradient import PolicyGradient
 from agl.trainer.local.config import LoraSpec
 
-ALGORITHMS: Mapping[str, type[LocalAlgorithm]] = {
+ALGORITHMS: Mapping[str, type[PolicyGradient]] = {
     "grpo": GRPO,
     "drgrpo": DrGRPO,
     "rloo": RLOO,
@@ -107,7 +107,7 @@ SECTIONS: Mapping[str, Mapping[str, TypeAdapter[Any]]] = {
     "model": _types(ModelOptions, (f.name for f in fields(ModelOptions))),
     "training": {
         "algorithm": TypeAdapter(str),
-        **_types(LocalAlgorithm, (f.name for f in fields(LocalAlgorithm) if f.name not in _OF_MODEL)),
+        **_types(PolicyGradient, (f.name for f in fields(PolicyGradient) if f.name not in _OF_MODEL)),
     },
     "runtime": _types(RuntimeOptions, (f.name for f in fields(RuntimeOptions))),
 }
@@ -228,7 +228,7 @@ class Settings:
             )
         return name
 
-    def algorithm(self) -> LocalAlgorithm:
+    def algorithm(self) -> PolicyGradient:
         """The algorithm with its settings.
 
         Raises:
@@ -269,7 +269,7 @@ class Settings:
             )
 
 
-def algorithm_class(name: str | None, origin: str = "algorithm") -> type[LocalAlgorithm]:
+def algorithm_class(name: str | None, origin: str = "algorithm") -> type[PolicyGradient]:
     """The algorithm of that name.
 
     Raises:

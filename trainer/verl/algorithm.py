@@ -32,7 +32,7 @@ class VERL:
             ...}`. Where it sets what an argument sets too, it counts.
         backend: "cluster" or "local"; "auto" is the cluster where verl, Ray, vLLM and TransferQueue are installed.
         **common: `model`, `group_size`, `batch_size`, `learning_rate`, `gpus`, `steps`, ...; see
-            `agl.trainer.verl.short.Common`.
+            `agl.trainer.verl.config.shorthand.Common`.
 
     Raises:
         ConfigError: an unknown key or argument, a value that would have to be ignored, or a backend that is not

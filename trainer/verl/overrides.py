@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from agl.trainer.run.checkpoints import checkpoints_folder
 from agl.trainer.verl.config.checks import PER_CALL
 from agl.trainer.verl.config.plan import ACTOR, ROLLOUT, Plan, flatten
 from agl.trainer.verl.cpu import settings as cpu
@@ -84,7 +85,7 @@ def fixed(run: Run, plan: Plan, *, first_step: int) -> Mapping[str, Any]:
         # verl drops an epoch's incomplete batch, so a dataset below one batch is gone through several times in it.
         "data.train_files": [len(run.train), max(len(run.train), plan.batch_size)],
         "data.val_files": [max(1, len(run.val))],
-        "data.custom_cls.path": "pkg://agl.trainer.verl.tasks",
+        "data.custom_cls.path": "pkg://agl.trainer.verl.dataset",
         "data.custom_cls.name": "TaskPositions",
         "data.dataloader_num_workers": 0,
         "data.validation_shuffle": False,

@@ -66,7 +66,7 @@ def run(job: dict[str, Any], test: dict[str, Any], timeout: float, report: int) 
     os.close(said)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-    bury()
+    reap()
     if status is None:
         return heard.startswith(LOADED), "ran out of time"
     passed, rest = word in heard, heard.removeprefix(LOADED)
@@ -185,7 +185,7 @@ def control_process(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def bury() -> None:
+def reap() -> None:
     """Kill and reap every process that a test left behind."""
     ends = time.monotonic() + 5.0
     while time.monotonic() < ends:

@@ -13,7 +13,7 @@ from typing import Any
 from agl.errors import ConfigError, RewardError, checked_options
 from agl.mdp.types import Reward
 from agl.rewards.emit import as_rewards
-from agl.rewards.function import Scorer
+from agl.rewards.function import RewardCaller
 from agl.rewards.graders.base import Grader
 from agl.rewards.graders.fields import extract, failure
 from agl.rewards.trace import Trace
@@ -113,8 +113,8 @@ class Weighted(Grader):
         return self._sum(dict(zip(self._scorers, await asyncio.gather(*waiting), strict=True)))
 
     @cached_property
-    def _scorers(self) -> dict[str, Scorer]:
-        return {name: Scorer(part) for name, (_, part) in self.parts.items()}
+    def _scorers(self) -> dict[str, RewardCaller]:
+        return {name: RewardCaller(part) for name, (_, part) in self.parts.items()}
 
     def _sum(self, values: Mapping[str, Any]) -> dict[str, float]:
         total, parts = 0.0, {}

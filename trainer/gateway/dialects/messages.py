@@ -16,7 +16,7 @@ from agl.trainer.gateway.dialects.messages_answer import MessageEvents, error_bo
 from agl.trainer.gateway.dialects.messages_body import read
 from agl.trainer.gateway.errors import RequestError, refusal
 from agl.trainer.gateway.gateway import Gateway
-from agl.trainer.gateway.http import PREFIX, answer, arrive, attempt_of, body_of, stream, unless_gone
+from agl.trainer.gateway.http import PREFIX, answer, attempt_of, begin_request, body_of, stream, unless_gone
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -25,7 +25,7 @@ def messages_routes(gateway: Gateway) -> list[Route]:
     """The routes of Anthropic's Messages API below an attempt's URL; errors are in Anthropic's shape."""
 
     async def create(request: Request) -> Response:
-        wire = arrive(gateway, request, f"msg_{uuid.uuid4().hex}")
+        wire = begin_request(gateway, request, f"msg_{uuid.uuid4().hex}")
         try:
             asked, body = read(await body_of(request))
         except Exception as error:

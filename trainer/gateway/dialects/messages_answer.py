@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, Served
+from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, ServedPolicy
 from agl.trainer.gateway.dialects import chat
 from agl.trainer.gateway.dialects.messages_body import MessagesBody
 from agl.trainer.gateway.errors import RequestError
@@ -31,7 +31,9 @@ def error_body(error: RequestError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
-def response(response_id: str, served: Served, asked: ChatRequest, body: MessagesBody, reply: Reply) -> dict[str, Any]:
+def response(
+    response_id: str, served: ServedPolicy, asked: ChatRequest, body: MessagesBody, reply: Reply
+) -> dict[str, Any]:
     """The message that answers a request which does not stream."""
     content: list[dict[str, Any]] = []
     reasoning = reply.message.get("reasoning_content")
@@ -58,7 +60,7 @@ class MessageEvents:
     Invariant: the events add up to what `response` returns. It is the chat stream told in other words.
     """
 
-    def __init__(self, response_id: str, served: Served, asked: ChatRequest, body: MessagesBody) -> None:
+    def __init__(self, response_id: str, served: ServedPolicy, asked: ChatRequest, body: MessagesBody) -> None:
         self._id, self._served, self._asked, self._body = response_id, served, asked, body
         plain = chat.ChatBody(messages=[{}])
         self._chat = chat.Streamer(response_id, served.name, plain, asked, served.rendering)

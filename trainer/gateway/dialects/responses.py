@@ -21,7 +21,7 @@ def responses_routes(gateway: Gateway) -> list[Route]:
     histories = Histories()
 
     async def create(request: Request) -> Response:
-        wire = http.arrive(gateway, request, new_id())
+        wire = http.begin_request(gateway, request, new_id())
         history = histories.of(wire.access)
         try:
             asked = read(await http.body_of(request), history)

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from agl.trainer.gateway.calls import Reply, Served
+from agl.trainer.gateway.calls import Reply, ServedPolicy
 from agl.trainer.gateway.dialects import chat
 from agl.trainer.gateway.dialects.responses_body import Asked, ResponsesBody
 from agl.trainer.gateway.dialects.responses_items import History
@@ -22,7 +22,7 @@ def new_id() -> str:
 
 
 def finished(
-    response_id: str, served: Served, asked: Asked, history: History, reply: Reply, *, created: float
+    response_id: str, served: ServedPolicy, asked: Asked, history: History, reply: Reply, *, created: float
 ) -> dict[str, Any]:
     """The response object of an answer, which from now on can be continued."""
     items = _output(response_id, reply, _logprobs(reply, asked, served.rendering))

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agl.trainer.gateway import http
-from agl.trainer.gateway.calls import Choice, Reply, Served
+from agl.trainer.gateway.calls import Choice, Reply, ServedPolicy
 from agl.trainer.gateway.dialects import chat
 from agl.trainer.gateway.dialects.responses_answer import (
     Status,
@@ -32,7 +32,7 @@ class Streamer:
     the output of the response that ends the stream. What can be told when is decided by the chat dialect's streamer.
     """
 
-    def __init__(self, response_id: str, asked: Asked, history: History, served: Served) -> None:
+    def __init__(self, response_id: str, asked: Asked, history: History, served: ServedPolicy) -> None:
         self._id, self._asked, self._history, self._served = response_id, asked, history, served
         self._created = time.time()
         body = chat.ChatBody.model_construct()

@@ -98,7 +98,7 @@ class Learner:
         optimiser step, by `config.loss_agg`. With a value head, `Sequence.advantages` are the calls' returns.
 
         Args:
-            sequences: the rows, as `agl.sequence.merge` makes them.
+            sequences: the rows, as `agl.mdp.sequence.merge` makes them.
             lr_scale: multiplies the learning rate of this update.
 
         Returns:

@@ -42,7 +42,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _KILL, _STOP = b"k", b"s"
 
 
-class Nursery:
+class ForkServer:
     """Forks workers as its parent asks; lives until the parent's end of the link closes.
 
     Args:
@@ -298,10 +298,10 @@ def main(link_file: int, payload_file: int, *, once: bool) -> None:
     gc.collect()
     gc.freeze()
     link.sendall(json.dumps({"ready": once}).encode() + b"\n")
-    Nursery(link, make, desk["url"], desk["key"]).run()
+    ForkServer(link, make, desk["url"], desk["key"]).run()
 
 
 def command(link_file: int, payload_file: int, *, once: bool) -> list[str]:
     """The command that starts a nursery with these descriptors."""
-    run = f"from agl.trainer.runners.nursery import main; main({link_file}, {payload_file}, once={once})"
+    run = f"from agl.trainer.runners.process.fork_server import main; main({link_file}, {payload_file}, once={once})"
     return [sys.executable, "-c", run]

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from agl.errors import RolloutError
 from agl.mdp.spans import Span
 from agl.tracing import otlp
-from agl.trainer.runners.coordinator import RunDesk
-from agl.trainer.runners.process.worker_pool import Ended, Pool, Strikes
+from agl.trainer.runners.coordinator import RunCoordinator
+from agl.trainer.runners.process.worker_pool import CrashLoopGuard, WorkerExit, WorkerPool
 from agl.trainer.runners.protocol import Lease, Report
 
 STRIKES = 3
@@ -27,7 +27,7 @@ class ProcessRunner:
 
     def __init__(
         self,
-        desk: RunDesk,
+        desk: RunCoordinator,
         payload: bytes,
         url: str,
         key: str,
@@ -36,10 +36,10 @@ class ProcessRunner:
         broken: Callable[[BaseException], None],
     ) -> None:
         self.desk, self.broken = desk, broken
-        self.pool = Pool(
+        self.pool = WorkerPool(
             payload, url, key, n_workers=n_workers, name="process", ended=self._ended, broken=broken
         )  # fmt: skip
-        self._strikes = Strikes(STRIKES)
+        self._strikes = CrashLoopGuard(STRIKES)
 
     async def start(self) -> None:
         """Import the agent in the process that the workers are forked from, and start them.
@@ -58,11 +58,11 @@ class ProcessRunner:
         ended = await self.pool.kill(worker)
         return () if ended is None else spans_of(ended, lease)
 
-    async def _ended(self, ended: Ended) -> None:
-        self._strikes.check(ended, had_work=await bury(self.desk, ended))
+    async def _ended(self, ended: WorkerExit) -> None:
+        self._strikes.check(ended, had_work=await reap(self.desk, ended))
 
 
-async def bury(desk: RunDesk, ended: Ended) -> bool:
+async def reap(desk: RunCoordinator, ended: WorkerExit) -> bool:
     """Fail what a worker that is over held; whether it held anything."""
     held = desk.dismiss(ended.worker)
     for lease in held:
@@ -77,7 +77,7 @@ async def bury(desk: RunDesk, ended: Ended) -> bool:
     return bool(held)
 
 
-def spans_of(ended: Ended, lease: Lease) -> list[Span]:
+def spans_of(ended: WorkerExit, lease: Lease) -> list[Span]:
     """Those of a lease's attempt that had ended when its worker did."""
     rollout_id, attempt = lease.id
     return [

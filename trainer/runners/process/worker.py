@@ -20,7 +20,7 @@ from agl.mdp.spans import Span
 from agl.tracing import otlp
 from agl.trainer.runners.local import LocalRunner
 from agl.trainer.runners.process.payload import Payload
-from agl.trainer.runners.remote.coordinator import RemoteDesk
+from agl.trainer.runners.remote.coordinator import CoordinatorClient
 
 BROKEN = 3
 """Exit status of a worker that cannot reach its desk or is refused by it."""
@@ -51,7 +51,7 @@ def journal_of(file: int) -> list[str]:
 class _OneAtATime(LocalRunner):
     """One worker under its runner's own name, which stops where an attempt did not end by itself."""
 
-    def __init__(self, agent: Agent, desk: RemoteDesk, journal: Journal, payload: Payload, name: str) -> None:
+    def __init__(self, agent: Agent, desk: CoordinatorClient, journal: Journal, payload: Payload, name: str) -> None:
         self.spent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         super().__init__(
             agent, desk, n_workers=1, broken=self._fail, hooks=payload.hooks, name=name, span_ended=journal.add
@@ -78,7 +78,7 @@ class _OneAtATime(LocalRunner):
 
 async def _serve(payload: Payload, name: str, url: str, key: str, journal: Journal) -> None:
     assert isinstance(payload.agent, Agent)
-    desk = RemoteDesk(url, key, selection=payload.selection, resources=payload.resources)
+    desk = CoordinatorClient(url, key, selection=payload.selection, resources=payload.resources)
     runner = _OneAtATime(payload.agent, desk, journal, payload, name)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

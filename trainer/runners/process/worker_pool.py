@@ -28,7 +28,7 @@ _LINE_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class WorkerExit:
     """A worker process that is over.
 
     Attributes:
@@ -50,7 +50,7 @@ class Ended:
         return f"was ended by signal {-self.status}"
 
 
-class Pool:
+class WorkerPool:
     """Worker processes of one payload, made by `start` and ended by `stop`. Lives on one event loop.
 
     Args:
@@ -68,14 +68,14 @@ class Pool:
         *,
         n_workers: int,
         name: str,
-        ended: Callable[[Ended], Awaitable[None]],
+        ended: Callable[[WorkerExit], Awaitable[None]],
         broken: Callable[[BaseException], None],
     ) -> None:
         self._payload = json.dumps({"url": url, "key": key}).encode() + b"\n" + payload
         self.n_workers, self.name, self.ended, self.broken = n_workers, name, ended, broken
         self.imports_once = True
         self._numbers = itertools.count()
-        self._running: dict[str, asyncio.Future[Ended]] = {}
+        self._running: dict[str, asyncio.Future[WorkerExit]] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -99,7 +99,7 @@ class Pool:
             self._add()
         self._listening = asyncio.ensure_future(self._listen(reader))
 
-    async def kill(self, worker: str) -> Ended | None:
+    async def kill(self, worker: str) -> WorkerExit | None:
         """End a worker and all that it started, at once; None if it is gone already, or does not go."""
         running = self._running.get(worker)
         if running is None:
@@ -185,13 +185,13 @@ class Pool:
                 line = await reader.readline()
                 if line:
                     said = json.loads(line)
-                    await self._gone(Ended(said["ended"], said["status"], tuple(said["spans"])))
+                    await self._gone(WorkerExit(said["ended"], said["status"], tuple(said["spans"])))
                     continue
                 if self._stopping:
                     return
                 # The nursery was killed; its guards end the workers.
                 for worker in list(self._running):
-                    await self._gone(Ended(worker, -signal.SIGKILL), replace=False)
+                    await self._gone(WorkerExit(worker, -signal.SIGKILL), replace=False)
                 await self._close()
                 reader = await self._launch()
                 while len(self._running) < self.n_workers:
@@ -199,7 +199,7 @@ class Pool:
         except Exception as error:
             self.broken(error)
 
-    async def _gone(self, ended: Ended, *, replace: bool = True) -> None:
+    async def _gone(self, ended: WorkerExit, *, replace: bool = True) -> None:
         running = self._running.pop(ended.worker, None)
         if running is not None and not running.done():
             running.set_result(ended)
@@ -208,7 +208,7 @@ class Pool:
             self._add()
 
 
-class Strikes:
+class CrashLoopGuard:
     """Tells when workers die of something that no rollout can be blamed for.
 
     Args:
@@ -218,7 +218,7 @@ class Strikes:
     def __init__(self, most: int) -> None:
         self.most, self._n = most, 0
 
-    def check(self, ended: Ended, *, had_work: bool) -> None:
+    def check(self, ended: WorkerExit, *, had_work: bool) -> None:
         """Count a worker that is over.
 
         Raises:

@@ -1,4 +1,4 @@
-"""A desk over HTTP: `desk_routes` serve one, `RemoteDesk` is the worker's side of it.
+"""A desk over HTTP: `coordinator_routes` serve one, `CoordinatorClient` is the worker's side of it.
 
 What a worker could not bring back it keeps and tries again; a request that was answered unheard does no harm when it
 is repeated.
@@ -29,8 +29,8 @@ from agl.tracing import otlp
 from agl.trainer.http.auth import Keys
 from agl.trainer.http.limits import Limits, Refused, parse_json
 from agl.trainer.http.responses import answer
-from agl.trainer.runners.coordinator import RunDesk
-from agl.trainer.runners.protocol import LEASE_WAIT_SECONDS, Desk, Lease, Report
+from agl.trainer.runners.coordinator import RunCoordinator
+from agl.trainer.runners.protocol import LEASE_WAIT_SECONDS, Coordinator, Lease, Report
 from agl.trainer.runners.remote import serialization as wire
 
 log = logging.getLogger("agl.runner")
@@ -50,8 +50,8 @@ class _Away(Exception):
 # -- the desk's side -----------------------------------------------------------------------------------------------
 
 
-def desk_routes(
-    desk: Callable[[], RunDesk | None], check: Callable[[Request], None], *, own_workers: bool = False
+def coordinator_routes(
+    desk: Callable[[], RunCoordinator | None], check: Callable[[Request], None], *, own_workers: bool = False
 ) -> list[Route]:
     """The routes of a desk.
 
@@ -129,7 +129,7 @@ def desk_routes(
             await here.abandon(lease, str(body["why"]))
         return answer({})
 
-    async def leased_before(request: Request, *names: str) -> tuple[RunDesk, Lease, dict[str, Any]]:
+    async def leased_before(request: Request, *names: str) -> tuple[RunCoordinator, Lease, dict[str, Any]]:
         check(request)
         body = await _body(request, "rollout_id", "attempt", *names)
         here = desk()
@@ -184,8 +184,8 @@ def _refusals() -> Any:
 # -- the worker's side ---------------------------------------------------------------------------------------------
 
 
-class RemoteDesk:
-    """A `Desk` at another process's address. Lives on one event loop.
+class CoordinatorClient:
+    """A `Coordinator` at another process's address. Lives on one event loop.
 
     Args:
         url: the server's. key: a runner's or the operator's, if it asks for one.
@@ -319,4 +319,4 @@ def _message(answer: httpx.Response) -> str:
         return answer.text[:200]
 
 
-_: type[Desk] = RemoteDesk
+_: type[Coordinator] = CoordinatorClient

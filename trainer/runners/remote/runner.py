@@ -17,10 +17,10 @@ from agl.mdp.spans import Span
 from agl.rewards.air import AIR, as_spans
 from agl.trainer.runners.local import LocalRunner
 from agl.trainer.runners.protocol import Lease, Report
-from agl.trainer.runners.remote.coordinator import RemoteDesk
+from agl.trainer.runners.remote.coordinator import CoordinatorClient
 
 
-class _Between(RemoteDesk):
+class _Between(CoordinatorClient):
     """A desk elsewhere; adds AIR's rewards to each report on its way, and tells of it."""
 
     def __init__(self, url: str, key: str | None, told: Callable[[Lease, Report], None], air: AIR | None) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from agl.errors import RolloutError
-from agl.trainer.runners.coordinator import RunDesk
+from agl.trainer.runners.coordinator import RunCoordinator
 
 PATIENCE_SECONDS = 3600.0
 """How long a run waits for a runner before it ends; it can be gone on with."""
@@ -14,7 +14,7 @@ FIRST_NEWS_SECONDS = 60.0
 LOOKS = 60
 
 
-class RunnersElsewhere:
+class RemoteRunner:
     """Waits for runners.
 
     Args:
@@ -25,7 +25,7 @@ class RunnersElsewhere:
 
     def __init__(
         self,
-        desk: RunDesk,
+        desk: RunCoordinator,
         url: str,
         *,
         waiting: Callable[[], int],
