@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from paths import pythonpath
 from postgres import Server, private_server
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Programs that tests start see this tree, too, never an installed copy; `pythonpath` of pyproject.toml is pytest's own.
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, (str(Path(__file__).resolve().parents[1] / ".src"), os.environ.get("PYTHONPATH")))
-)
+os.environ["PYTHONPATH"] = pythonpath()
 
 # A shell has its background jobs ignore Ctrl-C, and so would every program that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

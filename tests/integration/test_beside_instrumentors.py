@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from all_subjects import SUBJECTS
+from paths import SUPPORT
 
 SETUPS = {
     "traceloop-openai": ("openai", "opentelemetry.instrumentation.openai:OpenAIInstrumentor"),
@@ -31,7 +31,7 @@ def test_both_tell_every_call_once(setup: str, first: str) -> None:
     pytest.importorskip(instrumentor.partition(":")[0])
     if subject not in {s.name for s in SUBJECTS}:
         pytest.skip(f"{subject} is not installed")
-    script = Path(__file__).with_name("beside_instrumentors.py")
+    script = SUPPORT / "beside_instrumentors.py"
     command = [sys.executable, str(script), subject, instrumentor, first]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-1500:]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paths import pythonpath
 
 pytest.importorskip("agent_framework")
 pytest.importorskip("agent_framework_openai")
@@ -18,7 +19,7 @@ pytest.importorskip("agent_framework_openai")
 import habits
 from openai import OpenAI
 from provider import Reply, serve
-from test_verl_config import CONFIG
+from verl_config import CONFIG
 
 import agl.compat as al
 from agl.errors import NoAgentMatchedError
@@ -185,7 +186,7 @@ def test_the_lab_packages_tracer_and_an_mcp_calculator(policy: Path, tmp_path: P
     calculator.write_text(CALCULATOR)
     environment = {
         **os.environ,
-        "PYTHONPATH": str(files),
+        "PYTHONPATH": pythonpath(files),
         "CONFIG": json.dumps(config(policy, tasks=1, group=8)),
         "INSTRUCTIONS": MATH,
         "CALCULATOR": str(calculator),

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 import yaml
-from processes import fetch, programs
-from test_remote_runners import free_port
+from paths import ROOT
+from processes import fetch, free_port, programs
 
-DEPLOY = Path(__file__).parents[1] / "deploy"
+DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
 SECONDS = 120

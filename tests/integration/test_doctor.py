@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from paths import pythonpath
 
 from agl.trainer.cli.doctor_checks import Report, examine
 
@@ -164,7 +165,7 @@ def test_notes_are_no_problems(look) -> None:
 def test_the_command_says_it_and_exits_with_1(tmp_path: Path) -> None:
     def doctor(**packages) -> tuple[subprocess.CompletedProcess[str], dict]:
         where = install(tmp_path / f"{len(packages)}", packages)
-        env = {**os.environ, "PYTHONPATH": str(where), "COLUMNS": "60"}
+        env = {**os.environ, "PYTHONPATH": pythonpath(where), "COLUMNS": "60"}
         command = [*AGL, "doctor", "--json", str(tmp_path / "facts.json")]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
         assert "Traceback" not in done.stderr

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from engine_suite import CONTEXT, EngineSuite, suite_model, write_suite_model
-from test_engine import engine_for
+from tiny_engine import engine_for
 
 from agl.trainer.engines.base import Completion
 from agl.trainer.local.engine.engine import LocalEngine

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_engine import engine_for, sample, tiny_model, tiny_tokenizer
+from tiny_engine import engine_for, sample, tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
 from agl.errors import CheckpointError, ConfigError, ContextLengthError, EngineError, ModelLoadError

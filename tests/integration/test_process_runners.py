@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
+from paths import SUPPORT
 from running import alive, attempts, fit, gone, say
 
 import agl
@@ -213,7 +214,7 @@ print("rewards", algorithm.rewards)
 
 def script(directory: Path, seconds: float) -> subprocess.Popen[str]:
     file = directory / "program.py"
-    file.write_text(SCRIPT.format(tests=str(Path(__file__).parent), seconds=seconds))
+    file.write_text(SCRIPT.format(tests=str(SUPPORT), seconds=seconds))
     environment = os.environ | {"TMPDIR": str(directory / "tmp")}
     (directory / "tmp").mkdir()
     return subprocess.Popen(

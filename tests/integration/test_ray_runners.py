@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paths import SUPPORT
 from running import alive, attempts, fit, gone, say
 
 import agl
@@ -158,7 +159,7 @@ def marked(marker: str) -> list[int]:
 
 def test_a_ray_of_our_own_is_shut_down_at_the_end_and_on_ctrl_c(tmp_path: Path) -> None:
     file = tmp_path / "program.py"
-    file.write_text(textwrap.dedent(SCRIPT.format(tests=str(Path(__file__).parent))))
+    file.write_text(textwrap.dedent(SCRIPT.format(tests=str(SUPPORT))))
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     program = subprocess.Popen(
         [sys.executable, str(file), str(tmp_path / "run")], env=environment | {"AGL_TEST_MARKER": str(tmp_path)},

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from openai import AsyncOpenAI
+from processes import free_port
 from pydantic import SecretStr
 from scripted import ScriptedEngine, in_loop, quick_tokenizer, rendering_of, until
 from starlette.requests import Request
@@ -84,12 +84,6 @@ async def asks(task: Any, llm: agl.LLM) -> float:
 async def sleeps(task: Any) -> float:
     await asyncio.sleep(task["seconds"])
     return 1.0
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 @in_loop

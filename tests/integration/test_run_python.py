@@ -32,6 +32,7 @@ from launching import (
     show,
     trace,
 )
+from paths import pythonpath
 from provider import Provider, Reply, serve
 from subjects import uses_add
 
@@ -220,7 +221,7 @@ def test_modules_and_the_users_own_sitecustomize(provider: Provider, tmp_path: P
     (tmp_path / "site" / "sitecustomize.py").write_text("print('mine runs')\n")
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__main__.py").write_text(ASKS + "print(ask('one').choices[0].message.content)")
-    env = environment(provider, PYTHONPATH=str(tmp_path / "site"))
+    env = environment(provider, PYTHONPATH=pythonpath(tmp_path / "site"))
     done = launch(tmp_path, env, "--", sys.executable, "-m", "package")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "mine runs\n" * 2 + "you said one\n", "once in agl's own process, once in the program's"

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import AGL, Programs, fetch, programs
+from paths import SUPPORT
+from processes import AGL, Programs, fetch, free_port, programs
 from scripted import in_loop, until
-from test_remote_runners import free_port
 
 import agl
 from agl import semconv
@@ -41,7 +41,7 @@ runtime:
   nworkers: 4
   silent_seconds: 8
 """
-CLIENT = [sys.executable, str(Path(__file__).parent / "service_agents.py")]
+CLIENT = [sys.executable, str(SUPPORT / "service_agents.py")]
 SECONDS = 150
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from capabilities import GAP, NONE, YES
+from paths import ROOT, TESTS
 
-HERE = Path(__file__).parent
-SEVENTH = HERE / "seventh"
+SEVENTH = TESTS / "seventh"
 ADAPTER = SEVENTH / "agl-tinyagents"
 
 
@@ -35,7 +35,7 @@ class Environment:
         self.run("-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index", str(copied))
 
     def run(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run([self.python, *args], capture_output=True, text=True, cwd=HERE.parent, timeout=300)
+        done = subprocess.run([self.python, *args], capture_output=True, text=True, cwd=ROOT, timeout=300)
         assert done.returncode == 0 or not check, done.stdout[-5000:] + done.stderr[-3000:]
         return done
 
@@ -90,7 +90,7 @@ def test_installed_it_is_found_by_type_and_by_opentelemetry(with_adapter: Enviro
 def test_it_passes_the_conformance_suite_whole(with_adapter: Environment, tmp_path: Path) -> None:
     table = tmp_path / "capabilities.md"
     subject = f"{ADAPTER / 'subject_tinyagents.py'}:TinyAgents"
-    suite = str(HERE / "test_adapter_conformance.py")
+    suite = str(TESTS / "unit" / "test_adapter_conformance.py")
     done = with_adapter.run("-m", "pytest", suite, "-q", "--subject", subject, "--capabilities", str(table))
     assert " passed" in done.stdout
     lines = [line for line in table.read_text().splitlines() if line.startswith("| ")]
@@ -144,7 +144,7 @@ def test_an_adapter_that_cannot_be_imported_is_named_and_left_out(with_adapter: 
 def test_it_is_small_and_the_guide_shows_all_of_it() -> None:
     adapter = (ADAPTER / "agl_tinyagents.py").read_text()
     assert len(adapter.splitlines()) < 200
-    guide = (HERE.parent / "docs" / "write-an-adapter.md").read_text()
+    guide = (ROOT / "docs" / "write-an-adapter.md").read_text()
     shown = [block.partition("```")[0] for block in guide.split("```python\n")[1:]]
     parts = [block for block in shown if block.strip() in adapter]
     assert "".join("".join(parts).split()) == "".join(adapter.split())

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_engine import tiny_model, tiny_tokenizer
 from test_policy_process import PROMPT
+from tiny_engine import tiny_model, tiny_tokenizer
 
 from agl.errors import ConfigError, EngineError, ModelLoadError
 from agl.mdp.sequence import merge

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import AGL, Programs, fetch, programs
+from paths import ROOT
+from processes import AGL, Programs, fetch, free_port, programs
 from provider import Reply, serve
-from test_remote_runners import free_port
 
 pytest.importorskip("strands")
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "strands_tito"
+EXAMPLE = ROOT / "examples" / "strands_tito"
 SECONDS = 150
 
 pytestmark = pytest.mark.slow

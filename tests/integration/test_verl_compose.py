@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 import pytest
-from test_verl_config import CONFIG, changed, plan
+from verl_config import CONFIG, changed, plan
 
 import agl
 from agl.errors import ConfigError

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from paths import ROOT
 
 from agl.trainer.verl.cpu import settings
 
-ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "deploy/verl-cpu.sh"
 PINNED = ROOT / "deploy/constraints-verl-cpu.txt"
 PLUGIN = ROOT / "trainer/verl/cpu"

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paths import ROOT
 from subjects import GAPS, Subject
-
-ROOT = Path(__file__).parent.parent
 
 YES, NONE, GAP = "yes", "–", "gap"
 

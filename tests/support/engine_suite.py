@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_engine import VOCABULARY, prompts, reference, tiny_model, tiny_tokenizer
+from tiny_engine import VOCABULARY, prompts, reference, tiny_model, tiny_tokenizer
 
 from agl.errors import AglError, ConfigError, ContextLengthError, EngineError
 from agl.trainer.engines.base import Completion, Engine, Sampling

@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+import paths
 import pytest
 
-ROOT = Path(os.environ.get("AGL_DATA") or Path(__file__).parents[2] / "shared" / "data")
+ROOT = Path(os.environ.get("AGL_DATA") or paths.ROOT.parent / "shared" / "data")
 
 
 def folder(name: str) -> Path:

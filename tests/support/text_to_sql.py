@@ -11,13 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from paths import ROOT
 from provider import Provider, Reply
 from scripted import Line, ScriptedRollouts, tool_call_of
 
 from agl.mdp.types import Trajectory, Transition
 from agl.trainer.objectives.advantages import Scored, score
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "text_to_sql"
+EXAMPLE = ROOT / "examples" / "text_to_sql"
 MODULES = ("agent", "databases", "rewards", "train")
 KEY = "sk-provider"
 

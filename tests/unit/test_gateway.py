@@ -11,7 +11,7 @@ import numpy as np
 import openai
 import pytest
 from scripted import TOOLS, ScriptedEngine, in_loop, logprob, quick_tokenizer, serving, tool_call
-from test_engine import tiny_model
+from tiny_engine import tiny_model
 
 from agl.errors import EngineError
 from agl.trainer.gateway.access import SamplingRules

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import subprocess
 from importlib.metadata import entry_points
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from paths import ROOT
+
 FOLDERS = ("core", "adapters", "trainer")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import anthropic
 import httpx
 import openai
 import pytest
+from paths import SUPPORT, pythonpath
 from provider import Provider, Reply, says, serve
 
 from agl import semconv, tracing
@@ -398,5 +400,10 @@ with t.serve() as provider, t.serve() as gateway:
 
 def test_a_users_own_tracing_gets_no_ids_of_ours_and_we_none_of_theirs() -> None:
     """In a process of its own: a global tracer provider can be set once only."""
-    done = subprocess.run([sys.executable, "-c", WITH_USERS_TRACING], cwd=Path(__file__).parent, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", WITH_USERS_TRACING],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONPATH": pythonpath(SUPPORT)},
+        capture_output=True,
+    )
     assert done.returncode == 0, done.stderr.decode()

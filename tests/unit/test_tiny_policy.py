@@ -2,14 +2,14 @@
 
 import hashlib
 import json
-import os
 import random
 import runpy
-from pathlib import Path
 
 import pytest
+import real_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paths import ROOT
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -24,9 +24,8 @@ from agl.trainer.quickstart.tokenizer import build_tokenizer  # noqa: E402
 
 QUICK = Recipe(capability_steps=4, mixed_steps=2, rows=2, row_tokens=128, warmup_steps=2)
 TOOLS = [{"type": "function", "function": {"name": "calculator", "description": "...", "parameters": {}}}]
-DATA = Path(os.environ.get("AGL_DATA", Path(__file__).parents[2] / "shared" / "data"))
-EXAMPLE = Path(__file__).parents[1] / "examples" / "gsm8k_arithmetic"
-GSM8K = DATA / "gsm8k"
+EXAMPLE = ROOT / "examples" / "gsm8k_arithmetic"
+GSM8K = real_data.ROOT / "gsm8k"
 
 
 @pytest.fixture(scope="module")
