@@ -67,38 +67,38 @@ class Framework:
 
 FRAMEWORKS = (
     Framework(
-        "openai", "openai", ("openai", "openai_responses"), ("unit/test_openai_streams.py",),
+        "openai", "openai", ("openai", "openai_responses"), ("test_openai_streams.py",),
         pins={"newest 1.x": ("openai<2",), "newest 2.x": ("openai<3",)},
     ),
     Framework(
-        "anthropic", "anthropic", ("anthropic",), ("unit/test_adapter_anthropic.py",),
+        "anthropic", "anthropic", ("anthropic",), ("test_adapter_anthropic.py",),
         pins={"newest 0.x": ("anthropic<1",), "newest 1.x": ("anthropic<2",)},
     ),
-    Framework("langchain", "langchain", ("langchain", "langchain_responses"), ("unit/test_langchain.py",)),
+    Framework("langchain", "langchain", ("langchain", "langchain_responses"), ("test_langchain.py",)),
     Framework(
-        "langchain with Anthropic", "langchain", ("langchain_anthropic",), ("unit/test_adapter_anthropic.py",),
+        "langchain with Anthropic", "langchain", ("langchain_anthropic",), ("test_adapter_anthropic.py",),
         also=("langchain-anthropic>=1.0",), select="langchain",
     ),
     Framework(
-        "langgraph", "langgraph", ("langgraph",), ("unit/test_langgraph.py",), beside=("langchain", "langchain-openai"),
+        "langgraph", "langgraph", ("langgraph",), ("test_langgraph.py",), beside=("langchain", "langchain-openai"),
     ),
     Framework(
-        "openai-agents", "openai-agents", ("openai_agents", "openai_agents_responses"), ("unit/test_openai_agents.py",)
+        "openai-agents", "openai-agents", ("openai_agents", "openai_agents_responses"), ("test_openai_agents.py",)
     ),
     Framework(
         "agent-framework", "agent-framework", ("agent_framework", "agent_framework_responses"),
-        ("unit/test_agent_framework.py",),
+        ("test_agent_framework.py",),
     ),
-    Framework("strands", "strands", ("strands",), ("unit/test_strands.py",)),
-    Framework("autogen-agentchat", "autogen", ("autogen",), ("unit/test_autogen.py",)),
-    Framework("ag2", "ag2", ("ag2", "ag2_responses"), ("unit/test_autogen_ag2.py",)),
-    Framework("classic autogen", "autogen-classic", files=("unit/test_autogen_classic.py",)),
+    Framework("strands", "strands", ("strands",), ("test_strands.py",)),
+    Framework("autogen-agentchat", "autogen", ("autogen",), ("test_autogen.py",)),
+    Framework("ag2", "ag2", ("ag2", "ag2_responses"), ("test_autogen_ag2.py",)),
+    Framework("classic autogen", "autogen-classic", files=("test_autogen_classic.py",)),
     Framework(
-        "pyautogen 0.2", "", files=("unit/test_autogen_classic.py",), also=("pyautogen>=0.2.35,<0.3",),
+        "pyautogen 0.2", "", files=("test_autogen_classic.py",), also=("pyautogen>=0.2.35,<0.3",),
         resolutions=("newest",),
     ),
     Framework(
-        "beside instrumentors", "langchain", files=("integration/test_beside_instrumentors.py",), resolutions=("newest",),
+        "beside instrumentors", "langchain", files=("test_beside_instrumentors.py",), resolutions=("newest",),
         also=(
             "opentelemetry-instrumentation-openai>=0.62", "opentelemetry-instrumentation-anthropic>=0.62",
             "opentelemetry-instrumentation-langchain>=0.62", "openinference-instrumentation-openai>=0.1.66",
@@ -219,7 +219,8 @@ def run_row(framework: Framework, resolution: str, *, wheel: Path, scratch: Path
             kept = [f"{name}=={version}" for name, version in versions.items()]
             # `renderers` asks for a newer openai than its parts for a gateway need; what is tested stays as it is.
             install(venv, gateway(), overrides=kept)
-            pytest(venv, counts, framework.files, ("-k", framework.select) if framework.select else ())
+            own = [f"integration/{file}" for file in framework.files]
+            pytest(venv, counts, own, ("-k", framework.select) if framework.select else ())
     except Broken as problem:
         counts.failed += 1
         counts.problems.append(str(problem))

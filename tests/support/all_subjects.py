@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Sequence
 
+from late import installed
 from subject_ag2 import AG2, AG2Responses
 from subject_agent_framework import AgentFramework, AgentFrameworkResponses
 from subject_anthropic import BareAnthropic
@@ -36,14 +36,7 @@ ALL: tuple[Subject, ...] = (
 )
 
 
-def _installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that it would be in
-        return False
-
-
-SUBJECTS = tuple(s for s in ALL if all(map(_installed, s.requires)))
+SUBJECTS = tuple(s for s in ALL if all(map(installed, s.requires)))
 
 
 def chosen(specs: Sequence[str] | None) -> Sequence[Subject]:

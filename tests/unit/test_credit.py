@@ -242,7 +242,7 @@ def test_statistics_are_those_of_a_task_and_an_agent_and_a_rollout_counts_once(s
 def _gradient_of_calls(trajectory: Trajectory, how: Any, advantages: dict[str, float]) -> dict[str, torch.Tensor]:
     """Per call, the gradient that its sampled tokens' log-probs get from the learner's own loss, by the position of the
     token in the call."""
-    from test_learner import learner
+    from tiny_learner import learner
 
     rows = how(trajectory.of("a"), advantages)
     subject = learner(clip_low=1.0, clip_high=1e6, dual_clip=None)

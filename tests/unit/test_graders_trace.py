@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langchain.agents import create_agent
-from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
 from provider import Provider, Reply, serve
 
 import agl
@@ -57,13 +54,11 @@ def spoke(agent: str, *texts: str, tokens: int | None = 5) -> None:
 # -- a real framework ---------------------------------------------------------------------------------------------
 
 
-@tool
 def divide(a: float, b: float) -> str:
     """a / b"""
     return str(a / b) if b else "Error: division by zero"
 
 
-@tool
 def explode() -> str:
     """Raises."""
     raise ValueError("boom")
@@ -76,8 +71,12 @@ def answers(body: dict[str, Any]) -> Reply:
 
 
 def langchain_agent(provider: Provider, reward: Any, tools: list[Any]) -> agl.Agent:
+    from langchain.agents import create_agent
+    from langchain_core.tools import tool
+    from langchain_openai import ChatOpenAI
+
     model = ChatOpenAI(model="m", base_url=provider.url, api_key="sk")  # type: ignore[arg-type]
-    return agl.wrap(create_agent(model, tools, name="worker"), reward=reward)
+    return agl.wrap(create_agent(model, [tool(t) for t in tools], name="worker"), reward=reward)
 
 
 def run(agent: agl.Agent) -> Any:

@@ -13,6 +13,7 @@ from call_trees import call, random_calls, trajectories, trajectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
+from tiny_learner import CPU, SHAPE, VOCABULARY, gradients, learner, tiny_model
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -30,38 +31,15 @@ from agl.errors import CheckpointError, ConfigError, NoTrainableDataError, Train
 from agl.mdp.sequence import Sequence, merge, unmerged
 from agl.mdp.types import Trajectory
 from agl.trainer.local.config import LearnerConfig
-from agl.trainer.local.learner.learner import Learner
 from agl.trainer.local.learner.packing import ancestors, collate, pack
 
 torch.set_num_threads(1)
-
-CPU = torch.device("cpu")
-VOCABULARY = 24
-SHAPE: dict[str, Any] = dict(
-    vocab_size=VOCABULARY,
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    max_position_embeddings=512,
-    attn_implementation="eager",
-)
-
-
-def tiny_model(seed: int = 0, attention: str = "eager") -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    return LlamaForCausalLM(LlamaConfig(**{**SHAPE, "attn_implementation": attention}, initializer_range=0.3))
 
 
 def lora_model(dropout: float = 0.0) -> Any:
     torch.manual_seed(1)
     config = LoraConfig(r=2, target_modules="all-linear", lora_dropout=dropout, task_type="CAUSAL_LM")
     return get_peft_model(tiny_model(), config)
-
-
-def learner(model: Any = None, **config: Any) -> Learner:
-    return Learner(model or tiny_model(), LearnerConfig(**{"learning_rate": 1e-2, **config}), CPU)
 
 
 def rollouts(n: int, seed: int = 0, n_calls: int = 5) -> list[Trajectory]:
@@ -85,12 +63,6 @@ def rows_of(trajectories_: list[Trajectory], how=merge, model: Any = None) -> li
             old[where] = logprobs[where] + [noise[name, i] for i in range(where.size)]
         out.append(replace(row, logprobs=old))
     return out
-
-
-def gradients(subject: Learner, rows: list[Sequence]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-    """Metrics and gradient of one update that leaves the weights alone."""
-    metrics = subject.update(rows, lr_scale=0.0)
-    return metrics, {n: p.grad.clone() for n, p in subject._model.named_parameters() if p.grad is not None}
 
 
 def assert_same_update(a: Any, b: Any) -> None:

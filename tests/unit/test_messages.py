@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from late import Late
 from scripted import Attempt, ScriptedEngine, in_loop, quick_tokenizer, serving, tool_call, until
 from tiny_tokenizers import template_tokenizer
 
@@ -19,7 +20,7 @@ from agl.mdp.sequence import merge, merge_report
 from agl.trainer.gateway.dialects.messages_body import read
 from agl.trainer.gateway.errors import RequestError
 
-anthropic = pytest.importorskip("anthropic")
+anthropic = Late("anthropic")
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
 ASK: dict[str, Any] = {"model": "m", "max_tokens": 200, "messages": [USER]}

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
+from late import Late
 from paths import SUPPORT, pythonpath
 from provider import Provider, Reply, says, serve
 
@@ -24,6 +24,8 @@ from agl import semconv, tracing
 from agl.mdp.selection import select
 from agl.tracing import sdk_hooks as routing
 from agl.tracing.context import RolloutContext
+
+anthropic = Late("anthropic")
 
 KEY = "agl-attempt-key"
 SECRETS = ("sk-provider", "org-secret", "proj-secret", "x-team", "team-secret", "env-secret", "cookie")
@@ -64,8 +66,10 @@ def openai_client(provider: Provider, cls: Callable[..., Any] = openai.OpenAI, *
     )  # fmt: skip
 
 
-def anthropic_client(provider: Provider, cls: Callable[..., Any] = anthropic.Anthropic) -> Any:
-    return cls(base_url=provider.root, api_key="sk-provider", default_headers={"X-Team": "team-secret"})
+def anthropic_client(provider: Provider, cls: Callable[..., Any] | None = None) -> Any:
+    return (cls or anthropic.Anthropic)(
+        base_url=provider.root, api_key="sk-provider", default_headers={"X-Team": "team-secret"}
+    )
 
 
 def azure_client(provider: Provider, cls: Callable[..., Any] = openai.AzureOpenAI) -> Any:

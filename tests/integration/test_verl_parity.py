@@ -18,8 +18,8 @@ import torch
 from call_trees import call
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_learner import VOCABULARY, gradients, tiny_model
-from test_learner import learner as learner_of
+from tiny_learner import VOCABULARY, gradients, tiny_model
+from tiny_learner import learner as learner_of
 
 from agl.credit import Uniform
 from agl.mdp.sequence import Sequence, merge, unmerged
