@@ -14,7 +14,6 @@ from agl.errors import StalePolicyError
 from agl.mdp.sequence import Sequence
 from agl.trainer.local import policy as local_policy
 from agl.trainer.local.policy import LocalPolicy
-from agl.trainer.quickstart.agent import build_agent
 from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
 
 pytestmark = pytest.mark.slow
@@ -24,6 +23,8 @@ GAIN = 0.25
 
 
 def _train(policy: Path, directory: Path, *, steps: int = 6, learning_rate: float = 5e-4, **options: Any) -> agl.Result:
+    from agl.trainer.quickstart.agent import build_agent
+
     trainer = agl.Trainer(
         agl.GRPO(
             model=str(policy), group_size=8, batch_size=8, steps=steps, learning_rate=learning_rate, betas=(0.9, 0.95),
