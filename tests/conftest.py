@@ -1,4 +1,4 @@
-"""What the tests share: models made here, and the order in which tests run."""
+"""What the tests share: the tiers, models made here, and the order in which tests run (docs/testing.md)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from paths import pythonpath
 from postgres import Server, private_server
+from shared import made_once, workers
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,7 +28,17 @@ collect_ignore = ["seventh"]
 pytest.register_assert_rewrite("engine_suite")
 
 
+FAST = Path(__file__).parent / "unit"
+"""The fast tier: what stands here and is marked neither `slow`, `full` nor `night`."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("tiers").addoption(
+        "--all",
+        action="store_true",
+        dest="all_tiers",
+        help="run all tests; without this and without paths: the fast tier",
+    )
     group = parser.getgroup("adapters")
     group.addoption(
         "--subject",
@@ -41,6 +52,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Without paths, the fast tier, in several processes where pytest-xdist is installed; or everything."""
+    options = config.option
+    # The processes of pytest-xdist get this option from the one that starts them, and with it paths.
+    options.fast_tier = getattr(options, "fast_tier", False)
+    if hasattr(config, "workerinput") or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    options.fast_tier = not options.all_tiers
+    if options.all_tiers:
+        config.args[:] = [str(Path(__file__).parent)]
+    elif getattr(options, "numprocesses", 0) is None and not options.usepdb and (n := workers()) > 1:
+        options.numprocesses, options.dist = n, "loadfile"
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "capability(words, gap, needs, by_way): a row of docs/adapters.md's matrix")
     if (file := config.getoption("capabilities")) is not None:
@@ -49,16 +75,23 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Recorder(file))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Fast tests first; of the conformance suite only the subjects that were asked for."""
-    if wanted := {*config.getoption("subjects").split(",")} - {""}:
-        subjects = {item: getattr(item, "callspec", None) for item in items}
-        others = [
-            item for item, spec in subjects.items()
-            if spec is not None and "subject" in spec.params and spec.params["subject"].name not in wanted
-        ]  # fmt: skip
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in others]
+    """Mark the fast tier, leave out what was not asked for, and put slow tests last."""
+    for item in items:
+        if FAST in item.path.parents and not any(map(item.get_closest_marker, ("slow", "full", "night"))):
+            item.add_marker("fast")
+    subjects = {*config.getoption("subjects").split(",")} - {""}
+
+    def is_left_out(item: pytest.Item) -> bool:
+        if getattr(config.option, "fast_tier", False) and item.get_closest_marker("fast") is None:
+            return True
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        return bool(subjects) and "subject" in parameters and parameters["subject"].name not in subjects
+
+    left_out = {item for item in items if is_left_out(item)}
+    config.hook.pytest_deselected(items=[*left_out])
+    items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
 
 
@@ -67,7 +100,7 @@ def untrained_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A very small model with random weights and the quickstart's tokenizer and chat template."""
     from untrained import make_untrained
 
-    return make_untrained(tmp_path_factory.mktemp("untrained"))
+    return made_once(tmp_path_factory, "untrained", make_untrained)
 
 
 @pytest.fixture(scope="session")
@@ -75,9 +108,7 @@ def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's own policy, warm-started as `agl make-policy` does."""
     from agl.trainer.quickstart.policy import make_policy
 
-    directory = tmp_path_factory.mktemp("tiny-policy")
-    make_policy(directory, seed=0, threads=1)
-    return directory
+    return made_once(tmp_path_factory, "tiny-policy", lambda folder: make_policy(folder, seed=0, threads=1))
 
 
 @pytest.fixture(scope="session")
@@ -85,7 +116,7 @@ def role_policy(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """That policy, taught to write, check, play and fetch (`roles`), mostly badly."""
     from roles import make_role_policy
 
-    return make_role_policy(tmp_path_factory.mktemp("role-policy") / "policy", tiny_policy)
+    return made_once(tmp_path_factory, "role-policy", lambda folder: make_role_policy(folder, tiny_policy))
 
 
 @pytest.fixture(scope="session")

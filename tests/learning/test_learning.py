@@ -1,4 +1,4 @@
-"""A real LangChain agent gets better; the same run with the training broken in one place does not."""
+"""The miniature of `tests/unit/test_miniature.py` with LoRA learns, and broken in one place it does not."""
 
 from __future__ import annotations
 
@@ -8,56 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from miniature import GAIN, gain, train
 
 import agl
 from agl.errors import StalePolicyError
 from agl.mdp.sequence import Sequence
 from agl.trainer.local import policy as local_policy
 from agl.trainer.local.policy import LocalPolicy
-from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
 
 pytestmark = pytest.mark.slow
 
-GAIN = 0.25
-"""Held-out success must rise by this much in the miniature; each broken form below stays under it."""
-
-
-def _train(policy: Path, directory: Path, *, steps: int = 6, learning_rate: float = 5e-4, **options: Any) -> agl.Result:
-    from agl.trainer.quickstart.agent import build_agent
-
-    trainer = agl.Trainer(
-        agl.GRPO(
-            model=str(policy), group_size=8, batch_size=8, steps=steps, learning_rate=learning_rate, betas=(0.9, 0.95),
-            max_response_tokens=48, max_context=256, val_every=steps, max_batch=64, **options,
-        ),
-        n_workers=16,
-        directory=directory,
-        progress=False,
-    )  # fmt: skip
-    return trainer.fit(
-        agl.wrap(build_agent(), reward=exact_answer),
-        arithmetic_tasks(256, seed=0, split="train"),
-        arithmetic_tasks(96, seed=0, split="heldout"),
-    )
-
-
-def _gain(result: agl.Result) -> float:
-    validations = [h["val/reward"] for h in result.history if "val/reward" in h]
-    return validations[-1] - validations[0]
-
-
-def test_heldout_reward_rises(tiny_policy: Path, tmp_path: Path, no_process_left: None) -> None:
-    result = _train(tiny_policy, tmp_path)
-    assert _gain(result) >= GAIN
-    assert all(h["train/forks"] == 0 for h in result.history if "train/forks" in h)
-    first = next(h for h in result.history if h["step"] == 1)
-    assert first["learner/max_abs_log_ratio"] < 1e-3, "what is trained is what was sampled"
-    assert first["train/tokens"] < first["train/tokens_unmerged"]
-
 
 def test_lora_learns_too(tiny_policy: Path, tmp_path: Path) -> None:
-    result = _train(tiny_policy, tmp_path, steps=10, learning_rate=3e-3, lora=agl.LoraSpec(rank=8, alpha=16))
-    assert _gain(result) >= GAIN
+    result = train(tiny_policy, tmp_path, steps=10, learning_rate=3e-3, lora=agl.LoraSpec(rank=8, alpha=16))
+    assert gain(result) >= GAIN
 
 
 def _no_gradient(rows: list[Sequence]) -> list[Sequence]:
@@ -101,7 +65,7 @@ def test_broken_training_does_not_pass(
             return await super().train(broken(sequences), lr_scale=lr_scale)
 
     monkeypatch.setattr(local_policy, "LocalPolicy", Broken)
-    assert _gain(_train(tiny_policy, tmp_path)) < GAIN
+    assert gain(train(tiny_policy, tmp_path)) < GAIN
 
 
 def test_a_stale_policy_does_not_pass(tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +86,7 @@ def test_a_stale_policy_does_not_pass(tiny_policy: Path, tmp_path: Path, monkeyp
             return replace(await super().generate(*args, **kwargs), policy_version=self.version)
 
     monkeypatch.setattr(local_policy, "LocalPolicy", Stale)
-    assert _gain(_train(tiny_policy, tmp_path)) < GAIN
+    assert gain(train(tiny_policy, tmp_path)) < GAIN
 
 
 def test_the_probe_finds_a_stale_engine(untrained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

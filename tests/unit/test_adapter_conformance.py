@@ -42,7 +42,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if any(need is None or getattr(subject, need) for need in needs)
     ]
     if "way" in metafunc.fixturenames:
-        each = [pytest.param(s, way, id=f"{s.name}-{way}") for s in subjects for way in (*s.ways, *s.async_ways)]
+        each = [
+            pytest.param(s, way, id=f"{s.name}-{way}", marks=pytest.mark.full if i else ())
+            for s in subjects
+            for i, way in enumerate((*s.ways, *s.async_ways))
+        ]
         metafunc.parametrize(("subject", "way"), each)
     else:
         metafunc.parametrize("subject", subjects, ids=[s.name for s in subjects])
