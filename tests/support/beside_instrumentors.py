@@ -1,6 +1,6 @@
 """A process with somebody else's instrumentor and ours, switched on once each; prints what both told, as JSON.
 
-    python tests/beside_instrumentors.py SUBJECT MODULE:INSTRUMENTOR theirs|ours
+    python tests/support/beside_instrumentors.py SUBJECT MODULE:INSTRUMENTOR theirs|ours
 
 The last says which is switched on first. Many instrumentors leave something behind when they are switched off, so that
 what theirs tells without us is seen with ours off.

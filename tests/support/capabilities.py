@@ -1,6 +1,6 @@
 """The capability matrix of docs/adapters.md: what the conformance suite proves of each adapter, row by row.
 
-    pytest tests/test_adapter_conformance.py --capabilities docs/adapters.md
+    pytest tests/unit/test_adapter_conformance.py --capabilities docs/adapters.md
 
 runs the suite and writes the table between the file's markers. A cell is "yes" only if every case behind it passed; a
 run that contradicts what the subjects declare writes nothing and fails. Where there is a place for it, the table of

@@ -1,6 +1,6 @@
 """What every adapter must do, one suite over all of them (`all_subjects.SUBJECTS`), or over others:
 
-pytest tests/test_adapter_conformance.py --subject my_subject.py:MyFramework
+pytest tests/unit/test_adapter_conformance.py --subject my_subject.py:MyFramework
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from scripted import Asked, ScriptedRollouts, calls_once
 import agl
 
 PAGE = capabilities.ROOT / "docs" / "adapters.md"
-REWRITE = "run: pytest tests/test_adapter_conformance.py --capabilities docs/adapters.md"
+REWRITE = "run: pytest tests/unit/test_adapter_conformance.py --capabilities docs/adapters.md"
 
 
 def test_the_matrix_is_what_the_adapters_declare() -> None:
