@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from paths import pythonpath
 from postgres import Server, private_server
-from shared import made_once, workers
+from shared import alone, made_once, workers
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -123,6 +123,13 @@ def role_policy(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def postgres() -> Iterator[Server]:
     """A PostgreSQL server that all tests share; those that kill theirs make one of their own."""
     yield from private_server()
+
+
+@pytest.fixture(scope="module")
+def one_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One test file at a time has a Ray cluster: whoever starts Ray joins a cluster that is there already."""
+    with alone(tmp_path_factory, "ray"):
+        yield
 
 
 @pytest.fixture

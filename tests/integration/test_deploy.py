@@ -126,7 +126,7 @@ def test_the_server_and_the_runner_start(untrained_model: Path, tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
-def test_the_ray_cluster_starts(tmp_path: Path) -> None:
+def test_the_ray_cluster_starts(one_ray: None, tmp_path: Path) -> None:
     values = {
         "RAY_PORT": str(free_port()), "RAY_DASHBOARD_PORT": str(free_port()), "RAY_HEAD": "127.0.0.1",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),

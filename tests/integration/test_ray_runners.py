@@ -24,7 +24,7 @@ ray = pytest.importorskip("ray")
 
 STORE_BYTES = 80 * 2**20
 ONE_EACH = agl.RayRunners(num_cpus=0.5, per_actor=1)
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_ray")]
 
 
 def raylet() -> str:
@@ -41,7 +41,7 @@ def ancestor(generations: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def two_nodes() -> Iterator[Any]:
+def two_nodes(one_ray: None) -> Iterator[Any]:
     """Two nodes on one machine."""
     from ray.cluster_utils import Cluster
 

@@ -23,7 +23,7 @@ RUNNERS = ["local", "process", "ray"]
 
 
 @pytest.fixture(scope="module")
-def a_ray() -> Iterator[None]:
+def a_ray(one_ray: None) -> Iterator[None]:
     """A small Ray of the user's, which runs join and leave as it is."""
     import ray
 

@@ -147,7 +147,7 @@ def train_team(policy: Path, directory: Path, agents: Mapping[str, str], seed: i
     ).fit(team(), tasks(256, seed=0), tasks(96, seed=1))
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.night)])
 def test_two_policies_or_one_that_both_share(seed: int, role_policy: Path, tmp_path: Path) -> None:
     """Which is better is reported (docs/benchmarks.md), not asserted."""
     two = train_team(role_policy, tmp_path / "two", TWO, seed)

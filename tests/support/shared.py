@@ -1,31 +1,45 @@
-"""Models that are made once for all of a run's processes, and the fast tier's number of processes."""
+"""What the processes of a test run share: models that are made once, and turns at what only one may have."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-WORKERS = 4
-"""The fast tier takes at most so many processes, however many cores there are."""
+MAX_WORKERS = 4
 
 
 def workers() -> int:
-    """How many processes the fast tier is spread over: one per core that this process may use."""
-    return min(len(os.sched_getaffinity(0)), WORKERS)
+    """Over how many processes the fast tier is spread: one per core that this process may use, and at most four."""
+    return min(len(os.sched_getaffinity(0)), MAX_WORKERS)
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
     """A folder that the first process to need it makes, and for which the others wait.
 
-    It is shared by the processes of one pytest run, or by all runs with the same $AGL_TEST_SHARED: a folder for runs of
-    one tree in one environment, since nothing notices that what made its contents has changed.
-
     Args:
         make: fills the folder, which exists.
+    """
+    with alone(factory, name) as base:
+        folder = base / f"shared-{name}"
+        if not folder.exists():
+            partial = Path(tempfile.mkdtemp(dir=base))
+            make(partial)
+            partial.rename(folder)
+    return folder
+
+
+@contextmanager
+def alone(factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
+    """A block in which one process at a time is. Gives the folder that all of them share.
+
+    These are the processes of one pytest run, or of all runs with the same $AGL_TEST_SHARED: a folder for runs of one
+    tree in one environment, since nothing notices that what made its contents has changed.
     """
     base = factory.getbasetemp()
     if folder := os.environ.get("AGL_TEST_SHARED"):
@@ -33,11 +47,6 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
         base.mkdir(parents=True, exist_ok=True)
     elif "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent
-    whole = base / f"shared-{name}"
-    with (base / f"shared-{name}.lock").open("w") as lock:
+    with (base / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not whole.exists():
-            partial = factory.mktemp(name)
-            make(partial)
-            partial.rename(whole)
-    return whole
+        yield base
