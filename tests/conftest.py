@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,6 +94,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=[*left_out])
     items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
+COLLECTED = pytest.StashKey[frozenset[str]]()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    session.config.stash[COLLECTED] = frozenset(sys.modules)
+
+
+@pytest.fixture
+def imported_by_collection(request: pytest.FixtureRequest) -> frozenset[str]:
+    """The modules that were imported when all tests were collected; skips a run of other tests than the fast tier."""
+    if not getattr(request.config.option, "fast_tier", False):
+        pytest.skip("other test files than the fast tier's may import what they test")
+    return request.config.stash[COLLECTED]
 
 
 @pytest.fixture(scope="session")
