@@ -101,7 +101,7 @@ COLLECTED = pytest.StashKey[frozenset[str]]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Refuse tests of one name in a run of several processes: pytest-xdist would run one of them and drop the others."""
+    """Refuse tests of one name in several processes: pytest-xdist would run one of them and drop the others."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         twice = [name for name, n in Counter(item.nodeid for item in session.items).items() if n > 1]
         if twice:
