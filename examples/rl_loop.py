@@ -71,7 +71,7 @@ async def solve(task: dict[str, Any], client: AsyncOpenAI) -> str:
             return message.content or ""
         messages.append(message.model_dump(exclude_none=True))
         for call in message.tool_calls:
-            result = calculate(str(json.loads(call.function.arguments).get("expression", "")))
+            result = calculate(str(json.loads(call.function.arguments).get("expression", "")))  # type: ignore
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     return ""
 
