@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from agl.errors import CheckpointError, ConfigError, NoTrainableDataError, TrainingError
-from agl.mdp.sequence import Sequence, merge, unmerged
+from agl.mdp.sequence import TrainingRow, merge, unmerged
 from agl.mdp.types import Trajectory
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.learner.learner import Learner
@@ -70,7 +70,7 @@ def rollouts(n: int, seed: int = 0, n_calls: int = 5) -> list[Trajectory]:
     return [trajectory(random_calls(rng, n_calls, rollout=name), name) for name in names]
 
 
-def rows_of(trajectories_: list[Trajectory], how=merge, model: Any = None) -> list[Sequence]:
+def rows_of(trajectories_: list[Trajectory], how=merge, model: Any = None) -> list[TrainingRow]:
     """Rows with random advantages and behaviour log-probs near those of `model`, so that some ratios are clipped."""
     rng = np.random.default_rng(7)
     advantages = {t.call.id: rng.normal() for x in trajectories_ for t in x.transitions}
@@ -87,7 +87,7 @@ def rows_of(trajectories_: list[Trajectory], how=merge, model: Any = None) -> li
     return out
 
 
-def gradients(subject: Learner, rows: list[Sequence]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+def gradients(subject: Learner, rows: list[TrainingRow]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """Metrics and gradient of one update that leaves the weights alone."""
     metrics = subject.update(rows, lr_scale=0.0)
     return metrics, {n: p.grad.clone() for n, p in subject._model.named_parameters() if p.grad is not None}

@@ -149,6 +149,21 @@ def whole_process(scope: Callable[[], Scope | None] | None) -> None:
     _of_process = scope
 
 
+def has_process_scope() -> bool:
+    """Whether the whole process runs in a rollout (`whole_process`)."""
+    return _of_process is not None
+
+
+def snapshot() -> Scope | None:
+    """The scope that this context holds, open or ended, for `restore`."""
+    return _current.get()
+
+
+def restore(scope: Scope | None) -> None:
+    """Make this context hold a `snapshot`, without OpenTelemetry's knowledge."""
+    _current.set(scope)
+
+
 def enclosing(kind: str) -> Scope | None:
     """The innermost open scope of one kind ("chat", "execute_tool", "invoke_agent")."""
     scope = current()

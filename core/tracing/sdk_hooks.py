@@ -83,8 +83,8 @@ def install() -> None:
     with _lock:
         _installs += 1
         for sdk, classes in _SDKS.items():
-            missing = importlib.util.find_spec(sdk) is None if _nowhere() else sdk not in sys.modules
-            if missing:
+            installed = sdk in sys.modules if context.has_process_scope() else importlib.util.find_spec(sdk) is not None
+            if not installed:
                 continue
             module = importlib.import_module(sdk)
             for name in classes:
@@ -163,11 +163,6 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
 
     cls.request = request
     return _Patch(cls, original, request)
-
-
-def _nowhere() -> bool:
-    """Whether no rollout has the whole process."""
-    return context._of_process is None
 
 
 def _request(sdk: str, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _RoutedRequest | None:
