@@ -15,7 +15,7 @@ from typing import IO, Any
 from agl import tracing
 from agl.agents.agent import Agent, RewardFunction, scored
 from agl.errors import ConfigError
-from agl.tracing import propagation as handover
+from agl.tracing import propagation
 
 MAX_OUTPUT_BYTES = 16 * 1024 * 1024
 _SHOWN_BYTES = 4000
@@ -104,16 +104,16 @@ async def _output(command: Sequence[str], name: str, task: Any, cwd: str | Path 
 
 
 def _environment(name: str, task: Any, added: Mapping[str, str]) -> dict[str, str]:
-    environment = {k: v for k, v in os.environ.items() if k != handover.VARIABLE} | {**added}
+    environment = {k: v for k, v in os.environ.items() if k != propagation.VARIABLE} | {**added}
     scope = tracing.current()
     if scope is None:
         return environment
     rollout = scope.rollout
-    environment |= handover.described(rollout.rollout_id, rollout.attempt, task)
+    environment |= propagation.attempt_variables(rollout.rollout_id, rollout.attempt, task)
     if rollout.gateway_url is not None and rollout.selection.policy_for(name) is not None:
         url = f"{rollout.gateway_url}/rollouts/{rollout.rollout_id}/attempts/{rollout.attempt}"
-        environment |= handover.gateway_variables(url, name, rollout.key)
-        environment |= handover.without_proxy(environment)
+        environment |= propagation.gateway_variables(url, name, rollout.key)
+        environment |= propagation.without_proxy(environment)
     return environment
 
 

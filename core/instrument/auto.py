@@ -27,9 +27,8 @@ from agl.instrument.import_hooks import when_imported
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
 from agl.tracing import otlp
-from agl.tracing import propagation as handover
 from agl.tracing.exporter import BackgroundSpanExporter, SpanSink
-from agl.tracing.propagation import AttemptEnvironment
+from agl.tracing.propagation import AttemptEnvironment, from_environment
 from agl.tracing.threads import carried_across_threads
 
 SEND_SECONDS = 10.0
@@ -58,7 +57,7 @@ def begin() -> None:
     if _program is not None:
         return
     try:
-        _program = _Program(handover.received())
+        _program = _Program(from_environment())
         _program.begin()
     except Exception as error:
         _say(f"this program is not traced: {error}")
