@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from agl.credit import Uniform
-from agl.mdp.sequence import Sequence
+from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import Call, Reward, Trajectory, Transition, float_array, int_array
 from agl.trainer.algorithms.shaping import Overlong
 from agl.trainer.local.learner.packing import chain
@@ -44,7 +44,7 @@ def batch() -> dict[str, torch.Tensor]:
     }
 
 
-def as_rows(mask: torch.Tensor) -> list[Sequence]:
+def as_rows(mask: torch.Tensor) -> list[TrainingRow]:
     """The batch's answers as rows of one call each, after one prompt token."""
     from dataclasses import replace
 

@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from agl.errors import CheckpointError, ConfigError, NoTrainableDataError, TrainingError
-from agl.mdp.sequence import Sequence, merge, unmerged
+from agl.mdp.sequence import TrainingRow, merge, unmerged
 from agl.mdp.types import Trajectory
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.learner.packing import ancestors, collate, pack
@@ -48,7 +48,7 @@ def rollouts(n: int, seed: int = 0, n_calls: int = 5) -> list[Trajectory]:
     return [trajectory(random_calls(rng, n_calls, rollout=name), name) for name in names]
 
 
-def rows_of(trajectories_: list[Trajectory], how=merge, model: Any = None) -> list[Sequence]:
+def rows_of(trajectories_: list[Trajectory], how=merge, model: Any = None) -> list[TrainingRow]:
     """Rows with random advantages and behaviour log-probs near those of `model`, so that some ratios are clipped."""
     rng = np.random.default_rng(7)
     advantages = {t.call.id: rng.normal() for x in trajectories_ for t in x.transitions}

@@ -14,9 +14,10 @@ from scripted import Attempt, ScriptedEngine, in_loop, quick_tokenizer, serving,
 from tiny_tokenizers import template_tokenizer
 
 from agl.errors import EngineError
-from agl.mdp.builder import build
+from agl.mdp.builder import build_trajectory
 from agl.mdp.selection import select
 from agl.mdp.sequence import merge, merge_report
+from agl.mdp.span_index import SpanIndex
 from agl.trainer.gateway.dialects.messages_body import read
 from agl.trainer.gateway.errors import RequestError
 
@@ -421,7 +422,7 @@ async def test_ten_turns_drift_by_nothing(ask: Any) -> None:
                     messages.append({"role": "user", "content": [*results, {"type": "text", "text": "go on"}]})
         where = (attempt.access.rollout_id, 1, "group")
         calls = await attempt.close()
-        built = build(*where, calls, [], select(None))
+        built = build_trajectory(*where, SpanIndex(calls, []), select(None))
     assert len(calls) == 20
     for before, after in itertools.pairwise(calls):
         assert after.parent_id == before.id

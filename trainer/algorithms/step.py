@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from agl.errors import NoTrainableDataError, StalePolicyError
-from agl.mdp.sequence import Sequence, merge, merge_report
+from agl.mdp.sequence import TrainingRow, merge, merge_report
 from agl.mdp.types import Trajectory
 from agl.trainer.local.policy import LocalPolicy
 from agl.trainer.objectives.advantages import FLAT, Scored
@@ -91,19 +91,19 @@ def _why(scored: Scored) -> str:
     return "none of their answers is whole" if scored.calls else "they made no call"
 
 
-def _teaches(rows: Seq[Sequence], always: bool) -> bool:
+def _teaches(rows: Seq[TrainingRow], always: bool) -> bool:
     if not any(row.n_actions for row in rows):
         return False
     return always or any(np.any(row.advantages) for row in rows)
 
 
-async def _update(policy: LocalPolicy, rows: list[Sequence], step: int) -> dict[str, float]:
+async def _update(policy: LocalPolicy, rows: list[TrainingRow], step: int) -> dict[str, float]:
     metrics = await policy.train(rows)
     await _probe(policy, rows, step)
     return metrics
 
 
-async def _probe(policy: LocalPolicy, rows: Seq[Sequence], step: int) -> None:
+async def _probe(policy: LocalPolicy, rows: Seq[TrainingRow], step: int) -> None:
     """The engine must serve what was just trained: both sides' log-probs of one fixed sequence agree."""
     row = next(r for r in rows if len(r) > 1)
     path = row.token_ids[:PROBE_TOKENS] if row.is_chain else row.token_ids[row.positions == np.arange(len(row))]
@@ -122,7 +122,7 @@ async def _probe(policy: LocalPolicy, rows: Seq[Sequence], step: int) -> None:
 
 
 async def _record(
-    run: Run, scored: Scored, rows: Mapping[str, Seq[Sequence]], step: int, versions: Mapping[str, int]
+    run: Run, scored: Scored, rows: Mapping[str, Seq[TrainingRow]], step: int, versions: Mapping[str, int]
 ) -> None:
     row_of = {c: i for of_policy in rows.values() for i, row in enumerate(of_policy) for c in row.call_ids}
     tokens = {
@@ -155,7 +155,7 @@ async def _record(
 def _facts(
     sampled: Sampled,
     policies: Policies,
-    rows: Mapping[str, Seq[Sequence]],
+    rows: Mapping[str, Seq[TrainingRow]],
     metrics: Mapping[str, Mapping[str, float]],
     step: int,
 ) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from agl.errors import ConfigError, EngineError
-from agl.mdp.sequence import Sequence
+from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray, IntArray
 from agl.trainer.engines.base import Completion, OnTokens, Sampling
 from agl.trainer.local.process import PolicyProcess
@@ -73,7 +73,7 @@ class LocalPolicy:
             raise EngineError(f"no policy {policy!r} is served here", hint=f"this engine serves {self.spec.name!r}")
         return await self.process.generate(self.spec.name, prompt_ids, sampling, session, on_tokens)
 
-    async def train(self, sequences: list[Sequence], *, lr_scale: float = 1.0) -> dict[str, float]:
+    async def train(self, sequences: list[TrainingRow], *, lr_scale: float = 1.0) -> dict[str, float]:
         """One update of the weights; returns the learner's metrics. The version grows by one.
 
         Raises:

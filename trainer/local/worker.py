@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agl.errors import AglError, CheckpointError, EngineError, ModelLoadError
-from agl.mdp.sequence import Sequence as Row
+from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray, IntArray
 from agl.trainer.local.protocol import (
     Abort,
@@ -151,7 +151,7 @@ class Worker:
 
     # -- commands -----------------------------------------------------------------------------------------------
 
-    def train(self, policy: str, sequences: list[Row], lr_scale: float) -> dict[str, float]:
+    def train(self, policy: str, sequences: list[TrainingRow], lr_scale: float) -> dict[str, float]:
         """One update; the engine serves the new weights from its next step on."""
         self._engine.drop_caches()
         metrics = self._policies[policy].learner.update(sequences, lr_scale=lr_scale)

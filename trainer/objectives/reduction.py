@@ -13,13 +13,13 @@ from typing import assert_never
 import numpy as np
 
 from agl.errors import ConfigError
-from agl.mdp.sequence import Sequence
+from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray
 from agl.trainer.objectives import LossAgg
 
 
 def token_weights(
-    sequences: Seq[Sequence], loss_agg: LossAgg = "token-mean", *, loss_scale_factor: float | None = None
+    sequences: Seq[TrainingRow], loss_agg: LossAgg = "token-mean", *, loss_scale_factor: float | None = None
 ) -> list[FloatArray]:
     """The weight of each token of an optimiser step; 0 where a token is not trained.
 
@@ -66,8 +66,8 @@ def token_weights(
 
 
 def weighted(
-    sequences: Seq[Sequence], loss_agg: LossAgg = "token-mean", *, loss_scale_factor: float | None = None
-) -> list[Sequence]:
+    sequences: Seq[TrainingRow], loss_agg: LossAgg = "token-mean", *, loss_scale_factor: float | None = None
+) -> list[TrainingRow]:
     """The rows with their `weights` set by `token_weights`."""
     weights = token_weights(sequences, loss_agg, loss_scale_factor=loss_scale_factor)
     return [replace(s, weights=w) for s, w in zip(sequences, weights, strict=True)]

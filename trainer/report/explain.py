@@ -18,9 +18,10 @@ from rich.text import Text
 from agl import semconv
 from agl.credit import Credit, Uniform, returns
 from agl.errors import StoreError
-from agl.mdp.builder import build
+from agl.mdp.builder import build_trajectory
 from agl.mdp.selection import Selection
 from agl.mdp.sequence import merge
+from agl.mdp.span_index import SpanIndex
 from agl.mdp.types import Call
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Attempt, Rollout, Store
@@ -127,7 +128,7 @@ async def describe(
     spans = await store.query_spans(rollout.rollout_id, chosen.attempt)
     trained = {t.call_id: t for t in await store.query_trained_calls(rollout.rollout_id)}
     everyone = Selection(tuple((c.agent, c.policy) for c in calls if c.policy is not None))
-    built = build(rollout.rollout_id, chosen.attempt, rollout.group, calls, spans, everyone)
+    built = build_trajectory(rollout.rollout_id, chosen.attempt, rollout.group, SpanIndex(calls, spans), everyone)
     whole = built.trajectory
     # A rule is about the whole rollout, whatever the policies: one that compares agents needs all of them. What an
     # attempt that failed earned is never credited.

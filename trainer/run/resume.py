@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from agl.errors import AglError
-from agl.mdp.builder import build, check
+from agl.mdp.builder import build_trajectory, require_trainable
 from agl.mdp.selection import Selection
+from agl.mdp.span_index import SpanIndex
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.base import NewRollout, Rollout, Store
 
@@ -35,9 +36,9 @@ class ResumableRollouts:
         if any(c.policy is not None and self.versions.get(c.policy) != c.policy_version for c in calls):
             return None
         spans = await self.store.query_spans(old.rollout_id, old.attempts)
-        built = build(old.rollout_id, old.attempts, old.group, calls, spans, self.selection)
+        built = build_trajectory(old.rollout_id, old.attempts, old.group, SpanIndex(calls, spans), self.selection)
         try:
-            check(built, self.selection, rollout_id=old.rollout_id, attempt=old.attempts)
+            require_trainable(built, self.selection)
         except AglError:
             return None
         return RolloutResult(old, old.attempts, built, None)

@@ -17,7 +17,7 @@ from agl.agents.resources import Dataset, as_tasks
 from agl.credit import Credit, Uniform
 from agl.errors import CheckpointError, ConfigError, checked_options, nearest
 from agl.mdp.selection import AgentFilter, select
-from agl.rewards.air import AIR, chosen
+from agl.rewards.air import AIR, rule_set
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.local.config import Policy
 from agl.trainer.run.algorithm import Algorithm
@@ -154,7 +154,7 @@ class Trainer:
         self.policies = dict(policies or {})
         self._check_policies()
         self.credit = credit or Uniform()
-        self.air = chosen(air)
+        self.air = rule_set(air)
         self.n_workers = n_workers
         self.store = store
         self.directory = None if directory is None else Path(directory)

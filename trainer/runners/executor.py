@@ -87,7 +87,7 @@ class Executor:
         context = tracing.RolloutContext(
             rollout.rollout_id, attempt, self.agent.name, lease.selection, capture_content=lease.capture_content,
             # With a gateway, what is trained is recorded there; what the others ask grows with every turn.
-            prompts=lease.gateway is None, ended=self.span_ended,
+            prompts=lease.gateway is None, on_span_end=self.span_ended,
         )  # fmt: skip
         given = dict(lease.resources)
         if lease.gateway is not None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agl.credit import Credit
-from agl.mdp.sequence import BoolArray, Sequence, merge
+from agl.mdp.sequence import BoolArray, TrainingRow, merge
 from agl.mdp.types import Call, FloatArray, IntArray, Trajectory
 from agl.trainer.objectives.advantages import Scored, score
 from agl.trainer.runners.protocol import RolloutResult
@@ -59,7 +59,7 @@ class Chain:
         return tuple(self.tokens)
 
 
-def chains(row: Sequence, returns: Mapping[str, float]) -> Iterator[Chain]:
+def chains(row: TrainingRow, returns: Mapping[str, float]) -> Iterator[Chain]:
     """Write a row out as chains, since verl's attention is plainly causal.
 
     A row that does not branch is one chain. Of one that does, each leaf's path is a chain, and tokens that paths share
@@ -93,7 +93,7 @@ def chains(row: Sequence, returns: Mapping[str, float]) -> Iterator[Chain]:
         )
 
 
-def _path(row: Sequence, leaf: int) -> Any:
+def _path(row: TrainingRow, leaf: int) -> Any:
     """Row indices from the first token to a leaf, int64."""
     if row.is_chain:
         return np.arange(leaf + 1)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from agl.errors import CheckpointError, ConfigError, NoTrainableDataError, TrainingError
-from agl.mdp.sequence import BoolArray, Sequence
+from agl.mdp.sequence import BoolArray, TrainingRow
 from agl.mdp.types import FloatArray, IntArray
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.learner.metrics import Totals, not_finite
@@ -91,11 +91,11 @@ class Learner:
 
     # -- training -----------------------------------------------------------------------------------------------
 
-    def update(self, sequences: Seq[Sequence], lr_scale: float = 1.0) -> dict[str, float]:
+    def update(self, sequences: Seq[TrainingRow], lr_scale: float = 1.0) -> dict[str, float]:
         """One update on the rows of a training step: `epochs` x `minibatches` optimiser steps.
 
-        `Sequence.logprobs` are the old log-probs of the importance ratio. `Sequence.weights` are set here, for each
-        optimiser step, by `config.loss_agg`. With a value head, `Sequence.advantages` are the calls' returns.
+        `TrainingRow.logprobs` are the old log-probs of the importance ratio. `TrainingRow.weights` are set here, for
+        each optimiser step, by `config.loss_agg`. With a value head, `TrainingRow.advantages` are the calls' returns.
 
         Args:
             sequences: the rows, as `agl.mdp.sequence.merge` makes them.
@@ -151,7 +151,7 @@ class Learner:
         sequences = weighted(
             [row.sequence for row in rows], self.config.loss_agg, loss_scale_factor=self.config.loss_scale_factor
         )
-        losses: list[tuple[list[Sequence], Tensor]] = []
+        losses: list[tuple[list[TrainingRow], Tensor]] = []
         total = torch.zeros((), device=self._device)
         for picked in pack([len(s) for s in sequences], self._max_tokens):
             members = [replace(rows[i], sequence=sequences[i]) for i in picked]
@@ -239,24 +239,24 @@ class Learner:
         """float32 [T - 1]: log-probs of `token_ids[1:]`, each given the tokens before it, without autocast."""
         return self.sequence_logprobs([chain(token_ids, temperature)])[0][1:]
 
-    def sequence_logprobs(self, sequences: Seq[Sequence]) -> list[FloatArray]:
+    def sequence_logprobs(self, sequences: Seq[TrainingRow]) -> list[FloatArray]:
         """float32 [T] per row: each token's log-prob in its own context, without autocast; 0 for a first token."""
         self._check(sequences)
         self._use()
         return self._forward(self._exact, sequences, [s.parents >= 0 for s in sequences])
 
-    def _reference_logprobs(self, rows: Seq[Sequence]) -> list[FloatArray]:
+    def _reference_logprobs(self, rows: Seq[TrainingRow]) -> list[FloatArray]:
         assert self._reference is not None
         with self._reference() as scorer:
             return self._forward(scorer, rows, [s.action_mask for s in rows])
 
-    def _values(self, rows: Seq[Sequence]) -> list[FloatArray]:
+    def _values(self, rows: Seq[TrainingRow]) -> list[FloatArray]:
         return self._forward(self._scorer, rows, [s.action_mask for s in rows], "values")
 
     def _forward(
         self,
         scorer: Scorer,
-        rows: Seq[Sequence],
+        rows: Seq[TrainingRow],
         wanted: Seq[BoolArray],
         what: Literal["logprobs", "values"] = "logprobs",
     ) -> list[FloatArray]:
@@ -271,7 +271,7 @@ class Learner:
                     out[i][places] = part
         return out
 
-    def _check(self, rows: Seq[Sequence]) -> None:
+    def _check(self, rows: Seq[TrainingRow]) -> None:
         for row in rows:
             fault = None
             mask = row.action_mask
@@ -335,7 +335,7 @@ def _value_head(model: Any, device: torch.device) -> nn.Module:
     return head
 
 
-def _call_numbers(rows: Seq[Sequence]) -> Tensor:
+def _call_numbers(rows: Seq[TrainingRow]) -> Tensor:
     """Which call of the micro-batch each trained token belongs to, from 0; int64 [n]."""
     numbers, first = [], 0
     for row in rows:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from agl.errors import TrainingError
-from agl.mdp.sequence import Sequence
+from agl.mdp.sequence import TrainingRow
 
 
 class Totals:
@@ -44,7 +44,7 @@ class Totals:
         }
 
 
-def not_finite(losses: Seq[tuple[list[Sequence], Tensor]], loss: float, norm: float) -> TrainingError:
+def not_finite(losses: Seq[tuple[list[TrainingRow], Tensor]], loss: float, norm: float) -> TrainingError:
     """Name the calls whose loss is not finite, or all of the step's when only the gradient is not."""
     guilty: list[tuple[str, str]] = []
     everyone: list[tuple[str, str]] = []

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agl.mdp.sequence import BoolArray, Sequence
+from agl.mdp.sequence import BoolArray, TrainingRow
 from agl.mdp.types import IntArray, int_array
 
 
@@ -61,7 +61,7 @@ def pack(lengths: Seq[int], max_tokens: int) -> list[list[int]]:
 
 
 def collate(
-    rows: Seq[Sequence], wanted: Seq[BoolArray], device: torch.device, mask_dtype: torch.dtype = torch.float32
+    rows: Seq[TrainingRow], wanted: Seq[BoolArray], device: torch.device, mask_dtype: torch.dtype = torch.float32
 ) -> MicroBatch:
     """The tensors of one forward pass.
 
@@ -105,7 +105,7 @@ def collate(
     )
 
 
-def ancestors(row: Sequence) -> BoolArray:
+def ancestors(row: TrainingRow) -> BoolArray:
     """bool [T, T]: whether token t (first axis) sees token s: s is t or comes before it in t's own context."""
     n = len(row)
     sees = np.zeros((n, n), dtype=np.bool_)
@@ -119,12 +119,12 @@ def ancestors(row: Sequence) -> BoolArray:
     return sees
 
 
-def chain(token_ids: IntArray, temperature: float = 1.0) -> Sequence:
+def chain(token_ids: IntArray, temperature: float = 1.0) -> TrainingRow:
     """A row of tokens that simply follow each other, none of them trained; int32 [T]."""
     ids = int_array(token_ids)
     n = ids.size
     nothing = np.zeros(n, dtype=np.float32)
-    return Sequence(
+    return TrainingRow(
         rollout_id="",
         policy="",
         call_ids=(),

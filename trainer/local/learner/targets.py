@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agl.mdp.sequence import Sequence
+from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.objectives.estimators import whiten
 from agl.trainer.objectives.gae import gae
 from agl.trainer.objectives.importance import truncated_importance
 
-Measure = Callable[[Seq[Sequence]], list[FloatArray]]
+Measure = Callable[[Seq[TrainingRow]], list[FloatArray]]
 """Rows -> a number per token, float32 [T] each."""
 
 
@@ -35,7 +35,7 @@ class Row:
         values, targets: the value head's estimates before the update, and what they should be; None without one.
     """
 
-    sequence: Sequence
+    sequence: TrainingRow
     old: FloatArray
     importance: FloatArray | None = None
     reference: FloatArray | None = None
@@ -44,7 +44,12 @@ class Row:
 
 
 def prepare(
-    rows: Seq[Sequence], config: LearnerConfig, *, proximal: Measure, reference: Measure | None, values: Measure | None
+    rows: Seq[TrainingRow],
+    config: LearnerConfig,
+    *,
+    proximal: Measure,
+    reference: Measure | None,
+    values: Measure | None,
 ) -> list[Row]:
     """The rows of an update, ready for its steps.
 
