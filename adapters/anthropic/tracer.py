@@ -10,18 +10,18 @@ import json
 from typing import Any
 
 from agl import semconv
-from agl.adapters.anthropic.wrap import handles, wrap
-from agl.adapters.base import InstrumentedTracer
+from agl.adapters.anthropic.runnable import handles, runnable
+from agl.adapters.functions import ClientTracer
 from agl.adapters.streams import CallObserver, fields
 from agl.tracing import sdk_hooks as routing
 
 
-class AnthropicTracer(InstrumentedTracer):
+class AnthropicTracer(ClientTracer):
     """Traces bare `anthropic` clients, sync and async, streaming and not, inside rollouts."""
 
     modules = ("anthropic",)
     handles = staticmethod(handles)
-    wrap = staticmethod(wrap)
+    runnable = staticmethod(runnable)
 
     def _install(self) -> None:
         routing.observe("anthropic", CallObserver("anthropic", _facts, _added, silent=("/messages/count_tokens",)))

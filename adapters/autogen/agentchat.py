@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from agl import tracing
 from agl.adapters.aside import traced
-from agl.adapters.autogen.patching import Patches
+from agl.adapters.patching import Patches
 from agl.adapters.refusals import refused
 from agl.adapters.scopes import agent_turn, handed_over, tool_end, tool_run, within
 from agl.tracing.context import Scope

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 from agl import semconv, tracing
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.langchain.labels import Label, label_of
-from agl.adapters.langchain.wrap import handles, wrap
+from agl.adapters.langchain.runnable import handles, runnable
 from agl.adapters.refusals import refused
 from agl.adapters.responses import finish_reason
 from agl.adapters.scopes import model_call, place, tool_run
@@ -36,7 +36,7 @@ class LangChainTracer(InstrumentedTracer):
 
     modules = ("langchain_core",)
     handles = staticmethod(handles)
-    wrap = staticmethod(wrap)
+    runnable = staticmethod(runnable)
 
     def _install(self) -> None:
         attach()
