@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import sys
-import types
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from agl._alias import make_callable
 from agl.errors import ConfigError, reject_unknown
 from agl.trainer.compat.litagent import LitAgent
 from agl.trainer.compat.missing import APO, refuse
@@ -175,11 +174,4 @@ def _given(value: Any, what: str) -> Any:
     return value
 
 
-class _Callable(types.ModuleType):
-    """This module is `@algorithm` too."""
-
-    def __call__(self, function: Callable[..., Any]) -> FunctionalAlgorithm:
-        return algo(function)
-
-
-sys.modules[__name__].__class__ = _Callable
+make_callable(__name__, algo)

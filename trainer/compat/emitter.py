@@ -1,4 +1,4 @@
-"""0.3's emitters and reward readers."""
+"""0.3's emitters and reward readers; the module is its `@reward` decorator too, as its module `reward` is."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agl import rewards, semconv, tracing
+from agl._alias import make_callable
 from agl.errors import RewardError
 from agl.trainer.compat.missing import refuse
 
 __all__ = [
     "emit_annotation", "emit_exception", "emit_message", "emit_object", "emit_reward", "find_final_reward",
     "find_reward_spans", "get_message_value", "get_object_value", "get_reward_value", "is_reward_span", "operation",
-    "reward",
 ]  # fmt: skip
 
 
@@ -163,3 +163,6 @@ def get_object_value(span: Any) -> Any:
 def _value(span: Any, kind: str) -> str | None:
     attributes = span.attributes or {}
     return attributes.get(semconv.VALUE) if attributes.get(semconv.OPERATION_NAME) == kind else None
+
+
+make_callable(__name__, reward)

@@ -15,7 +15,6 @@ from agl.mdp.selection import select
 from agl.trainer.compat import types as T
 from agl.trainer.compat.litagent import LitAgent
 from agl.trainer.compat.store import LightningStore
-from agl.trainer.compat.store_spans import with_calls
 from agl.trainer.compat.tracer import AgentOpsTracer
 
 __all__ = ["LitAgentRunner", "Runner"]
@@ -170,7 +169,7 @@ class Hooked(own.Hook):
         await self._hook.on_trace_end(tracer=self._runner.tracer, **self._facts(rollout))
 
     async def on_rollout_end(self, *, agent: Any, runner: Any, rollout: Any, spans: Sequence[Any]) -> None:
-        ordered = T.numbered(with_calls(sorted(spans, key=lambda s: s.start), ()))
+        ordered = T.numbered(T.with_calls(sorted(spans, key=lambda s: s.start), ()))
         await self._hook.on_rollout_end(spans=ordered, **self._facts(rollout))
 
     def _facts(self, rollout: Any) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from agl.tracing.context import RolloutContext
 from agl.trainer.compat import types as T
 from agl.trainer.compat.missing import refuse
 from agl.trainer.compat.store import LightningStore
-from agl.trainer.compat.store_spans import with_calls
 
 __all__ = [
     "AgentOpsTracer", "DummyTracer", "OtelTracer", "Tracer", "WeaveTracer", "clear_active_tracer",
@@ -138,7 +137,7 @@ class Tracer:
         context = here.rollout if here is not None else self._last
         if context is None:
             return []
-        return T.numbered(with_calls(sorted(context.spans, key=lambda s: s.start), ()))
+        return T.numbered(T.with_calls(sorted(context.spans, key=lambda s: s.start), ()))
 
     async def trace_run_async(self, func: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
         """Run a coroutine function inside `trace_context`."""

@@ -18,6 +18,7 @@ from agl.mdp import spans as own
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
+    from agl.mdp.types import Call
     from agl.trainer.store import base
 
 __all__ = [
@@ -33,9 +34,9 @@ TaskInput = Any
 ProxyLLM = LLM
 """The endpoint that a rollout is given is its own already, so there is nothing to rewrite."""
 
-MODE = "agl.trainer.compat.mode"
+MODE = "agl.compat.mode"
 """Metadata: the mode as it was asked for ("test" and None are "dev" to us)."""
-SEQUENCE_ID = "agl.trainer.compat.sequence_id"
+SEQUENCE_ID = "agl.compat.sequence_id"
 PROMPT_TOKEN_IDS = "prompt_token_ids"
 RESPONSE_TOKEN_IDS = "response_token_ids"
 
@@ -287,6 +288,31 @@ class Span(_Record):
 def numbered(spans: Sequence[own.Span]) -> list[Span]:
     """Our spans, in order, as 0.3's; those that bring a sequence id of their own keep it."""
     return sorted((Span.of(s, i) for i, s in enumerate(spans, start=1)), key=lambda s: s.sequence_id)
+
+
+def with_calls(spans: Sequence[own.Span], calls: Sequence[Call]) -> list[own.Span]:
+    """Spans, those of sampled calls with the tokens and messages of their call."""
+    by_span = {call.span_id: call for call in calls if call.span_id}
+    said: dict[str, list[Any]] = {}
+    by_id = {call.id: call for call in calls}
+    for call in calls:
+        parent = by_id.get(call.parent_id or "")
+        before = [*said.get(parent.id, []), dict(parent.response)] if parent is not None and parent.response else []
+        said[call.id] = [*before, *call.request.get("messages", [])]
+    result = []
+    for span in spans:
+        call = by_span.get(span.span_id)
+        if call is None or span.operation != semconv.CHAT:
+            result.append(span)
+            continue
+        facts: Mapping[str, Any] = {
+            PROMPT_TOKEN_IDS: call.prompt_ids.tolist(),
+            RESPONSE_TOKEN_IDS: call.response_ids.tolist(),
+            semconv.INPUT_MESSAGES: json.dumps(said[call.id], default=str),
+            semconv.OUTPUT_MESSAGES: json.dumps([dict(call.response)] if call.response else [], default=str),
+        }
+        result.append(dataclasses.replace(span, attributes={**span.attributes, **facts}))
+    return result
 
 
 def attempt_id(rollout_id: str, attempt: int) -> str:
