@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any: ...
 
+
 if __name__ == "__main__":
     main()
 else:

@@ -15,6 +15,13 @@ def refuse(what: str, instead: str = "docs/from-agent-lightning.md says what is 
     return ConfigError(f"{what} is not available in agl", hint=instead)
 
 
+def require(value: Any, owner: str, what: str) -> Any:
+    """`value`, which an agent or an algorithm has only while it runs; ConfigError if it is None."""
+    if value is None:
+        raise ConfigError(f"this {owner} has no {what} yet", hint="it has one while a trainer or a runner runs it")
+    return value
+
+
 def missing_method(name: str, instead: str) -> Callable[..., Any]:
     """An async method that is not available; awaiting it is an error that says what to use."""
 
