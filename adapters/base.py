@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 from agl.agents.agent import Agent, RewardFunction, Tracer, scored
 from agl.errors import ConfigError
-from agl.tracing import sdk_hooks as routing
+from agl.tracing import sdk_hooks
 
 QUESTION_FIELDS = ("question", "input", "prompt", "query", "text", "task")
 """Fields of a dict task that hold what the user asks, in order of preference."""
@@ -126,11 +126,11 @@ class InstrumentedTracer:
         """Switch the hooks on. ImportError if the framework is not installed."""
         with self._lock:
             if type(self)._active is None:
-                routing.install()
+                sdk_hooks.install()
                 try:
                     self._install()
                 except BaseException:
-                    routing.uninstall()
+                    sdk_hooks.uninstall()
                     raise
                 type(self)._active = self
         return self
@@ -142,7 +142,7 @@ class InstrumentedTracer:
             if active is not None:
                 active._restore()
                 type(self)._active = None
-                routing.uninstall()
+                sdk_hooks.uninstall()
 
     def __enter__(self) -> Self:
         return self.instrument()

@@ -20,8 +20,8 @@ from agl.adapters.agent_framework.answers import Collected, facts
 from agl.adapters.agent_framework.runnable import handles, runnable
 from agl.adapters.aside import Aside, end, start
 from agl.adapters.base import InstrumentedTracer
+from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches
-from agl.adapters.refusals import refused
 from agl.adapters.scopes import agent_turn, model_call, tool_run
 from agl.tracing.context import Scope
 
@@ -217,6 +217,6 @@ def _refusals(messages: Any) -> None:
         called = [part for part in parts if part.type == "function_call"]
         for part in called:
             if str(part.call_id) in failed:
-                refused(part.name, part.call_id, failed[str(part.call_id)])
+                record_failed_call(part.name, part.call_id, failed[str(part.call_id)])
         if called or str(getattr(message, "role", "")) == "assistant":
             return

@@ -13,7 +13,7 @@ from agl import semconv
 from agl.adapters.anthropic.runnable import handles, runnable
 from agl.adapters.functions import ClientTracer
 from agl.adapters.streams import CallObserver, fields
-from agl.tracing import sdk_hooks as routing
+from agl.tracing import sdk_hooks
 
 
 class AnthropicTracer(ClientTracer):
@@ -24,10 +24,10 @@ class AnthropicTracer(ClientTracer):
     runnable = staticmethod(runnable)
 
     def _install(self) -> None:
-        routing.observe("anthropic", CallObserver("anthropic", _facts, _added, silent=("/messages/count_tokens",)))
+        sdk_hooks.observe("anthropic", CallObserver("anthropic", _facts, _added, silent=("/messages/count_tokens",)))
 
     def _restore(self) -> None:
-        routing.observe("anthropic", None)
+        sdk_hooks.observe("anthropic", None)
 
 
 def _facts(message: Any, content: bool) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from agl.adapters.functions import ClientTracer
 from agl.adapters.openai.runnable import handles, runnable
 from agl.adapters.responses import finish_reason
 from agl.adapters.streams import CallObserver, fields
-from agl.tracing import sdk_hooks as routing
+from agl.tracing import sdk_hooks
 
 
 class OpenAITracer(ClientTracer):
@@ -25,10 +25,10 @@ class OpenAITracer(ClientTracer):
     runnable = staticmethod(runnable)
 
     def _install(self) -> None:
-        routing.observe("openai", CallObserver("openai", _facts, _added))
+        sdk_hooks.observe("openai", CallObserver("openai", _facts, _added))
 
     def _restore(self) -> None:
-        routing.observe("openai", None)
+        sdk_hooks.observe("openai", None)
 
 
 def _added(chunk: Any, facts: dict[str, Any]) -> None:

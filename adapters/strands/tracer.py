@@ -16,8 +16,8 @@ from typing import Any
 from agl import semconv, tracing
 from agl.adapters.aside import end, start, traced
 from agl.adapters.base import InstrumentedTracer
+from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches
-from agl.adapters.refusals import refused
 from agl.adapters.scopes import agent_turn, model_call, tool_run
 from agl.adapters.strands.runnable import agent_name, handles, runnable
 from agl.tracing.context import Scope
@@ -171,7 +171,7 @@ def _refusals(messages: Any) -> None:
     for block in messages[-1]["content"]:
         result = block.get("toolResult")
         if result and result.get("status") == "error" and result["toolUseId"] in names:
-            refused(names[result["toolUseId"]], result["toolUseId"], _text(result))
+            record_failed_call(names[result["toolUseId"]], result["toolUseId"], _text(result))
 
 
 def _text(result: Any) -> str:
