@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from agl.adapters.base import question
-from agl.agents.agent import Agent, RewardFunction, scored
+from agl.adapters.base import Runnable, question
 
 _FRAMEWORK = ("langchain_core.runnables", "langchain_core.language_models")
 
@@ -24,35 +23,13 @@ def is_graph(agent: object) -> bool:
     return any(cls.__module__.startswith("langgraph.") for cls in type(agent).__mro__)
 
 
-def wrap(
-    agent: Any,
-    reward: RewardFunction | None = None,
-    *,
-    name: str | None = None,
-    input: Callable[[Any], Any] | None = None,
-    output: Callable[[Any], Any] | None = None,
-    error_reward: float | None = None,
-) -> Agent:
-    """Make a LangChain runnable trainable.
+def runnable(agent: Any) -> Runnable:
+    """How a runnable is run: by `ainvoke`."""
 
-    Args:
-        agent: `create_agent(...)`, a compiled graph, or any other runnable.
-        reward: (task, output) -> float or dict of floats, sync or async.
-        name: the agent's name; `create_agent(name=...)`'s if None, else "agent".
-        input: task -> the runnable's input; the task's question as a user message (a graph) or the task itself if None.
-        output: its result -> what is scored; the structured response, else the last message's text if None.
-        error_reward: the reward of a run in which the agent raised; None = retried, then dropped.
-    """
-    from agl.adapters.langchain.tracer import LangChainTracer
+    async def invoke(value: Any) -> Any:
+        return await agent.ainvoke(value)
 
-    before = input or (messages if is_graph(agent) else _plain)
-    after = output or text_of
-
-    async def invoke(task: Any) -> Any:
-        return after(await agent.ainvoke(before(task)))
-
-    tracers = (LangChainTracer(),)
-    return scored(name or name_of(agent), invoke, reward, tracers=tracers, error_reward=error_reward)
+    return Runnable(name_of(agent), invoke, messages if is_graph(agent) else _plain, text_of)
 
 
 def name_of(agent: Any) -> str:

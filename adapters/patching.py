@@ -1,4 +1,4 @@
-"""Methods replaced in a class and in all its subclasses, those to come too, and put back."""
+"""Replaces methods of a class and of all its subclasses, later ones too, and restores them."""
 
 from __future__ import annotations
 
@@ -8,29 +8,34 @@ from dataclasses import dataclass
 from typing import Any
 
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Makes our method of the framework's."""
+"""The framework's method -> agl's, which calls it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Replaced:
+class _Patch:
+    """One replaced attribute.
+
+    Attributes:
+        original: the value in the class's `__dict__`; None if it was inherited. replacement: the value now.
+    """
+
     cls: Any
     name: str
     original: Any
-    """What the class's own namespace held; None: it was inherited."""
-    ours: Any
+    replacement: Any
 
 
 class Patches:
-    """What was replaced so far, in order."""
+    """The replaced attributes, in order."""
 
     def __init__(self) -> None:
-        self._replaced: list[_Replaced] = []
+        self._patches: list[_Patch] = []
         self._on = True
 
-    def replace(self, cls: Any, name: str, ours: Any) -> None:
+    def replace(self, cls: Any, name: str, replacement: Any) -> None:
         """Set `cls.name`."""
-        self._replaced.append(_Replaced(cls, name, cls.__dict__.get(name), ours))
-        setattr(cls, name, ours)
+        self._patches.append(_Patch(cls, name, cls.__dict__.get(name), replacement))
+        setattr(cls, name, replacement)
 
     def method(self, cls: Any, name: str, around: Around) -> None:
         """Replace a method where this class itself defines it."""
@@ -42,8 +47,8 @@ class Patches:
         """Replace methods in `root`, in its subclasses and in those that are defined later.
 
         Args:
-            methods: name -> our method, made of the framework's.
-            but: classes that are left as they are.
+            methods: name -> what makes agl's method of the framework's.
+            but: whether a class stays unchanged.
         """
 
         def patch(cls: Any) -> None:
@@ -65,23 +70,23 @@ class Patches:
         self.replace(root, "__init_subclass__", classmethod(init_subclass))
 
     def restore(self) -> None:
-        """Put everything back, but what another library has replaced since: there ours stays inside, idle."""
+        """Restore everything except what another library has replaced since: agl's method stays inside it, idle."""
         self._on = False
-        for done in reversed(self._replaced):
-            if done.cls.__dict__.get(done.name) is not done.ours:
+        for patch in reversed(self._patches):
+            if patch.cls.__dict__.get(patch.name) is not patch.replacement:
                 continue
-            if done.original is None:
-                delattr(done.cls, done.name)
+            if patch.original is None:
+                delattr(patch.cls, patch.name)
             else:
-                setattr(done.cls, done.name, done.original)
-        self._replaced.clear()
+                setattr(patch.cls, patch.name, patch.original)
+        self._patches.clear()
 
 
 def _with_subclasses(root: Any) -> list[Any]:
-    found, ahead = [], [root]
-    while ahead:
-        cls = ahead.pop()
-        if cls not in found:
-            found.append(cls)
-            ahead.extend(type.__subclasses__(cls))
-    return found
+    classes, queue = [], [root]
+    while queue:
+        cls = queue.pop()
+        if cls not in classes:
+            classes.append(cls)
+            queue.extend(type.__subclasses__(cls))
+    return classes

@@ -1,4 +1,4 @@
-"""Spans of tool calls that failed without a run: an unknown tool, arguments that do not fit, a refused call."""
+"""Spans of tool calls that failed before a tool ran: an unknown tool, arguments that do not fit, a refused call."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from agl.adapters.aside import Aside, end, start
 from agl.tracing.context import Scope
 
 
-def refused(
+def record_failed_call(
     name: str, call_id: str | None, text: str, *, parent: Scope | None = None, agent: str | None = None
 ) -> None:
     """Record that a tool call failed, unless it has a span already.
 
     Args:
-        text: what the model was told. parent: the scope of the agent that asked; the current one if None.
-        agent: who asked; the scope's agent if None.
+        text: the result that the model got. parent: the calling agent's scope; the current one if None.
+        agent: the calling agent; the scope's agent if None.
     """
     here = parent or tracing.current()
     if here is None or not call_id or _has_span(here.rollout, call_id):
@@ -24,8 +24,8 @@ def refused(
     with Aside():
         scope = start(semconv.EXECUTE_TOOL, name, parent=here, agent=agent, attributes=attributes)
         if scope is not None:
-            told = {semconv.TOOL_CALL_RESULT: text if content else None}
-            end(scope, error=text if content and text else "the tool failed", attributes=told)
+            result = {semconv.TOOL_CALL_RESULT: text if content else None}
+            end(scope, error=text if content and text else "the tool failed", attributes=result)
 
 
 def _has_span(rollout: tracing.RolloutContext, call_id: str) -> bool:

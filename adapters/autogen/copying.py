@@ -12,7 +12,7 @@ from agl.errors import ConfigError
 _HINT = "give a function without arguments that builds it: agl.adapters.autogen.wrap(build_agent, reward=score)"
 
 
-def fresh(agent: Any) -> Any:
+def fresh_copy(agent: Any) -> Any:
     """A copy with a conversation of its own. Model clients, tools, memories and MCP sessions are shared.
 
     Raises:
