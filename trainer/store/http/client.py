@@ -7,6 +7,8 @@ together; what the server has not answered is sent again, which never does anyth
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import logging
 import os
 import threading
@@ -22,21 +24,9 @@ import httpx
 import tenacity
 
 from agl.errors import AglError, ConfigError, StoreError
-from agl.mdp.spans import Span
-from agl.mdp.types import Call
 from agl.trainer.http.auth import CLIENT_VARIABLE
 from agl.trainer.http.server import is_loopback
-from agl.trainer.store.base import (
-    Attempt,
-    AttemptedRollout,
-    AttemptStatus,
-    Mode,
-    NewRollout,
-    Pruned,
-    Rollout,
-    RolloutStatus,
-    TrainedCall,
-)
+from agl.trainer.store.base import AttemptedRollout, AttemptStatus, NewRollout, Rollout, Store
 from agl.trainer.store.http import protocol as wire
 from agl.trainer.store.sql import codec
 
@@ -50,8 +40,8 @@ _SENDERS = 4
 _BATCH_BYTES = 4 * 1024 * 1024
 _AGAIN = frozenset({408, 429, 502, 503, 504})
 """Answers after which the same request can succeed."""
-_WAIT = 25.0
-"""Seconds of one long poll; less than the server's own bound."""
+_POLL_SECONDS = 25.0
+"""Of one long poll; less than the server's own bound."""
 
 
 class _Unreachable(Exception):
@@ -84,8 +74,8 @@ class _Operation:
             self.future.set_exception(error)
 
 
-class HttpStore:
-    """A `Store` behind a URL.
+class HttpStore(Store):
+    """A `Store` behind a URL. Methods that are not written here send their arguments and return the server's result.
 
     Args:
         url: "http://host:4747" or "http://:KEY@host:4747". key: else from the environment's AGL_KEY.
@@ -127,7 +117,7 @@ class HttpStore:
         """
         store = cls(url, key=key, retry_seconds=retry_seconds)
         try:
-            about = await store._on_thread(store._ask("GET", f"{wire.PREFIX}/about"))
+            about = await store._on_thread(store._request("GET", f"{wire.PREFIX}/about"))
             if not isinstance(about, Mapping) or about.get("store") != "agl":
                 raise StoreError("something else than an agl store answers there", store=store.url)
         except BaseException:
@@ -135,7 +125,6 @@ class HttpStore:
             raise
         return store
 
-    # -- rollouts and attempts ------------------------------------------------------------------------------------
     async def enqueue_rollouts(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
         # Ids from here, so that a repeated request adds nothing.
         new = [r if r.rollout_id is not None else replace(r, rollout_id=uuid.uuid4().hex) for r in rollouts]
@@ -151,22 +140,19 @@ class HttpStore:
     ) -> AttemptedRollout | None:
         deadline = time.monotonic() + wait
         request_id = request_id or uuid.uuid4().hex
-        asked = {"worker_id": worker_id, "run_id": run_id, "request_id": request_id}
+        lease = {"worker_id": worker_id, "run_id": run_id, "request_id": request_id}
         try:
             while True:
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    return await self._call("dequeue_rollout", **asked)
-                leased = await self._poll("dequeue_rollout", min(left, _WAIT), **asked)
+                    return await self._call("dequeue_rollout", **lease)
+                leased = await self._poll("dequeue_rollout", min(left, _POLL_SECONDS), **lease)
                 if leased is not None:
                     return leased
         except asyncio.CancelledError:
-            # A lease that nobody hears of would hold its rollout back.
+            # A lease that nobody receives would block its rollout.
             await asyncio.wait([asyncio.ensure_future(self._give_back_quietly(request_id))])
             raise
-
-    async def give_back(self, request_id: str) -> None:
-        await self._call("give_back", request_id=request_id)
 
     async def _give_back_quietly(self, request_id: str) -> None:
         try:
@@ -177,97 +163,21 @@ class HttpStore:
     async def update_attempt(
         self, rollout_id: str, attempt: int, status: AttemptStatus, *, error: str | None = None
     ) -> Rollout:
-        said = codec.plain(error)
-        return await self._call("update_attempt", rollout_id=rollout_id, attempt=attempt, status=status, error=said)
-
-    async def heartbeat(self, rollout_id: str, attempt: int) -> None:
-        await self._call("heartbeat", rollout_id=rollout_id, attempt=attempt)
-
-    async def expire_attempts(self, now: float | None = None) -> list[Attempt]:
-        return await self._call("expire_attempts", now=now)
-
-    async def cancel_rollouts(self, rollout_ids: Sequence[str]) -> None:
-        await self._call("cancel_rollouts", rollout_ids=list(rollout_ids))
-
-    async def get_rollout(self, rollout_id: str) -> Rollout:
-        return await self._call("get_rollout", rollout_id=rollout_id)
-
-    async def query_rollouts(
-        self,
-        *,
-        run_id: str | None = None,
-        step: int | None = None,
-        mode: Mode | None = None,
-        status: Sequence[RolloutStatus] | None = None,
-        since: float | None = None,
-        after: str | None = None,
-        limit: int | None = None,
-    ) -> list[Rollout]:
-        states = None if status is None else list(status)
-        return await self._call(
-            "query_rollouts", run_id=run_id, step=step, mode=mode, status=states, since=since, after=after, limit=limit
-        )
-
-    async def count_rollouts(
-        self,
-        *,
-        run_id: str | None = None,
-        step: int | None = None,
-        mode: Mode | None = None,
-        status: Sequence[RolloutStatus] | None = None,
-        since: float | None = None,
-    ) -> int:
-        states = None if status is None else list(status)
-        return await self._call("count_rollouts", run_id=run_id, step=step, mode=mode, status=states, since=since)
-
-    async def query_attempts(self, rollout_id: str) -> list[Attempt]:
-        return await self._call("query_attempts", rollout_id=rollout_id)
+        text = codec.plain(error)
+        return await self._call("update_attempt", rollout_id=rollout_id, attempt=attempt, status=status, error=text)
 
     async def wait_for_rollouts(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
         ids = list(rollout_ids)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            left = _WAIT if deadline is None else max(0.0, deadline - time.monotonic())
-            ended = await self._poll("wait_for_rollouts", min(left, _WAIT), rollout_ids=ids)
-            if len({r.rollout_id for r in ended}) == len({*ids}) or left <= 0:
-                return ended
+            left = _POLL_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
+            terminal = await self._poll("wait_for_rollouts", min(left, _POLL_SECONDS), rollout_ids=ids)
+            if len({r.rollout_id for r in terminal}) == len({*ids}) or left <= 0:
+                return terminal
 
-    # -- calls and spans ------------------------------------------------------------------------------------------
-    async def add_calls(self, calls: Sequence[Call]) -> None:
-        await self._call("add_calls", calls=list(calls))
-
-    async def query_calls(self, rollout_id: str, attempt: int | None = None) -> list[Call]:
-        return await self._call("query_calls", rollout_id=rollout_id, attempt=attempt)
-
-    async def add_spans(self, spans: Sequence[Span]) -> None:
-        await self._call("add_spans", spans=list(spans))
-
-    async def query_spans(self, rollout_id: str, attempt: int | None = None) -> list[Span]:
-        return await self._call("query_spans", rollout_id=rollout_id, attempt=attempt)
-
-    # -- resources, policies, training ----------------------------------------------------------------------------
     async def update_resources(self, resources: Mapping[str, Any], *, resources_id: str | None = None) -> str:
         new = resources_id or uuid.uuid4().hex
         return await self._call("update_resources", resources=dict(resources), resources_id=new)
-
-    async def get_resources(self, resources_id: str | None = None) -> tuple[str, Mapping[str, Any]] | None:
-        return await self._call("get_resources", resources_id=resources_id)
-
-    async def add_policy_version(
-        self, run_id: str, policy: str, version: int, step: int, checkpoint: str | None = None
-    ) -> None:
-        await self._call(
-            "add_policy_version", run_id=run_id, policy=policy, version=version, step=step, checkpoint=checkpoint
-        )
-
-    async def add_trained_calls(self, run_id: str, rows: Sequence[TrainedCall]) -> None:
-        await self._call("add_trained_calls", run_id=run_id, rows=list(rows))
-
-    async def query_trained_calls(self, rollout_id: str) -> list[TrainedCall]:
-        return await self._call("query_trained_calls", rollout_id=rollout_id)
-
-    async def prune(self, before: float, *, run_ids: Sequence[str] | None = None) -> Pruned:
-        return await self._call("prune", before=before, run_ids=None if run_ids is None else list(run_ids))
 
     async def close(self) -> None:
         """Finish what was submitted, as far as the server answers, and end the thread. Idempotent."""
@@ -280,28 +190,27 @@ class HttpStore:
             await asyncio.sleep(0.002)
 
     # -- on any thread --------------------------------------------------------------------------------------------
-    async def _call(self, name: str, **arguments: Any) -> Any:
-        """Call a method, together with whatever else waits to be sent."""
-        body = self._encoded({"method": name, "arguments": arguments}, arguments)
+    async def _call(self, method: str, /, **arguments: Any) -> Any:
+        """Call a method, in one request with whatever else is pending."""
+        body = self._encode(arguments, method)
         loop = asyncio.get_running_loop()
-        operation = _Operation(name, body, loop, loop.create_future())
+        operation = _Operation(method, body, loop, loop.create_future())
         with self._lock:
             self._check_open()
             self._loop.call_soon_threadsafe(self._submit, operation)
-        return wire.METHODS[name].result.validate_python(await operation.future)
+        return wire.METHODS[method].result.validate_python(await operation.future)
 
-    async def _poll(self, name: str, wait: float, **arguments: Any) -> Any:
-        """Call a method that waits, on a connection of its own."""
-        arguments[wire.WAITING[name]] = wait
-        body = self._encoded(arguments, arguments)
-        answer = await self._on_thread(self._ask("POST", f"{wire.PREFIX}/{name}", body, wait))
-        return wire.METHODS[name].result.validate_python(_result(answer))
+    async def _poll(self, method: str, wait: float, /, **arguments: Any) -> Any:
+        """Call a method that waits, on a separate connection."""
+        body = self._encode({**arguments, wire.WAITING[method]: wait})
+        response = await self._on_thread(self._request("POST", f"{wire.PREFIX}/{method}", body, wait))
+        return wire.METHODS[method].result.validate_python(_result(response))
 
-    def _encoded(self, value: Any, arguments: dict[str, Any]) -> bytes:
-        for name, given in arguments.items():
-            arguments[name] = wire.portable(given)
+    def _encode(self, arguments: Mapping[str, Any], method: str | None = None) -> bytes:
+        """A request's body: the arguments of a method, or with its name an operation of a batch."""
+        portable = {name: wire.portable(value) for name, value in arguments.items()}
         try:
-            return wire.dumps(value)
+            return wire.dumps(portable if method is None else {"method": method, "arguments": portable})
         except (TypeError, ValueError) as error:
             wire.check_arguments(arguments)
             raise StoreError(f"an argument is not a JSON value: {error}", store=self.url) from error
@@ -374,7 +283,7 @@ class HttpStore:
                 continue
             body = b'{"operations":[' + b",".join(operation.body for operation in batch) + b"]}"
             try:
-                answer = await self._ask("POST", wire.BATCH_PATH, body)
+                answer = await self._request("POST", wire.BATCH_PATH, body)
                 results = answer.get("results") if isinstance(answer, Mapping) else None
                 if not isinstance(results, list) or len(results) != len(batch):
                     raise wire.to_error(answer)
@@ -390,7 +299,7 @@ class HttpStore:
                 except AglError as error:
                     operation.deliver(None, error)
 
-    async def _ask(self, method: str, path: str, body: bytes | None = None, wait: float = 0.0) -> Any:
+    async def _request(self, method: str, path: str, body: bytes | None = None, wait: float = 0.0) -> Any:
         """Send a request until it is answered.
 
         Raises:
@@ -450,3 +359,23 @@ def _result(answer: Any) -> Any:
     if isinstance(answer, Mapping) and "result" in answer:
         return answer["result"]
     raise wire.to_error(answer)
+
+
+def _forward(method: str) -> Any:
+    """A method of `HttpStore` that does what the method of `Store` with that name does, at the server."""
+    declared = getattr(Store, method)
+    signature = inspect.signature(declared)
+
+    @functools.wraps(declared)
+    async def forward(self: HttpStore, *args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        _, *arguments = bound.arguments.items()
+        return await self._call(method, **dict(arguments))
+
+    return forward
+
+
+for _method in wire.METHODS:
+    if _method not in vars(HttpStore):
+        setattr(HttpStore, _method, _forward(_method))

@@ -14,7 +14,7 @@ import inspect
 import json
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -203,9 +203,9 @@ def dumps(value: Any) -> bytes:
 
 
 def portable(value: Any) -> Any:
-    """Arguments or a result with calls as the wire has them."""
-    if isinstance(value, list | tuple) and value and isinstance(value[0], Call):
-        return [_call(call) for call in value]
+    """An argument or a result as `dumps` takes it: a sequence of any kind as a list, calls with their arrays packed."""
+    if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
+        return [_call(item) if isinstance(item, Call) else item for item in value]
     return value
 
 
