@@ -272,13 +272,6 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
 
 
 # -- errors -------------------------------------------------------------------------------------------------------
-def error_json(error: AglError) -> dict[str, Any]:
-    """An error as it travels."""
-    where = {k: v if isinstance(v, str | int | float | bool) else str(v) for k, v in error.where.items()}
-    kind = type(error).__name__
-    return {"error": {"type": kind, "message": error.message, "hint": error.hint, "where": where}}
-
-
 def to_error(answer: Any) -> AglError:
     """The error that travelled."""
     told = answer.get("error") if isinstance(answer, Mapping) else None

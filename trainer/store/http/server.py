@@ -14,13 +14,14 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from agl.errors import AglError, StoreError
 from agl.trainer.http.auth import Keys, Role
-from agl.trainer.http.limits import Limits, Refused
+from agl.trainer.http.errors import describe_error, error_handlers, error_json
+from agl.trainer.http.limits import Limits, Refused, json_body
 from agl.trainer.http.responses import answer, unless_gone
 from agl.trainer.http.server import HttpServer
 from agl.trainer.store.base import ATTEMPT_TERMINAL, Store
@@ -81,14 +82,7 @@ class StoreServer:
 
 def build_app(routes: Sequence[BaseRoute]) -> Starlette:
     """The ASGI application of these routes; every error is JSON."""
-    handlers: dict[Any, Any] = {
-        AglError: _refused_by_store,
-        Refused: _refused,
-        HTTPException: _not_here,
-        ClientDisconnect: _hung_up,
-        Exception: _failed,
-    }
-    return Starlette(routes=routes, exception_handlers=handlers)
+    return Starlette(routes=routes, exception_handlers=error_handlers(describe_error, AglError, HTTPException))
 
 
 class StoreRoutes:
@@ -172,9 +166,9 @@ class StoreRoutes:
                 arguments[wire.WAITING[method.name]] = 0.0
             return {"result": wire.portable(await self._call(method, arguments))}
         except AglError as error:
-            return wire.error_json(error)
+            return error_json(error)
         except Refused as refused:
-            return wire.error_json(StoreError(refused.message))
+            return error_json(StoreError(refused.message))
 
     async def _call(self, method: wire.Method, arguments: dict[str, Any]) -> Any:
         name = wire.WAITING.get(method.name)
@@ -219,13 +213,7 @@ class StoreRoutes:
                 raise Refused(403, f"rollout {rollout_id} has no such attempt open", "forbidden")
 
     async def _body(self, request: Request) -> Any:
-        # A browser may send any page's text to this machine, but no JSON that it calls JSON.
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise Refused(415, "send application/json", "unsupported_media_type")
-        try:
-            return wire.loads(await request.body(), self.limits.json_depth)
-        except ValueError as error:
-            raise Refused(400, f"the body is not JSON that can be read: {error}", "invalid_json") from None
+        return await json_body(request, self.limits.json_depth, wire.loads)
 
     async def _about(self, request: Request) -> Response:
         return answer({"store": "agl", "role": await self.role(request)})
@@ -239,29 +227,3 @@ class StoreRoutes:
 
 def _json(data: Any, status: int = 200) -> Response:
     return Response(wire.dumps(data), status, media_type="application/json")
-
-
-async def _refused_by_store(_: Request, error: Exception) -> Response:
-    assert isinstance(error, AglError)
-    return _json(wire.error_json(error), 409)
-
-
-async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    return answer(wire.error_json(StoreError(error.message)), error.status)
-
-
-async def _not_here(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    told = StoreError(f"{request.method} {request.url.path}: {error.detail}", hint="see /openapi.json")
-    response = answer(wire.error_json(told), error.status_code)
-    response.headers.update(error.headers or {})
-    return response
-
-
-async def _hung_up(_: Request, error: Exception) -> Response:
-    return Response(status_code=499)
-
-
-async def _failed(_: Request, error: Exception) -> Response:
-    return answer(wire.error_json(StoreError(f"{type(error).__name__}: {error}")), 500)
