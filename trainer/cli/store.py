@@ -91,8 +91,8 @@ def prune(
     ] = None,
 ) -> None:
     """Delete attempts, calls and spans of old rollouts; the rollouts and what was trained stay."""
-    from agl.trainer.report.explain import find_store
     from agl.trainer.store import open_store
+    from agl.trainer.store.location import find_store
 
     before = time.time() - seconds(older_than)
 

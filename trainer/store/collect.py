@@ -8,29 +8,16 @@ import re
 import shlex
 import uuid
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from agl.mdp.spans import Span
 from agl.tracing.context import RolloutContext
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store
+from agl.trainer.store.location import store_url
 
-DEFAULT_STORE = "agl-runs/traces.db"
 _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)S?$")
 _SHORTEST_SECRET = 8
-
-
-def store_url(given: str | None = None) -> str:
-    """The store that is written: the given one, or AGL_STORE, or the default. Its folder is made."""
-    url = given or os.environ.get("AGL_STORE") or DEFAULT_STORE
-    path = Path(url.removeprefix("sqlite:///"))
-    if "://" in str(path):
-        return url
-    if path.is_dir() or url.endswith("/"):
-        path = path / "run.db"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return f"sqlite:///{path}"
 
 
 def shown_command(arguments: Sequence[str]) -> str:
