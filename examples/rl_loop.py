@@ -23,9 +23,10 @@ import agl
 from agl import tracing
 from agl.adapters.openai import OpenAITracer
 from agl.mdp import Trajectory
-from agl.mdp.builder import build
+from agl.mdp.builder import build_trajectory
 from agl.mdp.selection import select
 from agl.mdp.sequence import merge
+from agl.mdp.span_index import SpanIndex
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
@@ -87,7 +88,7 @@ async def rollout(
     with tracing.running(context):  # within it, SDK requests of selected agents are routed to the gateway
         agl.emit_reward(exact_answer(task, await solve(task, client)))
     calls = await gateway.close_attempt(rollout_id, 1)
-    return build(rollout_id, 1, group, calls, context.spans, selection).trajectory
+    return build_trajectory(rollout_id, 1, group, SpanIndex(calls, context.spans), selection).trajectory
 
 
 async def main(config: Config) -> list[float]:

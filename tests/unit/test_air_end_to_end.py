@@ -401,7 +401,7 @@ def test_a_runs_rewards_are_stored_reach_credit_and_are_explained(tmp_path: Path
             await store.close()
 
     explained = asyncio.run(report())
-    assert [[(r["name"], r["value"], r["source"]) for r in c.rewards] for c in explained.calls] == [
+    assert [[(r.name, r.value, r.source) for r in c.rewards] for c in explained.calls] == [
         [(r.name, r.value, r.source) for r in t.rewards] for t in (first, second)
     ]
     text = render(explained)

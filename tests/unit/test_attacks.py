@@ -97,7 +97,7 @@ async def world() -> AsyncIterator[World]:
         (queued,) = await rig.store.enqueue_rollouts([NewRollout("secret task")])
         desk = RunCoordinator(rig.store, rig.gateway, selection=select(None))
         routes = coordinator_routes(lambda: desk, key_check(KEYS))
-        server = StoreServer(rig.store, port=0, keys=KEYS, limits=LIMITS, beside=routes)
+        server = StoreServer(rig.store, port=0, keys=KEYS, limits=LIMITS, extra_routes=routes)
         url = await server.start()
         async with httpx.AsyncClient(trust_env=False, timeout=20) as http:
             yield World(rig, mine, victim, url, queued.rollout_id, http)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -15,6 +16,7 @@ from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, ServedPolicy
 from agl.trainer.gateway.dialects import chat, messages, responses
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.http.errors import error_handlers
 from agl.trainer.http.limits import Limits, Refused, refusal_body
 
 
@@ -68,8 +70,7 @@ def build_app(gateway: Gateway, beside: Sequence[Route] = (), limits: Limits | N
         *messages.messages_routes(gateway),
         Route("/{path:path}", not_here, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
     ]
-    handlers = {RequestError: _refused, Refused: _over_a_bound, ClientDisconnect: _hung_up, Exception: _failed}
-    app = Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
+    app = Starlette(routes=routes, exception_handlers=error_handlers(_describe, RequestError))
     app.state.limits = limits or Limits()
     return app
 
@@ -91,19 +92,8 @@ class _ChatEvents:
         yield http.sse(chat.error_body(error))
 
 
-async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return http.answer(chat.error_body(error), error.status)
-
-
-async def _over_a_bound(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    return http.answer(refusal_body(error), error.status)
-
-
-async def _hung_up(_: Request, error: Exception) -> Response:
-    return Response(status_code=499)
-
-
-async def _failed(_: Request, error: Exception) -> Response:
-    return http.answer(chat.error_body(RequestError(500, f"{type(error).__name__}: {error}")), 500)
+def _describe(_: Request, error: Exception) -> tuple[Any, int]:
+    if isinstance(error, Refused):
+        return refusal_body(error), error.status
+    refused = error if isinstance(error, RequestError) else RequestError(500, f"{type(error).__name__}: {error}")
+    return chat.error_body(refused), refused.status

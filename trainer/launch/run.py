@@ -32,7 +32,8 @@ from agl.trainer.local.policy import PolicySpec
 from agl.trainer.run.frozen_policy import FrozenPolicy, policy_directory
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, Store
-from agl.trainer.store.collect import new_rollout, shown_command, store_url
+from agl.trainer.store.collect import new_rollout, shown_command
+from agl.trainer.store.location import store_url
 
 _URLS = {"openai": handover.OPENAI_URL, "anthropic": handover.ANTHROPIC_URL}
 
