@@ -50,7 +50,7 @@ def run_serve(
     console = Console(stderr=True, highlight=False)
 
     def told(service: Service) -> None:
-        url = service.front.url
+        url = service.mount.url
         model = settings.get("model") or settings.get("engine")
         write({"url": url, "out": str(service.out), "model": model, "process": os.getpid()})
         if not quiet:

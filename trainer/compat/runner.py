@@ -129,16 +129,16 @@ class LitAgentRunner:
 
         results: list[Any] = []
         errors: list[BaseException] = []
-        desk = RunCoordinator(
-            self.get_store().ours, selection=select(None), resources={}, done=results.append, rewarded=False
+        coordinator = RunCoordinator(
+            self.get_store().ours, selection=select(None), resources={}, on_result=results.append, rewarded=False
         )
         runner = LocalRunner(
-            as_agent(self._agent), desk, n_workers=0, broken=errors.append,
+            as_agent(self._agent), coordinator, n_workers=0, on_failure=errors.append,
             hooks=[Hooked(h, self._agent, self) for h in self._hooks],
         )  # fmt: skip
 
         async def run_one(leased: Any) -> None:
-            await runner.attempt(await desk.open(leased, self.get_worker_id()))
+            await runner.attempt(await coordinator.open(leased, self.get_worker_id()))
 
         await runner.start()
         try:

@@ -27,7 +27,7 @@ from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.launch import child
-from agl.trainer.launch.app import PROVIDERS, RecordingProxy
+from agl.trainer.launch.proxy import PROVIDERS, RecordingProxy
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.run.frozen_policy import FrozenPolicy, policy_directory
 from agl.trainer.store import open_store

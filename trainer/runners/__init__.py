@@ -1,4 +1,4 @@
-"""Runners execute rollouts: they lease one from a run's desk, run the agent on it, and report what came of it."""
+"""Runners execute rollouts: they lease one from a run's coordinator, run the agent on it, and report the result."""
 
 from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.local import LocalRunner

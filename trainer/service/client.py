@@ -163,7 +163,7 @@ class Client:
         return _run(self._train(runnable, nworkers, {"settings": values, "join": True, "resume": resume}))
 
     async def _train(self, agent: Agent, nworkers: int | None, body: dict[str, Any]) -> TrainResult:
-        from agl.trainer.runners.remote.runner import work
+        from agl.trainer.runners.remote.worker import run_worker
 
         run = await self._ask("POST", "/train", orjson.dumps(body))
         run_id = run["run_id"]
@@ -177,7 +177,9 @@ class Client:
         over = asyncio.Event()
         following = asyncio.ensure_future(self._follow(run_id, progress))
         following.add_done_callback(lambda _: over.set())
-        working = asyncio.ensure_future(work(agent, self.url, key=self.key, n_workers=workers, until=over, air=air))
+        working = asyncio.ensure_future(
+            run_worker(agent, self.url, key=self.key, n_workers=workers, until=over, air=air)
+        )
         try:
             await asyncio.wait((following, working), return_when=asyncio.FIRST_COMPLETED)
             if working.done() and not following.done():

@@ -10,7 +10,7 @@ from agl.trainer.run.frozen_policy import FrozenPolicy
 from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
 from agl.trainer.runners.store_coordinator import StoreCoordinator
-from agl.trainer.service.front import GatewayMount, MountPoint
+from agl.trainer.service.gateway_mount import GatewayMount, MountPoint
 from agl.trainer.service.settings import Settings
 from agl.trainer.store.base import NO_RUN, Store
 
@@ -18,11 +18,11 @@ from agl.trainer.store.base import NO_RUN, Store
 class ServedPolicy:
     """A policy behind a front, with a desk for whatever is enqueued in the store. Made by `start`, ended by `stop`."""
 
-    def __init__(self, policy: FrozenPolicy, desk: StoreCoordinator, place: MountPoint) -> None:
-        self.policy, self.desk, self.place = policy, desk, place
+    def __init__(self, policy: FrozenPolicy, coordinator: StoreCoordinator, place: MountPoint) -> None:
+        self.policy, self.coordinator, self.place = policy, coordinator, place
 
     @classmethod
-    async def start(cls, settings: Settings, store: Store, front: GatewayMount) -> ServedPolicy:
+    async def start(cls, settings: Settings, store: Store, mount: GatewayMount) -> ServedPolicy:
         """Load it, or ask the server that holds it, and let requests in.
 
         Raises:
@@ -32,17 +32,17 @@ class ServedPolicy:
         content, silent = settings.get("capture_content"), settings.get("silent_seconds")
         gateway = Gateway(store, capture_content=content)
         policy.serve(gateway, DEFAULT_POLICY)
-        desk = RunCoordinator(
+        coordinator = RunCoordinator(
             store, gateway, selection=select(settings.get("agents")), model=DEFAULT_POLICY, run_id=NO_RUN,
             rewarded=False, capture_content=content, silent_seconds=silent,
         )  # fmt: skip
-        place = front.place(gateway, coordinator_routes(lambda: desk, key_check(Keys())))
+        place = mount.place(gateway, coordinator_routes(lambda: coordinator, key_check(Keys())))
         await place.start()
-        return cls(policy, StoreCoordinator(desk, silent), place)
+        return cls(policy, StoreCoordinator(coordinator, silent), place)
 
     async def stop(self) -> None:
         """Let nothing more in and unload it."""
-        await self.desk.stop()
+        await self.coordinator.stop()
         await self.place.stop()
         await self.policy.close()
 

@@ -106,7 +106,7 @@ def operations(service: Service, facts: Callable[[], Mapping[str, Any]], beside:
     async def health(_: Request) -> Response:
         run = service.present
         told = {"status": "ok", **facts(), "run": run.facts() if run is not None else None}
-        return answer(told if service.front.keys.operator is None else {"status": "ok"})
+        return answer(told if service.mount.keys.operator is None else {"status": "ok"})
 
     async def data(_: Request) -> Response:
         return answer(await asyncio.to_thread(service.data))
@@ -205,7 +205,7 @@ def build_app(service: Service, listed: Sequence[Operation], beside: Sequence[Ba
     def route(operation: Operation) -> Route:
         async def handle(request: Request) -> Response:
             if not operation.public:
-                service.front.check(request, "operator")
+                service.mount.check(request, "operator")
             return await operation.handle(request)
 
         return Route(operation.path, handle, methods=[operation.method])
@@ -269,7 +269,7 @@ async def _events(service: Service, run_id: str, seen: int) -> AsyncIterator[byt
     """Steps after `seen`, how the run stands whenever that changes, and its end."""
     record, told = service.records[run_id], None
     while not service.ending:
-        feed = service.feeds[run_id]
+        stream = service.streams[run_id]
         for entry in [h for h in record.facts(history=True)["history"] if h.get("step", 0) > seen]:
             seen = int(entry["step"])
             yield _event("step", entry, seen)
@@ -279,7 +279,7 @@ async def _events(service: Service, run_id: str, seen: int) -> AsyncIterator[byt
             return
         yield _event("state", state) if state != told else b": alive\n\n"
         told = state
-        await feed.changed(ALIVE_SECONDS)
+        await stream.changed(ALIVE_SECONDS)
 
 
 def _event(name: str, data: Any, number: int | None = None) -> bytes:

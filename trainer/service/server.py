@@ -16,7 +16,7 @@ from agl.trainer.http.auth import Keys
 from agl.trainer.http.limits import Limits
 from agl.trainer.http.server import HttpServer
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
-from agl.trainer.service.front import GatewayMount
+from agl.trainer.service.gateway_mount import GatewayMount
 from agl.trainer.service.policy import ServedPolicy
 from agl.trainer.service.routes import build_app, operations
 from agl.trainer.service.service import Service, Split
@@ -30,7 +30,7 @@ from agl.trainer.store.http.server import StoreRoutes
 async def serving(
     settings: Settings, keys: Keys, *, data: dict[Split, Path] | None = None, progress: bool = True
 ) -> AsyncIterator[Service]:
-    """A server that listens at `service.front.url` within the block.
+    """A server that listens at `service.mount.url` within the block.
 
     Args:
         settings: checked. keys: who may come. data: task files by split, in place of what was uploaded before.
@@ -51,8 +51,8 @@ async def serving(
         store = await open_store(settings.get("store") or f"sqlite:///{out / 'store.db'}")
         stack.push_async_callback(store.close)
         waiting = gateway_app(Gateway(store), coordinator_routes(lambda: None, key_check(Keys())), limits)
-        front = GatewayMount(waiting, keys, limits)
-        service = Service(settings, store, front, out, progress=progress)
+        mount = GatewayMount(waiting, keys, limits)
+        service = Service(settings, store, mount, out, progress=progress)
         service.open()
         stack.push_async_callback(service.close)
         for split, file in (data or {}).items():
@@ -60,15 +60,15 @@ async def serving(
         stored = StoreRoutes(store, keys, limits)
         listed = operations(service, lambda: _facts(settings), store_schema(keys.operator is not None))
         known = {operation.path for operation in listed}
-        front.own = build_app(service, listed, [r for r in stored.routes() if r.path not in known])
-        server = HttpServer(front, error=GatewayError, host=host, port=settings.get("port"), limits=limits)
-        front.url = await server.start()
+        mount.own = build_app(service, listed, [r for r in stored.routes() if r.path not in known])
+        server = HttpServer(mount, error=GatewayError, host=host, port=settings.get("port"), limits=limits)
+        mount.url = await server.start()
         stack.push_async_callback(server.stop)
         stack.callback(stored.stop)
         # A run ends before the server does, so that its workers are told.
         stack.push_async_callback(service.close)
         if settings.get("algorithm") is None:
-            served = await ServedPolicy.start(settings, store, front)
+            served = await ServedPolicy.start(settings, store, mount)
             stack.push_async_callback(served.stop)
         service.begin()
         yield service

@@ -20,8 +20,8 @@ from pydantic_core import to_jsonable_python
 from agl.errors import AglError, ConfigError, DatasetError, nearest
 from agl.trainer.http.limits import Refused
 from agl.trainer.run.data import parse_tasks, read_tasks
-from agl.trainer.service.feed import ProgressStream
-from agl.trainer.service.front import GatewayMount
+from agl.trainer.service.gateway_mount import GatewayMount
+from agl.trainer.service.progress_stream import ProgressStream
 from agl.trainer.service.run_record import RunRecord, load_records
 from agl.trainer.service.settings import RUN_OPTIONS, Settings
 from agl.trainer.store.base import Store
@@ -40,10 +40,10 @@ class Service:
         out: the directory of data and runs. progress: whether this terminal shows runs.
     """
 
-    def __init__(self, settings: Settings, store: Store, front: GatewayMount, out: Path, *, progress: bool) -> None:
-        self.settings, self.store, self.front, self.out, self.progress = settings, store, front, out, progress
+    def __init__(self, settings: Settings, store: Store, mount: GatewayMount, out: Path, *, progress: bool) -> None:
+        self.settings, self.store, self.mount, self.out, self.progress = settings, store, mount, out, progress
         self.records: dict[str, RunRecord] = {}
-        self.feeds: dict[str, ProgressStream] = {}
+        self.streams: dict[str, ProgressStream] = {}
         self.ending = False
         self._lock: Any = None
         self._task: asyncio.Task[None] | None = None
@@ -63,7 +63,7 @@ class Service:
             raise ConfigError(f"{self.out} belongs to a server that runs", hint="choose another --out") from None
         for record in load_records(self.out / "runs"):
             self.records[record.run_id] = record
-            self.feeds[record.run_id] = ProgressStream(record, self.progress)
+            self.streams[record.run_id] = ProgressStream(record, self.progress)
 
     def begin(self) -> None:
         """Go on with the run that was going on when the server ended."""
@@ -77,8 +77,8 @@ class Service:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for feed in self.feeds.values():
-            feed.tell()
+        for stream in self.streams.values():
+            stream.tell()
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -173,7 +173,7 @@ class Service:
             await asyncio.gather(self._task, return_exceptions=True)
         if not record.over:
             record.status, record.ended_at = "stopped", time.time()
-            self.feeds[record.run_id].save()
+            self.streams[record.run_id].save()
         return record
 
     def _new(self, settings: Settings) -> RunRecord:
@@ -210,11 +210,11 @@ class Service:
         return "server" if self.settings.get("air_rules") else "client"
 
     def _start(self, record: RunRecord, *, resume: bool) -> None:
-        feed = self.feeds[record.run_id] = ProgressStream(record, self.progress)
+        stream = self.streams[record.run_id] = ProgressStream(record, self.progress)
         record.save()
-        self._task = asyncio.ensure_future(self._train(record, feed, resume=resume))
+        self._task = asyncio.ensure_future(self._train(record, stream, resume=resume))
 
-    async def _train(self, record: RunRecord, feed: ProgressStream, *, resume: bool) -> None:
+    async def _train(self, record: RunRecord, stream: ProgressStream, *, resume: bool) -> None:
         try:
             settings = self.settings.under(Settings.of(record.settings, f"run {record.run_id}"))
             trainer = self._trainer(record, settings)
@@ -225,12 +225,12 @@ class Service:
                 read_tasks(test) if test.is_file() else None,
                 resume=resume,
                 run_id=record.run_id,
-                serve=self.front.place,
-                progress=feed,
+                serve=self.mount.place,
+                progress=stream,
             )
         except AglError as error:
             record.fail(error)
-            feed.note(str(error))
+            stream.note(str(error))
         except Exception as error:
             record.fail(error)
             log.exception("run %s failed", record.run_id)
@@ -238,10 +238,10 @@ class Service:
             record.history[:] = result.history
             record.status, record.ended_at, record.eta_seconds = "succeeded", time.time(), 0.0
             record.policies = {name: str(path) for name, path in result.policies.items()}
-            feed.note(f"run {record.run_id} is done: {', '.join(record.policies.values())}")
+            stream.note(f"run {record.run_id} is done: {', '.join(record.policies.values())}")
         finally:
             with contextlib.suppress(OSError):
-                feed.save()
+                stream.save()
 
     def _trainer(self, record: RunRecord, settings: Settings) -> Any:
         from agl.trainer.run.trainer import Trainer

@@ -30,12 +30,12 @@ _MAX_DEPTH = 40
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """All that a worker needs beside its leases.
+    """All that a worker needs in addition to its leases.
 
     Attributes:
         agent: what to run, or "package.module:name" or "file.py:name", which is imported where it runs.
-        tracers: to switch on beside the agent's own. hooks: called around every attempt.
-        selection: which agents are trained. resources: what rollouts are given beside the policy.
+        tracers: to switch on in addition to the agent's own. hooks: called around every attempt.
+        selection: which agents are trained. resources: named values for the agent, in addition to the policy.
     """
 
     agent: Agent | str
@@ -49,12 +49,12 @@ def pack(payload: Payload) -> bytes:
     """The payload as bytes: a line of JSON, `{"path": sys.path}`, then a pickle.
 
     Raises:
-        ConfigError: something in it cannot be pickled; it names what, and where that is.
+        ConfigError: something in it cannot be pickled; the message says what, and where it is.
     """
     if isinstance(payload.agent, str):
-        where, _, name = payload.agent.rpartition(":")
-        file = Path(where)
-        if where.endswith(".py") and file.is_file():
+        module, _, name = payload.agent.rpartition(":")
+        file = Path(module)
+        if file.suffix == ".py" and file.is_file():
             payload = replace(payload, agent=f"{file.resolve()}:{name}")
     try:
         pickled = cloudpickle.dumps(payload)
@@ -67,7 +67,7 @@ def unpack(data: bytes) -> Payload:
     """What `pack` wrote, with its agent imported. Extends `sys.path`.
 
     Raises:
-        ConfigError: the agent that is named cannot be imported. Anything else: that the agent's modules raise.
+        ConfigError: the agent that is named cannot be imported. Anything else: raised by the agent's modules.
     """
     line, _, rest = data.partition(b"\n")
     sys.path[:] = list(dict.fromkeys([*json.loads(line)["path"], *sys.path]))

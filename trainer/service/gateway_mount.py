@@ -83,9 +83,9 @@ class GatewayMount:
 class MountPoint:
     """Where a gateway is reached behind a front; what `agl.trainer.run.Serve` makes."""
 
-    def __init__(self, front: GatewayMount, gateway: Gateway, beside: Sequence[Route]) -> None:
-        self._front, self._gateway = front, gateway
-        self._app = build_app(gateway, beside, front.limits)
+    def __init__(self, mount: GatewayMount, gateway: Gateway, beside: Sequence[Route]) -> None:
+        self._front, self._gateway = mount, gateway
+        self._app = build_app(gateway, beside, mount.limits)
 
     async def start(self) -> str:
         """Let requests in; returns the base URL."""
