@@ -152,11 +152,11 @@ async def test_one_run_at_a_time(untrained_model: Path, tmp_path: Path) -> None:
         assert (status, again["run_id"], again["status"]) == (201, run["run_id"], "running")
     # The next server goes on with what was going on.
     async with serving(settings, Keys(), progress=False) as service:
-        assert service.present is not None
-        assert service.present.run_id == run["run_id"]
+        assert service.current is not None
+        assert service.current.run_id == run["run_id"]
         await service.stop("latest")
     async with serving(settings, Keys(), progress=False) as service:
-        assert service.present is None
+        assert service.current is None
 
 
 @pytest.mark.slow
@@ -167,11 +167,11 @@ async def test_ctrl_c_ends_a_client_and_leaves_its_run(untrained_model: Path, tm
     async with serving(settings, Keys(), progress=False) as service:
         with programs(tmp_path, AGENT_LIGHTNING_SERVER_URL=service.mount.url) as at:
             client = at.start(*CLIENT, "openai", "client.json", "--upload", log="client.log")
-            await until(lambda: service.present is not None and service.present.rollouts[0] > 0, SECONDS)
+            await until(lambda: service.current is not None and service.current.rollouts[0] > 0, SECONDS)
             os.kill(client.pid, signal.SIGINT)
             await until(lambda: client.poll() is not None, 20.0)
             assert "KeyboardInterrupt" in at.text("client.log")
-        assert service.present is not None
+        assert service.current is not None
         assert not (tmp_path / "client.json").exists()
         await service.stop("latest")
 

@@ -1,4 +1,4 @@
-"""The one address of a server: its own routes, and whichever gateway and desk are there at the time behind them."""
+"""The one address of a server: its own routes, and in front of them the gateway and coordinator of the current run."""
 
 from __future__ import annotations
 
@@ -21,37 +21,39 @@ _ATTEMPTS, _RUNNERS = "/rollouts/", "/runner/"
 
 
 class GatewayMount:
-    """An ASGI application over others.
+    """An ASGI application that passes requests on to others.
 
     Args:
-        idle: serves attempts and runners while there is no gateway; its place is taken and left.
-        keys: runners show a runner's or the operator's; attempts have keys of their own.
+        idle: serves attempts and runners while no gateway is mounted.
+        keys: runners need a runner's or the operator's key; attempts have separate keys.
         limits: what clients may do.
 
     Attributes:
-        own: serves everything else. url: where it listens.
+        app: serves everything else. url: the address that it listens on.
     """
 
+    app: ASGIApp
+
     def __init__(self, idle: ASGIApp, keys: Keys, limits: Limits) -> None:
-        self.own, self.idle, self.keys, self.limits = idle, idle, keys, limits
+        self.app, self.idle, self.keys, self.limits = idle, idle, keys, limits
         self.url = ""
-        self._present: ASGIApp | None = None
+        self._mounted: ASGIApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
         if path.startswith((_ATTEMPTS, _RUNNERS)):
-            app = self._present or self.idle
+            app = self._mounted or self.idle
             if path.startswith(_RUNNERS):
-                app = self._guarded(scope, app)
+                app = self._with_key_check(scope, app)
             await app(scope, receive, send)
         else:
-            await self.own(scope, receive, send)
+            await self.app(scope, receive, send)
 
     def check(self, request: Request, *roles: Role) -> None:
-        """Let in who has one of these roles.
+        """Admit requests with a key of one of these roles.
 
         Raises:
-            Refused: 401, a stranger; 403, another role.
+            Refused: 401, there is no valid key; 403, the key has another role.
         """
         role = self.keys.role(request.headers)
         if role is None:
@@ -59,42 +61,42 @@ class GatewayMount:
         if role not in roles:
             raise Refused(403, f"a {role}'s key is not good for this", "forbidden")
 
-    def _guarded(self, scope: Scope, app: ASGIApp) -> ASGIApp:
+    def point(self, gateway: Gateway, runner_routes: Sequence[Route]) -> MountPoint:
+        """A mount point for a gateway, which replaces the mounted one when it starts."""
+        return MountPoint(self, gateway, runner_routes)
+
+    def attach(self, app: ASGIApp) -> None:
+        """Serve attempts and runners by this application."""
+        self._mounted = app
+
+    def detach(self, app: ASGIApp) -> None:
+        """Stop serving by this application, if it is the mounted one."""
+        if self._mounted is app:
+            self._mounted = None
+
+    def _with_key_check(self, scope: Scope, app: ASGIApp) -> ASGIApp:
         try:
             self.check(Request(scope), "operator", "runner")
         except Refused as refused:
             return answer(error_json(StoreError(refused.message)), refused.status)
         return app
 
-    def place(self, gateway: Gateway, beside: Sequence[Route]) -> MountPoint:
-        """A place for a gateway, which takes that of the one before it when it starts."""
-        return MountPoint(self, gateway, beside)
-
-    def take(self, app: ASGIApp) -> None:
-        """Serve attempts and runners by this application."""
-        self._present = app
-
-    def leave(self, app: ASGIApp) -> None:
-        """Do so no more."""
-        if self._present is app:
-            self._present = None
-
 
 class MountPoint:
-    """Where a gateway is reached behind a front; what `agl.trainer.run.Serve` makes."""
+    """Makes a gateway reachable at a server's address; what `agl.trainer.run.Serve` returns."""
 
-    def __init__(self, mount: GatewayMount, gateway: Gateway, beside: Sequence[Route]) -> None:
-        self._front, self._gateway = mount, gateway
-        self._app = build_app(gateway, beside, mount.limits)
+    def __init__(self, mount: GatewayMount, gateway: Gateway, runner_routes: Sequence[Route]) -> None:
+        self._mount, self._gateway = mount, gateway
+        self._app = build_app(gateway, runner_routes, mount.limits)
 
     async def start(self) -> str:
-        """Let requests in; returns the base URL."""
-        self._gateway.base_url = self._front.url
-        self._front.take(self._app)
-        return self._front.url
+        """Admit requests; returns the base URL."""
+        self._gateway.base_url = self._mount.url
+        self._mount.attach(self._app)
+        return self._mount.url
 
     async def stop(self) -> None:
-        """Let no more in, and end those that run. Idempotent."""
-        self._front.leave(self._app)
+        """Admit no more requests, and cancel those that run. Idempotent."""
+        self._mount.detach(self._app)
         self._gateway.base_url = ""
         self._gateway.cancel_requests(RequestError(503, "the run has ended", code="gateway_stopping"))

@@ -1,4 +1,4 @@
-"""A server's runs: data that clients upload, one run at a time, resumed when the server was killed."""
+"""A server's data and runs: clients upload tasks; one run at a time, which a restarted server resumes."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 
 
 class Service:
-    """What stands behind the routes. Lives on one event loop.
+    """Data and runs behind the HTTP routes. Lives on one event loop.
 
     Args:
-        settings: the server's. store: stays open. front: where runs are reached.
+        settings: the server's. store: not closed by the service. mount: makes runs reachable.
         out: the directory of data and runs. progress: whether this terminal shows runs.
     """
 
@@ -50,10 +50,10 @@ class Service:
 
     # -- the server -----------------------------------------------------------------------------------------------
     def open(self) -> None:
-        """Take hold of the directory.
+        """Lock the directory and load its runs.
 
         Raises:
-            ConfigError: another server has it. CheckpointError: it cannot be read.
+            ConfigError: another server uses the directory. CheckpointError: it cannot be read.
         """
         self.out.mkdir(parents=True, exist_ok=True)
         self._lock = (self.out / ".lock").open("a")
@@ -65,34 +65,34 @@ class Service:
             self.records[record.run_id] = record
             self.streams[record.run_id] = ProgressStream(record, self.progress)
 
-    def begin(self) -> None:
-        """Go on with the run that was going on when the server ended."""
-        going = [r for r in self.records.values() if not r.over]
-        if going and self.settings.get("algorithm") is not None:
-            self._start(going[-1], resume=True)
+    def resume(self) -> None:
+        """Resume the run that was running when the previous server ended."""
+        unfinished = [r for r in self.records.values() if not r.over]
+        if unfinished and self.settings.get("algorithm") is not None:
+            self._start(unfinished[-1], resume=True)
 
     async def close(self) -> None:
-        """End the run at its last completed step, to be gone on with by the next server; idempotent."""
+        """End the run at its last completed step; the next server resumes it. Idempotent."""
         self.ending = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         for stream in self.streams.values():
-            stream.tell()
+            stream.notify()
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     # -- data -----------------------------------------------------------------------------------------------------
     def data_file(self, split: Split) -> Path:
-        """Where the tasks of a split are."""
+        """The file of a split's tasks."""
         return self.out / "data" / f"{split}.jsonl"
 
     def upload(self, split: str, text: str, name: str) -> int:
-        """Take tasks in, in place of any before them; how many.
+        """Store tasks, which replace those of an earlier upload; how many.
 
         Raises:
-            DatasetError: which line is wrong. Refused: a run uses them, or there is no such split.
+            DatasetError: a line is wrong. Refused: there is no such split.
         """
         if split not in SPLITS:
             raise Refused(404, f"there is no split {split!r}; there are {', '.join(SPLITS)}", "not_found")
@@ -101,7 +101,11 @@ class Service:
         return len(tasks)
 
     def drop(self, split: str) -> None:
-        """Forget the tasks of a split."""
+        """Delete the tasks of a split.
+
+        Raises:
+            Refused: there is no such split.
+        """
         if split not in SPLITS:
             raise Refused(404, f"there is no split {split!r}; there are {', '.join(SPLITS)}", "not_found")
         self.data_file(split).unlink(missing_ok=True)
@@ -112,12 +116,12 @@ class Service:
 
     # -- runs -----------------------------------------------------------------------------------------------------
     @property
-    def present(self) -> RunRecord | None:
-        """The run that goes on."""
+    def current(self) -> RunRecord | None:
+        """The running run, if any."""
         return next((r for r in self.records.values() if not r.over), None)
 
     def find(self, run_id: str) -> RunRecord:
-        """A run; "latest" is the last one.
+        """A run by its id; "latest" is the last one.
 
         Raises:
             Refused: there is none.
@@ -128,32 +132,32 @@ class Service:
             raise Refused(404, f"there is no run {run_id!r}", "run_not_found")
         return self.records[run_id]
 
-    def train(self, given: Mapping[str, Any], *, join: bool = False, resume: bool = False) -> RunRecord:
-        """Start a run, or join the one that goes on.
+    def train(self, options: Mapping[str, Any], *, join: bool = False, resume: bool = False) -> RunRecord:
+        """Start a run, or join the current one.
 
         Args:
-            given: options of the run, over the server's. join: take the run that goes on, if its options agree.
-            resume: go on with the last run, which was stopped or failed.
+            options: of the run; they override the server's. join: return the current run if its options agree.
+            resume: resume the last run, which was stopped or failed.
 
         Raises:
-            ConfigError, DatasetError: what is wrong with the options or the data.
-            Refused: 409, a run goes on already, or there is none to go on with.
+            ConfigError, DatasetError: the options or the data are wrong.
+            Refused: 409, there is a current run already, or none to resume.
         """
-        if self.settings.get("algorithm") is None and "algorithm" not in given:
+        if self.settings.get("algorithm") is None and "algorithm" not in options:
             raise ConfigError(
                 "this server was started without an algorithm", hint='agl serve --algorithm grpo, or algorithm="grpo"'
             )
-        asked = Settings.of(given, "train()", known=sorted(RUN_OPTIONS))
-        present = self.present
-        if present is not None:
-            differing = [k for k, v in asked.values.items() if _json(v) != present.settings.get(k)]
+        settings = Settings.of(options, "train()", known=sorted(RUN_OPTIONS))
+        current = self.current
+        if current is not None:
+            differing = [k for k, v in settings.values.items() if to_jsonable_python(v) != current.settings.get(k)]
             if join and not differing:
-                return present
-            detail = f", with {', '.join(f'{k}={present.settings.get(k)!r}' for k in differing)}" if differing else ""
+                return current
+            detail = f", with {', '.join(f'{k}={current.settings.get(k)!r}' for k in differing)}" if differing else ""
             raise Refused(
                 409,
-                f"run {present.run_id} goes on, at step {present.step} of {present.steps or '?'}{detail}; "
-                f"stop it first (POST /runs/{present.run_id}/stop), or join it",
+                f"run {current.run_id} is running, at step {current.step} of {current.steps or '?'}{detail}; "
+                f"stop it first (POST /runs/{current.run_id}/stop), or join it",
                 "run_goes_on",
             )
         if resume:
@@ -163,10 +167,10 @@ class Service:
             record.status, record.error, record.hint, record.ended_at = "running", None, None, None
             self._start(record, resume=True)
             return record
-        return self._new(self.settings.under(asked))
+        return self._new(self.settings.under(settings))
 
     async def stop(self, run_id: str) -> RunRecord:
-        """End a run at its last completed step; it can be gone on with."""
+        """End a run at its last completed step; it can be resumed."""
         record = self.find(run_id)
         if not record.over and self._task is not None:
             self._task.cancel()
@@ -189,12 +193,14 @@ class Service:
             if self.data_file(split).is_file():
                 shutil.copyfile(self.data_file(split), directory / f"{split}.jsonl")
         data = self.data()
-        kept = {k: _json(v) for k, v in settings.values.items() if k in RUN_OPTIONS}
+        air = None
+        if settings.get("air_enabled"):
+            air = "server" if self.settings.get("air_rules") else "client"
         record = RunRecord(
             run_id,
             directory,
-            kept,
-            air=self._air(settings),
+            {k: to_jsonable_python(v) for k, v in settings.values.items() if k in RUN_OPTIONS},
+            air=air,
             nworkers=settings.values.get("nworkers"),
             tasks=(data["train"], data["test"]),
         )
@@ -203,11 +209,6 @@ class Service:
         self.records[run_id] = record
         self._start(record, resume=False)
         return record
-
-    def _air(self, settings: Settings) -> Literal["server", "client"] | None:
-        if not settings.get("air_enabled"):
-            return None
-        return "server" if self.settings.get("air_rules") else "client"
 
     def _start(self, record: RunRecord, *, resume: bool) -> None:
         stream = self.streams[record.run_id] = ProgressStream(record, self.progress)
@@ -225,7 +226,7 @@ class Service:
                 read_tasks(test) if test.is_file() else None,
                 resume=resume,
                 run_id=record.run_id,
-                serve=self.mount.place,
+                serve=self.mount.point,
                 progress=stream,
             )
         except AglError as error:
@@ -279,12 +280,8 @@ class Service:
         return root / name
 
 
-def _json(value: Any) -> Any:
-    return to_jsonable_python(value)
-
-
 def _write(path: Path, text: str) -> None:
-    """All or nothing."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     with part.open("w", encoding="utf-8") as file:
