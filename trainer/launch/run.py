@@ -180,9 +180,9 @@ async def _command_rollout(options: LaunchOptions) -> AsyncIterator[_CommandRoll
             facts["model"] = policy.model
         new = new_rollout(task, "dev" if policy else "collect", rollout_id, seed=options.seed, **facts)
         await store.enqueue_rollouts([new])
-        leased = await store.dequeue_rollout(f"run-{os.getpid()}", run_id=new.run_id)
-        assert leased is not None
-        attempt = leased.attempt.attempt
+        attempted_rollout = await store.dequeue_rollout(f"run-{os.getpid()}", run_id=new.run_id)
+        assert attempted_rollout is not None
+        attempt = attempted_rollout.attempt.attempt
         await store.update_attempt(rollout_id, attempt, "running")
         context = tracing.RolloutContext(rollout_id, attempt, agent, selection, capture_content=options.capture_content)
         root = tracing.root(context)

@@ -117,12 +117,12 @@ class RunCoordinator:
             return None
         self._lease_tasks[this] = worker_id
         try:
-            leased = await self.store.dequeue_rollout(worker_id, run_id=self.run_id, wait=wait)
+            attempted_rollout = await self.store.dequeue_rollout(worker_id, run_id=self.run_id, wait=wait)
         finally:
             self._lease_tasks.pop(this, None)
-        if leased is None:
+        if attempted_rollout is None:
             return None
-        opening = asyncio.ensure_future(self.open(leased, worker_id))
+        opening = asyncio.ensure_future(self.open(attempted_rollout, worker_id))
         try:
             lease = await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -133,12 +133,12 @@ class RunCoordinator:
             return None
         return lease
 
-    async def open(self, leased: AttemptedRollout, worker_id: str) -> Lease:
+    async def open(self, attempted_rollout: AttemptedRollout, worker_id: str) -> Lease:
         """The lease of an attempt that was dequeued from the store."""
-        rollout, attempt = leased.rollout, leased.attempt.attempt
+        rollout, attempt = attempted_rollout.rollout, attempted_rollout.attempt.attempt
         now = time.monotonic()
         lease = Lease(
-            leased,
+            attempted_rollout,
             self.selection,
             await self._resources(rollout),
             capture_content=self.capture_content,

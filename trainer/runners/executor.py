@@ -71,7 +71,7 @@ class Executor:
                 await self._hook("on_rollout_end", lease, spans=tuple(report.spans))
             except Exception as raised:
                 if report.error is None:
-                    report = Report(report.spans, self._located(raised, lease))
+                    report = Report(report.spans, self._with_place(raised, lease))
                 else:
                     log.warning("rollout %s attempt %d: %s", *lease.id, raised)
         await self.coordinator.finish(lease, report)
@@ -114,7 +114,7 @@ class Executor:
                 attempt=attempt,
             )
         except Exception as raised:
-            error = self._located(raised, lease)
+            error = self._with_place(raised, lease)
         finally:
             tracing.close(context)
         return Report(tuple(context.spans), error)
@@ -122,7 +122,7 @@ class Executor:
     async def _run(
         self, context: tracing.RolloutContext, task: Any, resources: dict[str, Any], info: RolloutInfo, lease: Lease
     ) -> None:
-        agent, leased = self.agent, lease.leased
+        agent = self.agent
         where = {"rollout": info.rollout_id, "attempt": info.attempt, "agent": agent.name}
 
         def record_outcome(scope: tracing.Scope, outcome: Outcome) -> None:
@@ -170,7 +170,7 @@ class Executor:
                         record_failure(scope, error)
 
             future = _in_thread(run_sync, f"agl-rollout-{info.rollout_id}")
-        await asyncio.wait_for(future, leased.rollout.config.timeout_seconds)
+        await asyncio.wait_for(future, lease.rollout.config.timeout_seconds)
 
     async def _hook(self, name: str, lease: Lease, **facts: Any) -> None:
         """Call every hook outside the attempt's context, on the agents' loop: a hook cannot block the gateway."""
@@ -179,9 +179,10 @@ class Executor:
             await asyncio.wait_for(call, lease.rollout.config.timeout_seconds)
 
     async def _each_hook(self, name: str, lease: Lease, **facts: Any) -> None:
+        facts |= {"agent": self.agent, "runner": self.runner, "rollout": lease.attempted_rollout}
         for hook in self.hooks:
             try:
-                await getattr(hook, name)(agent=self.agent, runner=self.runner, rollout=lease.leased, **facts)
+                await getattr(hook, name)(**facts)
             except Exception as error:
                 raise RolloutError(
                     f"the hook {hook.name}.{name} raised {type(error).__name__}: {error}",
@@ -191,17 +192,17 @@ class Executor:
                     agent=self.agent.name,
                 ) from error
 
-    def _located(self, error: Exception, lease: Lease) -> BaseException:
+    def _with_place(self, error: Exception, lease: Lease) -> BaseException:
         if isinstance(error, CaptureError | RewardError) or (isinstance(error, AglError) and "rollout" in error.where):
             return error
-        located = RolloutError(
+        rollout_error = RolloutError(
             f"agent {self.agent.name!r} raised {type(error).__name__}: {error}",
             hint="it is tried again, then dropped from its group; agl.wrap(..., error_reward=x) scores it instead",
             rollout=lease.rollout.rollout_id,
             attempt=lease.attempt,
         )
-        located.__cause__ = error
-        return located
+        rollout_error.__cause__ = error
+        return rollout_error
 
 
 class _AgentLoop:

@@ -40,7 +40,7 @@ class Lease:
     """One attempt to execute, and all that it needs.
 
     Attributes:
-        leased: the rollout and its attempt.
+        attempted_rollout: the rollout and its attempt.
         selection: which agents are trained.
         resources: named values for the agent, in addition to the policy.
         gateway: base URL of the gateway; None when nothing is routed.
@@ -49,7 +49,7 @@ class Lease:
         capture_content: whether texts are recorded.
     """
 
-    leased: AttemptedRollout
+    attempted_rollout: AttemptedRollout
     selection: Selection
     resources: Mapping[str, Any] = field(default_factory=dict)
     gateway: str | None = None
@@ -61,12 +61,12 @@ class Lease:
 
     @property
     def rollout(self) -> Rollout:
-        return self.leased.rollout
+        return self.attempted_rollout.rollout
 
     @property
     def attempt(self) -> int:
         """The attempt's number, from 1."""
-        return self.leased.attempt.attempt
+        return self.attempted_rollout.attempt.attempt
 
     @property
     def id(self) -> tuple[str, int]:

@@ -89,9 +89,12 @@ def _refusal(payload: Payload, error: Exception) -> ConfigError:
     }
     name, value = next((part for part in parts.items() if not _can_be_pickled(part[1])), ("agent", payload.agent))
     path, holder, culprit = _culprit(name, value)
-    held = f"{path}, a {_kind(culprit)}," if holder is None else f"{path} ({_kind(holder)} holds a {_kind(culprit)})"
+    if holder is None:
+        description = f"{path}, a {_kind(culprit)},"
+    else:
+        description = f"{path} ({_kind(holder)} holds a {_kind(culprit)})"
     return ConfigError(
-        f"{name} cannot be sent to worker processes: {held} cannot be pickled: {error}",
+        f"{name} cannot be sent to worker processes: {description} cannot be pickled: {error}",
         hint="make it inside the agent's function, so that each worker makes its own; or put the agent into a "
         'module and name it: fit("package.module:name") or fit("file.py:name")',
     )
@@ -131,24 +134,24 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, list | tuple | set | frozenset | deque):
         yield from ((f"[{i}]", part) for i, part in enumerate(value))
         return
-    named: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     if isinstance(value, functools.partial):
-        named = {"func": value.func, "args": value.args, "keywords": value.keywords}
+        attributes = {"func": value.func, "args": value.args, "keywords": value.keywords}
     elif isinstance(value, types.MethodType):
-        named = {"__self__": value.__self__}
+        attributes = {"__self__": value.__self__}
     elif isinstance(value, types.FunctionType):
         cells, empty = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True), types.CellType()
-        named = {name: cell.cell_contents for name, cell in cells if cell != empty}
+        attributes = {name: cell.cell_contents for name, cell in cells if cell != empty}
         names = _global_names(value.__code__)
-        named |= {name: part for name, part in value.__globals__.items() if name in names}
-        named |= {"__defaults__": value.__defaults__, **vars(value)}
+        attributes |= {name: part for name, part in value.__globals__.items() if name in names}
+        attributes |= {"__defaults__": value.__defaults__, **vars(value)}
     elif not isinstance(value, type | types.ModuleType):
         with contextlib.suppress(TypeError):
             state: Any = object.__getstate__(value)
             # `__dict__`, or with slots (`__dict__`, slots).
-            for attributes in state if isinstance(state, tuple) else (state,):
-                named |= attributes or {}
-    yield from ((f".{name}", part) for name, part in named.items())
+            for values in state if isinstance(state, tuple) else (state,):
+                attributes |= values or {}
+    yield from ((f".{name}", part) for name, part in attributes.items())
 
 
 def _global_names(code: types.CodeType) -> set[str]:

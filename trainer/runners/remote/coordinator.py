@@ -59,7 +59,7 @@ def coordinator_routes(
             leases.popitem(last=False)
         try:
             with _refusals():
-                leased = await asyncio.shield(task)
+                lease = await asyncio.shield(task)
         except Refused:
             leases.pop(request_id, None)
             raise
@@ -68,10 +68,10 @@ def coordinator_routes(
                 raise
             # The run has ended, or has dismissed this worker.
             return Response(status_code=204)
-        if leased is None:
+        if lease is None:
             return Response(status_code=204)
         known = own_workers and coordinator.resources is not None
-        return answer(lease_to_json(leased, selection=not own_workers, resources=not known))
+        return answer(lease_to_json(lease, selection=not own_workers, resources=not known))
 
     async def forget(request: Request) -> Response:
         check(request)
@@ -80,9 +80,9 @@ def coordinator_routes(
         if task is not None:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, StoreError):
-                leased = await task
-                if leased is not None and coordinator is not None:
-                    await coordinator.abandon(leased, "its worker left before it began")
+                lease = await task
+                if lease is not None and coordinator is not None:
+                    await coordinator.abandon(lease, "its worker left before it began")
         return answer({})
 
     async def heartbeat(request: Request) -> Response:

@@ -43,7 +43,7 @@ def lease_to_json(lease: Lease, *, selection: bool = True, resources: bool = Tru
         ConfigError: `agents=` holds a function, which JSON cannot carry.
     """
     return {
-        **_ROLLOUT.dump_python(lease.leased, warnings=False),
+        **_ROLLOUT.dump_python(lease.attempted_rollout, warnings=False),
         "selection": selection_to_json(lease.selection) if selection else None,
         "resources": {n: resource_to_json(value) for n, value in lease.resources.items()} if resources else None,
         "routed": lease.gateway is not None,
@@ -77,10 +77,10 @@ def lease_from_json(
         )
     if data["resources"] is not None:
         resources = {name: resource_from_json(value) for name, value in data["resources"].items()}
-    leased = _ROLLOUT.validate_python(data)
-    path = f"/rollouts/{leased.rollout.rollout_id}/attempts/{leased.attempt.attempt}"
+    attempted_rollout = _ROLLOUT.validate_python(data)
+    path = f"/rollouts/{attempted_rollout.rollout.rollout_id}/attempts/{attempted_rollout.attempt.attempt}"
     return Lease(
-        leased,
+        attempted_rollout,
         selection,
         resources or {},
         gateway=base_url if data["routed"] else None,
