@@ -35,8 +35,8 @@ from agl.trainer.runners.local import LocalRunner
 from agl.trainer.runners.options import RayRunners, Runners
 from agl.trainer.runners.protocol import RolloutResult, Runner
 from agl.trainer.runners.remote.coordinator import SILENT_SECONDS, coordinator_routes, key_check
+from agl.trainer.runners.remote.runner import PATIENCE_SECONDS, RemoteRunner
 from agl.trainer.runners.remote.serialization import selection_to_json
-from agl.trainer.runners.remote.watch import PATIENCE_SECONDS, RemoteRunner
 from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store, new_rollout_id
 
 LOOPBACK = "127.0.0.1"
@@ -191,7 +191,7 @@ class Run:
             resources=self.initial_resources,
             model=model,
             run_id=self.run_id,
-            done=self._done,
+            on_result=self._done,
             air=self.air,
             rewarded=rewarded,
             capture_content=self.capture_content,
@@ -222,21 +222,21 @@ class Run:
     def _make_runner(self, desk: RunCoordinator, url: str) -> Runner:
         if self.runners == "remote":
             return RemoteRunner(
-                desk, url, waiting=self._n_waiting, note=self.progress.note, broken=self._broken,
+                desk, url, waiting=self._n_waiting, note=self.progress.note, on_failure=self._broken,
                 patience=self.runner_patience,
             )  # fmt: skip
         if self.runners == "local":
-            return LocalRunner(self.agent, desk, n_workers=self.n_workers, broken=self._broken, hooks=self.hooks)
+            return LocalRunner(self.agent, desk, n_workers=self.n_workers, on_failure=self._broken, hooks=self.hooks)
         assert self.payload is not None
         assert self.runner_key is not None
         what = (desk, self.payload, url, self.runner_key)
         if not isinstance(self.runners, RayRunners):
             from agl.trainer.runners.process.runner import ProcessRunner
 
-            return ProcessRunner(*what, n_workers=self.n_workers, broken=self._broken)
+            return ProcessRunner(*what, n_workers=self.n_workers, on_failure=self._broken)
         from agl.trainer.runners.ray import RayRunner
 
-        return RayRunner(self._cluster, *what, options=self.runners, n_workers=self.n_workers, broken=self._broken)
+        return RayRunner(self._cluster, *what, options=self.runners, n_workers=self.n_workers, on_failure=self._broken)
 
     def _n_waiting(self) -> int:
         return sum(not future.done() for future in self._waiting.values())

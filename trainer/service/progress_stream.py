@@ -1,4 +1,4 @@
-"""A run's progress for those who watch it from elsewhere: kept in its record, and told as it changes."""
+"""A run's progress for remote clients: recorded, and announced to those that wait for changes."""
 
 from __future__ import annotations
 
@@ -12,67 +12,67 @@ from agl.trainer.service.run_record import RunRecord
 if TYPE_CHECKING:
     from agl.trainer.runners.protocol import RolloutResult
 
-TELL_SECONDS = 1.0
-"""Rollouts that end are told together, so often."""
+NOTIFY_SECONDS = 1.0
+"""Ends of rollouts are announced together, this often at most."""
 
 
 class ProgressStream(Progress):
     """Progress of one run. Lives on the run's event loop.
 
     Args:
-        record: what is known of it. enabled: whether this terminal shows it too.
+        record: of the run. enabled: whether to show the progress in this terminal, too.
     """
 
     def __init__(self, record: RunRecord, enabled: bool) -> None:
         super().__init__(enabled)
         self.record = record
         self._changed = asyncio.Event()
-        self._told = self._began = time.monotonic()
-        self._first = 0
+        self._last_notified = self._start_time = time.monotonic()
+        self._start_step = 0
 
     def start(self, steps: int, first_step: int = 0) -> None:
         super().start(steps, first_step)
-        self._began, self._first = time.monotonic(), first_step
+        self._start_time, self._start_step = time.monotonic(), first_step
         record = self.record
         record.steps, record.step = steps, first_step
-        # What came after the last checkpoint is done again.
+        # Steps after the last checkpoint are repeated.
         record.history = [h for h in record.history if h.get("step", 0) <= first_step]
         self.save()
 
     def began(self, mode: str, step: int, rollouts: int) -> None:
         super().began(mode, step, rollouts)
         self.record.rollouts = (0, rollouts)
-        self.tell()
+        self.notify()
 
     def rolled_out(self, result: RolloutResult) -> None:
         super().rolled_out(result)
-        done, asked = self.record.rollouts
-        self.record.rollouts = (done + 1, asked)
-        if time.monotonic() - self._told > TELL_SECONDS:
-            self.tell()
+        done, total = self.record.rollouts
+        self.record.rollouts = (done + 1, total)
+        if time.monotonic() - self._last_notified > NOTIFY_SECONDS:
+            self.notify()
 
     def step(self, entry: dict[str, Any]) -> None:
         super().step(entry)
-        record, done = self.record, int(entry["step"])
+        record, step = self.record, int(entry["step"])
         record.history.append(entry)
-        record.step = done
-        took = time.monotonic() - self._began
-        record.eta_seconds = took / max(1, done - self._first) * ((record.steps or done) - done)
+        record.step = step
+        seconds = time.monotonic() - self._start_time
+        record.eta_seconds = seconds / max(1, step - self._start_step) * ((record.steps or step) - step)
         self.save()
 
     def save(self) -> None:
-        """Write the record, then tell."""
+        """Write the record, then wake the waiting clients."""
         self.record.save()
-        self.tell()
+        self.notify()
 
-    def tell(self) -> None:
-        """Wake who watches."""
-        self._told = time.monotonic()
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+    def notify(self) -> None:
+        """Wake the callers of `changed`."""
+        self._last_notified = time.monotonic()
+        event, self._changed = self._changed, asyncio.Event()
+        event.set()
 
     async def changed(self, seconds: float) -> None:
-        """Wait until something changes, so long at most."""
+        """Wait until something changes, for this long at most."""
         try:
             await asyncio.wait_for(self._changed.wait(), seconds)
         except TimeoutError:
