@@ -388,7 +388,7 @@ def _prompt(rendering: Rendering, request: ChatRequest, match: SessionMatch) -> 
         if extended is not None:
             prompt = rendering.force(extended, request.tools, request.force_tool)
             return prompt.ids, prompt.forced_ids, match
-        cause = rendering.why_not(*arguments, history_has_system=system)
+        cause = rendering.fork_reason(*arguments, history_has_system=system)
         match = replace(match, parent=None, new=0, cause=ForkCause.TEMPLATE, detail=cause)
     prompt = rendering.prompt(request.messages, request.tools, force_tool=request.force_tool)
     return prompt.ids, prompt.forced_ids, match
