@@ -21,11 +21,11 @@ from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.http.limits import Limits, Refused, refusal_body
 
 
-def build_app(gateway: Gateway, beside: Sequence[Route] = (), limits: Limits | None = None) -> Starlette:
+def build_app(gateway: Gateway, extra_routes: Sequence[Route] = (), limits: Limits | None = None) -> Starlette:
     """The ASGI application that serves a gateway.
 
     Args:
-        gateway: what to serve. beside: other routes to serve at the same address. limits: what clients may do.
+        gateway: what to serve. extra_routes: other routes at the same address. limits: what clients may do.
     """
 
     async def models(request: Request) -> Response:
@@ -52,7 +52,7 @@ def build_app(gateway: Gateway, beside: Sequence[Route] = (), limits: Limits | N
         )
 
     routes = [
-        *beside,
+        *extra_routes,
         Route("/health", health),
         Route(f"{http.PREFIX}/models", models),
         Route(f"{http.PREFIX}/models/{{model:path}}", model),
@@ -73,7 +73,7 @@ def build_app(gateway: Gateway, beside: Sequence[Route] = (), limits: Limits | N
 
 
 def _messages_routes(gateway: Gateway) -> list[Route]:
-    """Those of Anthropic Messages, which also counts tokens and has its own form of errors."""
+    """The routes of Anthropic Messages, which also counts tokens and has its own form of errors."""
 
     async def count_tokens(request: Request) -> Response:
         access = http.attempt_of(gateway, request)

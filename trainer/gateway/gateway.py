@@ -190,6 +190,7 @@ class Gateway:
             RequestError: the request cannot be served; recorded as a failed call.
             CancelledError: the awaiting task was cancelled; recorded as a cancelled call.
         """
+        # The attempt was closed while the body was read.
         if pending.recorded:
             raise invalid_key(pending.access.rollout_id, pending.access.attempt)
         pending.task = asyncio.current_task()

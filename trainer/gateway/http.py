@@ -66,7 +66,7 @@ def attempt_of(gateway: Gateway, request: Request) -> Access:
     """The attempt that a request belongs to.
 
     Raises:
-        RequestError: 401, the key is not good for an open attempt.
+        RequestError: 401, the key is not that of an open attempt.
     """
     return gateway.find_attempt(request.path_params["rollout"], request.path_params["attempt"], request.headers)
 
@@ -92,7 +92,7 @@ def _begin_request(gateway: Gateway, request: Request, response_id: str) -> Pend
     """Register the arrival of a request; `Gateway.complete` or `refuse` must follow.
 
     Raises:
-        RequestError: 401, the key is not good for an open attempt; 429, the attempt has too many requests running.
+        RequestError: 401, the key is not that of an open attempt; 429, the attempt has too many requests running.
     """
     access = attempt_of(gateway, request)
     most = _limits(request).requests_per_attempt

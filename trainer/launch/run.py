@@ -194,7 +194,7 @@ async def _prepared(launch: LaunchOptions) -> AsyncIterator[_Prepared]:
             store, wire, {name: os.environ.get(_URLS[name]) or base for name, base in PROVIDERS.items()}
         )
         stack.push_async_callback(launched.close)
-        server = GatewayServer(gateway, beside=launched.routes())
+        server = GatewayServer(gateway, extra_routes=launched.routes())
         await server.start()
         # An answer that breaks off on its way breaks off here too; that is recorded, and no news for the terminal.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
