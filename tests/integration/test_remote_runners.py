@@ -59,7 +59,7 @@ class ServedPolicy:
             self.check(request)
 
         routes = coordinator_routes(lambda: self.coordinator, check)
-        self.server = GatewayServer(self.gateway, port=self.port, beside=routes)
+        self.server = GatewayServer(self.gateway, port=self.port, extra_routes=routes)
         url = await self.server.start()
         self.port = self.server.port
         assert self.coordinator is not None

@@ -161,6 +161,11 @@ def rendering_of(tokenizer: Any) -> Rendering:
     return Rendering(tokenizer)
 
 
+def new_access() -> Access:
+    """An attempt that was not opened at any gateway, for reading a dialect's body alone."""
+    return Access("ro-1", 1, select(None), 0, SamplingRules(), "http://gateway", b"")
+
+
 class Attempt:
     """An open attempt and clients for it."""
 

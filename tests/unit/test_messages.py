@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from late import Late
-from scripted import Attempt, ScriptedEngine, in_loop, quick_tokenizer, serving, tool_call, until
+from scripted import Attempt, ScriptedEngine, in_loop, new_access, quick_tokenizer, serving, tool_call, until
 from tiny_tokenizers import template_tokenizer
 
 from agl.errors import EngineError
@@ -18,7 +18,7 @@ from agl.mdp.builder import build_trajectory
 from agl.mdp.selection import select
 from agl.mdp.sequence import merge, merge_report
 from agl.mdp.span_index import SpanIndex
-from agl.trainer.gateway.dialects.messages_body import read
+from agl.trainer.gateway.dialects.messages.body import read
 from agl.trainer.gateway.errors import RequestError
 
 anthropic = Late("anthropic")
@@ -60,7 +60,7 @@ def blocks(message: Any) -> list[dict[str, Any]]:
 
 
 def asked(**fields: Any) -> Any:
-    return read(ASK | fields)[0]
+    return read(ASK | fields, new_access()).chat
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_cannot_be_read_is_refused(name: str) -> None:
     fields, told = BAD[name]
     with pytest.raises(RequestError, match=told.replace(".", r"\.")) as caught:
-        read(ASK | fields)
+        read(ASK | fields, new_access())
     assert caught.value.status == 400
 
 

@@ -193,7 +193,7 @@ async def _command_rollout(options: LaunchOptions) -> AsyncIterator[_CommandRoll
             store, inference, {name: os.environ.get(_URLS[name]) or base for name, base in PROVIDERS.items()}
         )
         stack.push_async_callback(proxy.close)
-        server = GatewayServer(gateway, beside=proxy.routes())
+        server = GatewayServer(gateway, extra_routes=proxy.routes())
         await server.start()
         # A provider's answer that breaks off breaks off here, too: that is recorded and need not be logged.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)

@@ -203,7 +203,7 @@ class Run:
             gateway = self.gateway or Gateway(self.store, capture_content=self.capture_content)
             routes = self._runner_routes()
             self._server = (
-                GatewayServer(gateway, host=await self._reachable_host(), port=self.port, beside=routes)
+                GatewayServer(gateway, host=await self._reachable_host(), port=self.port, extra_routes=routes)
                 if self.serve is None
                 else self.serve(gateway, routes)
             )

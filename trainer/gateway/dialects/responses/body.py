@@ -1,28 +1,26 @@
-"""What a request to the OpenAI Responses API asks for.
-
-Source: OpenAI API reference, "Create a model response".
-"""
+"""A request in the form of the Responses API."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from agl.trainer.engines.base import Sampling
+from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.calls import ChatRequest
-from agl.trainer.gateway.dialects.bodies import validated
-from agl.trainer.gateway.dialects.responses_items import History, Kept, Message, expect, messages_of
+from agl.trainer.gateway.dialects.base import DialectRequest
+from agl.trainer.gateway.dialects.common import ToolChoice, expect, named_tool, tool_choice, validated
+from agl.trainer.gateway.dialects.responses.items import messages_of
 from agl.trainer.gateway.errors import RequestError
+from agl.trainer.gateway.stored_responses import Message, StoredResponse
 
 LOGPROBS = "message.output_text.logprobs"
 
 
-class ResponsesBody(BaseModel):
-    """The fields of a request. Those under "no effect" are understood and do not concern sampling."""
-
-    model_config = ConfigDict(extra="forbid")
+class ResponsesBody(BaseModel, extra="forbid"):
+    """The fields of a request. Those under "no effect" are accepted and do not concern sampling."""
 
     model: str = ""
     input: Any = None
@@ -37,7 +35,7 @@ class ResponsesBody(BaseModel):
     stream: bool | None = None
     include: list[str] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    # What they ask for is kept nowhere here.
+    # They refer to state on OpenAI's servers, which does not exist here.
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None
@@ -61,13 +59,26 @@ class ResponsesBody(BaseModel):
 
 _RECORDED = frozenset(
     {
-        "model", "previous_response_id", "store", "tool_choice", "max_output_tokens", "temperature", "top_p", "stream",
-        "include", "top_logprobs", "text", "truncation", "reasoning", "parallel_tool_calls", "max_tool_calls",
+        "model",
+        "previous_response_id",
+        "store",
+        "tool_choice",
+        "max_output_tokens",
+        "temperature",
+        "top_p",
+        "stream",
+        "include",
+        "top_logprobs",
+        "text",
+        "truncation",
+        "reasoning",
+        "parallel_tool_calls",
+        "max_tool_calls",
     }
-)  # fmt: skip
-"""Fields that are kept with the call as they were sent."""
+)
+"""Fields that are recorded with the call, unchanged."""
 
-_NOT_HERE = {
+_UNSUPPORTED = {
     "background": "answers are given at once",
     "conversation": "use previous_response_id, or send the whole input",
     "prompt": "prompts are not stored here; send instructions and input",
@@ -76,59 +87,56 @@ _NOT_HERE = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
-    """A request that was read.
+class ResponsesRequest(DialectRequest[ResponsesBody]):
+    """A request of the dialect.
 
     Attributes:
-        body: its fields. chat: in no dialect. new: the messages of its input. before: the response that it continues.
+        new: the messages of its input. previous: the response that it continues.
+        logprobs: whether the answer has log-probs.
     """
 
-    body: ResponsesBody
-    chat: ChatRequest
     new: list[Message]
-    before: Kept | None
-
-    @property
-    def logprobs(self) -> bool:
-        """Whether log-probs are asked for."""
-        return _logprobs(self.body)
+    previous: StoredResponse | None
+    logprobs: bool
 
 
-def read(data: Any, history: History) -> Asked:
-    """A request body.
+def read(data: Any, access: Access) -> ResponsesRequest:
+    """A request from its body's JSON.
 
     Args:
         data: the body's JSON.
-        history: of the attempt.
+        access: of the attempt, whose stored responses can be continued.
 
     Raises:
         RequestError: 400, naming the field at fault.
     """
     body = validated(ResponsesBody, data)
-    for name, instead in _NOT_HERE.items():
+    for name, instead in _UNSUPPORTED.items():
         if getattr(body, name):
             raise RequestError(400, f"{name} is not supported: {instead}", code="unsupported_parameter", param=name)
     items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     expect(items, list, "input", "is neither text nor a list of items")
     if not items:
         raise RequestError(400, "input is empty", code="invalid_value", param="input")
-    before = None if body.previous_response_id is None else history.response(body.previous_response_id)
-    new = messages_of(items, history)
-    # Instructions are those of this request alone: OpenAI does not carry them over to the next response.
+    previous = None if body.previous_response_id is None else access.responses.get(body.previous_response_id)
+    new = messages_of(items, access.responses.items)
+    # Instructions belong to this request alone: OpenAI does not carry them over to the next response.
     system = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
-    messages = [*system, *(before.conversation() if before else ()), *new]
+    messages = [*system, *(previous.conversation() if previous else ()), *new]
     tools, force = _tools(body)
+    logprobs = body.top_logprobs is not None or LOGPROBS in (body.include or ())
     sampling = Sampling(
         max_tokens=body.max_output_tokens or 0,
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
-        top_logprobs=(body.top_logprobs or 0) if _logprobs(body) else 0,
+        top_logprobs=(body.top_logprobs or 0) if logprobs else 0,
     )
-    sent = {k: v for k, v in data.items() if k in _RECORDED}
-    return Asked(body, ChatRequest(messages, tools, force, sampling, asked=sent), new, before)
+    options = {k: v for k, v in data.items() if k in _RECORDED}
+    chat = ChatRequest(messages, tools, force, sampling, options=options)
+    return ResponsesRequest(body, chat, bool(body.stream), new, previous, logprobs)
 
 
-def _tools(body: ResponsesBody) -> tuple[list[dict[str, Any]] | None, str | Literal[True] | None]:
+def _tools(body: ResponsesBody) -> ToolChoice:
     """Tools in the form of Chat Completions, and which one is forced."""
     tools = []
     for i, tool in enumerate(body.tools or ()):
@@ -144,9 +152,8 @@ def _tools(body: ResponsesBody) -> tuple[list[dict[str, Any]] | None, str | Lite
         expect(tool.get("name"), str, f"{where}.name", "is missing")
         expect(tool.get("description"), str | None, f"{where}.description", "is not a text")
         expect(tool.get("parameters"), dict | None, f"{where}.parameters", "is not a JSON schema")
-        kept = {k: tool[k] for k in ("name", "description", "parameters", "strict") if tool.get(k) is not None}
-        tools.append({"type": "function", "function": kept})
-    names = [t["function"]["name"] for t in tools]
+        function = {k: tool[k] for k in ("name", "description", "parameters", "strict") if tool.get(k) is not None}
+        tools.append({"type": "function", "function": function})
     choice = body.tool_choice
     if isinstance(choice, dict):
         if choice.get("type") != "function":
@@ -156,21 +163,5 @@ def _tools(body: ResponsesBody) -> tuple[list[dict[str, Any]] | None, str | Lite
                 code="unsupported_value",
                 param="tool_choice",
             )
-        if choice.get("name") not in names:
-            raise RequestError(
-                400, f"tool_choice names {choice.get('name')!r}, which is not among the tools", param="tool_choice"
-            )
-        return tools, choice["name"]
-    if choice == "none":
-        return None, None
-    if choice == "required":
-        if not names:
-            raise RequestError(400, "tool_choice requires a tool, but there are none", param="tool_choice")
-        return tools, names[0] if len(names) == 1 else True
-    if choice not in (None, "auto"):
-        raise RequestError(400, f"tool_choice {choice!r} is unknown", code="invalid_value", param="tool_choice")
-    return tools or None, None
-
-
-def _logprobs(body: ResponsesBody) -> bool:
-    return body.top_logprobs is not None or LOGPROBS in (body.include or ())
+        return named_tool(tools, choice.get("name"))
+    return tool_choice(tools, choice, required=("required",))

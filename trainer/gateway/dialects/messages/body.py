@@ -1,26 +1,23 @@
-"""A request in Anthropic's Messages form, read as a `ChatRequest`.
-
-Source: Anthropic API reference, "Create a Message" and "Count Message tokens".
-"""
+"""A request in the form of Anthropic Messages."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from agl.trainer.engines.base import Sampling
+from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.calls import ChatRequest
-from agl.trainer.gateway.dialects.bodies import validated
+from agl.trainer.gateway.dialects.base import DialectRequest
+from agl.trainer.gateway.dialects.common import ToolChoice, any_tool, tool_names, validated
 from agl.trainer.gateway.errors import RequestError
 
 
-class MessagesBody(BaseModel):
-    """The fields of a request. Those under "no effect" are understood and do not concern sampling."""
-
-    model_config = ConfigDict(extra="forbid")
+class MessagesBody(BaseModel, extra="forbid"):
+    """The fields of a request. Those under "no effect" are accepted and do not concern sampling."""
 
     model: str = ""
     messages: list[dict[str, Any]] = Field(min_length=1)
@@ -45,7 +42,7 @@ class MessagesBody(BaseModel):
     diagnostics: Any = None
     user_profile_id: Any = None
     workspace_id: Any = None
-    # Work of Anthropic's own servers, which would change what the policy reads or who answers.
+    # Features of Anthropic's servers, which would change what the policy reads or what answers.
     container: Any = None
     mcp_servers: Any = None
     context_management: Any = None
@@ -55,31 +52,48 @@ class MessagesBody(BaseModel):
 
     @property
     def thinks(self) -> bool:
-        """Whether the client asked to be shown what the model thinks."""
+        """Whether the client wants the model's reasoning in the answer."""
         return (self.thinking or {}).get("type") in ("enabled", "adaptive")
 
 
-_ELSEWHERE = ("container", "mcp_servers", "context_management", "compaction", "thread", "fallbacks")
+MessagesRequest = DialectRequest[MessagesBody]
+
+_SERVER_FEATURES = ("container", "mcp_servers", "context_management", "compaction", "thread", "fallbacks")
 
 _RECORDED = frozenset(
-    {"model", "max_tokens", "tool_choice", "stop_sequences", "temperature", "top_p", "top_k", "thinking", "stream",
-     "output_config", "output_format"}
-)  # fmt: skip
-"""Fields that are kept with the call as they were sent: those that concern sampling."""
+    {
+        "model",
+        "max_tokens",
+        "tool_choice",
+        "stop_sequences",
+        "temperature",
+        "top_p",
+        "top_k",
+        "thinking",
+        "stream",
+        "output_config",
+        "output_format",
+    }
+)
+"""Fields that are recorded with the call, unchanged: those that concern sampling."""
+
+Block = Mapping[str, Any]
 
 
-def read(data: Any, *, counting: bool = False) -> tuple[ChatRequest, MessagesBody]:
-    """A request body as a `ChatRequest`.
+def read(data: Any, access: Access, *, counting: bool = False) -> MessagesRequest:
+    """A request from its body's JSON.
 
     Args:
-        data: the body's JSON. counting: whether its tokens are only to be counted, so that `max_tokens` may be missing.
+        data: the body's JSON. access: of the attempt.
+        counting: whether its tokens are only counted, so that `max_tokens` may be missing.
 
     Raises:
         RequestError: 400, naming the field at fault.
     """
-    counted = counting and isinstance(data, dict)
-    body = validated(MessagesBody, {"max_tokens": 1, **data} if counted else data)
-    for name in _ELSEWHERE:
+    if counting and isinstance(data, dict):
+        data = {"max_tokens": 1, **data}
+    body = validated(MessagesBody, data)
+    for name in _SERVER_FEATURES:
         if getattr(body, name):
             raise RequestError(
                 400,
@@ -89,7 +103,8 @@ def read(data: Any, *, counting: bool = False) -> tuple[ChatRequest, MessagesBod
             )
     if "" in (body.stop_sequences or ()):
         raise _invalid("stop_sequences", "an empty text ends every answer")
-    messages = [*_system(body.system)]
+    system = _text(body.system or "", "system")
+    messages = [{"role": "system", "content": system}] if system else []
     for i, message in enumerate(body.messages):
         messages += _messages(message, f"messages.{i}")
     if messages[-1]["role"] == "assistant":
@@ -102,20 +117,17 @@ def read(data: Any, *, counting: bool = False) -> tuple[ChatRequest, MessagesBod
         top_k=body.top_k or 0,
         stop=tuple(body.stop_sequences or ()),
     )
-    asked = {k: v for k, v in data.items() if k in _RECORDED}
-    return ChatRequest(messages, tools, force, sampling, asked=asked, failed_tools=_failed(body.messages)), body
+    options = {k: v for k, v in data.items() if k in _RECORDED}
+    failed_tools = _failed_tools(body.messages)
+    chat = ChatRequest(messages, tools, force, sampling, options=options, failed_tools=failed_tools)
+    return DialectRequest(body, chat, bool(body.stream))
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
-def _system(system: str | list[Any] | None) -> Iterator[dict[str, Any]]:
-    if text := _text(system or "", "system"):
-        yield {"role": "system", "content": text}
-
-
 def _messages(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """A message as OpenAI's: each tool result becomes one of its own, before the text that stands beside it."""
+    """A message in OpenAI's form: each tool result becomes a separate message, before the text next to it."""
     role, content = message.get("role"), message.get("content")
     if role == "system":
         return [{"role": "system", "content": _text(content, f"{where}.content")}]
@@ -127,28 +139,28 @@ def _messages(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     return [_assistant(blocks)] if role == "assistant" else _user(blocks)
 
 
-def _user(blocks: list[tuple[str, str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def _user(blocks: list[tuple[str, str, Block]]) -> list[dict[str, Any]]:
     results, texts = [], []
     for kind, where, block in blocks:
         if kind == "text":
             texts.append(_string(block, "text", where))
         elif kind == "tool_result":
-            said = _text(block.get("content") or "", f"{where}.content")
-            if not said and block.get("is_error"):
-                said = "error"
-            results.append({"role": "tool", "tool_call_id": _string(block, "tool_use_id", where), "content": said})
+            text = _text(block.get("content") or "", f"{where}.content")
+            if not text and block.get("is_error"):
+                text = "error"
+            results.append({"role": "tool", "tool_call_id": _string(block, "tool_use_id", where), "content": text})
         else:
             raise _unreadable(kind, where)
     return [*results, {"role": "user", "content": "".join(texts)}] if texts or not results else results
 
 
-def _failed(messages: list[dict[str, Any]]) -> frozenset[str]:
+def _failed_tools(messages: list[dict[str, Any]]) -> frozenset[str]:
     """The ids of the tool uses whose results are marked as errors."""
     blocks = (b for m in messages if isinstance(m.get("content"), list) for b in m["content"])
     return frozenset(str(b["tool_use_id"]) for b in blocks if b.get("type") == "tool_result" and b.get("is_error"))
 
 
-def _assistant(blocks: list[tuple[str, str, Mapping[str, Any]]]) -> dict[str, Any]:
+def _assistant(blocks: list[tuple[str, str, Block]]) -> dict[str, Any]:
     texts, thoughts, calls = [], [], []
     for kind, where, block in blocks:
         if kind == "text":
@@ -156,10 +168,10 @@ def _assistant(blocks: list[tuple[str, str, Mapping[str, Any]]]) -> dict[str, An
         elif kind == "thinking":
             thoughts.append(_string(block, "thinking", where))
         elif kind == "tool_use":
-            given = block.get("input")
-            if not isinstance(given, dict):
+            arguments = block.get("input")
+            if not isinstance(arguments, dict):
                 raise _invalid(f"{where}.input", "is not an object")
-            function = {"name": _string(block, "name", where), "arguments": json.dumps(given, ensure_ascii=False)}
+            function = {"name": _string(block, "name", where), "arguments": json.dumps(arguments, ensure_ascii=False)}
             calls.append({"id": _string(block, "id", where), "type": "function", "function": function})
         elif kind != "redacted_thinking":
             raise _unreadable(kind, where)
@@ -171,7 +183,7 @@ def _assistant(blocks: list[tuple[str, str, Mapping[str, Any]]]) -> dict[str, An
     return message
 
 
-def _blocks(content: Any, where: str) -> list[tuple[str, str, Mapping[str, Any]]]:
+def _blocks(content: Any, where: str) -> list[tuple[str, str, Block]]:
     """(type, where, block) of each content block."""
     if not isinstance(content, list):
         raise _invalid(where, "is neither text nor content blocks")
@@ -184,7 +196,7 @@ def _blocks(content: Any, where: str) -> list[tuple[str, str, Mapping[str, Any]]
 
 
 def _text(content: Any, where: str) -> str:
-    """The text of a content that can hold nothing else."""
+    """The text of a content that may hold only text."""
     if isinstance(content, str):
         return content
     texts = []
@@ -198,21 +210,20 @@ def _text(content: Any, where: str) -> str:
 # -- tools ------------------------------------------------------------------------------------------------------------
 
 
-def _tools(body: MessagesBody) -> tuple[list[dict[str, Any]] | None, str | Literal[True] | None]:
-    tools = [_tool(tool, f"tools.{i}") for i, tool in enumerate(body.tools or ())] or None
-    names = [t["function"]["name"] for t in tools or ()]
+def _tools(body: MessagesBody) -> ToolChoice:
+    tools = [_tool(tool, f"tools.{i}") for i, tool in enumerate(body.tools or ())]
     choice = body.tool_choice or {"type": "auto"}
     match choice.get("type"):
         case "auto":
-            return tools, None
+            return tools or None, None
         case "none":
             return None, None
         case "any":
-            if not names:
+            if not tools:
                 raise _invalid("tool_choice", "requires a tool, but there are none")
-            return tools, names[0] if len(names) == 1 else True
+            return tools, any_tool(tools)
         case "tool":
-            if choice.get("name") not in names:
+            if choice.get("name") not in tool_names(tools):
                 raise _invalid("tool_choice.name", f"{choice.get('name')!r} is not among the tools")
             return tools, choice["name"]
     raise _invalid("tool_choice.type", f"{choice.get('type')!r} is unknown; use auto, any, tool or none")
@@ -234,7 +245,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {"type": "function", "function": {**function, "parameters": tool["input_schema"]}}
 
 
-def _string(block: Mapping[str, Any], name: str, where: str) -> str:
+def _string(block: Block, name: str, where: str) -> str:
     value = block.get(name)
     if not isinstance(value, str):
         raise _invalid(f"{where}.{name}", "is missing" if value is None else "is not a text")

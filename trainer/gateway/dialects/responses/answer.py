@@ -1,44 +1,56 @@
-"""What the OpenAI Responses API answers: response objects and their output items."""
+"""The JSON answer of the Responses API: response objects and their output items."""
 
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import orjson
+
+from agl.trainer.gateway.access import PendingRequest
 from agl.trainer.gateway.calls import Reply, ServedPolicy
-from agl.trainer.gateway.dialects import chat
-from agl.trainer.gateway.dialects.responses_body import Asked, ResponsesBody
-from agl.trainer.gateway.dialects.responses_items import History
-from agl.trainer.rendering.rendering import Rendering
+from agl.trainer.gateway.dialects.common import logprob_entries
+from agl.trainer.gateway.dialects.responses.body import ResponsesBody, ResponsesRequest
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
-def new_id() -> str:
-    """An id for a response; the id of the call recorded for it."""
-    return f"resp_{uuid.uuid4().hex}"
+def answer(pending: PendingRequest, served: ServedPolicy, request: ResponsesRequest, replies: Sequence[Reply]) -> bytes:
+    """The response object of the only reply."""
+    (reply,) = replies
+    return orjson.dumps(finished_response(pending, served, request, reply, created=pending.started_at))
 
 
-def finished(
-    response_id: str, served: ServedPolicy, asked: Asked, history: History, reply: Reply, *, created: float
+def finished_response(
+    pending: PendingRequest, served: ServedPolicy, request: ResponsesRequest, reply: Reply, *, created: float
 ) -> dict[str, Any]:
-    """The response object of an answer, which from now on can be continued."""
-    items = _output(response_id, reply, _logprobs(reply, asked, served.rendering))
-    if asked.body.store is not False:
-        history.keep(response_id, asked.before, [*asked.new, reply.message], items)
-    cut = reply.finish_reason == "length"
-    return response(
-        response_id, served.name, asked.body, "incomplete" if cut else "completed", created,
+    """The response object of a reply, which is stored: later requests can continue it.
+
+    Args:
+        pending, request: what is answered. served: the policy that answered. reply: its answer.
+        created: epoch seconds.
+    """
+    response_id = pending.response_id
+    logprobs = logprob_entries(reply.completion, served.rendering) if request.logprobs else []
+    items = _output(response_id, reply, logprobs)
+    if request.body.store is not False:
+        pending.access.responses.add(response_id, request.previous, [*request.new, reply.message], items)
+    cut_short = reply.finish_reason == "length"
+    return response_object(
+        response_id,
+        served.name,
+        request.body,
+        "incomplete" if cut_short else "completed",
+        created,
         output=items,
-        incomplete_details={"reason": "max_output_tokens"} if cut else None,
+        incomplete_details={"reason": "max_output_tokens"} if cut_short else None,
         usage=_usage(reply),
-        completed_at=None if cut else time.time(),
-    )  # fmt: skip
+        completed_at=None if cut_short else time.time(),
+    )
 
 
-def response(
+def response_object(
     response_id: str,
     model: str,
     body: ResponsesBody,
@@ -51,7 +63,7 @@ def response(
     usage: Mapping[str, Any] | None = None,
     completed_at: float | None = None,
 ) -> dict[str, Any]:
-    """A response object: the request's fields as OpenAI echoes them, and what came of it."""
+    """A response object: the request's fields as OpenAI repeats them, and the outcome."""
     return {
         "id": response_id,
         "object": "response",
@@ -83,13 +95,8 @@ def response(
     }
 
 
-def _logprobs(reply: Reply, asked: Asked, rendering: Rendering) -> list[Any]:
-    """Log-probs of all sampled tokens, if they were asked for."""
-    return chat._logprobs(reply.completion, rendering)["content"] if asked.logprobs else []
-
-
 def _usage(reply: Reply) -> dict[str, Any]:
-    """Token counts; cached tokens are those continued exactly. Reasoning tokens are not told apart from the others."""
+    """Token counts; cached tokens are those continued exactly. Reasoning tokens are not counted separately."""
     sampled = reply.completion.token_ids.size
     return {
         "input_tokens": reply.prompt_tokens,
@@ -104,13 +111,13 @@ def _usage(reply: Reply) -> dict[str, Any]:
 
 
 def reasoning_item(response_id: str, text: str) -> dict[str, Any]:
-    """What the model thought, in full."""
+    """The item of an answer's whole reasoning."""
     content = [{"type": "reasoning_text", "text": text}]
     return {"id": _item_id("rs", response_id), "type": "reasoning", "summary": [], "content": content}
 
 
 def message_item(response_id: str, text: str | None, status: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
-    """What the model said; None for a message that has not begun."""
+    """The item of an answer's text; None for a message that has not begun."""
     content = [] if text is None else [text_part(text, logprobs)]
     item_id = _item_id("msg", response_id)
     return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
@@ -121,14 +128,14 @@ def text_part(text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
-def _output(response_id: str, reply: Reply, logprobs: Sequence[Any] = ()) -> list[dict[str, Any]]:
+def _output(response_id: str, reply: Reply, logprobs: Sequence[Any]) -> list[dict[str, Any]]:
     """The output items of an answer: reasoning, text, calls."""
     message = reply.message
     calls = message.get("tool_calls") or ()
     items = []
     if reasoning := message.get("reasoning_content"):
         items.append(reasoning_item(response_id, reasoning))
-    # An answer that holds nothing else is an empty text, so that a client can send it back.
+    # An answer without items would be nothing that a client can send back: it gets an empty text.
     if message.get("content") or not calls:
         items.append(message_item(response_id, message.get("content") or "", "completed", logprobs))
     for k, call in enumerate(calls):

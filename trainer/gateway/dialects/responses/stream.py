@@ -1,7 +1,4 @@
-"""The stream of an OpenAI response: its events, in OpenAI's order.
-
-Source: OpenAI API reference, "Streaming events" of Responses.
-"""
+"""The stream of the Responses API: its events, in OpenAI's order."""
 
 from __future__ import annotations
 
@@ -9,91 +6,91 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agl.trainer.gateway import http
+from agl.trainer.gateway.access import PendingRequest
 from agl.trainer.gateway.calls import Choice, Reply, ServedPolicy
-from agl.trainer.gateway.dialects import chat
-from agl.trainer.gateway.dialects.responses_answer import (
+from agl.trainer.gateway.dialects.common import sse
+from agl.trainer.gateway.dialects.deltas import Delta, MessageDeltas
+from agl.trainer.gateway.dialects.responses.answer import (
     Status,
-    finished,
+    finished_response,
     message_item,
     reasoning_item,
-    response,
+    response_object,
     text_part,
 )
-from agl.trainer.gateway.dialects.responses_body import Asked
-from agl.trainer.gateway.dialects.responses_items import History
+from agl.trainer.gateway.dialects.responses.body import ResponsesRequest
 from agl.trainer.gateway.errors import RequestError
 
 
-class Streamer:
-    """Turns tokens, as they come, into events.
+class ResponsesStream:
+    """The events of one response.
 
     Invariant: the deltas of an item add up to the item in `response.output_item.done`, and those items, in order, are
-    the output of the response that ends the stream. What can be told when is decided by the chat dialect's streamer.
+    the output of the response that ends the stream.
     """
 
-    def __init__(self, response_id: str, asked: Asked, history: History, served: ServedPolicy) -> None:
-        self._id, self._asked, self._history, self._served = response_id, asked, history, served
+    def __init__(self, pending: PendingRequest, served: ServedPolicy, request: ResponsesRequest) -> None:
+        self._pending, self._served, self._request = pending, served, request
+        self._id = pending.response_id
         self._created = time.time()
-        body = chat.ChatBody.model_construct()
-        self._chat = chat.Streamer(response_id, served.name, body, asked.chat, served.rendering)
-        self._number = -1
-        self._reasoned = self._speaking = False
+        self._deltas = MessageDeltas(request.chat, served.rendering)
+        self._sequence_number = -1
+        self._reasoned = self._message_begun = False
 
     def push(self, choice: Choice) -> Iterator[bytes]:
-        """For what was sampled since the last call."""
+        """Events for what was sampled since the last call."""
         yield from self._begin()
-        for chunk in self._chat.push(choice):
-            yield from self._said(chunk["choices"][0]["delta"])
+        for delta in self._deltas.push(choice):
+            yield from self._events(delta)
 
     def finish(self, replies: Sequence[Reply]) -> Iterator[bytes]:
-        """For the end of the answer."""
+        """Events that complete the response."""
         (reply,) = replies
         yield from self._begin()
-        for chunk in self._chat.finish(replies):
-            yield from self._said(chunk["choices"][0]["delta"])
-        end = finished(self._id, self._served, self._asked, self._history, reply, created=self._created)
+        for delta in self._deltas.finish(0, reply):
+            yield from self._events(delta)
+        end = finished_response(self._pending, self._served, self._request, reply, created=self._created)
         for index, item in enumerate(end["output"]):
             if item["type"] == "message":
                 yield from self._end_message(index, item)
             elif item["type"] == "function_call":
-                yield from self._call(index, item)
+                yield from self._function_call(index, item)
         yield self._event(f"response.{end['status']}", response=end)
 
     def fail(self, error: RequestError) -> Iterator[bytes]:
-        """For an answer that broke off."""
+        """The error of an answer that broke off."""
         yield from self._begin()
-        why = {"code": error.code or "server_error", "message": error.message}
-        yield self._event("response.failed", response=self._response("failed", error=why))
+        details = {"code": error.code or "server_error", "message": error.message}
+        yield self._event("response.failed", response=self._response("failed", error=details))
 
     def _begin(self) -> Iterator[bytes]:
-        if self._number < 0:
+        if self._sequence_number < 0:
             yield self._event("response.created", response=self._response("in_progress"))
             yield self._event("response.in_progress", response=self._response("in_progress"))
 
-    def _said(self, delta: Mapping[str, Any]) -> Iterator[bytes]:
-        """What a chat delta adds to reasoning and text."""
-        if thought := delta.get("reasoning_content"):
-            yield from self._reasoning(thought)
+    def _events(self, delta: Delta) -> Iterator[bytes]:
+        """Events for new reasoning and text; tool calls come from the finished response."""
+        if reasoning := delta.get("reasoning_content"):
+            yield from self._reasoning(reasoning)
         if text := delta.get("content"):
             yield from self._begin_message()
             yield self._in_message("response.output_text.delta", delta=text, logprobs=[])
 
-    def _reasoning(self, thought: str) -> Iterator[bytes]:
+    def _reasoning(self, text: str) -> Iterator[bytes]:
         self._reasoned = True
-        item = reasoning_item(self._id, thought)
+        item = reasoning_item(self._id, text)
         part = item["content"][0]
         at = {"item_id": item["id"], "output_index": 0, "content_index": 0}
         yield self._event("response.output_item.added", output_index=0, item={**item, "content": []})
         yield self._event("response.content_part.added", **at, part={**part, "text": ""})
-        yield self._event("response.reasoning_text.delta", **at, delta=thought)
-        yield self._event("response.reasoning_text.done", **at, text=thought)
+        yield self._event("response.reasoning_text.delta", **at, delta=text)
+        yield self._event("response.reasoning_text.done", **at, text=text)
         yield self._event("response.content_part.done", **at, part=part)
         yield self._event("response.output_item.done", output_index=0, item=item)
 
     def _begin_message(self) -> Iterator[bytes]:
-        if not self._speaking:
-            self._speaking = True
+        if not self._message_begun:
+            self._message_begun = True
             item = message_item(self._id, None, "in_progress")
             yield self._event("response.output_item.added", output_index=int(self._reasoned), item=item)
             yield self._in_message("response.content_part.added", part=text_part(""))
@@ -109,7 +106,7 @@ class Streamer:
         item_id = message_item(self._id, None, "in_progress")["id"]
         return self._event(event, item_id=item_id, output_index=int(self._reasoned), content_index=0, **fields)
 
-    def _call(self, index: int, item: Mapping[str, Any]) -> Iterator[bytes]:
+    def _function_call(self, index: int, item: Mapping[str, Any]) -> Iterator[bytes]:
         at, arguments = {"item_id": item["id"], "output_index": index}, item["arguments"]
         begun = {**item, "arguments": "", "status": "in_progress"}
         yield self._event("response.output_item.added", output_index=index, item=begun)
@@ -118,8 +115,8 @@ class Streamer:
         yield self._event("response.output_item.done", output_index=index, item=item)
 
     def _response(self, status: Status, **fields: Any) -> dict[str, Any]:
-        return response(self._id, self._served.name, self._asked.body, status, self._created, **fields)
+        return response_object(self._id, self._served.name, self._request.body, status, self._created, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        self._number += 1
-        return http.sse({"type": kind, "sequence_number": self._number, **fields}, event=kind)
+        self._sequence_number += 1
+        return sse({"type": kind, "sequence_number": self._sequence_number, **fields}, kind)
