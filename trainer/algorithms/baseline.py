@@ -11,8 +11,9 @@ from agl.errors import ConfigError, checked_options, nearest
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.local.policy import PolicySpec
+from agl.trainer.run.config import require_positive
 from agl.trainer.run.frozen_policy import FrozenPolicy, policy_directory
-from agl.trainer.run.run import Run, mean_rewards, require_positive, require_some
+from agl.trainer.run.run import Run, mean_rewards, require_some
 from agl.trainer.store.base import Mode
 
 if TYPE_CHECKING:
@@ -61,12 +62,15 @@ class Baseline:
     async def _measure(self, run: Run, train: Sequence[Any], val: Sequence[Any], repeats: int) -> None:
         run.progress.start(1)
         policies = await self._policies(run)
+
+        def register(gateway: Gateway) -> None:
+            for name, policy in policies.items():
+                policy.serve(gateway, name)
+
         try:
-            if policies:
-                run.gateway = Gateway(run.store, capture_content=run.capture_content)
-                for name, policy in policies.items():
-                    policy.serve(run.gateway, name)
-            await run.start(lambda mode: SamplingRules(), next(iter(policies), ""), routed=bool(policies))
+            await run.start(
+                lambda mode: SamplingRules(), next(iter(policies), ""), register=register, routed=bool(policies)
+            )
             entry: dict[str, Any] = {"step": 0}
             if train:
                 entry |= await _rewards(run, "train", "dev", train, repeats)
