@@ -17,8 +17,8 @@ from agl.errors import ConfigError, RewardError
 from agl.mdp.sequence import merge, unmerged
 from agl.mdp.types import Call, Reward, Trajectory, Transition, float_array, int_array
 from agl.trainer.local.learner.metrics import Totals
-from agl.trainer.local.learner.packing import collate
-from agl.trainer.local.learner.targets import Row
+from agl.trainer.local.learner.microbatches import collate
+from agl.trainer.local.learner.targets import LossRow
 from agl.trainer.objectives.advantages import compute_advantages
 from agl.trainer.objectives.estimators import group_statistics
 from agl.trainer.objectives.reduction import weighted
@@ -251,13 +251,13 @@ def _gradient_of_calls(trajectory: Trajectory, how: Any, advantages: dict[str, f
     ready = weighted(rows, "token-mean")
     found: dict[str, torch.Tensor] = {}
     for row in ready:
-        scores = subject._scorer.score(collate([row], [row.action_mask], torch.device("cpu")))
-        scores.logprobs.retain_grad()
-        loss = subject._loss(scores, [Row(row, row.logprobs)], Totals())
+        output = subject._policy(collate([row], [row.action_mask], torch.device("cpu")))
+        output.logprobs.retain_grad()
+        loss = subject._loss(output, [LossRow(row, row.logprobs)], Totals())
         (torch.from_numpy(row.weights[row.action_mask]) * loss).sum().backward()
         owners = row.calls[row.action_mask]
         for k, name in enumerate(row.call_ids):
-            found[name] = scores.logprobs.grad[owners == k].clone()
+            found[name] = output.logprobs.grad[owners == k].clone()
     return found
 
 

@@ -1,4 +1,4 @@
-"""Run an agent, on its own model or on a policy that stays as it is, and report its rewards; nothing is trained."""
+"""Run an agent, on its own model or on a frozen policy, and report its rewards; nothing is trained."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 @checked_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """Measures an agent as it is.
+    """Measures an agent without training it.
 
     With `model` or `engine` the selected agents are answered by that policy, with the sampling parameters that they ask
     for, and what is sampled is in the store with its tokens, for `agl explain` and `agl export`. Without, nothing is
-    routed: every agent keeps its own model. `history` has one entry: "train/reward", and "val/reward" where `fit` is
-    given a validation dataset.
+    routed: every agent keeps its own model. `history` has one entry: "train/reward", and "val/reward" where `fit` has
+    a validation dataset.
 
     Attributes:
         repeats: rollouts per task.
         engine: a server that holds the policy; of several policies one each, by name.
         model: a Hugging Face directory or hub id, or the directory of a run or checkpoint: loaded here, or with
-            `engine`, where tokenizer and chat template come from (what the server says that it loaded, if None).
+            `engine`, where tokenizer and chat template come from (if None, the model that the server reports).
         renderer: a name from the `renderers` package; None chooses by the model.
     """
 
@@ -85,7 +85,7 @@ class Baseline:
                 run.progress.stop()
 
     async def _policies(self, run: Run) -> dict[str, FrozenPolicy]:
-        """Those that answer, by name."""
+        """The policies that answer, by name."""
         if self.engine is None and self.model is None:
             return {}
         names = run.selection.policies
@@ -94,26 +94,26 @@ class Baseline:
             wrong = next(iter(set(engines) ^ set(names)))
             what = f"has no policy {wrong!r}" if wrong in names else f"has {wrong!r}, to which no agent is sent"
             raise ConfigError(f"engine= {what}", hint=nearest(wrong, names))
-        opened: dict[str, FrozenPolicy] = {}
+        policies: dict[str, FrozenPolicy] = {}
         try:
             for name, engine in engines.items():
                 if engine is not None:
                     model = None if self.model is None else policy_directory(self.model)
-                    opened[name] = await FrozenPolicy.held(engine, model, self.renderer)
+                    policies[name] = await FrozenPolicy.connect(engine, model, self.renderer)
                 else:
                     spec = PolicySpec(policy_directory(str(self.model)), name)
-                    opened[name] = await FrozenPolicy.load(spec, self.renderer)
+                    policies[name] = await FrozenPolicy.load(spec, self.renderer)
         except BaseException:
-            await _close(opened.values())
+            await _close(policies.values())
             raise
-        return opened
+        return policies
 
 
 async def _rewards(run: Run, name: str, mode: Mode, tasks: Sequence[Any], repeats: int) -> dict[str, Any]:
-    """Run the tasks; what they earned, under `name`."""
+    """Run the tasks; returns their mean rewards under `name`."""
     results = await run.rollouts(list(enumerate(tasks)), mode=mode, step=0, group_size=repeats)
-    good = require_some(results, "the run")
-    return {**mean_rewards(good, name), f"{name}/failed_rollouts": len(results) - len(good)}
+    succeeded = require_some(results, "the run")
+    return {**mean_rewards(succeeded, name), f"{name}/failed_rollouts": len(results) - len(succeeded)}
 
 
 async def _close(policies: Any) -> None:

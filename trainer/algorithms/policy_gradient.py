@@ -52,7 +52,7 @@ class PolicyGradient:
         loss_agg: "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", or "seq-mean-token-sum-norm" (divided by
             `max_response_tokens`).
         normalize_std: divide advantages by the group's standard deviation.
-        dynamic_sampling: sample further tasks in place of those whose rollouts all came to the same, so that
+        dynamic_sampling: sample further tasks in place of those whose rollouts all had the same return, so that
             `batch_size` tasks have something to learn from; at most `max_gen_batches` rounds of sampling a step.
         overlong: a penalty for answers near their limit.
         update_epochs: passes over a step's rows. minibatches: optimiser steps per pass.

@@ -216,7 +216,7 @@ async def _policy(launch: LaunchOptions) -> FrozenPolicy | None:
     if launch.engine is not None:
         from agl.trainer.engines.vllm import VLLMEngine
 
-        return await FrozenPolicy.held(VLLMEngine(launch.engine), model)
+        return await FrozenPolicy.connect(VLLMEngine(launch.engine), model)
     return None if model is None else await FrozenPolicy.load(PolicySpec(model=model, name=DEFAULT_POLICY))
 
 

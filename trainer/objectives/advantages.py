@@ -19,7 +19,7 @@ from agl.trainer.objectives import Estimator
 from agl.trainer.objectives.estimators import group_statistics, leave_one_out, relative, whiten
 
 GROUPED = ("grpo", "rloo", "reinforce_plus_plus_baseline")
-"""Estimators that compare the rollouts of a task with each other, so that one alone says nothing."""
+"""Estimators that compare the rollouts of a task with each other, which needs at least two."""
 
 Shaping = Callable[[Transition], float]
 """What is added to a call's return, such as a penalty for its length."""

@@ -34,10 +34,10 @@ from agl.trainer.store.base import Store
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What training came to.
+    """The result of training.
 
     Attributes:
-        run_id, directory: of the run. store: the URL of its store.
+        run_id, directory: identify the run. store: the URL of its store.
         history: one dict per step: "step", "train/reward", "val/reward" where there was a validation, each also
             by the reward's or agent's name ("train/reward/<name>"), ...
         policies: the trained policies by name, a Hugging Face directory each. policy: the only one; None if there is
@@ -84,7 +84,7 @@ class Trainer:
         tracer: an adapter's tracer, or several; a wrapped agent brings its own.
         agents: which agents are trained: name, glob, re.Pattern, callable, several of them, or {pattern: policy};
             None = every agent.
-        policies: {policy: agl.Policy(...)}, where a policy of `agents` differs from what the algorithm says.
+        policies: {policy: agl.Policy(...)}, where a policy of `agents` differs from the algorithm's settings.
         credit: how rewards become returns; `agl.credit.Uniform()` if None.
         air: rules that reward tool outcomes, calls and handoffs: True = `agl.air`, or an `agl.AIR()` of your own.
         n_workers: rollouts that run at once.
@@ -95,11 +95,11 @@ class Trainer:
         runners: where rollouts are executed: "local" (threads and tasks of this process), "process" (worker processes,
             where a stuck agent is killed), "ray" or `agl.RayRunners(...)` (such processes on a Ray cluster), "remote"
             (wherever `agl runner --store URL` is started; `fit`'s agent is then not run here and may be None).
-        runner_key: what remote runners must show (AGL_RUNNER_KEY if None).
+        runner_key: the key that remote runners must show (AGL_RUNNER_KEY if None).
         silent_seconds: how long a remote runner may be silent before its rollouts are run again.
         host, port: where the gateway listens; other than loopback only for Ray and for remote runners with a key.
-        capture_content: whether texts are recorded beside the tokens.
-        initial_resources: what rollouts are given beside `llm`.
+        capture_content: whether texts are recorded in addition to the tokens.
+        initial_resources: what rollouts receive in addition to `llm`.
         hooks: an `agl.Hook`, or several, called around every attempt.
         progress: show progress.
     """
@@ -169,7 +169,7 @@ class Trainer:
             agent: what `agl.wrap` or `@agl.rollout` made, a `LitAgent`, a function, or where to import one of these
                 from: "package.module:name" or "file.py:name".
             train_dataset, val_dataset: tasks; any JSON values, usually dicts.
-            resume: go on from the last completed step in `directory`.
+            resume: continue from the last completed step in `directory`.
 
         Raises:
             AglError: what went wrong, where, and what to do.
