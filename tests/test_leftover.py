@@ -104,5 +104,5 @@ async def test_training_that_was_lost_is_not_said_to_have_happened(tmp_path: Pat
             assert (row.tokens, row.dropped) == (4, None)
         else:
             assert row.tokens == 0
-            assert "goes on from step 2" in str(row.dropped)
+            assert "resumes from step 2" in str(row.dropped)
     await store.close()

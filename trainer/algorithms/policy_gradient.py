@@ -211,7 +211,7 @@ class PolicyGradient:
                         updates = await asyncio.gather(*(update(policies[name], r, step) for name, r in due.items()))
                     metrics = dict(zip(due, updates, strict=True))
                 else:
-                    run.progress.note(f"step {step + 1}: no update, since the rollouts of every task came to the same")
+                    run.progress.note(f"step {step + 1}: no update: all rollouts of each task had the same return")
 
                 await record(run, policies, sample.advantages, rows, step)
                 for name in due:

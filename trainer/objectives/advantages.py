@@ -24,7 +24,7 @@ GROUPED = ("grpo", "rloo", "reinforce_plus_plus_baseline")
 Shaping = Callable[[Transition], float]
 """What is added to a call's return, such as a penalty for its length."""
 
-FLAT = "its group came to the same in every rollout (dynamic sampling)"
+FLAT = "every rollout of its group had the same return (dynamic sampling)"
 """Why a trainable call was left out of its step."""
 
 

@@ -56,7 +56,7 @@ async def reconcile(
     unfinished = await store.query_rollouts(run_id=run_id, status=["queuing", "preparing", "running"])
     if unfinished:
         await store.cancel_rollouts([r.rollout_id for r in unfinished])
-    reason = f"the run was stopped, and goes on from step {step}"
+    reason = f"the run was stopped, and resumes from step {step}"
     for later in itertools.count(step):
         rollouts = await store.query_rollouts(run_id=run_id, step=later)
         for rollout in rollouts:

@@ -215,7 +215,7 @@ class Trainer:
                 saved = latest_checkpoint(launch.directory)
                 if saved is not None and dev_tasks is None:
                     launch.progress.note(
-                        f"stopped; {saved.name} is saved in {launch.directory}. Go on with resume=True / --resume"
+                        f"stopped; {saved.name} is saved in {launch.directory}. Resume it with resume=True / --resume"
                     )
                 raise
 
@@ -228,9 +228,9 @@ class Trainer:
         dev_tasks: int | None = None,
         serve: Serve | None = None,
     ) -> Result:
-        directory, open_already = launch.directory, None if isinstance(self.store, str) else self.store
-        url = repr(open_already) if open_already is not None else str(self.store or f"sqlite:///{directory / 'run.db'}")
-        store = open_already or await open_store(url)
+        directory, user_store = launch.directory, None if isinstance(self.store, str) else self.store
+        url = repr(user_store) if user_store is not None else str(self.store or f"sqlite:///{directory / 'run.db'}")
+        store = user_store or await open_store(url)
         try:
             run = Run(
                 self.config,
@@ -252,7 +252,7 @@ class Trainer:
                 await _report(run, results)
             return Result(run.run_id, directory, url, run.history, run.policy_paths, run.checkpoint)
         finally:
-            if open_already is None:
+            if user_store is None:
                 await store.close()
 
     # -- before the run -----------------------------------------------------------------------------------------------
@@ -303,13 +303,13 @@ class Trainer:
     def _check_directory(self, directory: Path, resume: bool) -> None:
         """A run resumes in its own directory, and a new one needs a directory without another's checkpoints."""
         if resume and self.directory is None:
-            raise ConfigError("resume=True needs directory=", hint="name the directory of the run to go on with")
+            raise ConfigError("resume=True needs directory=", hint="name the directory of the run to resume")
         if resume and not directory.is_dir():
-            raise CheckpointError("there is no run to go on with", hint="name its directory", path=directory)
+            raise CheckpointError("there is no run to resume", hint="name its directory", path=directory)
         if not resume and (last := latest_checkpoint(directory)) is not None:
             raise ConfigError(
                 f"{directory} holds a run already ({last})",
-                hint="go on with it (resume=True or --resume), or choose another directory",
+                hint="resume it (resume=True or --resume), or choose another directory",
             )
 
 
