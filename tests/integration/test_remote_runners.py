@@ -15,13 +15,13 @@ from starlette.requests import Request
 
 import agl
 from agl.agents.agent import as_agent
-from agl.credit import Uniform
 from agl.errors import ConfigError, RolloutError, StoreError
 from agl.mdp.selection import select
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.http.auth import Keys, key_hash
+from agl.trainer.run.config import RunConfig
 from agl.trainer.run.progress import Progress
 from agl.trainer.run.run import Run
 from agl.trainer.runners.coordinator import RunCoordinator
@@ -200,8 +200,8 @@ async def test_a_lease_that_could_not_be_given_back_can_be_given_back_again(tmp_
 async def test_a_run_does_not_wait_for_runners_for_ever(tmp_path: Path) -> None:
     store = await open_store(str(tmp_path / "s.db"))
     run = Run(
-        run_id="run-1", seed=0, directory=tmp_path, agent=as_agent(sleeps), selection=select(None), credit=Uniform(),
-        train=[], val=[], store=store, progress=Progress(False), runners="remote", runner_patience=1.0,
+        RunConfig(selection=select(None), runners="remote", runner_patience=1.0), run_id="run-1", seed=0,
+        directory=tmp_path, agent=as_agent(sleeps), train=[], val=[], store=store, progress=Progress(False),
     )  # fmt: skip
     await run.start(lambda mode: SamplingRules(), "policy", routed=False)
     with pytest.raises(RolloutError, match=r"no runner has been heard of for \d+ s, and 2 rollouts wait for one"):

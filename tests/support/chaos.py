@@ -30,7 +30,7 @@ from postgres import Server
 from agl import semconv
 from agl.errors import AglError
 from agl.mdp.spans import Span
-from agl.trainer.run.run import Batches
+from agl.trainer.run.batches import Batches
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, Rollout, Store
 

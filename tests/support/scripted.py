@@ -274,10 +274,13 @@ class ScriptedRollouts:
         self.spans: list[Sequence[Span]] = []
 
     async def run(self, run: Run) -> None:
-        run.gateway = Gateway(run.store)
-        for policy in run.selection.policies:
-            run.gateway.serve(policy, self.engine, rendering_of(quick_tokenizer()))
-        await run.start(lambda mode: SamplingRules(max_tokens=512), run.selection.policies[0])
+        policies = run.selection.policies
+
+        def register(gateway: Gateway) -> None:
+            for policy in policies:
+                gateway.serve(policy, self.engine, rendering_of(quick_tokenizer()))
+
+        await run.start(lambda mode: SamplingRules(max_tokens=512), policies[0], register=register)
         try:
             results = await run.rollouts([*enumerate(run.train)], mode="train", step=0, group_size=self.group_size)
             for result in require_some(results, "the run"):

@@ -213,7 +213,7 @@ async def _policy(options: LaunchOptions) -> FrozenPolicy | None:
     if options.engine is not None:
         from agl.trainer.engines.vllm import VLLMEngine
 
-        return await FrozenPolicy.held(VLLMEngine(options.engine), model)
+        return await FrozenPolicy.connect(VLLMEngine(options.engine), model)
     return None if model is None else await FrozenPolicy.load(PolicySpec(model=model, name=DEFAULT_POLICY))
 
 

@@ -1,6 +1,7 @@
 """Rows to micro-batches: which rows go into one forward pass, and the tensors that it takes.
 
-Invariant: a token sees its ancestors and nothing else, at its own position, whatever row or padding is beside it.
+Invariant: a token sees its ancestors and nothing else, at its own position, whatever row or padding is next to it.
+Rows are padded to the longest one of their micro-batch; they are not packed into one sequence.
 """
 
 from __future__ import annotations
@@ -19,29 +20,29 @@ from agl.mdp.types import IntArray, int_array
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """B rows, right-padded to T tokens, with n tokens whose log-prob is wanted.
+    """B rows, right-padded to T tokens, with N tokens whose log-prob is wanted.
 
     Attributes:
-        input_ids: int64 [B, T]. position_ids: int64 [B, T].
+        tokens_BT, positions_BT: int64.
         attention_mask: int64 [B, T], 1 where there is a token, when every row is a chain; otherwise additive
             [B, 1, T, T] in the dtype of the computation: 0 where the query (third axis) sees the key.
-        sources: int64 [n]: index into the flattened [B * T] of the output that predicts each wanted token.
-        targets: int64 [n]: the wanted tokens.
-        temperatures: float32 [n], all above 0.
-        places: for each row, the indices of its wanted tokens; row after row they line up with the n.
+        sources_N: int64: index into the flattened [B * T] of the output that predicts each wanted token.
+        targets_N: int64: the wanted tokens.
+        temperatures_N: float32, all above 0.
+        places: for each row, the indices of its wanted tokens; row after row they line up with the N.
     """
 
-    input_ids: Tensor
-    position_ids: Tensor
+    tokens_BT: Tensor
+    positions_BT: Tensor
     attention_mask: Tensor
-    sources: Tensor
-    targets: Tensor
-    temperatures: Tensor
+    sources_N: Tensor
+    targets_N: Tensor
+    temperatures_N: Tensor
     places: tuple[np.ndarray, ...]
 
 
-def pack(lengths: Seq[int], max_tokens: int) -> list[list[int]]:
-    """Deal rows into micro-batches of similar length: B * T <= max_tokens, or a single longer row.
+def length_buckets(lengths: Seq[int], max_tokens: int) -> list[list[int]]:
+    """Divide rows into micro-batches of similar length: B * T <= max_tokens, or a single longer row.
 
     Args:
         lengths: tokens of each row.
@@ -72,35 +73,35 @@ def collate(
         mask_dtype: dtype of an additive mask.
     """
     width = max(len(row) for row in rows)
-    ids = np.zeros((len(rows), width), dtype=np.int64)
-    positions = np.zeros((len(rows), width), dtype=np.int64)
+    tokens_BT = np.zeros((len(rows), width), dtype=np.int64)
+    positions_BT = np.zeros((len(rows), width), dtype=np.int64)
     places = tuple(np.flatnonzero(w) for w in wanted)
     for b, row in enumerate(rows):
-        ids[b, : len(row)] = row.token_ids
-        positions[b, : len(row)] = row.positions
+        tokens_BT[b, : len(row)] = row.token_ids
+        positions_BT[b, : len(row)] = row.positions
     sources = [b * width + row.parents[p].astype(np.int64) for b, (row, p) in enumerate(zip(rows, places, strict=True))]
     targets = [row.token_ids[p].astype(np.int64) for row, p in zip(rows, places, strict=True)]
-    temperatures = np.concatenate([row.temperatures[p] for row, p in zip(rows, places, strict=True)])
+    temperatures_N = np.concatenate([row.temperatures[p] for row, p in zip(rows, places, strict=True)])
     # The engine gives log-probs of a greedy answer under the model's own distribution.
-    temperatures = np.where(temperatures > 0, temperatures, np.float32(1))
+    temperatures_N = np.where(temperatures_N > 0, temperatures_N, np.float32(1))
     if all(row.is_chain for row in rows):
         mask = torch.from_numpy(np.arange(width) < np.array([[len(row)] for row in rows])).long()
     else:
-        visible = np.zeros((len(rows), width, width), dtype=np.bool_)
+        visible_BTT = np.zeros((len(rows), width, width), dtype=np.bool_)
         for b, row in enumerate(rows):
-            visible[b, : len(row), : len(row)] = ancestors(row)
+            visible_BTT[b, : len(row), : len(row)] = ancestors(row)
             # A padded query sees itself, so that its softmax stays finite; nobody reads its output.
             padding = np.arange(len(row), width)
-            visible[b, padding, padding] = True
-        mask = torch.zeros(visible.shape, dtype=mask_dtype)
-        mask = mask.masked_fill_(torch.from_numpy(~visible), torch.finfo(mask_dtype).min)[:, None]
+            visible_BTT[b, padding, padding] = True
+        mask = torch.zeros(visible_BTT.shape, dtype=mask_dtype)
+        mask = mask.masked_fill_(torch.from_numpy(~visible_BTT), torch.finfo(mask_dtype).min)[:, None]
     return MicroBatch(
-        input_ids=torch.from_numpy(ids).to(device),
-        position_ids=torch.from_numpy(positions).to(device),
+        tokens_BT=torch.from_numpy(tokens_BT).to(device),
+        positions_BT=torch.from_numpy(positions_BT).to(device),
         attention_mask=mask.to(device),
-        sources=torch.from_numpy(np.concatenate(sources)).to(device),
-        targets=torch.from_numpy(np.concatenate(targets)).to(device),
-        temperatures=torch.from_numpy(temperatures).to(device),
+        sources_N=torch.from_numpy(np.concatenate(sources)).to(device),
+        targets_N=torch.from_numpy(np.concatenate(targets)).to(device),
+        temperatures_N=torch.from_numpy(temperatures_N).to(device),
         places=places,
     )
 
@@ -108,22 +109,22 @@ def collate(
 def ancestors(row: TrainingRow) -> BoolArray:
     """bool [T, T]: whether token t (first axis) sees token s: s is t or comes before it in t's own context."""
     n = len(row)
-    sees = np.zeros((n, n), dtype=np.bool_)
+    sees_TT = np.zeros((n, n), dtype=np.bool_)
     # A chain's rows are written at once: only a token that does not follow its neighbour starts another.
     starts = [0, *np.flatnonzero(row.parents != np.arange(n) - 1).tolist()]
     for start, end in pairwise([*starts, n]):
         parent = int(row.parents[start])
         if parent >= 0:
-            sees[start:end, :start] = sees[parent, :start]
-        sees[start:end, start:end] = np.tri(end - start, dtype=np.bool_)
-    return sees
+            sees_TT[start:end, :start] = sees_TT[parent, :start]
+        sees_TT[start:end, start:end] = np.tri(end - start, dtype=np.bool_)
+    return sees_TT
 
 
 def chain(token_ids: IntArray, temperature: float = 1.0) -> TrainingRow:
     """A row of tokens that simply follow each other, none of them trained; int32 [T]."""
     ids = int_array(token_ids)
     n = ids.size
-    nothing = np.zeros(n, dtype=np.float32)
+    zeros = np.zeros(n, dtype=np.float32)
     return TrainingRow(
         rollout_id="",
         policy="",
@@ -133,8 +134,8 @@ def chain(token_ids: IntArray, temperature: float = 1.0) -> TrainingRow:
         positions=np.arange(n, dtype=np.int32),
         action_mask=np.zeros(n, dtype=np.bool_),
         calls=np.full(n, -1, dtype=np.int32),
-        logprobs=nothing,
-        advantages=nothing,
+        logprobs=zeros,
+        advantages=zeros,
         temperatures=np.full(n, temperature, dtype=np.float32),
-        weights=nothing,
+        weights=zeros,
     )
