@@ -124,7 +124,7 @@ def test_ctrl_c_ends_within_seconds_and_the_run_goes_on(untrained_model: Path, t
     finally:
         running.kill()
     assert running.returncode == 130
-    assert "Go on with" in errors
+    assert "Resume it with" in errors
     assert "Traceback" not in errors
     assert not [pid for pid in children if _alive(pid)]
     steps = [int(p.name.removeprefix("step-")) for p in (here / "out" / "checkpoints").glob("step-*")]

@@ -15,9 +15,10 @@ from scripted import Attempt, in_loop, serving, tool_call
 
 from agl import tracing
 from agl.adapters.langchain import LangChainTracer
-from agl.mdp.builder import AttemptTrajectory, build
+from agl.mdp.builder import AttemptTrajectory, build_trajectory
 from agl.mdp.selection import select
 from agl.mdp.sequence import merge, merge_report
+from agl.mdp.span_index import SpanIndex
 
 
 @tool
@@ -54,7 +55,7 @@ class _Conversation:
     async def end(self) -> AttemptTrajectory:
         calls = await self.attempt.close()
         where = (self.attempt.access.rollout_id, self.attempt.access.attempt, "group")
-        return build(*where, calls, self.context.spans, select(None))
+        return build_trajectory(*where, SpanIndex(calls, self.context.spans), select(None))
 
 
 @in_loop

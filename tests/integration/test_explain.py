@@ -60,14 +60,15 @@ def test_rewards_returns_and_advantages(trained: agl.Result) -> None:
         std = (sum((x - mean) ** 2 for x in returns) / 3) ** 0.5
         for report in group:
             for call in report.calls:
-                assert call.advantage == pytest.approx((call.return_ - mean) / (std + 1e-6), abs=1e-5)
-                assert (call.step, call.policy, call.policy_version, call.dropped) == (1, "policy", 0, None)
+                assert call.trained.advantage == pytest.approx((call.return_ - mean) / (std + 1e-6), abs=1e-5)
+                assert (call.trained.step, call.trained.dropped) == (1, None)
+                assert (call.call.policy, call.call.policy_version) == ("policy", 0)
 
 
 def test_tokens_are_the_sampled_ones(trained: agl.Result) -> None:
     for report in _reports(trained):
         for call in report.calls:
-            assert call.agent == "speaker"
+            assert call.call.agent == "speaker"
             assert all(t.trained for t in call.tokens)
             assert all(t.logprob <= 0 for t in call.tokens)
         assert sum(row.trained for row in report.rows) == sum(len(c.tokens) for c in report.calls)
@@ -119,41 +120,44 @@ def test_each_policys_calls_with_air_and_agents_of_their_own(two_policies: agl.R
     returns: dict[tuple[int, str], list[float]] = {}
     for place, report in enumerate(reports):
         write, check = report.calls
-        assert [(c.agent, c.policy) for c in report.calls] == [("writer", "policy-a"), ("checker", "policy-b")]
-        assert [(r["name"], r["source"], r["agent"]) for r in report.rewards] == [
+        assert (write.call.agent, write.call.policy) == ("writer", "policy-a")
+        assert (check.call.agent, check.call.policy) == ("checker", "policy-b")
+        assert [(r.name, r.source, r.agent) for r in report.rewards] == [
             ("reward", "emit", None), ("verdict", "emit", "checker"),
         ]  # fmt: skip
-        shared, verdict = (r["value"] for r in report.rewards)
-        assert [(r["name"], r["source"], r["primary"]) for r in write.rewards] == [
+        shared, verdict = (r.value for r in report.rewards)
+        assert [(r.name, r.source, r.primary) for r in write.rewards] == [
             ("words", "air", True), ("length", "air", False),
         ]  # fmt: skip
-        assert [(r["name"], r["source"]) for r in check.rewards] == [("words", "air")]
-        assert write.return_ == shared + write.rewards[0]["value"]
-        assert check.return_ == shared + verdict + check.rewards[0]["value"]
+        assert [(r.name, r.source) for r in check.rewards] == [("words", "air")]
+        assert write.return_ == shared + write.rewards[0].value
+        assert check.return_ == shared + verdict + check.rewards[0].value
         assert [(row.policy, row.calls) for row in report.rows] == [("policy-a", [0]), ("policy-b", [1])]
         for call in report.calls:
-            returns.setdefault((place // 4, call.agent), []).append(call.return_)
+            returns.setdefault((place // 4, call.call.agent), []).append(call.return_)
             assert not any(t.text == f"<{t.id}>" for t in call.tokens), "decoded by its own model's tokenizer"
     for (group, agent), values in returns.items():
         mean = sum(values) / 4
         std = (sum((x - mean) ** 2 for x in values) / 3) ** 0.5
-        calls = [c for r in reports[4 * group : 4 * group + 4] for c in r.calls if c.agent == agent]
+        calls = [c for r in reports[4 * group : 4 * group + 4] for c in r.calls if c.call.agent == agent]
         for call in calls:
-            assert call.advantage == pytest.approx((call.return_ - mean) / (std + 1e-6), abs=1e-5)
+            assert call.trained.advantage == pytest.approx((call.return_ - mean) / (std + 1e-6), abs=1e-5)
 
 
 def test_what_is_printed_of_two_policies(two_policies: agl.Result) -> None:
     reports = _reports(two_policies)
-    report = next(r for r in reports if all(c.advantage for c in r.calls))
+    report = next(r for r in reports if all(c.trained.advantage for c in r.calls))
     text = render(report, width=100)
     assert max(map(len, text.split("\n"))) <= 100
-    shared, verdict = (r["value"] for r in report.rewards)
+    shared, verdict = (r.value for r in report.rewards)
     write, check = report.calls
     for part in (
         f"of the whole rollout: reward {shared:g} (emit), verdict {verdict:g} (emit, for checker alone)",
         "agent writer  policy policy-a v0", "agent checker  policy policy-b v0",
-        f"rewards   words {write.rewards[0]['value']:g} (air), length {write.rewards[1]['value']:g} (air, not primary)",
-        f"return    {write.return_:g}", f"advantage {write.advantage:+.3f}", f"advantage {check.advantage:+.3f}",
+        f"rewards   words {write.rewards[0].value:g} (air), length {write.rewards[1].value:g} (air, not primary)",
+        f"return    {write.return_:g}",
+        f"advantage {write.trained.advantage:+.3f}",
+        f"advantage {check.trained.advantage:+.3f}",
     ):  # fmt: skip
         assert part in text
 
@@ -162,10 +166,10 @@ def test_the_history_tells_rewards_by_name(two_policies: agl.Result) -> None:
     reports, [facts] = _reports(two_policies), two_policies.history
     assert facts["train/reward"] == pytest.approx(sum(r.total_reward for r in reports) / 8)
     mean = {
-        "reward": sum(r.rewards[0]["value"] for r in reports) / 8,
-        "checker/verdict": sum(r.rewards[1]["value"] for r in reports) / 8,
-        "words": sum(c.rewards[0]["value"] for r in reports for c in r.calls) / 8,
-        "length": sum(r.calls[0].rewards[1]["value"] for r in reports) / 8,
+        "reward": sum(r.rewards[0].value for r in reports) / 8,
+        "checker/verdict": sum(r.rewards[1].value for r in reports) / 8,
+        "words": sum(c.rewards[0].value for r in reports for c in r.calls) / 8,
+        "length": sum(r.calls[0].rewards[1].value for r in reports) / 8,
     }
     prefix = "train/reward/"
     assert {k.removeprefix(prefix): v for k, v in facts.items() if k.startswith(prefix)} == pytest.approx(mean)
@@ -199,7 +203,8 @@ def test_a_dry_run_explains_a_game_by_its_own_credit(
 
 def test_what_agents_say_does_not_steer_the_terminal(trained: agl.Result) -> None:
     report = _reports(trained)[0]
-    text = render(replace(report, task="clear \x1b[2J and \u202e turn", output="one\r\ntwo"))
+    task = "clear \x1b[2J and \u202e turn"
+    text = render(replace(report, rollout=replace(report.rollout, task=task), output="one\r\ntwo"))
     assert "task      clear \\x1b[2J and \\u202e turn\n" in text
     assert "output    one\\r\ntwo\n" in text
     assert not {c for c in text if c < " " and c != "\n"}
@@ -239,3 +244,51 @@ def test_what_is_not_there(trained: agl.Result, tmp_path: Path) -> None:
         agl.explain("ro-nobody", trained.directory)
     with pytest.raises(StoreError, match="has attempts 1, not 7"):
         agl.explain(_reports(trained)[0].rollout_id, trained.directory, attempt=7)
+
+
+def test_the_facts_of_json_have_the_names_that_users_read(trained: agl.Result) -> None:
+    facts = _reports(trained)[0].to_json()
+    assert list(facts) == [
+        "rollout_id",
+        "status",
+        "mode",
+        "step",
+        "task",
+        "output",
+        "attempts",
+        "rewards",
+        "total_reward",
+        "calls",
+        "rows",
+        "tools",
+        "collected",
+    ]
+    call = facts["calls"][0]
+    assert list(call) == [
+        "id",
+        "index",
+        "agent",
+        "policy",
+        "policy_version",
+        "finish_reason",
+        "temperature",
+        "prompt_tokens",
+        "continued",
+        "parent",
+        "fork",
+        "messages",
+        "reply",
+        "tokens",
+        "rewards",
+        "return_",
+        "advantage",
+        "step",
+        "sequence",
+        "dropped",
+        "error",
+    ]
+    assert list(call["tokens"][0]) == ["text", "id", "logprob", "trained"]
+    assert list(facts["rewards"][0]) == ["name", "value", "source", "span_id", "primary", "agent"]
+    assert list(facts["rows"][0]) == ["policy", "calls", "tokens", "trained", "unmerged_tokens", "is_chain"]
+    assert facts["attempts"] == [{"attempt": 1, "status": "succeeded", "error": None}]
+    assert call["return_"] == facts["total_reward"]

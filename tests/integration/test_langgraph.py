@@ -31,8 +31,9 @@ from agl.adapters.langchain import LangChainTracer
 from agl.adapters.langgraph import LangGraphTracer, wrap
 from agl.adapters.openai import OpenAITracer
 from agl.agents.agent import RolloutInfo
-from agl.mdp.builder import build
+from agl.mdp.builder import build_trajectory
 from agl.mdp.selection import select
+from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.tracing.context import RolloutContext
 
@@ -363,7 +364,7 @@ async def test_two_nodes_and_their_reward_through_the_gateway() -> None:
             result = await app.ainvoke(ask("1 + 1"))
         assert result["messages"][-1].content == "well done"
         calls = await attempt.close()
-        built = build(access.rollout_id, 1, "group", calls, rollout.spans, select(None))
+        built = build_trajectory(access.rollout_id, 1, "group", SpanIndex(calls, rollout.spans), select(None))
     assert [c.agent for c in calls] == ["planner", "planner", "critic"]
     assert (built.bypassed, built.lost, built.n_calls) == ((), (), 3)
     [(reward, call)] = built.credited

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from agl.credit import Uniform
-from agl.mdp.sequence import Sequence
+from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import Call, Reward, Trajectory, Transition, float_array, int_array
 from agl.trainer.algorithms.shaping import Overlong
-from agl.trainer.local.learner.packing import chain
+from agl.trainer.local.learner.microbatches import chain
 from agl.trainer.objectives import Estimator
-from agl.trainer.objectives.advantages import score
+from agl.trainer.objectives.advantages import compute_advantages
 from agl.trainer.objectives.estimators import grpo_advantages, whiten
 from agl.trainer.objectives.gae import gae, value_loss
 from agl.trainer.objectives.importance import truncated_importance
@@ -44,7 +44,7 @@ def batch() -> dict[str, torch.Tensor]:
     }
 
 
-def as_rows(mask: torch.Tensor) -> list[Sequence]:
+def as_rows(mask: torch.Tensor) -> list[TrainingRow]:
     """The batch's answers as rows of one call each, after one prompt token."""
     from dataclasses import replace
 
@@ -174,7 +174,7 @@ def test_estimators(estimator: Estimator, name: str):
     theirs, _ = core_algos.get_adv_estimator_fn(name)(
         token_level_rewards=rewards, response_mask=mask, config=AlgoConfig(gamma=1.0), **options
     )
-    ours = score(trajectories, Uniform(), estimator=estimator)
+    ours = compute_advantages(trajectories, Uniform(), estimator=estimator)
     for i in range(GROUPS.size):
         assert ours.advantages[f"c{i}"] == pytest.approx(theirs[i, 0].item(), abs=1e-6)
 

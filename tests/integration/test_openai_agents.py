@@ -37,8 +37,9 @@ import agl
 from agl import semconv, tracing
 from agl.adapters.openai_agents import OpenAIAgentsTracer, wrap
 from agl.agents.agent import RolloutInfo
-from agl.mdp.builder import build
+from agl.mdp.builder import build_trajectory
 from agl.mdp.selection import select
+from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.tracing.context import RolloutContext
 
@@ -364,7 +365,7 @@ async def check_gateway(api: Any, streaming: bool) -> None:
                 result = await Runner.run(triage, "1 + 1")
         assert result.final_output == "It is 2"
         calls = await attempt.close()
-        built = build(access.rollout_id, 1, "group", calls, rollout.spans, select(None))
+        built = build_trajectory(access.rollout_id, 1, "group", SpanIndex(calls, rollout.spans), select(None))
     assert [c.agent for c in calls] == ["triage", "writer", "writer"]
     assert [c.span_id for c in calls] == [s.span_id for s in of(rollout, semconv.CHAT)]
     assert (built.bypassed, built.lost, built.n_calls) == ((), (), 3)

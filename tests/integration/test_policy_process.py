@@ -21,7 +21,7 @@ from agl.mdp.types import Call, Reward, Trajectory, Transition
 from agl.trainer.engines.base import Engine, Sampling
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
-from agl.trainer.local.protocol import FrameReader, pack
+from agl.trainer.local.protocol import FrameReader, to_frame
 
 PROMPT = np.arange(40, 60, dtype=np.int32)
 LONG = Sampling(max_tokens=4000, temperature=0.0)
@@ -106,10 +106,10 @@ def test_the_parent_never_imports_torch():
 def test_frames_survive_any_cut():
     messages = [PolicySpec("x"), [1, 2], "y" * 300]
     reader, seen = FrameReader(), []
-    for byte in b"".join(map(pack, messages)):
+    for byte in b"".join(map(to_frame, messages)):
         seen += reader.feed(bytes([byte]))
     assert seen == messages
-    assert FrameReader().feed(b"".join(map(pack, messages))) == messages
+    assert FrameReader().feed(b"".join(map(to_frame, messages))) == messages
 
 
 def test_it_says_what_it_loaded(policy):
@@ -220,7 +220,7 @@ def test_training_changes_what_is_served_and_state_restores_it_to_the_bit(policy
 
     ids, trained = runner.run(story())
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", attn_implementation="eager").eval()
-    np.testing.assert_allclose(engine_for(model).score(ids), trained, atol=1e-5)
+    np.testing.assert_allclose(engine_for(model).logprobs(ids), trained, atol=1e-5)
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -244,7 +244,7 @@ def test_a_lora_policy_trains_its_adapter_alone(runner, directory, tmp_path):
 
     after = runner.run(story())
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", attn_implementation="eager").eval()
-    np.testing.assert_allclose(engine_for(model).score(PROMPT), after, atol=1e-4)
+    np.testing.assert_allclose(engine_for(model).logprobs(PROMPT), after, atol=1e-4)
 
 
 def test_a_model_that_does_not_load_says_why(runner, tmp_path):
@@ -287,7 +287,7 @@ def test_a_killed_parent_leaves_no_process(directory):
     code = f"""
 import asyncio, numpy as np
 from agl.trainer.engines import Sampling
-from agl.trainer.local.protocol import FrameReader, pack
+from agl.trainer.local.protocol import FrameReader, to_frame
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
 
 async def main():

@@ -55,7 +55,7 @@ def be_killed() -> None:
 
 
 KINDS = {
-    hold_the_interpreter: ("timeout", "did not let itself be stopped"),
+    hold_the_interpreter: ("timeout", "could not be stopped"),
     loop_for_ever: ("timeout", "ran past its limit of 2 s"),
     deadlock: ("timeout", "ran past its limit of 2 s"),
     crash: ("failed", "was ended by SIGSEGV"),
@@ -252,20 +252,20 @@ def descendants(pid: int) -> set[int]:
     return children | {p for child in children for p in descendants(child)}
 
 
-def test_a_nursery_that_is_killed_is_made_anew(tmp_path: Path, no_process_left: None) -> None:
+def test_a_fork_server_that_is_killed_is_replaced(tmp_path: Path, no_process_left: None) -> None:
     killed = tmp_path / "killed"
 
     @agl.rollout
-    def kills_the_nursery_once(task: Any, llm: agl.LLM, rollout: agl.RolloutInfo) -> float:
+    def kills_the_fork_server_once(task: Any, llm: agl.LLM, rollout: agl.RolloutInfo) -> float:
         say(llm, "q")
         if not killed.exists():
             killed.touch()
-            guard = os.getppid()
-            os.kill(int(Path(f"/proc/{guard}/stat").read_text().split()[3]), signal.SIGKILL)
+            supervisor = os.getppid()
+            os.kill(int(Path(f"/proc/{supervisor}/stat").read_text().split()[3]), signal.SIGKILL)
             time.sleep(1000)
         return 1.0
 
-    done = fit(kills_the_nursery_once, [{}], tmp_path / "run", runners="process", n_workers=2)
+    done = fit(kills_the_fork_server_once, [{}], tmp_path / "run", runners="process", n_workers=2)
     assert done.rewards == [1.0]
     [[first, second]] = attempts(tmp_path / "run")
     assert (first.status, second.status) == ("failed", "succeeded")

@@ -15,25 +15,26 @@ from starlette.requests import Request
 
 import agl
 from agl.agents.agent import as_agent
-from agl.credit import Uniform
 from agl.errors import ConfigError, RolloutError, StoreError
 from agl.mdp.selection import select
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.http.auth import Keys, key_hash
+from agl.trainer.run.config import RunConfig
 from agl.trainer.run.progress import Progress
 from agl.trainer.run.run import Run
 from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.protocol import RolloutResult
-from agl.trainer.runners.remote.coordinator import CoordinatorClient, coordinator_routes, key_check
-from agl.trainer.runners.remote.runner import work
+from agl.trainer.runners.remote.client import CoordinatorClient
+from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
+from agl.trainer.runners.remote.worker import run_worker
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, RolloutConfig, Store
 
 
 class ServedPolicy:
-    """A gateway with a scripted policy, and a desk, that listen."""
+    """A gateway with a scripted policy, and a coordinator, that listen."""
 
     def __init__(
         self, store: Store, *, key: str | None = None, routed: bool = True, script: Any = ("four",), **options: Any
@@ -45,9 +46,9 @@ class ServedPolicy:
         self.gateway.serve("policy", self.engine, rendering_of(tokenizer))
         self.make = lambda: RunCoordinator(
             store, self.gateway if routed else None, selection=select(None), resources={}, model="policy",
-            rules=lambda mode: SamplingRules(temperature=1.0), done=self.results.append, **options,
+            rules=lambda mode: SamplingRules(temperature=1.0), on_result=self.results.append, **options,
         )  # fmt: skip
-        self.desk: RunCoordinator | None = self.make()
+        self.coordinator: RunCoordinator | None = self.make()
         self.check = key_check(Keys() if key is None else Keys(key_hash(key)))
         self.results: list[RolloutResult]
         self.server: GatewayServer | None = None
@@ -57,18 +58,18 @@ class ServedPolicy:
         def check(request: Request) -> None:
             self.check(request)
 
-        routes = coordinator_routes(lambda: self.desk, check)
-        self.server = GatewayServer(self.gateway, port=self.port, beside=routes)
+        routes = coordinator_routes(lambda: self.coordinator, check)
+        self.server = GatewayServer(self.gateway, port=self.port, extra_routes=routes)
         url = await self.server.start()
         self.port = self.server.port
-        assert self.desk is not None
-        self.desk.watch()
+        assert self.coordinator is not None
+        self.coordinator.watch()
         return url
 
     async def stop(self) -> None:
         assert self.server is not None
-        if self.desk is not None:
-            await self.desk.stop()
+        if self.coordinator is not None:
+            await self.coordinator.stop()
         await self.server.stop()
 
 
@@ -93,7 +94,7 @@ async def test_a_rollout_executed_elsewhere_comes_back_whole(tmp_path: Path) -> 
     url = await served.start()
     ids = [r.rollout_id for r in await store.enqueue_rollouts([NewRollout({"q": "2+2"}, group="g")] * 8)]
     end = asyncio.Event()
-    working = asyncio.ensure_future(work(as_agent(asks), url, n_workers=3, until=end))
+    working = asyncio.ensure_future(run_worker(as_agent(asks), url, n_workers=3, until=end))
     await until(lambda: len(served.results) == 8)
     end.set()
     await working
@@ -122,12 +123,12 @@ async def test_a_runner_outlives_its_server(tmp_path: Path, caplog: pytest.LogCa
     url = await served.start()
     [rollout] = await store.enqueue_rollouts([NewRollout({"seconds": 0.5})])
     end = asyncio.Event()
-    working = asyncio.ensure_future(work(as_agent(sleeps), url, n_workers=2, until=end))
-    await until(lambda: served.desk is not None and served.desk._open)
+    working = asyncio.ensure_future(run_worker(as_agent(sleeps), url, n_workers=2, until=end))
+    await until(lambda: served.coordinator is not None and served.coordinator._open)
     assert served.server is not None
     await served.server.stop()
     await asyncio.sleep(1.0)
-    served.desk = served.make()  # as a server that was started anew
+    served.coordinator = served.make()  # as a server that was started anew
     await served.start()
     await until(lambda: served.results)
     end.set()
@@ -151,7 +152,7 @@ async def test_a_silent_runner_is_given_up_and_its_rollout_run_elsewhere(tmp_pat
     lease = await dead.lease("dead", 5.0)
     assert lease is not None
     end = asyncio.Event()
-    working = asyncio.ensure_future(work(as_agent(sleeps), url, until=end))
+    working = asyncio.ensure_future(run_worker(as_agent(sleeps), url, until=end))
     await until(lambda: served.results)
     end.set()
     await working
@@ -183,14 +184,14 @@ class Refusing:
 @in_loop
 async def test_a_lease_that_could_not_be_given_back_can_be_given_back_again(tmp_path: Path) -> None:
     store = await open_store(str(tmp_path / "s.db"))
-    desk = RunCoordinator(cast(Store, Refusing(store)), selection=select(None), resources={})
+    coordinator = RunCoordinator(cast(Store, Refusing(store)), selection=select(None), resources={})
     [rollout] = await store.enqueue_rollouts([NewRollout({"seconds": 0.0})])
-    lease = await desk.lease("w", 0.0)
+    lease = await coordinator.lease("w", 0.0)
     assert lease is not None
     with pytest.raises(StoreError, match="the disk is full"):
-        await desk.abandon(lease, "its runner was stopped")
+        await coordinator.abandon(lease, "its runner was stopped")
     assert (await store.get_rollout(rollout.rollout_id)).status == "running"
-    await desk.abandon(lease, "its runner was stopped")
+    await coordinator.abandon(lease, "its runner was stopped")
     assert (await store.get_rollout(rollout.rollout_id)).status == "queuing"
     await store.close()
 
@@ -199,8 +200,8 @@ async def test_a_lease_that_could_not_be_given_back_can_be_given_back_again(tmp_
 async def test_a_run_does_not_wait_for_runners_for_ever(tmp_path: Path) -> None:
     store = await open_store(str(tmp_path / "s.db"))
     run = Run(
-        run_id="run-1", seed=0, directory=tmp_path, agent=as_agent(sleeps), selection=select(None), credit=Uniform(),
-        train=[], val=[], store=store, progress=Progress(False), runners="remote", runner_patience=1.0,
+        RunConfig(selection=select(None), runners="remote", runner_patience=1.0), run_id="run-1", seed=0,
+        directory=tmp_path, agent=as_agent(sleeps), train=[], val=[], store=store, progress=Progress(False),
     )  # fmt: skip
     await run.start(lambda mode: SamplingRules(), "policy", routed=False)
     with pytest.raises(RolloutError, match=r"no runner has been heard of for \d+ s, and 2 rollouts wait for one"):
@@ -241,8 +242,8 @@ async def test_what_a_stopped_worker_leased_unheard_is_free_again_at_once(tmp_pa
     lease = await other.lease("other", 5.0)
     assert lease is not None
     assert (lease.rollout.rollout_id, lease.attempt) == (rollout.rollout_id, 1)
-    for desk in (leaving, other):
-        await desk.close()
+    for coordinator in (leaving, other):
+        await coordinator.close()
     await served.stop()
     await store.close()
 
@@ -266,8 +267,8 @@ async def test_what_no_runner_sends_is_refused(tmp_path: Path) -> None:
     served = ServedPolicy(store, routed=False)
     url = await served.start()
     [rollout] = await store.enqueue_rollouts([NewRollout({"seconds": 0.0})])
-    desk = CoordinatorClient(url)
-    assert await desk.lease("w", 5.0) is not None
+    coordinator = CoordinatorClient(url)
+    assert await coordinator.lease("w", 5.0) is not None
     async with httpx.AsyncClient(trust_env=False) as client:
         for what in ("lease", "forget", "heartbeat", "deliver", "finish", "abandon"):
             for body in MALFORMED:
@@ -282,7 +283,7 @@ async def test_what_no_runner_sends_is_refused(tmp_path: Path) -> None:
             assert got.status_code == 400
     assert (await store.get_rollout(rollout.rollout_id)).status == "running"
     assert await store.query_spans(rollout.rollout_id) == []
-    await desk.close()
+    await coordinator.close()
     await served.stop()
     await store.close()
 
@@ -294,10 +295,10 @@ async def test_a_runner_needs_the_key(tmp_path: Path) -> None:
     url = await served.start()
     for key in (None, "wrong", "righ"):
         with pytest.raises(RolloutError, match="refuses this runner"):
-            await work(as_agent(sleeps), url, key=key)
-    desk = CoordinatorClient(url, "right")
-    assert await desk.lease("w", 0.0) is None
-    await desk.close()
+            await run_worker(as_agent(sleeps), url, key=key)
+    coordinator = CoordinatorClient(url, "right")
+    assert await coordinator.lease("w", 0.0) is None
+    await coordinator.close()
     await served.stop()
     await store.close()
 
@@ -308,12 +309,12 @@ async def test_a_server_that_hands_out_no_rollouts_is_named(tmp_path: Path) -> N
     server = GatewayServer(Gateway(store))
     url = await server.start()
     with pytest.raises(RolloutError, match="hands out no rollouts"):
-        await work(as_agent(sleeps), url)
+        await run_worker(as_agent(sleeps), url)
     await server.stop()
-    desk = CoordinatorClient(f"http://127.0.0.1:{free_port()}", lost_seconds=0.5)
+    coordinator = CoordinatorClient(f"http://127.0.0.1:{free_port()}", lost_seconds=0.5)
     with pytest.raises(RolloutError, match=r"could not be reached for 0\.5 s"):
-        await desk.lease("w")
-    await desk.close()
+        await coordinator.lease("w")
+    await coordinator.close()
     await store.close()
 
 
@@ -356,7 +357,7 @@ async def test_rules_that_only_the_runner_knows_reward_the_call_that_asked_for_t
     url = await served.start()
     await store.enqueue_rollouts([NewRollout({"question": "2 + 3"})])
     end = asyncio.Event()
-    working = asyncio.ensure_future(work(agent, url, air=air, until=end))
+    working = asyncio.ensure_future(run_worker(agent, url, air=air, until=end))
     await until(lambda: served.results)
     end.set()
     await working

@@ -123,7 +123,7 @@ def _settings(model: Path, out: Path, **more: Any) -> Settings:
 async def test_one_run_at_a_time(untrained_model: Path, tmp_path: Path) -> None:
     settings = _settings(untrained_model, tmp_path, steps=2, group_size=2, batch_size=1)
     async with serving(settings, Keys(), progress=False) as service:
-        url = service.front.url
+        url = service.mount.url
 
         async def ask(path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
             return await asyncio.to_thread(fetch, f"{url}{path}", body, **options)
@@ -152,11 +152,11 @@ async def test_one_run_at_a_time(untrained_model: Path, tmp_path: Path) -> None:
         assert (status, again["run_id"], again["status"]) == (201, run["run_id"], "running")
     # The next server goes on with what was going on.
     async with serving(settings, Keys(), progress=False) as service:
-        assert service.present is not None
-        assert service.present.run_id == run["run_id"]
+        assert service.current is not None
+        assert service.current.run_id == run["run_id"]
         await service.stop("latest")
     async with serving(settings, Keys(), progress=False) as service:
-        assert service.present is None
+        assert service.current is None
 
 
 @pytest.mark.slow
@@ -165,13 +165,13 @@ async def test_ctrl_c_ends_a_client_and_leaves_its_run(untrained_model: Path, tm
     settings = _settings(untrained_model, tmp_path / "out", steps=50, group_size=8, batch_size=8, max_response_tokens=8)
     _workspace(tmp_path, steps=1)
     async with serving(settings, Keys(), progress=False) as service:
-        with programs(tmp_path, AGENT_LIGHTNING_SERVER_URL=service.front.url) as at:
+        with programs(tmp_path, AGENT_LIGHTNING_SERVER_URL=service.mount.url) as at:
             client = at.start(*CLIENT, "openai", "client.json", "--upload", log="client.log")
-            await until(lambda: service.present is not None and service.present.rollouts[0] > 0, SECONDS)
+            await until(lambda: service.current is not None and service.current.rollouts[0] > 0, SECONDS)
             os.kill(client.pid, signal.SIGINT)
             await until(lambda: client.poll() is not None, 20.0)
             assert "KeyboardInterrupt" in at.text("client.log")
-        assert service.present is not None
+        assert service.current is not None
         assert not (tmp_path / "client.json").exists()
         await service.stop("latest")
 
@@ -181,7 +181,7 @@ async def test_ctrl_c_ends_a_client_and_leaves_its_run(untrained_model: Path, tm
 async def test_a_run_that_fails_says_why_to_its_client(tmp_path: Path) -> None:
     settings = _settings(tmp_path / "nothing", tmp_path, steps=2)
     async with serving(settings, Keys(), progress=False) as service:
-        client = agl.Client(service.front.url, progress=False)
+        client = agl.Client(service.mount.url, progress=False)
         await asyncio.to_thread(client.upload_data, [{"question": "2+2"}])
         with pytest.raises(ServiceError, match=r"run run-\w+ failed on the server: .*nothing"):
             await asyncio.to_thread(client.train, lambda resource, task: 1.0)
@@ -193,7 +193,7 @@ async def test_a_run_that_fails_says_why_to_its_client(tmp_path: Path) -> None:
 async def test_what_a_server_refuses(untrained_model: Path, tmp_path: Path) -> None:
     keys = Keys.of("operator-key-of-this-test", "runner-key-of-this-test")
     async with serving(_settings(untrained_model, tmp_path), keys, progress=False) as service:
-        url = service.front.url
+        url = service.mount.url
 
         async def ask(path: str, body: Any = None, key: str = "operator", **options: Any) -> tuple[int, Any]:
             headers = {"authorization": f"Bearer {key}-key-of-this-test"}

@@ -163,7 +163,7 @@ def test_each_resumes_and_is_saved_as_a_model_of_its_own(pair, runner, directory
 def test_a_row_of_another_policy_is_refused(pair, runner):
     async def main():
         made = await rows(pair["a"], range(40, 42))
-        with pytest.raises(EngineError, match="row of policy 'a' was given to policy 'b'"):
+        with pytest.raises(EngineError, match="row of policy 'a' was passed to policy 'b'"):
             await pair["b"].train(made)
 
     runner.run(main())

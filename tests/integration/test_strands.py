@@ -23,7 +23,7 @@ from subjects import KEY, add, uses_add
 import agl
 from agl import semconv, tracing
 from agl.adapters.strands import StrandsTracer, wrap
-from agl.adapters.strands.wrap import fresh
+from agl.adapters.strands.copying import fresh_copy
 from agl.agents.agent import RolloutInfo
 from agl.errors import ConfigError
 from agl.mdp.selection import select
@@ -290,7 +290,7 @@ def test_each_run_of_a_wrapped_agent_starts_from_the_same_history(provider: Prov
 
 def test_a_copy_does_not_print(provider: Provider, capsys: pytest.CaptureFixture[str]) -> None:
     agent = Agent(model=model(provider.url), tools=[add_tool])
-    fresh(agent)("2+3")
+    fresh_copy(agent)("2+3")
     assert capsys.readouterr().out == ""
     agent("2+3")
     assert "sum 5" in capsys.readouterr().out
@@ -317,7 +317,7 @@ def test_a_copy_has_hooks_and_delegates_of_its_own(provider: Provider) -> None:
     provider.script = delegating("helper")
     helper = build(provider.url, "helper")
     boss = build(provider.url, "boss", [helper.as_tool(name="helper", preserve_context=True)])
-    one, other = fresh(boss), fresh(boss)
+    one, other = fresh_copy(boss), fresh_copy(boss)
     one("go")
     assert (len(helper.messages), len(boss.messages), len(other.messages)) == (0, 0, 0)
     assert one.conversation_manager is not boss.conversation_manager

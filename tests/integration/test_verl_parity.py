@@ -22,10 +22,10 @@ from tiny_learner import VOCABULARY, gradients, tiny_model
 from tiny_learner import learner as learner_of
 
 from agl.credit import Uniform
-from agl.mdp.sequence import Sequence, merge, unmerged
+from agl.mdp.sequence import TrainingRow, merge, unmerged
 from agl.mdp.types import Reward, Trajectory, Transition
-from agl.trainer.local.learner.learner import Learner, _deal
-from agl.trainer.local.learner.targets import Row
+from agl.trainer.local.learner.learner import Learner, _minibatches
+from agl.trainer.local.learner.targets import LossRow
 from agl.trainer.objectives import Estimator
 from agl.trainer.objectives.advantages import score
 
@@ -79,7 +79,9 @@ def conversations(seed: int, n: int, *, turns: int = 3, lost: bool = False) -> l
     return made
 
 
-def rows_of(rollouts: list[Trajectory], how: Callable[..., list[Sequence]] = merge, seed: int = 0) -> list[Sequence]:
+def rows_of(
+    rollouts: list[Trajectory], how: Callable[..., list[TrainingRow]] = merge, seed: int = 0
+) -> list[TrainingRow]:
     """Rows with random advantages, and behaviour log-probs on both sides of every clip."""
     rng = np.random.default_rng(seed)
     ids = [t.call.id for r in rollouts for t in r.transitions]
@@ -118,7 +120,7 @@ def nested(parts: list[np.ndarray], dtype: torch.dtype) -> torch.Tensor:
 
 def theirs(
     model: Any,
-    rows: list[Sequence],
+    rows: list[TrainingRow],
     *,
     micro_tokens: int = 10_000,
     padding: int = 0,
@@ -292,7 +294,7 @@ def test_every_step_of_several_mini_batches() -> None:
         lambda *_: seen.append({n: p.grad.clone() for n, p in subject._model.named_parameters() if p.grad is not None})
     )
     metrics = subject.update(rows, lr_scale=0.0)
-    parts = list(_deal([Row(r, r.logprobs) for r in rows], 3, np.random.default_rng([0, 0])))
+    parts = list(_minibatches([LossRow(r, r.logprobs) for r in rows], 3, np.random.default_rng([0, 0])))
     each = [theirs(policy(), [row.sequence for row in part]) for part in parts]
     assert len(seen) == len(each) == 3
     for gradient, other in zip(seen, each, strict=True):

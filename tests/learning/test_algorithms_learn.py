@@ -12,7 +12,7 @@ import pytest
 import agl
 from agl.errors import ConfigError
 from agl.mdp.types import Call, FinishReason, Reward, Trajectory, Transition
-from agl.trainer.objectives.advantages import FLAT, score
+from agl.trainer.objectives.advantages import FLAT, compute_advantages
 from agl.trainer.quickstart.agent import build_agent
 from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
 
@@ -98,8 +98,8 @@ def test_answers_that_were_all_cut_off_are_not_taken_for_equal_ones() -> None:
 
     cases: list[tuple[FinishReason, str]] = [("stop", FLAT), ("cancelled", "its answer was cancelled")]
     for reason, told in cases:
-        scored = score([rollout(i, reason) for i in range(2)], agl.credit.Uniform()).without_flat()
-        assert (scored.kept, {c.dropped for c in scored.calls}) == ((), {told})
+        scored = compute_advantages([rollout(i, reason) for i in range(2)], agl.credit.Uniform()).without_flat()
+        assert (scored.trajectories, {c.dropped for c in scored.calls}) == ((), {told})
 
 
 def test_settings_that_cannot_be_meant_are_refused() -> None:

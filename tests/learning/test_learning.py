@@ -12,7 +12,7 @@ from miniature import GAIN, gain, train
 
 import agl
 from agl.errors import StalePolicyError
-from agl.mdp.sequence import Sequence
+from agl.mdp.sequence import TrainingRow
 from agl.trainer.local import policy as local_policy
 from agl.trainer.local.policy import LocalPolicy
 
@@ -24,11 +24,11 @@ def test_lora_learns_too(tiny_policy: Path, tmp_path: Path) -> None:
     assert gain(result) >= GAIN
 
 
-def _no_gradient(rows: list[Sequence]) -> list[Sequence]:
+def _no_gradient(rows: list[TrainingRow]) -> list[TrainingRow]:
     return [replace(r, advantages=np.where(r.action_mask, np.float32(1e-12), np.float32(0))) for r in rows]
 
 
-def _shifted_mask(rows: list[Sequence]) -> list[Sequence]:
+def _shifted_mask(rows: list[TrainingRow]) -> list[TrainingRow]:
     """Every per-token array one to the right, as an off-by-one in the mask would do it."""
 
     def shifted(values: np.ndarray) -> np.ndarray:
@@ -46,7 +46,7 @@ def _shifted_mask(rows: list[Sequence]) -> list[Sequence]:
     ]
 
 
-def _swapped_rewards(rows: list[Sequence]) -> list[Sequence]:
+def _swapped_rewards(rows: list[TrainingRow]) -> list[TrainingRow]:
     """Each rollout gets the advantage of another one."""
     values = [float(r.advantages[r.action_mask][0]) if r.n_actions else 0.0 for r in rows]
     order = np.random.default_rng(0).permutation(len(rows))
@@ -61,7 +61,7 @@ def test_broken_training_does_not_pass(
     broken: Any, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Broken(LocalPolicy):
-        async def train(self, sequences: list[Sequence], *, lr_scale: float = 1.0) -> dict[str, float]:
+        async def train(self, sequences: list[TrainingRow], *, lr_scale: float = 1.0) -> dict[str, float]:
             return await super().train(broken(sequences), lr_scale=lr_scale)
 
     monkeypatch.setattr(local_policy, "LocalPolicy", Broken)
@@ -72,7 +72,7 @@ def test_a_stale_policy_does_not_pass(tiny_policy: Path, tmp_path: Path, monkeyp
     """The engine goes on serving the weights that training began with, and says that they are the new ones."""
 
     class Stale(LocalPolicy):
-        async def train(self, sequences: list[Sequence], *, lr_scale: float = 1.0) -> dict[str, float]:
+        async def train(self, sequences: list[TrainingRow], *, lr_scale: float = 1.0) -> dict[str, float]:
             before = tmp_path / "before.pt"
             if not before.exists():
                 await self.save_state(before)

@@ -30,7 +30,7 @@ from postgres import Server
 from agl import semconv
 from agl.errors import AglError
 from agl.mdp.spans import Span
-from agl.trainer.run.run import Batches
+from agl.trainer.run.batches import Batches
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, Rollout, Store
 
@@ -203,7 +203,7 @@ class Chaos:
         (directory / "agent.py").write_text(AGENT)
         tasks = "".join(json.dumps({"question": f"what is {i} + {i}?"}) + "\n" for i in range(plan.tasks))
         (directory / "tasks.jsonl").write_text(tasks)
-        store_port, desk_port = _free_port(), _free_port()
+        store_port, coordinator_port = _free_port(), _free_port()
         self.store_url = f"http://127.0.0.1:{store_port}"
         agl = [sys.executable, "-c", "from agl.trainer.cli import main; main()"]
 
@@ -213,14 +213,14 @@ class Chaos:
         self.store = process("store", "store", "--db", self.database, "--port", str(store_port))
         self.trainer = process(
             "trainer", "train", "--tasks", "tasks.jsonl", "--model", str(model), "--runners", "remote",
-            "--store", self.store_url, "--port", str(desk_port), "--out", "run", "--resume", "--quiet",
+            "--store", self.store_url, "--port", str(coordinator_port), "--out", "run", "--resume", "--quiet",
             "--steps", str(plan.steps), "--batch-size", str(plan.batch_size), "--group-size", str(plan.group_size),
             "--max-response-tokens", "8", "--learning-rate", "1e-3", "--device", "cpu", "--seed", str(plan.seed),
             "--max-attempts", "10", "--timeout", "60", "--silent-seconds", "12", "--json", "result.json",
         )  # fmt: skip
         self.runners = [
             process(
-                f"runner-{i}", "runner", "--store", f"http://127.0.0.1:{desk_port}", "--agent", "agent.py:agent",
+                f"runner-{i}", "runner", "--store", f"http://127.0.0.1:{coordinator_port}", "--agent", "agent.py:agent",
                 "--workers", "2",
             )
             for i in range(plan.runners)

@@ -161,6 +161,11 @@ def rendering_of(tokenizer: Any) -> Rendering:
     return Rendering(tokenizer)
 
 
+def new_access() -> Access:
+    """An attempt that was not opened at any gateway, for reading a dialect's body alone."""
+    return Access("ro-1", 1, select(None), 0, SamplingRules(), "http://gateway", b"")
+
+
 class Attempt:
     """An open attempt and clients for it."""
 
@@ -269,10 +274,13 @@ class ScriptedRollouts:
         self.spans: list[Sequence[Span]] = []
 
     async def run(self, run: Run) -> None:
-        run.gateway = Gateway(run.store)
-        for policy in run.selection.policies:
-            run.gateway.serve(policy, self.engine, rendering_of(quick_tokenizer()))
-        await run.start(lambda mode: SamplingRules(max_tokens=512), run.selection.policies[0])
+        policies = run.selection.policies
+
+        def register(gateway: Gateway) -> None:
+            for policy in policies:
+                gateway.serve(policy, self.engine, rendering_of(quick_tokenizer()))
+
+        await run.start(lambda mode: SamplingRules(max_tokens=512), policies[0], register=register)
         try:
             results = await run.rollouts([*enumerate(run.train)], mode="train", step=0, group_size=self.group_size)
             for result in require_some(results, "the run"):

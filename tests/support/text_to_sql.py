@@ -16,7 +16,7 @@ from provider import Provider, Reply
 from scripted import Line, ScriptedRollouts, tool_call_of
 
 from agl.mdp.types import Trajectory, Transition
-from agl.trainer.objectives.advantages import Scored, score
+from agl.trainer.objectives.advantages import StepAdvantages, compute_advantages
 
 EXAMPLE = ROOT / "examples" / "text_to_sql"
 MODULES = ("agent", "databases", "rewards", "train")
@@ -99,7 +99,7 @@ class Run:
         trainer.progress = False
         trainer.fit(example.train.wrapped(given, questions, out / "databases"), self.questions)
         self.trajectories: list[Trajectory] = self.algorithm.trajectories
-        self.scored: Scored = score(self.trajectories, trainer.credit)
+        self.scored: StepAdvantages = compute_advantages(self.trajectories, trainer.credit)
 
     def earned(self) -> list[list[tuple[str, dict[str, float]]]]:
         """Per rollout and call: the agent, and what the call earned by name."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agl.mdp.sequence import Sequence
+from agl.mdp.sequence import TrainingRow
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.learner.learner import Learner
 
@@ -34,7 +34,7 @@ def learner(model: Any = None, **config: Any) -> Learner:
     return Learner(model or tiny_model(), LearnerConfig(**{"learning_rate": 1e-2, **config}), CPU)
 
 
-def gradients(subject: Learner, rows: list[Sequence]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+def gradients(subject: Learner, rows: list[TrainingRow]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """Metrics and gradient of one update that leaves the weights alone."""
     metrics = subject.update(rows, lr_scale=0.0)
     return metrics, {n: p.grad.clone() for n, p in subject._model.named_parameters() if p.grad is not None}

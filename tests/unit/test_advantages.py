@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agl.credit import Uniform
 from agl.errors import RewardError
 from agl.mdp.types import Call, Reward, Trajectory, Transition, float_array, int_array
-from agl.trainer.objectives.advantages import Scored, score
+from agl.trainer.objectives.advantages import StepAdvantages, compute_advantages
 from agl.trainer.objectives.estimators import grpo_advantages
 
 numbers = st.floats(-100, 100, allow_nan=False).map(lambda x: round(x, 3))
@@ -38,8 +38,8 @@ def trajectory(
     return Trajectory(f"r{index}", 1, policy, group, transitions, (Reward("reward", reward),))
 
 
-def scored(step: Step, **options: bool) -> Scored:
-    return score([trajectory(i, *r) for i, r in enumerate(step)], Uniform(), **options)
+def scored(step: Step, **options: bool) -> StepAdvantages:
+    return compute_advantages([trajectory(i, *r) for i, r in enumerate(step)], Uniform(), **options)
 
 
 @given(steps, st.booleans())
@@ -71,7 +71,7 @@ def test_a_group_is_a_world_of_its_own(step: Step, more: tuple) -> None:
 def test_what_is_dropped_is_a_whole_group_and_is_reported(step: Step) -> None:
     got = scored(step)
     size = Counter((g, p) for g, p, _, _ in step)
-    assert Counter((t.group, t.policy) for t in got.kept) == {g: n for g, n in size.items() if n > 1}
+    assert Counter((t.group, t.policy) for t in got.trajectories) == {g: n for g, n in size.items() if n > 1}
     assert got.dropped_groups == sum(n == 1 for n in size.values())
     dropped = {c.rollout_id for c in got.calls if c.dropped}
     assert dropped == {f"r{i}" for i, (g, p, _, _) in enumerate(step) if size[g, p] == 1}
@@ -99,7 +99,7 @@ def test_a_credit_rule_may_tell_calls_apart_and_the_rollout_still_counts_once() 
     def per_call(t: Trajectory) -> list[float]:
         return [x.reward for x in t.transitions]
 
-    got = score(
+    got = compute_advantages(
         [trajectory(0, "a", "p", 0.0, 2, each=(1.0, 3.0)), trajectory(1, "a", "p", 0.0, 1, each=(4.0,))], per_call
     )
     mean, std = 3.0, np.std([2.0, 4.0], ddof=1)
@@ -109,21 +109,21 @@ def test_a_credit_rule_may_tell_calls_apart_and_the_rollout_still_counts_once() 
 
 def test_calls_that_differ_in_rollouts_that_do_not_are_compared_without_a_division_by_nothing() -> None:
     step = [trajectory(i, "a", "p", 0.0, 2, each=(1.0, 3.0)) for i in range(2)]
-    got = score(step, lambda t: [x.reward for x in t.transitions])
+    got = compute_advantages(step, lambda t: [x.reward for x in t.transitions])
     assert got.advantages == {"r0.0": -1.0, "r0.1": 1.0, "r1.0": -1.0, "r1.1": 1.0}
 
 
 def test_an_answer_cut_short_counts_in_its_group_and_says_why_it_is_not_trained() -> None:
-    got = score([trajectory(0, "a", "p", 0.0, 1, cut=True), trajectory(1, "a", "p", 1.0, 1)], Uniform())
+    got = compute_advantages([trajectory(0, "a", "p", 0.0, 1, cut=True), trajectory(1, "a", "p", 1.0, 1)], Uniform())
     assert got.advantages["r1.0"] > 0
     assert [c.dropped for c in got.calls] == ["its answer was cancelled", None]
 
 
 def test_a_bad_credit_rule_is_named() -> None:
     with pytest.raises(RewardError, match="gave 0 returns for 2 calls"):
-        score([trajectory(0, "a", "p", 1.0, 2)], lambda t: [])
+        compute_advantages([trajectory(0, "a", "p", 1.0, 2)], lambda t: [])
     with pytest.raises(RewardError, match="gave the return nan"):
-        score([trajectory(0, "a", "p", 1.0, 1)], lambda t: [float("nan")])
+        compute_advantages([trajectory(0, "a", "p", 1.0, 1)], lambda t: [float("nan")])
     with pytest.raises(RewardError, match="rollout 1 of 2 is inf"):
         grpo_advantages([0.0, float("inf")], ["a", "a"])
     with pytest.raises(ValueError, match="but 1 groups"):
@@ -131,5 +131,5 @@ def test_a_bad_credit_rule_is_named() -> None:
 
 
 def test_nothing_gives_nothing() -> None:
-    got = score([], Uniform())
-    assert (got.kept, got.calls, got.dropped_groups) == ((), (), 0)
+    got = compute_advantages([], Uniform())
+    assert (got.trajectories, got.calls, got.dropped_groups) == ((), (), 0)

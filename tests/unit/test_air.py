@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 import agl
 from agl import semconv, tracing
 from agl.errors import ConfigError, RewardError
-from agl.mdp.builder import build
+from agl.mdp.builder import CreditedReward, build_trajectory
 from agl.mdp.outcomes import TOOL_RESULTS, UNKNOWN_TOOLS
-from agl.mdp.selection import select
+from agl.mdp.selection import Selection, select
+from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.mdp.types import Call, Reward, float_array, int_array
-from agl.rewards.air import as_spans
+from agl.rewards.air import reward_spans
 from agl.tracing.context import RolloutContext
 
 EVERYONE = select(None)
@@ -61,10 +62,15 @@ def scored() -> agl.AIR:
     return air
 
 
-def given_by(
-    air: agl.AIR, calls: list[Call], spans: list[Span], agents: Any = None
-) -> list[tuple[str, float, str | None]]:
-    return [(r.name, r.value, call_id) for r, call_id in air.rewards(calls, spans, select(agents))]
+def credited_by(
+    air: agl.AIR, calls: list[Call], spans: list[Span], selection: Selection = EVERYONE
+) -> tuple[CreditedReward, ...]:
+    index = SpanIndex(calls, spans)
+    return air.rewards(build_trajectory("ro", 1, "g", index, selection), index, selection)
+
+
+def given_by(air: agl.AIR, calls: list[Call], spans: list[Span]) -> list[tuple[str, float, str | None]]:
+    return [(r.name, r.value, call_id) for r, call_id in credited_by(air, calls, spans)]
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------
@@ -88,7 +94,9 @@ def test_the_rules_of_the_guide() -> None:
         return 0.1 if transition.call.index == 1 else None
 
     calls = [call(0, tool_call_ids=("a", "b")), call(1)]
-    rewards = air.rewards(calls, [ROOT, tool("t2", "b", ok=False), tool("t1", "a")], EVERYONE)
+    rewards = credited_by(
+        air, calls, [ROOT, span("chat1", "root", semconv.CHAT), tool("t2", "b", ok=False), tool("t1", "a")]
+    )
     assert rewards == (
         (Reward("reward_tool_success", 0.3, "air", "t1"), "c0"),
         (Reward("penalize_failure", -0.2, "air", "t2"), "c0"),
@@ -121,7 +129,7 @@ def test_a_rule_is_told_what_it_names() -> None:
     def two(tool_name: str, **rest: Any) -> None:
         told.append((tool_name, sorted(rest)))
 
-    assert air.rewards([call(0, tool_call_ids=("a",))], [ROOT, tool("t1", "a")], EVERYONE) == ()
+    assert credited_by(air, [call(0, tool_call_ids=("a",))], [ROOT, tool("t1", "a")], EVERYONE) == ()
     assert told == [({"a": 2}, "solver", "a", 7), ("add", ["agent", "arguments", "output", "tool_call_id"])]
 
 
@@ -133,7 +141,7 @@ def test_filters_names_and_primary() -> None:
     )
     calls = [call(0, tool_call_ids=("a", "b")), call(1, agent="critic", tool_call_ids=("c",))]
     spans = [ROOT, tool("t1", "a", name="calculator"), tool("t2", "b"), tool("t3", "c", name="calculator")]
-    rewards = air.rewards(calls, spans, EVERYONE)
+    rewards = credited_by(air, calls, spans, EVERYONE)
     assert [(r.name, r.primary, c) for r, c in rewards] == [
         ("calc", True, "c0"),
         ("reward", False, "c0"),
@@ -174,7 +182,7 @@ def test_what_cannot_be_a_rule_is_refused_at_once() -> None:
     for function in (later, functools.partial(later), Async()):
         with pytest.raises(ConfigError, match="is async"):
             air.on_tool_success(name="x")(function)
-    with pytest.raises(ConfigError, match="does not tell a rule its 'result'") as caught:
+    with pytest.raises(ConfigError, match="passes a rule no 'result'") as caught:
         air.on_tool_success(lambda result: 1.0)
     assert "tool_name, output, arguments, agent, tool_call_id" in str(caught.value)
     with pytest.raises(ConfigError, match="has no name"):
@@ -217,7 +225,7 @@ def test_a_rule_that_fails_names_itself_the_tool_and_the_call(bad: Any, message:
     air = agl.AIR()
     air.on_tool_success(name="my_rule")(bad)
     with pytest.raises(RewardError, match=f"AIR rule 'my_rule' .on_tool_success.*{message}") as caught:
-        air.rewards([call(0, tool_call_ids=("a",))], [ROOT, tool("t1", "a")], EVERYONE)
+        credited_by(air, [call(0, tool_call_ids=("a",))], [ROOT, tool("t1", "a")], EVERYONE)
     assert "rollout=ro, attempt=1, agent=solver, tool=add, span=t1, call=c0" in str(caught.value)
 
 
@@ -258,13 +266,14 @@ def test_an_outcome_without_an_id_goes_to_the_call_around_it_or_to_the_whole_rol
         span("sub", "t1", semconv.INVOKE_AGENT, "sub"), span("chat1", "sub", semconv.CHAT, "sub"),
         tool("of the sub", None, parent="sub", agent="sub"), tool("t2", "b", parent="sub", ok=False, agent="sub"),
     ]  # fmt: skip
-    rewards = {r.span_id: c for r, c in scored().rewards(calls, spans, EVERYONE)}
+    rewards = {r.span_id: c for r, c in credited_by(scored(), calls, spans, EVERYONE)}
     assert rewards == {
         "t1": "c0", "t2": "c1", "inside a tool": "c0", "inside a call": "c0", "unknown id": None, "nowhere": None,
         "of the sub": None,
     }  # fmt: skip
-    credited = scored().rewards(calls, spans, EVERYONE)
-    built = build("ro", 1, "g", calls, [*spans, *as_spans(credited, spans)], EVERYONE)
+    credited = credited_by(scored(), calls, spans, EVERYONE)
+    stored = reward_spans(credited, SpanIndex(calls, spans))
+    built = build_trajectory("ro", 1, "g", SpanIndex(calls, [*spans, *stored]), EVERYONE)
     assert {r.span_id for r in built.unplaced} == {"unknown id", "nowhere", "of the sub"}
     assert built.reward == 5.0
     assert [t.reward for t in built.trajectories["policy"].transitions] == [3.0, -1.0]
@@ -278,13 +287,13 @@ def test_the_tools_of_agents_that_are_not_selected_are_not_rewarded() -> None:
     ]  # fmt: skip
     # A tool of a judge that runs within the solver's own tool call is in nobody's interest but the judge's.
     selected = select("solver")
-    rewards = {r.span_id: c for r, c in scored().rewards(calls, spans, selected)}
+    rewards = {r.span_id: c for r, c in credited_by(scored(), calls, spans, selected)}
     assert rewards == {"t1": "c0"}
 
 
 def test_the_outcome_of_a_failed_call_is_not_lost() -> None:
-    credited = scored().rewards(
-        [call(0), call(1, error="cut", tool_call_ids=("a",))], [ROOT, tool("t1", "a")], EVERYONE
+    credited = credited_by(
+        scored(), [call(0), call(1, error="cut", tool_call_ids=("a",))], [ROOT, tool("t1", "a")], EVERYONE
     )
     assert [c for _, c in credited] == [None]
 
@@ -325,14 +334,14 @@ def test_results_that_the_gateway_was_sent_stand_for_tools_without_spans() -> No
     air, told = agl.AIR(), []
     air.on_tool_success(name="ok")(lambda tool_name, arguments, output: told.append((tool_name, arguments, output)))
     air.on_tool_failure(name="bad")(lambda tool_call_id, error: told.append((tool_call_id, error)))
-    air.rewards(calls, spans, EVERYONE)
+    credited_by(air, calls, spans, EVERYONE)
     assert told == [
         ("add", {"a": 1}, "5"), ("b", "no"), ("c", "no such tool"), ("d", "broken"), 
         ("silent", {"a": 2}, "result of t2"),
     ]  # fmt: skip
     runs = span("chat0", "root", semconv.CHAT, attributes={semconv.RUNS_TOOLS: True})
     told.clear()
-    air.rewards(calls, [*spans, runs], EVERYONE)
+    credited_by(air, calls, [*spans, runs], EVERYONE)
     assert told[0] == ("a", "5"), "what the framework runs itself, and did not run, it refused"
 
 
@@ -399,17 +408,22 @@ def test_every_outcome_is_credited_once_to_the_call_that_issued_it_in_any_order(
 ) -> None:
     calls, spans, owed = attempt
     selection = select(["solver", "helper"])
-    credited = scored().rewards(calls, spans, selection)
+    credited = credited_by(scored(), calls, spans, selection)
     got = [(r.span_id, (r.value > 0, c)) for r, c in credited]
     assert len(got) == len(owed)
     assert dict(got) == owed
 
     shuffled = [replace(s, start=rng.random(), end=rng.random()) for s in rng.sample(spans, len(spans))]
-    again = scored().rewards(rng.sample(calls, len(calls)), shuffled, selection)
+    again = credited_by(scored(), rng.sample(calls, len(calls)), shuffled, selection)
     key = lambda pair: (pair[0].span_id, pair[0].name)  # noqa: E731
     assert sorted(again, key=key) == sorted(credited, key=key)
 
-    built = build("ro", 1, "g", calls, [*spans, *as_spans(credited, spans)], selection)
-    assert sorted(built.credited, key=key) == sorted(credited, key=key)
-    earned = {t.call.id: t.reward for t in built.trajectories["policy"].transitions}
+    index = SpanIndex(calls, spans)
+    trained = build_trajectory("ro", 1, "g", index, selection).with_rewards(credited)
+    read = build_trajectory("ro", 1, "g", SpanIndex(calls, [*spans, *reward_spans(credited, index)]), selection)
+    assert sorted(trained.credited, key=key) == sorted(read.credited, key=key) == sorted(credited, key=key)
+    placed, again = ([(t.call.id, t.rewards) for t in x.trajectory.transitions] for x in (trained, read))
+    assert placed == again, "what is read from the store later is what was trained"
+    assert trained.trajectory.rewards == read.trajectory.rewards
+    earned = {t.call.id: t.reward for t in trained.trajectories["policy"].transitions}
     assert earned == {c.id: sum(2 * ok - 1 for ok, i in owed.values() if i == c.id) for c in calls if c.policy}

@@ -20,8 +20,10 @@ from agl import tracing
 from agl.adapters.anthropic import AnthropicTracer
 from agl.adapters.openai import OpenAITracer
 from agl.errors import RewardError
+from agl.mdp.builder import build_trajectory
 from agl.mdp.outcomes import TOOL_RESULTS
 from agl.mdp.selection import select
+from agl.mdp.span_index import SpanIndex
 from agl.mdp.types import Call
 from agl.tracing.context import RolloutContext
 from agl.trainer.gateway.access import SamplingRules
@@ -77,7 +79,9 @@ async def rewarded(
             await run()
         calls = await attempt.close()
     index = {c.id: c.index for c in calls}
-    credited = air.rewards(calls, context.spans, selection)
+    span_index = SpanIndex(calls, context.spans)
+    trajectory = build_trajectory(access.rollout_id, access.attempt, "g", span_index, selection)
+    credited = air.rewards(trajectory, span_index, selection)
     return told, [(r.value, None if i is None else index[i]) for r, i in credited], calls
 
 
@@ -397,7 +401,7 @@ def test_a_runs_rewards_are_stored_reach_credit_and_are_explained(tmp_path: Path
             await store.close()
 
     explained = asyncio.run(report())
-    assert [[(r["name"], r["value"], r["source"]) for r in c.rewards] for c in explained.calls] == [
+    assert [[(r.name, r.value, r.source) for r in c.rewards] for c in explained.calls] == [
         [(r.name, r.value, r.source) for r in t.rewards] for t in (first, second)
     ]
     text = render(explained)
@@ -408,6 +412,22 @@ def test_a_runs_rewards_are_stored_reach_credit_and_are_explained(tmp_path: Path
         "policy policy v0",
     ):
         assert part in text
+
+
+def test_an_attempt_is_joined_once_and_each_rule_is_called_once_per_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    air, told = watched()
+    judged: list[int] = []
+    air.on_call(name="seen")(lambda transition: judged.append(transition.call.index))
+    indexed: list[SpanIndex] = []
+    make = SpanIndex.__init__
+    monkeypatch.setattr(SpanIndex, "__init__", lambda self, *args: (indexed.append(self), make(self, *args))[1])
+    algorithm, _ = fitted(tmp_path, air, SCRIPT)
+    assert algorithm.results[0].error is None
+    assert [event[:2] for event in told] == [("success", "add"), ("failure", "subtract")]
+    assert judged == [0, 1]
+    assert len(indexed) == 1
 
 
 def test_air_is_off_unless_asked_for(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agl import semconv
-from agl.tracing.provider_formats import ResponseAccumulator, ToolResult, asked, tool_results
+from agl.tracing.provider_formats import ResponseAccumulator, ToolResult, request_messages, tool_results
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 SAID = {"role": "assistant", "content": "so", "tool_calls": [CALL]}
@@ -124,5 +124,5 @@ def test_nothing_on_the_wire_breaks_it(body: Any) -> None:
             answer.event({**body, "type": kind} if kind else body)
     answer.facts(content=True)
     if isinstance(body, dict):
-        asked(body)
+        request_messages(body)
         tool_results(body)

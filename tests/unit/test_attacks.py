@@ -95,9 +95,9 @@ async def world() -> AsyncIterator[World]:
         await rig.store.update_resources({"prompt": "the real one"})
         await rig.store.add_spans([Span("1" * 32, "2" * 16, None, victim.access.rollout_id, 1, "secret", 1.0, 2.0)])
         (queued,) = await rig.store.enqueue_rollouts([NewRollout("secret task")])
-        desk = RunCoordinator(rig.store, rig.gateway, selection=select(None))
-        routes = coordinator_routes(lambda: desk, key_check(KEYS))
-        server = StoreServer(rig.store, port=0, keys=KEYS, limits=LIMITS, beside=routes)
+        coordinator = RunCoordinator(rig.store, rig.gateway, selection=select(None))
+        routes = coordinator_routes(lambda: coordinator, key_check(KEYS))
+        server = StoreServer(rig.store, port=0, keys=KEYS, limits=LIMITS, extra_routes=routes)
         url = await server.start()
         async with httpx.AsyncClient(trust_env=False, timeout=20) as http:
             yield World(rig, mine, victim, url, queued.rollout_id, http)

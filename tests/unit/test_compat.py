@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 import subprocess
 import sys
@@ -36,6 +37,13 @@ def ask(llm: Any, text: str) -> str:
 @pytest.mark.parametrize("name", al.__all__)
 def test_every_name_is_there(name: str) -> None:
     assert getattr(al, name) is not None
+
+
+@pytest.mark.parametrize("module", al._NAMES)
+def test_a_type_checker_sees_every_name(module: str) -> None:
+    home = importlib.import_module(f"agl.trainer.compat.{module}")
+    assert {*al._NAMES[module].split()} <= {*home.__all__}
+    assert f"from {home.__name__} import" in Path(al.__file__).with_suffix(".pyi").read_text()
 
 
 def test_the_old_module_paths_lead_to_them() -> None:

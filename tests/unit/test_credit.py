@@ -17,9 +17,9 @@ from agl.errors import ConfigError, RewardError
 from agl.mdp.sequence import merge, unmerged
 from agl.mdp.types import Call, Reward, Trajectory, Transition, float_array, int_array
 from agl.trainer.local.learner.metrics import Totals
-from agl.trainer.local.learner.packing import collate
-from agl.trainer.local.learner.targets import Row
-from agl.trainer.objectives.advantages import score
+from agl.trainer.local.learner.microbatches import collate
+from agl.trainer.local.learner.targets import LossRow
+from agl.trainer.objectives.advantages import compute_advantages
 from agl.trainer.objectives.estimators import group_statistics
 from agl.trainer.objectives.reduction import weighted
 
@@ -153,7 +153,7 @@ class TestTurnGroups:
         one = make([("writer", [0.0]), ("writer", [1.0])], name="r0", prompts=[5, 6])
         two = make([("writer", [0.0]), ("writer", [0.0])], name="r1", prompts=[5, 9])
         rule = TurnGroups(gamma=0.5, weight=2.0)
-        got = score([one, two], rule, normalize_std=False).advantages
+        got = compute_advantages([one, two], rule, normalize_std=False).advantages
         # Rollouts: 1 and 0, so +-0.5 for all calls. State 5: returns 0.5 and 0, so +-0.25, twice. 6 and 9: alone.
         assert got == pytest.approx({"r0/0": 0.5 + 0.5, "r0/1": 0.5, "r1/0": -0.5 - 0.5, "r1/1": -0.5})
 
@@ -164,7 +164,7 @@ class TestTurnGroups:
             make([("writer", [r]) for _, r in made], final, name=f"r{i}", prompts=[state for state, _ in made])
             for i, (made, final) in enumerate(rollouts)
         ]
-        got = score(data, rule, normalize_std=False).advantages
+        got = compute_advantages(data, rule, normalize_std=False).advantages
         episode = [t.final_reward + sum(x.reward for x in t.transitions) for t in data]
         states: dict[int, dict[int, list[float]]] = {}
         togo = [returns(Discounted(0.9), t) for t in data]
@@ -181,14 +181,14 @@ class TestTurnGroups:
     def test_two_agents_that_were_asked_the_same_are_not_in_one_state(self):
         one = make([("writer", [1.0]), ("judge", [0.0])], name="r0", prompts=[5, 6])
         two = make([("writer", [0.0]), ("judge", [1.0])], name="r1", prompts=[6, 5])
-        got = score([one, two], TurnGroups(), normalize_std=False).advantages
+        got = compute_advantages([one, two], TurnGroups(), normalize_std=False).advantages
         assert got == pytest.approx(dict.fromkeys(got, 0.0))
 
     def test_a_state_may_be_named_by_the_user(self):
         rule = TurnGroups(gamma=1.0, anchor=lambda transition: transition.call.index)
         one, two = (make([("writer", [float(i)])] * 2, name=f"r{i}", prompts=[i, 10 + i]) for i in range(2))
-        by_prompt = score([one, two], TurnGroups(gamma=1.0), normalize_std=False).advantages
-        by_turn = score([one, two], rule, normalize_std=False).advantages
+        by_prompt = compute_advantages([one, two], TurnGroups(gamma=1.0), normalize_std=False).advantages
+        by_turn = compute_advantages([one, two], rule, normalize_std=False).advantages
         assert by_prompt == pytest.approx({"r0/0": -1, "r0/1": -1, "r1/0": 1, "r1/1": 1})
         assert by_turn == pytest.approx({"r0/0": -2, "r0/1": -1.5, "r1/0": 2, "r1/1": 1.5})
 
@@ -211,14 +211,14 @@ def test_any_callable_is_a_rule_and_bad_ones_are_named():
         with pytest.raises(ConfigError, match="gamma"):
             bad()
     with pytest.raises(ConfigError, match="compares calls with each other"):
-        score([t], TurnGroups(), estimator="reinforce_plus_plus")
+        compute_advantages([t], TurnGroups(), estimator="reinforce_plus_plus")
 
 
 @given(st.lists(st.tuples(calls, numbers, st.sampled_from("gh")), min_size=1, max_size=5))
 def test_statistics_are_those_of_a_task_and_an_agent_and_a_rollout_counts_once(step: list[Any]):
     data = [make(made, shared, name=f"r{i}", group=g) for i, (made, shared, g) in enumerate(step)]
     rule = PerAgent(shared=1.0, own=0.5)
-    got = score(data, rule)
+    got = compute_advantages(data, rule)
     for group in "gh":
         for agent in POLICY:
             took_part = [t for t in data if t.group == group and any(x.call.agent == agent for x in t.transitions)]
@@ -231,9 +231,9 @@ def test_statistics_are_those_of_a_task_and_an_agent_and_a_rollout_counts_once(s
                         want = (value - mean) / spread if len(own) > 1 else 0.0
                         assert got.advantages[x.call.id] == pytest.approx(want, rel=1e-3, abs=1e-4)
     dropped = {c.call_id for c in got.calls if c.dropped}
-    assert dropped.isdisjoint(x.call.id for t in got.kept for x in t.transitions)
-    assert len(dropped) + sum(len(t.transitions) for t in got.kept) == sum(len(t.transitions) for t in data)
-    assert all({x.call.policy for x in t.transitions} == {t.policy} for t in got.kept)
+    assert dropped.isdisjoint(x.call.id for t in got.trajectories for x in t.transitions)
+    assert len(dropped) + sum(len(t.transitions) for t in got.trajectories) == sum(len(t.transitions) for t in data)
+    assert all({x.call.policy for x in t.transitions} == {t.policy} for t in got.trajectories)
 
 
 # -- as far as the gradient -------------------------------------------------------------------------------------------
@@ -251,13 +251,13 @@ def _gradient_of_calls(trajectory: Trajectory, how: Any, advantages: dict[str, f
     ready = weighted(rows, "token-mean")
     found: dict[str, torch.Tensor] = {}
     for row in ready:
-        scores = subject._scorer.score(collate([row], [row.action_mask], torch.device("cpu")))
-        scores.logprobs.retain_grad()
-        loss = subject._loss(scores, [Row(row, row.logprobs)], Totals())
+        output = subject._policy(collate([row], [row.action_mask], torch.device("cpu")))
+        output.logprobs.retain_grad()
+        loss = subject._loss(output, [LossRow(row, row.logprobs)], Totals())
         (torch.from_numpy(row.weights[row.action_mask]) * loss).sum().backward()
         owners = row.calls[row.action_mask]
         for k, name in enumerate(row.call_ids):
-            found[name] = scores.logprobs.grad[owners == k].clone()
+            found[name] = output.logprobs.grad[owners == k].clone()
     return found
 
 
@@ -291,7 +291,7 @@ def test_one_intermediate_reward_changes_exactly_its_own_calls_tokens(how: Any):
         ]  # fmt: skip
 
     def advantages(reward: float, **options: Any) -> dict[str, float]:
-        return dict(score(step(reward), PerCall(), **options).advantages)
+        return dict(compute_advantages(step(reward), PerCall(), **options).advantages)
 
     raw = [advantages(r, estimator="gae") for r in (0.0, 1.0)]
     assert {k for k in raw[0] if raw[0][k] != raw[1][k]} == {"r0/2"}

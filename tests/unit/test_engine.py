@@ -111,7 +111,7 @@ def test_score_goes_through_the_cache_and_agrees(model):
         logits = model(torch.tensor(ids).long()[None]).logits[0, :-1] / 0.8
     expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:]).long()[:, None])[:, 0]
     for length in (2, 3, 40, ids.size):
-        got = engine_for(model).score(ids[:length], temperature=0.8)
+        got = engine_for(model).logprobs(ids[:length], temperature=0.8)
         assert got.dtype == np.float32
         np.testing.assert_allclose(got, expected[: length - 1], atol=1e-4)
 

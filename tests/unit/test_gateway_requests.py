@@ -44,7 +44,7 @@ async def test_a_request_whose_body_comes_too_late_is_recorded_at_the_close():
             f"POST {path}/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {attempt.key}\r\n"
             f"content-length: {len(body)}\r\n\r\n".encode()
         )
-        await until(lambda: attempt.access.unsettled)
+        await until(lambda: attempt.access.pending)
         (call,) = await attempt.close()
         assert (call.finish_reason, call.response_ids.size) == ("cancelled", 0)
         writer.write(body)
@@ -60,7 +60,7 @@ async def test_a_client_that_hangs_up_cancels_its_request():
         with pytest.raises(openai.APITimeoutError):
             await attempt.chat(timeout=0.3)
         await until(lambda: rig.engine.cancelled == 1)
-        await until(lambda: not attempt.access.unsettled)
+        await until(lambda: not attempt.access.pending)
         (call,) = await attempt.close()
     assert (call.finish_reason, call.error) == ("cancelled", "cancelled by the client")
 
@@ -85,7 +85,7 @@ async def test_an_update_waits_for_running_requests_and_holds_new_ones():
         task = asyncio.ensure_future(update())
         await asyncio.sleep(0.05)
         during = [asyncio.ensure_future(attempt.chat(f"during {i}")) for i in range(5)]
-        await until(lambda: len(attempt.access.unsettled) == 6)
+        await until(lambda: len(attempt.access.pending) == 6)
         assert not updating.is_set()
         rig.engine.resume.set()
         assert (await before).choices[0].message.content == "x"
@@ -103,7 +103,7 @@ async def test_two_updates_in_a_row_let_nothing_through_between_them():
         attempt = await rig.attempt()
         async with rig.gateway.hold():
             waiting = asyncio.ensure_future(attempt.chat())
-            await until(lambda: attempt.access.unsettled)
+            await until(lambda: attempt.access.pending)
             await asyncio.sleep(0.05)
         async with rig.gateway.hold():
             await asyncio.sleep(0.05)

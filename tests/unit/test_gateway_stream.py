@@ -17,6 +17,7 @@ from scripted import (
     Attempt,
     ScriptedEngine,
     in_loop,
+    new_access,
     quick_tokenizer,
     rendering_of,
     serving,
@@ -28,7 +29,8 @@ from tiny_tokenizers import template_tokenizer
 from agl.errors import EngineError
 from agl.mdp.types import int_array
 from agl.trainer.gateway.calls import Choice, assistant_message, cut_at_stop
-from agl.trainer.gateway.dialects import chat
+from agl.trainer.gateway.dialects.chat.body import read
+from agl.trainer.gateway.dialects.deltas import MessageDeltas
 
 USER = {"role": "user", "content": "hi"}
 
@@ -204,7 +206,7 @@ async def test_hanging_up_in_the_middle_cancels_and_records_what_was_seen():
         await anext(answer)
         await answer.close()
         await until(lambda: rig.engine.cancelled == 1)
-        await until(lambda: not attempt.access.unsettled)
+        await until(lambda: not attempt.access.pending)
         (call,) = await attempt.close()
     assert (call.finish_reason, call.error) == ("cancelled", "cancelled by the client")
     assert call.prompt_ids.size
@@ -228,7 +230,7 @@ async def test_hanging_up_before_the_first_token_cancels():
         with pytest.raises(openai.APITimeoutError):
             await stream(attempt, timeout=0.3)
         await until(lambda: rig.engine.cancelled == 1)
-        await until(lambda: not attempt.access.unsettled)
+        await until(lambda: not attempt.access.pending)
         (call,) = await attempt.close()
     assert call.finish_reason == "cancelled"
 
@@ -290,7 +292,7 @@ async def test_a_reader_that_does_not_read_is_cancelled_when_it_goes():
     assert rig.engine.running == 0
 
 
-# -- the streamer alone -----------------------------------------------------------------------------------------------
+# -- the deltas alone -------------------------------------------------------------------------------------------------
 
 PIECES = st.sampled_from(
     ["<tool_call>", "</tool_call>", '{"name": "calculator", "arguments": {"expression": "1"}}', "<think>", "</think>",
@@ -316,24 +318,23 @@ def test_any_tokens_in_any_steps_add_up(template, pieces, noise, tools, stop, st
         "tools": TOOLS if tools and template != "chatml" else None,
         "stop": "STOP" if stop else None,
     }
-    request, read = chat.read(body)
-    streamer = chat.Streamer("id", "m", read, request, rendering)
+    request = read(body, new_access()).chat
+    deltas = MessageDeltas(request, rendering)
     choice = Choice(0, int_array([1]), int_array([]), [], [])
     text = ""
     for at in range(0, len(ids), step):
         choice.ids.extend(ids[at : at + step])
-        for chunk in streamer.push(choice):
-            text += chunk["choices"][0]["delta"].get("content", "")
+        for delta in deltas.push(choice):
+            text += delta.get("content", "")
     parsed = cut_at_stop(rendering.parse(ids, request.tools, prompt_ids=[1]), request.sampling.stop)
     message, _ = assistant_message(parsed, str)
-    for delta in streamer.finish([_reply(message)]):
-        text += delta["choices"][0]["delta"].get("content", "")
+    for delta in deltas.finish(0, _reply(message)):
+        text += delta.get("content", "")
     assert text == (message["content"] or "")
 
 
 def _reply(message: dict[str, Any]) -> Any:
     from agl.trainer.engines.base import empty_completion
     from agl.trainer.gateway.calls import Reply
-    from agl.trainer.rendering.toolparsers import ParsedMessage
 
-    return Reply("id", message, ParsedMessage(""), empty_completion(0), "stop", 1, 0)
+    return Reply("id", message, empty_completion(0), "stop", 1, 0)

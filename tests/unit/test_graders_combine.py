@@ -206,9 +206,9 @@ def test_explain_shows_every_part(untrained_model: Path, tmp_path: Path, capsys:
     assert len(ids) == 4
     for rollout_id in ids:
         report = agl.explain(rollout_id, result.store)
-        names = {r["name"]: r["primary"] for r in report.rewards}
+        names = {r.name: r.primary for r in report.rewards}
         assert names == {"reward": True, "contains": False, "tool_success": False}
-        values = {r["name"]: r["value"] for r in report.rewards}
+        values = {r.name: r.value for r in report.rewards}
         assert values["tool_success"] == 1.0
         assert report.total_reward == values["reward"] == pytest.approx(0.9 * values["contains"] + 0.1)
     shown = capsys.readouterr().out

@@ -108,7 +108,7 @@ def test_a_reference_that_is_no_mathematics_is_an_error() -> None:
 
 
 def test_the_worker_script_ends_with_its_input() -> None:
-    job = {"references": ["2"], "given": "2.0", "float_rounding": 6, "strict": True, "limit": 5}
+    job = {"references": ["2"], "answer": "2.0", "float_rounding": 6, "strict": True, "limit": 5}
     done = subprocess.run(
         [sys.executable, "-I", str(Path(script.__file__))],
         input=json.dumps(job),

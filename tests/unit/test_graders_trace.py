@@ -19,7 +19,7 @@ from agl.agents.agent import RolloutInfo
 from agl.errors import ConfigError, RewardError
 from agl.mdp.selection import select
 from agl.rewards import Consensus, RequiredTools, Rounds, TokenBudget, ToolBudget, ToolSuccess, Trace
-from agl.rewards.graders.tools import tells_failure
+from agl.rewards.graders.tools import reports_failure
 
 QUESTION = {"question": "q"}
 
@@ -133,7 +133,7 @@ def test_the_share_of_tool_calls_that_succeeded() -> None:
     ],
 )  # fmt: skip
 def test_results_that_tell_of_failure(result: str, failed: bool) -> None:
-    assert tells_failure(result) is failed
+    assert reports_failure(result) is failed
 
 
 def test_required_tools_in_any_order_or_in_theirs() -> None:
@@ -229,11 +229,11 @@ def test_what_spans_do_not_tell_is_an_error() -> None:
     with rollout():
         spoke("a", "x", tokens=None)
         spoke("b", "y")
-        with pytest.raises(RewardError, match=r"agent 'a' tells no gen_ai\.usage\.output_tokens"):
+        with pytest.raises(RewardError, match=r"agent 'a' reports no gen_ai\.usage\.output_tokens"):
             TokenBudget(10)(None, None)
         with tracing.span(semconv.CHAT, "m", agent="c"):
             pass
-        with pytest.raises(RewardError, match=r"do not hold what agent 'c' said[^\0]*rollout=ro"):
+        with pytest.raises(RewardError, match=r"do not hold the response of agent 'c'[^\0]*rollout=ro"):
             Consensus()(None, None)
     for grader in (ToolSuccess(), RequiredTools(["a"]), ToolBudget(1), Rounds(1), Consensus(), TokenBudget(1)):
         with pytest.raises(RewardError, match="no rollout runs here"):

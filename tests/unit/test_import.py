@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -54,9 +57,11 @@ def test_every_public_name_is_there(name: str) -> None:
     assert name in dir(agl)
 
 
-def test_the_list_of_names_is_complete_and_sorted() -> None:
-    assert set(agl.__all__) == set(agl._HOME) | agl._MODULES
-    assert agl.__all__ == sorted(agl.__all__)
+@pytest.mark.parametrize("package", [agl, agl.rewards])
+def test_editors_are_told_the_same_names(package: ModuleType) -> None:
+    stub = ast.parse(Path(str(package.__file__)).with_suffix(".pyi").read_text())
+    imported = [alias for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    assert sorted(a.asname or a.name for a in imported if a.name != "__version__") == package.__all__
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -28,10 +28,10 @@ from transformers import (
 )
 
 from agl.errors import CheckpointError, ConfigError, NoTrainableDataError, TrainingError
-from agl.mdp.sequence import Sequence, merge, unmerged
+from agl.mdp.sequence import TrainingRow, merge, unmerged
 from agl.mdp.types import Trajectory
 from agl.trainer.local.config import LearnerConfig
-from agl.trainer.local.learner.packing import ancestors, collate, pack
+from agl.trainer.local.learner.microbatches import ancestors, collate, length_buckets
 
 torch.set_num_threads(1)
 
@@ -48,7 +48,7 @@ def rollouts(n: int, seed: int = 0, n_calls: int = 5) -> list[Trajectory]:
     return [trajectory(random_calls(rng, n_calls, rollout=name), name) for name in names]
 
 
-def rows_of(trajectories_: list[Trajectory], how=merge, model: Any = None) -> list[Sequence]:
+def rows_of(trajectories_: list[Trajectory], how=merge, model: Any = None) -> list[TrainingRow]:
     """Rows with random advantages and behaviour log-probs near those of `model`, so that some ratios are clipped."""
     rng = np.random.default_rng(7)
     advantages = {t.call.id: rng.normal() for x in trajectories_ for t in x.transitions}
@@ -92,7 +92,7 @@ class TestRows:
 
     @given(st.lists(st.integers(1, 60), max_size=20), st.integers(1, 120))
     def test_every_row_is_packed_once_within_the_limit(self, lengths: list[int], limit: int):
-        batches = pack(lengths, limit)
+        batches = length_buckets(lengths, limit)
         assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
         for batch in batches:
             assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= limit
@@ -238,7 +238,7 @@ class TestEquality:
         model = tiny_model()
         rows = rows_of(rollouts(4), model=model)
         whole = gradients(learner(model, entropy_coef=0.1), rows)
-        monkeypatch.setattr("agl.trainer.local.learner.scoring.CHUNK_ELEMENTS", 5 * VOCABULARY)
+        monkeypatch.setattr("agl.trainer.local.learner.logprobs.CHUNK_ELEMENTS", 5 * VOCABULARY)
         assert_same_update(whole, gradients(learner(model, entropy_coef=0.1), rows))
 
     def test_bfloat16_is_near_float32(self):

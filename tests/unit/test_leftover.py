@@ -10,10 +10,10 @@ from scripted import ScriptedEngine, in_loop, quick_tokenizer, rendering_of
 
 import agl
 from agl.agents.agent import as_agent
-from agl.credit import Uniform
 from agl.mdp.selection import select
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.run.config import RunConfig
 from agl.trainer.run.progress import Progress
 from agl.trainer.run.run import Run
 from agl.trainer.runners.protocol import RolloutResult
@@ -36,17 +36,17 @@ class Process:
     def __init__(self, store: Store, directory: Path, *, resume: bool = False) -> None:
         self.engine = ScriptedEngine(quick_tokenizer(), ["four"])
         self.run = Run(
-            run_id="run-1", seed=3, directory=directory, agent=as_agent(asks), selection=select(None),
-            credit=Uniform(), train=TASKS, val=[], store=store, progress=Progress(False), resume=resume,
-            max_attempts=1,
+            RunConfig(selection=select(None), max_attempts=1), run_id="run-1", seed=3, directory=directory,
+            agent=as_agent(asks), train=TASKS, val=[], store=store, progress=Progress(False), resume=resume,
         )  # fmt: skip
-        self.run.gateway = Gateway(store)
-        self.run.gateway.serve("policy", self.engine, rendering_of(quick_tokenizer()))
+
+    def register(self, gateway: Gateway) -> None:
+        gateway.serve("policy", self.engine, rendering_of(quick_tokenizer()))
 
     async def rollouts(self, tasks: list[Any], step: int, taken_up: int | None = None) -> list[RolloutResult]:
         if taken_up is not None:
-            await self.run.take_up(taken_up, {"policy": self.engine.version})
-        await self.run.start(lambda mode: SamplingRules(max_tokens=8), "policy")
+            await self.run.resume_from(taken_up, {"policy": self.engine.version})
+        await self.run.start(lambda mode: SamplingRules(max_tokens=8), "policy", register=self.register)
         try:
             return await self.run.rollouts([*enumerate(tasks)], mode="train", step=step, group_size=2)
         finally:
@@ -97,12 +97,12 @@ async def test_training_that_was_lost_is_not_said_to_have_happened(tmp_path: Pat
             [call] = await store.query_calls(result.rollout.rollout_id)
             row = TrainedCall(call.id, call.rollout_id, step + 1, step + 1, 0, 1.0, 1.0, 0.5, 4)
             await store.add_trained_calls("run-1", [row])
-    await Process(store, tmp_path, resume=True).run.take_up(2, {"policy": 2})
+    await Process(store, tmp_path, resume=True).run.resume_from(2, {"policy": 2})
     for rollout in await store.query_rollouts(run_id="run-1"):
         [row] = await store.query_trained_calls(rollout.rollout_id)
         if rollout.step == 1:
             assert (row.tokens, row.dropped) == (4, None)
         else:
             assert row.tokens == 0
-            assert "goes on from step 2" in str(row.dropped)
+            assert "resumes from step 2" in str(row.dropped)
     await store.close()

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from late import Late
-from scripted import Attempt, ScriptedEngine, in_loop, quick_tokenizer, serving, tool_call, until
+from scripted import Attempt, ScriptedEngine, in_loop, new_access, quick_tokenizer, serving, tool_call, until
 from tiny_tokenizers import template_tokenizer
 
 from agl.errors import EngineError
-from agl.mdp.builder import build
+from agl.mdp.builder import build_trajectory
 from agl.mdp.selection import select
 from agl.mdp.sequence import merge, merge_report
-from agl.trainer.gateway.dialects.messages_body import read
+from agl.mdp.span_index import SpanIndex
+from agl.trainer.gateway.dialects.messages.body import read
 from agl.trainer.gateway.errors import RequestError
 
 anthropic = Late("anthropic")
@@ -59,7 +60,7 @@ def blocks(message: Any) -> list[dict[str, Any]]:
 
 
 def asked(**fields: Any) -> Any:
-    return read(ASK | fields)[0]
+    return read(ASK | fields, new_access()).chat
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
@@ -309,7 +310,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_cannot_be_read_is_refused(name: str) -> None:
     fields, told = BAD[name]
     with pytest.raises(RequestError, match=told.replace(".", r"\.")) as caught:
-        read(ASK | fields)
+        read(ASK | fields, new_access())
     assert caught.value.status == 400
 
 
@@ -421,7 +422,7 @@ async def test_ten_turns_drift_by_nothing(ask: Any) -> None:
                     messages.append({"role": "user", "content": [*results, {"type": "text", "text": "go on"}]})
         where = (attempt.access.rollout_id, 1, "group")
         calls = await attempt.close()
-        built = build(*where, calls, [], select(None))
+        built = build_trajectory(*where, SpanIndex(calls, []), select(None))
     assert len(calls) == 20
     for before, after in itertools.pairwise(calls):
         assert after.parent_id == before.id

@@ -189,7 +189,7 @@ def play(name: str, system: str | None, script: list[Any], tools: Any) -> list[s
         named = with_tool_names(messages)[-len(new) :]
         arguments = (prompt, response, named, tools)
         extended = model.extend(*arguments, history_has_system=system is not None)
-        why = model.why_not(*arguments, history_has_system=system is not None)
+        why = model.fork_reason(*arguments, history_has_system=system is not None)
         assert (extended is None) == (why is not None)
         forks.append(why or "")
         if extended is None:
@@ -274,7 +274,7 @@ def test_reasoning_is_continued_within_a_tool_cycle_and_forks_where_the_template
     final = sample("qwen3", "Two.", "user")
     user = [{"role": "user", "content": "thanks"}]
     assert model.extend(extended, final, user, TOOLS) is None
-    assert "drops reasoning" in str(model.why_not(extended, final, user, TOOLS))
+    assert "drops reasoning" in str(model.fork_reason(extended, final, user, TOOLS))
 
 
 def test_a_prompt_that_opens_the_reasoning_block():
@@ -290,7 +290,7 @@ def test_a_prompt_that_opens_the_reasoning_block():
     assert extended is not None
     assert model.decode(extended) == whole_text("qwen35", [*messages, answer, result], TOOLS)
     cut = sample("qwen35", "hm, let me", "tool", cut=True)
-    assert "cut short inside its reasoning" in str(model.why_not(prompt, cut, [result], TOOLS))
+    assert "cut short inside its reasoning" in str(model.fork_reason(prompt, cut, [result], TOOLS))
     assert model.parse(cut, TOOLS, prompt_ids=prompt).reasoning == "hm, let me"
 
 
@@ -300,7 +300,7 @@ def test_an_answer_that_ends_with_a_token_the_template_does_not_write_forks():
     end = template_tokenizer("role_closed").eos_token_id
     assert end in model.stop_token_ids
     assert "<|user|>" in str(
-        model.why_not(prompt, [*sample("role_closed", "hi", "", cut=True), end], [{"role": "user", "content": "x"}])
+        model.fork_reason(prompt, [*sample("role_closed", "hi", "", cut=True), end], [{"role": "user", "content": "x"}])
     )
 
 

@@ -102,7 +102,7 @@ def test_continuations_say_what_the_renderer_says(name: str, cut: bool):
                 new = [{**message, "content": text} for message in tried.new]
                 ids = model.extend(prompt, response, new, tried.tools)
                 if ids is None:
-                    assert model.why_not(prompt, response, new, tried.tools)
+                    assert model.fork_reason(prompt, response, new, tried.tools)
                     continue
                 assert ids[: len(old)].tolist() == old
                 expected = _with_texts(inner, tried, roles, reasoning, text)
@@ -158,7 +158,7 @@ def test_an_answer_that_went_on_after_its_end_token_is_not_trimmed():
     prompt = model.prompt([user]).ids
     response = package_tokenizer().encode("one<|im_end|>two", add_special_tokens=False)
     assert model.extend(prompt, response, [user]) is None
-    assert "goes on after its end token" in str(model.why_not(prompt, response, [user]))
+    assert "goes on after its end token" in str(model.fork_reason(prompt, response, [user]))
 
 
 def test_broken_calls_stay_in_the_text():

@@ -12,13 +12,12 @@ import pydantic
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted import Attempt, ScriptedEngine, in_loop, quick_tokenizer, rendering_of, serving, tool_call
+from scripted import Attempt, ScriptedEngine, in_loop, new_access, quick_tokenizer, rendering_of, serving, tool_call
 from tiny_tokenizers import template_tokenizer
 
 from agl.errors import ConfigError, EngineError
-from agl.trainer.gateway.dialects.responses_answer import response
-from agl.trainer.gateway.dialects.responses_body import read
-from agl.trainer.gateway.dialects.responses_items import History
+from agl.trainer.gateway.dialects.responses.answer import response_object
+from agl.trainer.gateway.dialects.responses.body import read
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.sessions import Sessions
 
@@ -313,13 +312,13 @@ BODY = st.fixed_dictionaries(
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(body=BODY | st.fixed_dictionaries({"input": st.lists(ITEM, min_size=1, max_size=3)}))
 def test_no_body_brings_it_down(body):
-    history = History()
+    access = new_access()
     try:
-        asked = read(body, history)
+        asked = read(body, access)
         rendering_of(quick_tokenizer()).prompt(asked.chat.messages, asked.chat.tools, force_tool=asked.chat.force_tool)
-        Sessions().place("policy", asked.chat.messages, asked.chat.tools)
-        history.keep("resp_1", asked.before, asked.new, [])
-        json.dumps(response("resp_1", "policy", asked.body, "completed", 0.0))
+        Sessions().match("policy", asked.chat.messages, asked.chat.tools)
+        access.responses.add("resp_1", asked.previous, asked.new, [])
+        json.dumps(response_object("resp_1", "policy", asked.body, "completed", 0.0))
     except (RequestError, ConfigError):
         return
     assert asked.new

@@ -17,7 +17,7 @@ from agl.errors import EngineError
 from agl.mdp.selection import select
 from agl.mdp.types import Call
 from agl.tracing import sdk_hooks as routing
-from agl.trainer.gateway.dialects.responses_items import History
+from agl.trainer.gateway.stored_responses import StoredResponses
 
 
 def drifts_by_nothing(calls: list[Call]) -> None:
@@ -142,11 +142,11 @@ async def test_an_unknown_response_is_not_found():
 
 
 def test_a_history_that_is_sent_again_is_kept_once():
-    history = History()
+    stored = StoredResponses()
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
-    history.keep("resp_1", None, messages, [])
-    history.keep("resp_2", None, [dict(m) for m in messages], [])
-    first, second = (history.response(i).conversation() for i in ("resp_1", "resp_2"))
+    stored.add("resp_1", None, messages, [])
+    stored.add("resp_2", None, [dict(m) for m in messages], [])
+    first, second = (stored.get(i).conversation() for i in ("resp_1", "resp_2"))
     assert first == second == messages
     assert all(a is b for a, b in zip(first, second, strict=True))
 

@@ -16,8 +16,9 @@ import torch
 import agl
 from agl import semconv, tracing
 from agl.errors import RewardError
-from agl.mdp.builder import build
+from agl.mdp.builder import build_trajectory
 from agl.mdp.selection import select
+from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.mdp.types import Call, Reward, float_array, int_array
 from agl.rewards import as_rewards
@@ -150,7 +151,7 @@ def test_tools_that_run_at_once_keep_their_rewards_apart() -> None:
         asyncio.run(main())
         with ThreadPoolExecutor(6) as pool:
             list(pool.map(pooled, range(6)))
-    built = build("ro", 1, "g", calls, context.spans, select(None))
+    built = build_trajectory("ro", 1, "g", SpanIndex(calls, context.spans), select(None))
     got = {reward.name: call_id for reward, call_id in built.credited}
     assert got == {f"{kind} {i}": f"c{i}" for kind in ("late", "here", "pool") for i in range(6)}
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from call_trees import call, trajectories, trajectory
 from hypothesis import given, settings
 
-from agl.mdp.sequence import MIN_SHARED, Sequence, merge, merge_report, unmerged
+from agl.mdp.sequence import MIN_SHARED, TrainingRow, merge, merge_report, unmerged
 from agl.mdp.types import Trajectory
 
 
@@ -18,7 +18,7 @@ def advantages(t: Trajectory) -> dict[str, float]:
     return {x.call.id: 0.5 + x.call.index for x in t.transitions}
 
 
-def walk(row: Sequence, token: int) -> list[int]:
+def walk(row: TrainingRow, token: int) -> list[int]:
     """Row indices from the first token of a token's context to the token itself."""
     path = []
     while token >= 0:
@@ -27,7 +27,7 @@ def walk(row: Sequence, token: int) -> list[int]:
     return path[::-1]
 
 
-def sampled(rows: Seq[Sequence], call_id: str) -> tuple[Sequence, np.ndarray]:
+def sampled(rows: Sequence[TrainingRow], call_id: str) -> tuple[TrainingRow, np.ndarray]:
     """The row that holds a call's sampled tokens, and where."""
     ((row, where),) = [
         (row, np.flatnonzero(row.calls == row.call_ids.index(call_id))) for row in rows if call_id in row.call_ids

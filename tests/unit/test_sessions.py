@@ -424,7 +424,7 @@ def test_a_request_continues_exactly_the_longest_conversation_that_it_extends(da
             ["user", "user", "system", "assistant"]), texts), min_size=1, max_size=2))  # fmt: skip
         messages = [*kept, *new]
         tools = data.draw(st.sampled_from([None, TOOLS]))
-        place = sessions.place("policy", messages, tools)
+        match = sessions.match("policy", messages, tools)
 
         ended_here = [p for p in past if len(p[0]) < len(messages) and messages[: len(p[0])] == p[0]]
         longest = max((len(p[0]) for p in ended_here), default=0)
@@ -432,16 +432,16 @@ def test_a_request_continues_exactly_the_longest_conversation_that_it_extends(da
         injected = any(m["role"] == "assistant" for m in messages[longest:])
         same_tools = [p for p in fits if p[1] == tools]
         if fits and not injected and same_tools:
-            assert place.parent is not None
-            assert (place.parent.call_id, place.new, place.cause) == (same_tools[-1][2], longest, None)
+            assert match.parent is not None
+            assert (match.parent.call_id, match.new, match.cause) == (same_tools[-1][2], longest, None)
         else:
-            assert (place.parent, place.new) == (None, 0)
-            assert (place.cause is None) == (place.detail is None)
+            assert (match.parent, match.new) == (None, 0)
+            assert (match.cause is None) == (match.detail is None)
             if fits:
-                assert place.cause is not None
+                assert match.cause is not None
             elif not any(m["role"] == "assistant" for m in messages):
-                assert place.cause is None
+                assert match.cause is None
 
         reply = assistant(data.draw(texts))
-        sessions.remember(place, f"call{number}", "s", int_array([1]), int_array([2]), reply)
+        sessions.remember(match, f"call{number}", "s", int_array([1]), int_array([2]), reply)
         past.append(([*messages, reply], tools, f"call{number}"))

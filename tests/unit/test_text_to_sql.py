@@ -111,7 +111,7 @@ def assert_rows(run: Run) -> None:
     """Rows hold, as trained tokens, what was sampled, with its log-probs and its call's advantage, and nothing else."""
     calls = {c.id: c for calls in run.algorithm.calls for c in calls}
     trained: set[str] = set()
-    for trajectory in run.scored.kept:
+    for trajectory in run.scored.trajectories:
         for row in merge(trajectory, run.scored.advantages):
             assert row.policy == trajectory.policy
             assert np.array_equal(row.action_mask, row.calls >= 0)
@@ -165,7 +165,7 @@ def test_all_four_are_trained(example: SimpleNamespace, shop: Path, tmp_path: Pa
     assert advantages == pytest.approx([-h, -h, h, h, h, 0.0, h, -h], abs=1e-4)
     assert [c.dropped is not None for c in run.scored.calls] == [False] * 5 + [True] + [False] * 2
     assert_rows(run)
-    policies = {t.policy for t in run.scored.kept}
+    policies = {t.policy for t in run.scored.trajectories}
     assert policies == ({"writer", "checker", "answerer"} if option == "--joint" else {"policy"})
 
 

@@ -16,8 +16,9 @@ import agl
 from agl import semconv, tracing
 from agl.adapters.openai import OpenAITracer
 from agl.errors import BypassedGatewayError, LostCallError, NoAgentMatchedError, NoLLMCallError
-from agl.mdp.builder import AttemptTrajectory, build, check
+from agl.mdp.builder import AttemptTrajectory, build_trajectory, require_trainable
 from agl.mdp.selection import Selection, select
+from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.mdp.types import Call, float_array, int_array
 from agl.tracing.context import RolloutContext
@@ -36,7 +37,7 @@ def rollout(agents: Any = None) -> RolloutContext:
 
 
 def join(context: RolloutContext, calls: list[Call]) -> AttemptTrajectory:
-    return build("ro", 1, "g", calls, context.spans, context.selection)
+    return build_trajectory("ro", 1, "g", SpanIndex(calls, context.spans), context.selection)
 
 
 def credited(built: AttemptTrajectory) -> dict[float, str | None]:
@@ -121,6 +122,14 @@ def test_every_policy_has_its_trajectory_and_the_whole_rollouts_reward() -> None
     assert (built.reward, built.n_calls) == (1.0, 3)
 
 
+def test_transitions_are_in_order_of_arrival_in_whatever_order_the_calls_were_stored() -> None:
+    with tracing.running(context := rollout()):
+        pass
+    built = join(context, [call(2, None), call(0, None, agent="first"), call(1, None)])
+    assert [t.call.index for t in built.trajectory.transitions] == [0, 1, 2]
+    assert built.agents == ("first", "main")
+
+
 def test_a_failed_call_is_no_transition_but_is_counted() -> None:
     with tracing.running(context := rollout()):
         pass
@@ -136,7 +145,7 @@ def chat_span(agent: str = "main", span_id: str = "s1", **attributes: Any) -> Sp
 
 
 def refused(calls: list[Call], spans: list[Span], selection: Selection) -> None:
-    check(build("ro", 1, "g", calls, spans, selection), selection, rollout_id="ro", attempt=1)
+    require_trainable(build_trajectory("ro", 1, "g", SpanIndex(calls, spans), selection), selection)
 
 
 def test_no_call_at_all() -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import agl
 from agl.errors import AglError, ConfigError, EngineError
 from agl.trainer.engines.base import Completion, Sampling
-from agl.trainer.engines.vllm_answers import Part, reported
+from agl.trainer.engines.vllm_answers import Part, logprob_kind
 
 MODELS = {"data": [{"id": "m", "root": "org/m", "max_model_len": 64}, {"id": "lora", "root": "/l", "parent": "m"}]}
 PROMPT = np.int32([5, 6, 7])
@@ -222,7 +222,7 @@ def test_the_kind_of_logprobs_is_told_apart(values: list[float], kind: str, nois
     seen = plain if kind == "raw" else warped
     seen = seen + [random.uniform(-noise, noise) for _ in seen]
     # Where they are nearly the same it may not say, but must not say the other.
-    if (found := reported(top(plain), top(seen))) is None:
+    if (found := logprob_kind(top(plain), top(seen))) is None:
         best = np.argsort(-x)[:5]
         assert np.abs(plain - warped)[best].max() < 0.2 + 0.04 * np.abs(plain[best]).max()
     else:
@@ -234,7 +234,7 @@ def test_logits_are_noticed(values: list[float]) -> None:
     x = np.asarray(values) - max(values) + 3.0
     for plain, warped in ((x, x), (x, x / 2)):
         with pytest.raises(ConfigError, match="reports logits"):
-            reported(top(plain), top(warped))
+            logprob_kind(top(plain), top(warped))
 
 
 def test_errors_are_agls() -> None:
