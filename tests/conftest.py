@@ -58,14 +58,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Without paths, the fast tier, in several processes where pytest-xdist is installed; or everything."""
     options = config.option
-    # The processes of pytest-xdist get this option from the one that starts them, and with it paths.
-    options.fast_tier = getattr(options, "fast_tier", False)
-    if hasattr(config, "workerinput") or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+    options.fast_tier = False
+    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         return
     options.fast_tier = not options.all_tiers
+    # The processes of pytest-xdist come by here, too: they parse the same command line.
+    is_worker = hasattr(config, "workerinput")
     if options.all_tiers:
         config.args[:] = [str(Path(__file__).parent)]
-    elif getattr(options, "numprocesses", 0) is None and not options.usepdb and (n := workers()) > 1:
+    elif not is_worker and getattr(options, "numprocesses", 0) is None and not options.usepdb and (n := workers()) > 1:
         options.numprocesses, options.dist = n, "loadfile"
 
 
