@@ -98,6 +98,7 @@ def verls(model: Path, device: str, steps: int, directory: Path) -> list[dict[st
     import ray.util.queue
 
     from agl.trainer.verl import cluster
+    from agl.trainer.verl.config.compose import compose
     from agl.trainer.verl.overrides import environment, ray_init, runtime_env, total_gpus
 
     rows = [
@@ -113,7 +114,8 @@ def verls(model: Path, device: str, steps: int, directory: Path) -> list[dict[st
     environment(plan)
     from agl.trainer.verl.overrides import cpu_keys
 
-    config = plan.compose(
+    config = compose(
+        plan,
         {
             **cpu_keys(plan),
             "data.train_files": str(directory / "tasks.parquet"), "data.val_files": str(directory / "tasks.parquet"),
@@ -124,7 +126,7 @@ def verls(model: Path, device: str, steps: int, directory: Path) -> list[dict[st
             "actor_rollout_ref.rollout.max_model_len": plan.max_context, "transfer_queue.enable": True,
             "trainer.default_local_dir": str(directory / "checkpoints"), "trainer.resume_mode": "disable",
             "trainer.val_before_train": False, "trainer.test_freq": -1, "trainer.save_freq": steps,
-        }
+        },
     )  # fmt: skip
 
     async def run() -> list[dict[str, float]]:

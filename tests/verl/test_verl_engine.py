@@ -29,6 +29,7 @@ def engine(cluster, tmp_path_factory, runner):
     from verl.workers.rollout.llm_server import LLMServerManager
 
     from agl.trainer.verl.cluster import groups, release
+    from agl.trainer.verl.config.compose import compose
     from agl.trainer.verl.overrides import cpu_keys
 
     model = write_suite_model(tmp_path_factory.mktemp("suite-model"))
@@ -36,7 +37,7 @@ def engine(cluster, tmp_path_factory, runner):
     rollout = "actor_rollout_ref.rollout"
     own = {f"{rollout}.nnodes": 1, f"{rollout}.n_gpus_per_node": 1, f"{rollout}.load_format": "auto"}
     before = groups()
-    manager = LLMServerManager.create(config=plan.compose({**cpu_keys(plan), **own}))
+    manager = LLMServerManager.create(config=compose(plan, {**cpu_keys(plan), **own}))
     yield VerlEngine(manager.get_client(), CONTEXT, vocabulary=VOCABULARY, seeds=True)
     for server in manager.server_handles:
         ray.kill(server)

@@ -30,6 +30,7 @@ from agl.trainer.store.base import Mode
 from agl.trainer.verl import checkpoints, cluster
 from agl.trainer.verl import metrics as record
 from agl.trainer.verl.config.checks import PER_CALL
+from agl.trainer.verl.config.compose import compose
 from agl.trainer.verl.config.plan import ROLLOUT, Plan
 from agl.trainer.verl.engine import VerlEngine
 from agl.trainer.verl.events import Asked, Begun, Message, Over, Saved, Serving, Stepped
@@ -122,7 +123,7 @@ class _Bridge:
         """Have verl's trainer do what its config says, and do what it asks for meanwhile."""
         plan = self.plan
         tokens = await asyncio.to_thread(_tokens, plan.model)
-        config = plan.compose(settings)
+        config = compose(plan, settings)
         before = await asyncio.to_thread(cluster.groups)
         queue = await asyncio.to_thread(ray.util.queue.Queue, actor_options={"num_cpus": 0})
         actor: Any = ray.remote(TrainerJob)

@@ -7,12 +7,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from agl.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
@@ -93,12 +90,6 @@ class Plan:
     def total_steps(self, n_tasks: int) -> int:
         """Steps in all: verl drops an epoch's incomplete last batch. At least one, for a dataset below one batch."""
         return self.steps or max(1, n_tasks // self.batch_size * self.epochs)
-
-    def compose(self, fixed: Mapping[str, Any] | None = None) -> DictConfig:
-        """verl's whole config: its own defaults, then what was given, then `fixed`; see `agl.trainer.verl.compose`."""
-        from agl.trainer.verl.config.compose import compose
-
-        return compose(cast(Any, self), fixed or {})
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
