@@ -23,11 +23,9 @@ pytest.importorskip("hydra", reason="needs verl 0.9.1: pip install 'agl[dev]'")
 
 from omegaconf import DictConfig, OmegaConf
 
-from agl.trainer.verl.config import checks as refusals
+from agl.trainer.verl.config import checks, derived, renamed
 from agl.trainer.verl.config import compose as composing
-from agl.trainer.verl.config import derived as filled
-from agl.trainer.verl.config import renamed as moved
-from agl.trainer.verl.config.compose import compose, defaults, notes, validate, verls
+from agl.trainer.verl.config.compose import compose, defaults, notes, validate, verl_schema
 
 ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 BRIDGE = {
@@ -61,7 +59,7 @@ AGENT_LIGHTNING: dict[str, Any] = {
 
 def short(**common: Any) -> Plan:
     extra = common.pop("config", {})
-    return read({**expand({"model": "m", "steps": 3, **common}), **moved.renamed(flatten(extra))})
+    return read({**expand({"model": "m", "steps": 3, **common}), **renamed.rename(flatten(extra))})
 
 
 def at(config: DictConfig, key: str) -> Any:
@@ -75,10 +73,10 @@ def at(config: DictConfig, key: str) -> Any:
 @pytest.mark.parametrize("config", [CONFIG, AGENT_LIGHTNING, {**AGENT_LIGHTNING, "agentlightning": {"port": 9999}}])
 def test_configs_of_other_programs_are_taken_as_they_are(config: dict[str, Any]) -> None:
     composed = compose(plan(config), BRIDGE)
-    given = dict(moved.renamed(flatten(config)))
-    without = filled.find_spec("flash_attn") is None
+    given = dict(renamed.rename(flatten(config)))
+    without = derived.find_spec("flash_attn") is None
     for key, value in given.items():
-        if not refusals.matches(key, refusals.UNUSED) and not (without and key == f"{MODEL}.use_remove_padding"):
+        if not checks.matches(key, checks.UNUSED) and not (without and key == f"{MODEL}.use_remove_padding"):
             assert at(composed, key) == BRIDGE.get(key, value), key
     assert at(composed, f"{ROLLOUT}.agent.agent_loop_manager_class") == "somewhere.Manager"
     assert agl.VERL(config, backend="local").plan == plan(config)
@@ -88,7 +86,7 @@ def test_what_has_no_effect_is_named() -> None:
     said = notes(plan({**AGENT_LIGHTNING, "agentlightning": {"port": 9999}}))
     assert {"agentlightning.port", "data.train_files", "data.val_files"} <= set(said)
     assert f"{ROLLOUT}.multi_turn.format" not in said  # it is verl's default
-    if filled.find_spec("flash_attn") is None:
+    if derived.find_spec("flash_attn") is None:
         assert f"{MODEL}.use_remove_padding (taken as False)" in said
 
 
@@ -124,7 +122,7 @@ SETTLED = {f"{ACTOR}.ppo_mini_batch_size", f"{ROLLOUT}.max_model_len", f"{MODEL}
 
 
 def test_our_defaults_are_verls() -> None:
-    known = verls("dp")
+    known = verl_schema("dp")
     for key, number in NUMBERS.items():
         if key not in SETTLED:
             theirs = known.default(key)
@@ -134,11 +132,15 @@ def test_our_defaults_are_verls() -> None:
 @pytest.mark.parametrize("engine", ["dp", "megatron", "veomni", "torchtitan"])
 def test_every_key_that_we_know_is_verls(engine: str) -> None:
     """So that no table outlives a key of verl's."""
-    known = verls(engine)
+    known = verl_schema(engine)
     leaves = set(flatten(known.defaults))
-    exact = [*NUMBERS, *(one.key for one in filled.FILLED), *(new for names in moved.RENAMED.values() for new in names)]
-    patterns = [*refusals.ONLY, *(k for needs in refusals.CONDITIONS for k in needs.keys)]
-    exact += [p for p in patterns if "*" not in p] + list(filled.MICRO.values())
+    exact = [
+        *NUMBERS,
+        *(one.key for one in derived.DEFAULTS),
+        *(new for names in renamed.RENAMED.values() for new in names),
+    ]
+    patterns = [*checks.SUPPORTED, *(k for condition in checks.CONDITIONS for k in condition.keys)]
+    exact += [p for p in patterns if "*" not in p] + list(derived.MICRO.values())
     for key in dict.fromkeys(exact):
         if engine == "dp" or not key.endswith(".lr_scheduler_type"):
             known.check(key, "${any}")
@@ -152,8 +154,8 @@ def test_every_key_that_we_know_is_verls(engine: str) -> None:
 def test_every_estimator_and_every_loss_of_verl_is_decided_on() -> None:
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, AdvantageEstimator
 
-    assert {e.value for e in AdvantageEstimator} == {*refusals.ESTIMATORS, *refusals.NOT_ESTIMATORS}
-    assert set(POLICY_LOSS_REGISTRY) == set(refusals.LOSSES)
+    assert {e.value for e in AdvantageEstimator} == {*checks.ESTIMATORS, *checks.NOT_ESTIMATORS}
+    assert set(POLICY_LOSS_REGISTRY) == set(checks.LOSSES)
 
 
 def test_hydra_is_left_as_it_was() -> None:
@@ -438,7 +440,7 @@ def test_separate_gpus() -> None:
 @pytest.mark.parametrize(
     "made",
     [
-        *({"adv_estimator": name} for name in refusals.ESTIMATORS if name != "gae"),
+        *({"adv_estimator": name} for name in checks.ESTIMATORS if name != "gae"),
         {"policy_loss": "gspo", "loss_agg": "seq-mean-token-mean"},
         {"policy_loss": "dro", "config": {f"{ACTOR}.policy_loss.dro_beta": 0.1}},
         {"kl_coef": 0.1, "lora_rank": 4},

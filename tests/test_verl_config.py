@@ -10,7 +10,7 @@ import agl
 from agl.errors import ConfigError
 from agl.trainer.verl.config.local import as_grpo, check
 from agl.trainer.verl.config.plan import Plan, flatten, read
-from agl.trainer.verl.config.renamed import renamed
+from agl.trainer.verl.config.renamed import rename
 
 CONFIG: dict[str, Any] = {
     "algorithm": {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False},
@@ -41,7 +41,7 @@ def changed(key: str, value: Any) -> dict[str, Any]:
 
 
 def plan(config: dict[str, Any]) -> Plan:
-    return read(renamed(flatten(config)))
+    return read(rename(flatten(config)))
 
 
 def test_the_numbers_reach_grpo() -> None:

@@ -9,10 +9,10 @@ from typing import Any, Literal, Unpack, get_args
 
 from agl.errors import ConfigError, nearest
 from agl.trainer.run.run import Run, require_tasks
-from agl.trainer.verl.config import local as embedded
+from agl.trainer.verl.config import local
 from agl.trainer.verl.config.compose import notes
 from agl.trainer.verl.config.plan import Plan, flatten, read
-from agl.trainer.verl.config.renamed import renamed
+from agl.trainer.verl.config.renamed import rename
 from agl.trainer.verl.config.shorthand import Common, expand
 from agl.trainer.verl.overrides import environment
 
@@ -52,10 +52,10 @@ class VERL:
         if config is None and not common:
             raise ConfigError("VERL was given nothing", hint="give model=... and steps=..., or verl's config")
         self.backend, self._why = _choose(backend)
-        self.plan = read({**expand(common), **renamed(flatten(config or {}))})
+        self.plan = read({**expand(common), **rename(flatten(config or {}))})
         if self.backend == "local":
-            self._unused = embedded.check(self.plan)
-            embedded.as_grpo(self.plan, 1)  # so that a number out of range is refused here
+            self._unused = local.check(self.plan)
+            local.as_grpo(self.plan, 1)  # so that a number out of range is refused here
         else:
             self._unused = notes(self.plan)
 
@@ -66,14 +66,14 @@ class VERL:
             return
         if self.plan.val_every is None and not self.plan.val_before_train:
             run.val = []
-        await embedded.as_grpo(self.plan, len(run.train)).run(run)
+        await local.as_grpo(self.plan, len(run.train)).run(run)
 
     async def dev(self, run: Run, n_tasks: int) -> None:
         self._begin(run)
         if self.backend == "cluster":
             await self._bridge().dev(run, self.plan, n_tasks)
         else:
-            await embedded.as_grpo(self.plan, len(run.train)).dev(run, n_tasks)
+            await local.as_grpo(self.plan, len(run.train)).dev(run, n_tasks)
 
     def _bridge(self) -> Any:
         """What trains on the cluster; TransferQueue reads its environment as it is imported, with that module."""

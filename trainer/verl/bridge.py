@@ -189,7 +189,7 @@ class _Bridge:
         run, plan = self.run, self.plan
         await asyncio.to_thread(tq.init)
         run.gateway = Gateway(run.store, capture_content=run.capture_content)
-        seeds = bool(plan.given.get(f"{ROLLOUT}.full_determinism"))
+        seeds = bool(plan.settings.get(f"{ROLLOUT}.full_determinism"))
         self._engine = VerlEngine(client, plan.max_context, vocabulary=tokens.vocabulary, seeds=seeds)
         run.gateway.serve(self.policy, self._engine, tokens.rendering, tokens.stop_token_ids)
         await run.start(self._rules, self.policy)
@@ -202,7 +202,7 @@ class _Bridge:
     def _rules(self, mode: str) -> SamplingRules:
         plan = self.plan
         if mode == "train":
-            top_p, top_k = plan.given.get(f"{ROLLOUT}.top_p", 1.0), plan.given.get(f"{ROLLOUT}.top_k", -1)
+            top_p, top_k = plan.settings.get(f"{ROLLOUT}.top_p", 1.0), plan.settings.get(f"{ROLLOUT}.top_k", -1)
             return SamplingRules(plan.temperature, top_p, max(0, top_k), plan.max_response_tokens)
         return SamplingRules(temperature=plan.val_temperature, max_tokens=plan.max_response_tokens)
 
@@ -260,8 +260,8 @@ class _Bridge:
             return val_rows(prompt, results, policy=self.policy)
         assert self._engine is not None, "verl asks for rollouts after its servers are up"
         return train_rows(
-            prompt, results, self.run.credit, policy=self.policy, estimator=self.plan.estimator,
-            normalize_std=self.plan.normalize_std, own=self.plan.estimator in PER_CALL,
+            prompt, results, self.run.credit, policy=self.policy, estimator=self.plan.adv_estimator,
+            normalize_std=self.plan.normalize_std, own=self.plan.adv_estimator in PER_CALL,
             newest=self._engine.newest,
         )  # fmt: skip
 

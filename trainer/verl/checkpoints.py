@@ -90,7 +90,7 @@ def _identity(run: Run, plan: Plan) -> dict[str, object]:
         "seed": run.seed,
         "tasks": len(run.train),
         "model": plan.model,
-        "estimator": plan.estimator,
+        "estimator": plan.adv_estimator,
         "group_size": plan.group_size,
         "batch_size": plan.batch_size,
         "mode": plan.mode,

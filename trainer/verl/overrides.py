@@ -40,8 +40,8 @@ def total_gpus(plan: Plan) -> int:
     """GPUs that the run needs, those of servers on machines of their own included."""
     own = 0
     if plan.mode == "separate_async":
-        own = int(plan.given.get(f"{ROLLOUT}.nnodes", 0)) * int(plan.given.get(f"{ROLLOUT}.n_gpus_per_node", 0))
-    return plan.gpus_per_node * plan.nodes + own
+        own = int(plan.settings.get(f"{ROLLOUT}.nnodes", 0)) * int(plan.settings.get(f"{ROLLOUT}.n_gpus_per_node", 0))
+    return plan.gpus * plan.nodes + own
 
 
 def ray_init(plan: Plan) -> dict[str, Any]:
@@ -50,14 +50,14 @@ def ray_init(plan: Plan) -> dict[str, Any]:
     prefix = "ray_kwargs.ray_init."
     if plan.device == "cpu":
         given |= {k.removeprefix(prefix): v for k, v in flatten(_cpu_overrides(plan)).items() if prefix in k}
-    given |= {k.removeprefix(prefix): v for k, v in plan.given.items() if k.startswith(prefix) and v is not None}
+    given |= {k.removeprefix(prefix): v for k, v in plan.settings.items() if k.startswith(prefix) and v is not None}
     return {"include_dashboard": False, **{k: v for k, v in given.items() if not k.startswith(_RUNTIME_ENV)}}
 
 
 def runtime_env(plan: Plan) -> dict[str, Any]:
     """Ray's `runtime_env` of the trainer's process, which all that verl starts inherits from it."""
     prefix = f"ray_kwargs.ray_init.{_RUNTIME_ENV}"
-    given = {k.removeprefix(prefix): v for k, v in plan.given.items() if k.startswith(prefix) and v is not None}
+    given = {k.removeprefix(prefix): v for k, v in plan.settings.items() if k.startswith(prefix) and v is not None}
     variables = {k.removeprefix("env_vars."): str(v) for k, v in given.items() if k.startswith("env_vars.")}
     others = {k: v for k, v in given.items() if not k.startswith("env_vars.")}
     return {**others, "env_vars": {**_defaults(plan), **environment(plan), **variables}}
@@ -72,7 +72,7 @@ def _defaults(plan: Plan) -> dict[str, str]:
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "true",
         "VLLM_DISABLE_COMPILE_CACHE": "1",
     }
-    if plan.given.get(f"{ACTOR}.strategy") == "megatron":
+    if plan.settings.get(f"{ACTOR}.strategy") == "megatron":
         # Hopper and Ampere need it, and later ones do not mind.
         verls["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     return {name: value for name, value in verls.items() if name not in os.environ}
@@ -104,10 +104,10 @@ def fixed(run: Run, plan: Plan, *, first_step: int) -> Mapping[str, Any]:
         "trainer.test_freq": plan.val_every if run.val and plan.val_every else -1,
         "trainer.val_before_train": bool(run.val) and plan.val_before_train and first_step == 0,
     }
-    if plan.estimator in PER_CALL:
+    if plan.adv_estimator in PER_CALL:
         keys["algorithm.adv_estimator"] = ESTIMATOR
     saved = f"{ACTOR}.checkpoint.save_contents"
-    if saved not in plan.given:
+    if saved not in plan.settings:
         keys[saved] = ["model", "optimizer", "extra", "hf_model"]
     return {**cpu_keys(plan), **keys}
 
@@ -120,5 +120,5 @@ def cpu_keys(plan: Plan) -> dict[str, Any]:
     """Dotted keys that a run on the CPU needs, or that make it start faster and the user's says nothing of."""
     if plan.device != "cpu":
         return {}
-    faster = {k: v for k, v in flatten(cpu.defaults()).items() if k not in plan.given}
+    faster = {k: v for k, v in flatten(cpu.defaults()).items() if k not in plan.settings}
     return {**faster, **flatten(_cpu_overrides(plan))}
