@@ -130,7 +130,7 @@ def verls(model: Path, device: str, steps: int, directory: Path) -> list[dict[st
     )  # fmt: skip
 
     async def run() -> list[dict[str, float]]:
-        async with cluster.joined(ray_init(plan), gpus=total_gpus(plan)):
+        async with cluster.connection(ray_init(plan), gpus=total_gpus(plan)):
             env = runtime_env(plan)
             env["env_vars"]["PYTHONPATH"] = str(HERE)
             job = ray.remote(OwnLoop).options(num_cpus=1, runtime_env=env).remote()

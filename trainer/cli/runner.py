@@ -1,4 +1,4 @@
-"""`agl runner`: executes an agent's rollouts for a server, and shows how many and what they came to."""
+"""`agl runner`: executes an agent's rollouts for a server, and shows how many ended with which status."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LINE_SECONDS = 5.0
 
 
 def run_runner(agent: Agent, url: str | None, key_file: Path | None, workers: int, *, quiet: bool) -> dict[str, Any]:
-    """Work until Ctrl-C; how many attempts ended, by status.
+    """Work until Ctrl-C. Returns how many attempts ended, by status.
 
     Raises:
         ConfigError: no server is named, or the key's file cannot be read.
-        RolloutError: the server was out of reach for too long, or refuses this runner.
+        RolloutError: the server was unreachable for too long, or refuses this runner.
     """
     from agl.trainer.http.aio import run_in_thread
 
@@ -37,7 +37,7 @@ def run_runner(agent: Agent, url: str | None, key_file: Path | None, workers: in
     counts: Counter[str] = Counter()
     started = last = time.monotonic()
 
-    def told(lease: Lease, report: Report) -> None:
+    def count(lease: Lease, report: Report) -> None:
         nonlocal last
         counts[report.status] += 1
         if report.error is not None and not quiet:
@@ -51,7 +51,7 @@ def run_runner(agent: Agent, url: str | None, key_file: Path | None, workers: in
     if not quiet:
         console.print(f"{agent.name}: {workers} at once for {server}; Ctrl-C ends it", markup=False)
     try:
-        run_in_thread(work(agent, server, key=_key(key_file), n_workers=workers, told=told))
+        run_in_thread(work(agent, server, key=_key(key_file), n_workers=workers, told=count))
     except KeyboardInterrupt:
         pass
     if not quiet:

@@ -53,8 +53,8 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     opened = await open_store(db)
-    desk = StoreCoordinator.of_store(opened)
-    server = StoreServer(opened, host=host, port=port, keys=keys, beside=desk.routes(keys))
+    coordinator = StoreCoordinator.of_store(opened)
+    server = StoreServer(opened, host=host, port=port, keys=keys, beside=coordinator.routes(keys))
     try:
         url = await server.start()
         facts = {"url": url, "traces": f"{url}/v1/traces", "db": _shown(db), "keys": keys.operator is not None}
@@ -68,7 +68,7 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
         typer.echo(f"spans   {facts['traces']}")
         await stop.wait()
     finally:
-        await desk.stop()
+        await coordinator.stop()
         await server.stop()
         await opened.close()
 
@@ -96,21 +96,21 @@ def prune(
 
     before = time.time() - seconds(older_than)
 
-    async def work() -> dict[str, int]:
+    async def delete() -> dict[str, int]:
         opened = await open_store(find_store(store))
         try:
             return dataclasses.asdict(await opened.prune(before, run_ids=run))
         finally:
             await opened.close()
 
-    facts = asyncio.run(work())
+    facts = asyncio.run(delete())
     if json_file is not None:
         json_file.write_text(json.dumps(facts, indent=2) + "\n")
     typer.echo("deleted {attempts} attempts, {calls} calls and {spans} spans of {rollouts} rollouts".format(**facts))
 
 
 def seconds(text: str) -> float:
-    """How long "30d" is. Raises typer.BadParameter for what is no length of time."""
+    """The seconds of a length of time such as "30d". Raises typer.BadParameter for any other text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     if match is None:
         raise typer.BadParameter(f"{text!r} is no length of time; say it like 30d, 12h or 90m")

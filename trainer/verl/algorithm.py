@@ -1,4 +1,4 @@
-"""VERL: verl's workers on Ray with vLLM where they are installed, the same training on one machine where not."""
+"""VERL: training by verl's workers on Ray with vLLM where they are installed, else the same on one machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agl.trainer.verl.config.shorthand import Common, expand
 from agl.trainer.verl.overrides import environment
 
 Backend = Literal["auto", "cluster", "local"]
-NEEDED = ("verl", "ray", "vllm", "transfer_queue")
+REQUIRED = ("verl", "ray", "vllm", "transfer_queue")
 """Modules without which there is no cluster."""
 
 
@@ -29,7 +29,7 @@ class VERL:
 
     Args:
         config: the hydra-style dict that verl takes, nested or dotted: `{"data": {...}, "actor_rollout_ref": {...},
-            ...}`. Where it sets what an argument sets too, it counts.
+            ...}`. It takes precedence over the arguments.
         backend: "cluster" or "local"; "auto" is the cluster where verl, Ray, vLLM and TransferQueue are installed.
         **common: `model`, `group_size`, `batch_size`, `learning_rate`, `gpus`, `steps`, ...; see
             `agl.trainer.verl.config.shorthand.Common`.
@@ -76,7 +76,7 @@ class VERL:
             await local.as_grpo(self.plan, len(run.train)).dev(run, n_tasks)
 
     def _bridge(self) -> Any:
-        """What trains on the cluster; TransferQueue reads its environment as it is imported, with that module."""
+        """The module that trains on the cluster. TransferQueue, imported with it, reads the environment at import."""
         environment(self.plan)
         return importlib.import_module("agl.trainer.verl.bridge")
 
@@ -90,14 +90,14 @@ class VERL:
 
 
 def _choose(backend: Backend) -> tuple[Literal["cluster", "local"], str]:
-    """Which of the two, and why."""
+    """The backend, and the reason."""
     if backend not in get_args(Backend):
         raise ConfigError(f"backend={backend!r} is not known", hint=nearest(backend, get_args(Backend)))
-    absent = [name for name in NEEDED if find_spec(name) is None]
+    absent = [name for name in REQUIRED if find_spec(name) is None]
     if backend == "local":
         return "local", "backend='local'"
     if not absent:
-        return "cluster", f"{', '.join(NEEDED)} are installed" if backend == "auto" else "backend='cluster'"
+        return "cluster", f"{', '.join(REQUIRED)} are installed" if backend == "auto" else "backend='cluster'"
     missing = f"not installed: {', '.join(absent)}"
     if backend == "auto":
         return "local", missing
