@@ -7,7 +7,7 @@ HTTP through the OpenAI SDK, with its spans, calls and rewards in the store. Bot
 
     python benchmarks/verl_bridge.py --model DIR [--device cpu] [--steps 6] [--rounds 2] [--json FILE]
 
-The model is a small one by default, made here: then sampling costs little, and the agents' own work weighs most.
+The default model is a small one, made here: sampling then costs little, and the agents' own work most.
 """
 
 from __future__ import annotations
@@ -149,13 +149,13 @@ class OwnLoop:
 
         from agl.trainer.verl.trainer_hooks import POLL_SECONDS, scalars
 
-        found: list[dict[str, float]] = []
+        steps: list[dict[str, float]] = []
         base: Any = get_trainer_cls("sync")
 
         class Trainer(base):
             def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
                 super()._compute_metrics(batch, metrics, *args, **kwargs)
-                found.append(scalars(metrics))
+                steps.append(scalars(metrics))
 
         OmegaConf.resolve(config)
         tq.init(config.transfer_queue)
@@ -169,7 +169,7 @@ class OwnLoop:
             )
         )  # fmt: skip
         tq.close()
-        return found
+        return steps
 
 
 def main() -> None:

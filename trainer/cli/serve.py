@@ -58,7 +58,7 @@ def run_serve(
             what = settings.get("algorithm") or "serves the policy without training it"
             console.print(f"agl serve listens on {url} ({model}, {what}); Ctrl-C ends it", markup=False)
             if (present := service.present) is not None:
-                console.print(f"run {present.run_id} goes on after step {present.step}", markup=False)
+                console.print(f"run {present.run_id} resumes after step {present.step}", markup=False)
 
     # Containers are stopped by it. It acts like Ctrl-C, so that the run is saved.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -67,7 +67,7 @@ def run_serve(
         run_in_thread(serve(settings, keys, announce, data=data, start=start, progress=not quiet))
     except KeyboardInterrupt:
         if not quiet:
-            console.print("stopped; started again with the same --out, it goes on with its run", markup=False)
+            console.print("stopped; start it again with the same --out, and it resumes its run", markup=False)
 
 
 _OPTIONS = {"nworkers": "workers"}

@@ -47,10 +47,12 @@ class VERL:
     ) -> None:
         if config is not None and not isinstance(config, Mapping):
             raise ConfigError(
-                f"config is a {type(config).__name__}", hint='give the dict that verl takes: {"data": {...}, ...}'
+                f"config is a {type(config).__name__}", hint='pass the dict that verl takes: {"data": {...}, ...}'
             )
         if config is None and not common:
-            raise ConfigError("VERL was given nothing", hint="give model=... and steps=..., or verl's config")
+            raise ConfigError(
+                "VERL has neither arguments nor a config", hint="pass model=... and steps=..., or verl's config"
+            )
         self.backend, self._why = _choose(backend)
         self.plan = read({**expand(common), **rename(flatten(config or {}))})
         if self.backend == "local":

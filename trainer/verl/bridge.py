@@ -170,10 +170,10 @@ class _Bridge:
                 job_end.cancel()
 
     def _report_silence(self, seconds: float) -> None:
-        """Report that verl is silent: it waits for ever for a worker or server of its own that has died."""
+        """Report that verl is silent: it waits for ever for a worker or server that has died."""
         message = f"no word from verl for {seconds / 60:.0f} minutes; its logs: {cluster.log_directory()}"
         if seconds >= _LOST_SECONDS:
-            raise TrainingError(message, hint="one of its workers or servers may have died: go on with resume=True")
+            raise TrainingError(message, hint="one of its workers or servers may have died: continue with resume=True")
         self.run.progress.note(message)
 
     async def _handle(self, event: Event, tokens: _Tokens) -> None:

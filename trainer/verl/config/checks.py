@@ -51,11 +51,11 @@ OWN_MEAN = ("sapo", "geo_mean")
 
 _OWN_REWARD = "the agent's own reward is used: reward= of agl.wrap, a returned value, or agl.emit_reward"
 _OWN_TURNS = "the agent runs its own turns and tools"
-_OWN_TASKS = "the tasks are those given to fit()"
+_OWN_TASKS = "the tasks are those passed to fit()"
 _RENDERED = "the gateway renders prompts by the template in the model's directory: put it there"
 _SAMPLED_AS_IS = "training samples from the policy itself; leave it out"
-_MANAGER = "the bridge is what verl asks for rollouts; leave it out"
-_RESUME = "go on with trainer.fit(resume=True)"
+_MANAGER = "verl requests rollouts from the bridge; leave it out"
+_RESUME = "resume with trainer.fit(resume=True)"
 _SET_BY_TRAINER = "verl sets it from trainer.total_training_steps; leave it out"
 
 SHARED: Mapping[str, Supported] = {
@@ -81,13 +81,13 @@ SHARED_UNUSED = (
 
 SUPPORTED: Mapping[str, Supported] = {
     **SHARED,
-    "algorithm.use_pf_ppo": ((False,), "it draws rows anew, and verl's V1 trainer writes advantages back to the old"),
-    "algorithm.filter_groups.metric": (("reward",), "groups are told apart by their rewards: use 'reward'"),
+    "algorithm.use_pf_ppo": ((False,), "it draws rows again, and verl's V1 trainer writes advantages to the old"),
+    "algorithm.filter_groups.metric": (("reward",), "groups are distinguished by their rewards: use 'reward'"),
     "algorithm.filter_groups.max_num_gen_batches": ((0,), "verl ignores it: use max_inflight_gen_batches"),
     "critic.enable": ((None, False), "a critic comes with algorithm.adv_estimator='gae', and with no other"),
     "custom_reward_function.*": ((None,), _OWN_REWARD),
     "data.custom_cls.*": ((None,), _OWN_TASKS),
-    "data.filter_overlong_prompts": ((False,), "a task is no prompt yet: a call with too long a one is refused"),
+    "data.filter_overlong_prompts": ((False,), "a task is no prompt yet: a call whose prompt is too long is refused"),
     "data.*_max_samples": ((-1,), f"{_OWN_TASKS}: give fewer"),
     "data.tokenizer": ((None,), "the tokenizer is the model's"),
     "data.apply_chat_template_kwargs.*": ((), _RENDERED),
@@ -98,7 +98,7 @@ SUPPORTED: Mapping[str, Supported] = {
     "reward.sandbox_fusion.*": ((), _OWN_REWARD),
     "reward_model.*": ((None, False, "naive"), _OWN_REWARD),
     "sandbox_fusion.*": ((None,), _OWN_REWARD),
-    "skip.*": ((), "rollouts are the agent's, never a recording of earlier ones"),
+    "skip.*": ((), "rollouts are always the agent's, never a recording of earlier ones"),
     f"{MODEL}.custom_chat_template": ((None,), _RENDERED),
     f"{MODEL}.tokenizer_path": ((None,), "the tokenizer is the model's"),
     f"{ACTOR}.rollout_n": ((), f"set {ROLLOUT}.n"),
@@ -116,7 +116,7 @@ SUPPORTED: Mapping[str, Supported] = {
     "critic.optim.total_training_steps": ((), _SET_BY_TRAINER),
     f"{ROLLOUT}.name": (("vllm",), "the cluster samples with vLLM"),
     f"{ROLLOUT}.mode": (("async",), "verl 0.9 has no other; leave it out"),
-    f"{ROLLOUT}.calculate_log_probs": ((True,), "training needs the log-probs that the sampler gave"),
+    f"{ROLLOUT}.calculate_log_probs": ((True,), "training needs the sampler's log-probs"),
     f"{ROLLOUT}.logprobs_mode": (("processed_logprobs",), "training needs the log-probs that were sampled from"),
     f"{ROLLOUT}.repetition_penalty": ((1.0,), _SAMPLED_AS_IS),
     f"{ROLLOUT}.over_sample_rate": ((0,), "verl's SGLang alone reads it"),
@@ -194,7 +194,7 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition((f"{ACTOR}.clip_ratio_c",), lambda p, get: p.policy_loss in DUAL_CLIPPED,
               "the chosen loss has no dual clip; leave it out"),
     Condition((f"{ACTOR}.loss_agg_mode",), lambda p, get: p.policy_loss not in OWN_MEAN,
-              "the chosen loss has a mean of its own; leave it out"),
+              "the chosen loss computes its own mean; leave it out"),
     Condition((f"{ACTOR}.loss_scale_factor",), lambda p, get: p.loss_agg == "seq-mean-token-sum-norm",
               f"{ACTOR}.loss_agg_mode='seq-mean-token-sum-norm' alone divides by it"),
     Condition((f"{MODEL}.lora_alpha", f"{MODEL}.target_modules", f"{MODEL}.exclude_modules"),

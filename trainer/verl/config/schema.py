@@ -115,9 +115,10 @@ class Schema:
         """The fields of a dataclass, those of its bases included: name -> annotation."""
         if name not in self._classes:
             return {}
-        found = self._classes[name]
-        inherited = [self._fields(base) for base in reversed(found.bases)]
-        return functools.reduce(lambda a, b: a | b, [*inherited, found.fields])
+        fields: dict[str, ast.expr] = {}
+        for base in reversed(self._classes[name].bases):
+            fields |= self._fields(base)
+        return fields | self._classes[name].fields
 
     def _unknown(self, key: str) -> ConfigError:
         """The error for a key that verl does not have, with the nearest that it has."""
