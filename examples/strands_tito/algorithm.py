@@ -33,13 +33,11 @@ def tokens_of(spans: Any) -> list[tuple[list[int], list[int]]]:
 
 
 def is_tito(calls: list[tuple[list[int], list[int]]]) -> bool:
-    """Token in, token out: every call's ids are known, and each prompt continues the tokens sampled before it, not a text
-    that was tokenised again."""
+    """Token in, token out: every call's ids are known, and each prompt continues the tokens sampled before it, not a
+    text that was tokenised again."""
     known = bool(calls) and all(prompt and sampled for prompt, sampled in calls)
-    conversation = [prompt + sampled for prompt, sampled in calls]
-    return known and all(
-        later[: len(earlier)] == earlier for earlier, (later, _) in zip(conversation, calls[1:], strict=False)
-    )
+    turns = itertools.pairwise(calls)
+    return known and all(later[: len(prompt + ids)] == prompt + ids for (prompt, ids), (later, _) in turns)
 
 
 @agl.algorithm
