@@ -129,7 +129,8 @@ class LitAgentRunner:
 
     @contextlib.asynccontextmanager
     async def _running(self) -> AsyncIterator[tuple[Any, list[Any]]]:
-        from agl.trainer.runners import LocalRunner, RunCoordinator
+        from agl.trainer.runners.coordinator import RunCoordinator
+        from agl.trainer.runners.local import LocalRunner
 
         results: list[Any] = []
         errors: list[BaseException] = []

@@ -11,9 +11,9 @@ from agl import semconv
 from agl.credit import Credit, Uniform, returns
 from agl.errors import StoreError
 from agl.mdp.builder import AttemptTrajectory, build_trajectory
-from agl.mdp.span_index import SpanIndex
 from agl.mdp.selection import Selection
 from agl.mdp.sequence import merge
+from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.mdp.types import Call, Reward
 from agl.trainer.store.base import Attempt, Rollout, Store, TrainedCall

@@ -33,8 +33,8 @@ from agl.trainer.runners.local import LocalRunner
 from agl.trainer.runners.options import RayRunners, Runners
 from agl.trainer.runners.protocol import RolloutResult, Runner
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
-from agl.trainer.runners.remote.serialization import selection_to_json
 from agl.trainer.runners.remote.runner import RemoteRunner
+from agl.trainer.runners.remote.serialization import selection_to_json
 from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store, new_rollout_id
 
 
@@ -241,7 +241,9 @@ class Run:
             return ProcessRunner(*workers, n_workers=n_workers, on_failure=self._on_failure)
         from agl.trainer.runners.ray import RayRunner
 
-        return RayRunner(self._cluster, *workers, options=config.runners, n_workers=n_workers, on_failure=self._on_failure)
+        return RayRunner(
+            self._cluster, *workers, options=config.runners, n_workers=n_workers, on_failure=self._on_failure
+        )
 
     async def resume_from(self, step: int, versions: Mapping[str, int]) -> None:
         """Continue a stopped run: `step` steps are done, in the weights of these versions.
