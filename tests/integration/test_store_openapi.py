@@ -18,6 +18,9 @@ from agl.trainer.http.limits import Limits
 from agl.trainer.store.http import protocol as wire
 from agl.trainer.store.http.openapi import schema
 
+pytest_plugins = ["schemathesis.pytest.plugin"]  # which pyproject.toml switches off for all other files
+pytestmark = pytest.mark.serial  # Schemathesis gives the tests of all operations one name
+
 SCHEMA = schemathesis.openapi.from_dict(schema(keyed=False))
 SCHEMA.config.generation.update(modes=[GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 
