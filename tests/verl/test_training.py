@@ -18,7 +18,7 @@ from agl.mdp.builder import build_trajectory
 from agl.mdp.selection import select
 from agl.mdp.sequence import merge
 from agl.mdp.span_index import SpanIndex
-from agl.trainer.objectives.advantages import score
+from agl.trainer.objectives.advantages import compute_advantages
 from agl.trainer.run.trainer import Result
 from agl.trainer.store import open_store
 from agl.trainer.verl.rows import chains
@@ -168,7 +168,7 @@ async def _local_rows(url: str, step: int) -> dict[tuple[int, ...], list[Any]]:
             built.append(build_trajectory(r.rollout_id, r.attempts, r.group, SpanIndex(calls, spans), select(None)))
     finally:
         await store.close()
-    scored = score([b.trajectory for b in built], Uniform())
+    scored = compute_advantages([b.trajectory for b in built], Uniform())
     returns = {c.call_id: c.return_ for c in scored.calls}
     rows: dict[tuple[int, ...], list[Any]] = defaultdict(list)
     for trajectory in scored.of("policy"):
