@@ -286,7 +286,8 @@ class _Decorator:
     """Registers rules for one event; used bare or with options."""
 
     def __init__(self, rules: dict[tuple[str, ...], _Rule], event: Event) -> None:
-        self._rules, self._event = rules, event
+        self._rules = rules
+        self._event: Event = event
 
     @overload
     def __call__(self, rule: Rule, /) -> Rule: ...
