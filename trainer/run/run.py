@@ -241,9 +241,7 @@ class Run:
             return ProcessRunner(*workers, n_workers=n_workers, on_failure=self._on_failure)
         from agl.trainer.runners.ray import RayRunner
 
-        return RayRunner(
-            self._cluster, *workers, options=config.runners, n_workers=n_workers, on_failure=self._on_failure
-        )
+        return RayRunner(self._cluster, *workers, options=config.runners, n_workers=n_workers, on_failure=self._on_failure)
 
     async def resume_from(self, step: int, versions: Mapping[str, int]) -> None:
         """Continue a stopped run: `step` steps are done, in the weights of these versions.

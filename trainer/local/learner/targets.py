@@ -44,12 +44,7 @@ class LossRow:
 
 
 def make_loss_rows(
-    rows: Seq[TrainingRow],
-    config: LearnerConfig,
-    *,
-    proximal: Measure,
-    reference: Measure | None,
-    values: Measure | None,
+    rows: Seq[TrainingRow], config: LearnerConfig, *, proximal: Measure, reference: Measure | None, values: Measure | None
 ) -> list[LossRow]:
     """The rows of an update with everything that its steps need.
 
