@@ -137,7 +137,7 @@ class Trainer:
             selection=select(agents),
             credit=credit or Uniform(),
             policies=dict(policies or {}),
-            air=chosen(air),
+            air=rule_set(air),
             n_workers=n_workers,
             max_attempts=max_attempts,
             timeout=timeout,
