@@ -59,14 +59,14 @@ class Aside:
         self._outside: Scope | None = None
 
     def __enter__(self) -> None:
-        self._outside = context._current.get()
+        self._outside = context.snapshot()
         if self._entered:
-            context._current.set(self._inside)
+            context.restore(self._inside)
         self._entered = True
 
     def __exit__(self, *_: object) -> None:
-        self._inside = context._current.get()
-        context._current.set(self._outside)
+        self._inside = context.snapshot()
+        context.restore(self._outside)
 
 
 async def traced(

@@ -114,6 +114,10 @@ def algo(function: Callable[..., Any]) -> FunctionalAlgorithm:
     return FunctionalAlgorithm(function)
 
 
+algorithm = algo
+"""Its name as `agl.algorithm`."""
+
+
 def VERL(config: Mapping[str, Any], trainer_cls: Any = None, daemon_cls: Any = None) -> Any:
     """`agl.VERL(config)`."""
     if trainer_cls is not None or daemon_cls is not None:

@@ -134,13 +134,13 @@ class LitAgentRunner:
         results: list[Any] = []
         errors: list[BaseException] = []
         coordinator = RunCoordinator(
-            self.get_store().agl_store, selection=select(None), resources={}, done=results.append, rewarded=False
+            self.get_store().agl_store, selection=select(None), resources={}, on_result=results.append, rewarded=False
         )
         runner = LocalRunner(
             as_agent(self._agent),
             coordinator,
             n_workers=0,
-            broken=errors.append,
+            on_failure=errors.append,
             hooks=[HookAdapter(h, self._agent, self) for h in self._hooks],
         )
 

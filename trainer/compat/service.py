@@ -68,7 +68,7 @@ class LightningServer:
         from agl.trainer.service.service import Service
 
         def announce(service: Service) -> None:
-            self.url = service.front.url
+            self.url = service.mount.url
             print(f"listening on {self.url}", flush=True)
 
         data: dict[Any, Path] = {} if self.dataset_path is None else {"train": self.dataset_path}
