@@ -148,7 +148,7 @@ class RolloutReport:
 async def describe(
     store: Store, rollout_id: str, *, attempt: int | None = None, credit: Credit | None = None
 ) -> RolloutReport:
-    """The report on a rollout's last attempt, or the one asked for.
+    """The report on an attempt of a rollout; the last attempt if `attempt` is None.
 
     Raises:
         StoreError: no such rollout or attempt.
