@@ -53,8 +53,8 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     opened = await open_store(db)
-    desk = StoreCoordinator.of_store(opened)
-    server = StoreServer(opened, host=host, port=port, keys=keys, extra_routes=desk.routes(keys))
+    coordinator = StoreCoordinator.of_store(opened)
+    server = StoreServer(opened, host=host, port=port, keys=keys, extra_routes=coordinator.routes(keys))
     try:
         url = await server.start()
         facts = {"url": url, "traces": f"{url}/v1/traces", "db": _shown(db), "keys": keys.operator is not None}
@@ -68,7 +68,7 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
         typer.echo(f"spans   {facts['traces']}")
         await stop.wait()
     finally:
-        await desk.stop()
+        await coordinator.stop()
         await server.stop()
         await opened.close()
 
