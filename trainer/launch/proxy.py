@@ -25,7 +25,7 @@ from agl import semconv
 from agl.mdp.spans import Span
 from agl.tracing import otlp
 from agl.tracing.inferred import SpanInference
-from agl.tracing.provider_formats import ResponseAccumulator, asked, settings, tool_results
+from agl.tracing.provider_formats import ResponseAccumulator, request_messages, settings, tool_results
 from agl.tracing.sdk_hooks import GENERATION_PATHS
 from agl.trainer.gateway import http
 from agl.trainer.gateway.errors import RequestError
@@ -256,7 +256,7 @@ class _Call:
             semconv.URL: _without_credentials(self.base),
             semconv.WIRE_CALLS: 1,
             "http.response.status_code": self.status,
-            **(asked(self.body) if content else {}),
+            **(request_messages(self.body) if content else {}),
             **self.answer.facts(content),
         }
         facts = {k: self._without_keys(v) if isinstance(v, str) else v for k, v in facts.items()}

@@ -32,7 +32,8 @@ from agl.trainer.local.policy import PolicySpec
 from agl.trainer.run.frozen_policy import FrozenPolicy, policy_directory
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
-from agl.trainer.store.collect import new_rollout, shown_command, store_url
+from agl.trainer.store.collect import new_rollout, shown_command
+from agl.trainer.store.location import store_url
 
 _URLS = {"openai": propagation.OPENAI_URL, "anthropic": propagation.ANTHROPIC_URL}
 
@@ -192,7 +193,7 @@ async def _command_rollout(options: LaunchOptions) -> AsyncIterator[_CommandRoll
             store, inference, {name: os.environ.get(_URLS[name]) or base for name, base in PROVIDERS.items()}
         )
         stack.push_async_callback(proxy.close)
-        server = GatewayServer(gateway, beside=proxy.routes())
+        server = GatewayServer(gateway, extra_routes=proxy.routes())
         await server.start()
         # A provider's answer that breaks off breaks off here, too: that is recorded and need not be logged.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
@@ -212,7 +213,7 @@ async def _policy(options: LaunchOptions) -> FrozenPolicy | None:
     if options.engine is not None:
         from agl.trainer.engines.vllm import VLLMEngine
 
-        return await FrozenPolicy.held(VLLMEngine(options.engine), model)
+        return await FrozenPolicy.connect(VLLMEngine(options.engine), model)
     return None if model is None else await FrozenPolicy.load(PolicySpec(model=model, name=DEFAULT_POLICY))
 
 

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from agl import semconv
 from agl.agents.resources import resource_from_json
 from agl.errors import AglError, AttemptOverError, RewardError, RolloutError, RolloutTimeoutError
-from agl.mdp.builder import AttemptTrajectory, build, check
+from agl.mdp.builder import AttemptTrajectory, build_trajectory, require_trainable
 from agl.mdp.selection import Selection
+from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.mdp.types import Call
-from agl.rewards.air import AIR, as_spans
+from agl.rewards.air import AIR, reward_spans
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.runners.protocol import LEASE_WAIT_SECONDS, Lease, Report, RolloutResult
 from agl.trainer.store.base import (
@@ -314,27 +315,29 @@ class RunCoordinator:
 
     async def _trajectory(self, lease: Lease, calls: list[Call], spans: Sequence[Span]) -> AttemptTrajectory:
         rollout, attempt = lease.rollout, lease.attempt
-        what = (rollout.rollout_id, attempt, rollout.group, calls)
-        built = build(*what, spans, self.selection)
+        index = SpanIndex(calls, spans)
+        trajectory = build_trajectory(rollout.rollout_id, attempt, rollout.group, index, self.selection)
         if self.gateway is not None:
-            check(built, self.selection, rollout_id=rollout.rollout_id, attempt=attempt)
-        if self.air is not None and (credited := self.air.rewards(calls, spans, self.selection)):
-            earned = as_spans(credited, spans)
-            await self.store.add_spans(earned)
-            built = build(*what, [*spans, *earned], self.selection)
-            if built.unplaced and self.gateway is not None:
+            require_trainable(trajectory, self.selection)
+        if self.air is not None and (credited := self.air.rewards(trajectory, index, self.selection)):
+            trajectory = trajectory.with_rewards(credited)
+            await self.store.add_spans(reward_spans(credited, index))
+            if trajectory.unplaced and self.gateway is not None:
+                names = ", ".join(sorted({r.name for r in trajectory.unplaced}))
                 log.warning(
                     "rollout %s: no call known for %d AIR reward(s) (%s); they count for the whole rollout",
-                    rollout.rollout_id, len(built.unplaced), ", ".join(sorted({r.name for r in built.unplaced})),
-                )  # fmt: skip
-        if self.rewarded and built.reward is None:
+                    rollout.rollout_id,
+                    len(trajectory.unplaced),
+                    names,
+                )
+        if self.rewarded and trajectory.reward is None:
             raise RewardError(
                 f"agent {_outermost(spans)!r} returned no reward and emitted none",
                 hint="return a number, pass reward= to agl.wrap, or call agl.emit_reward",
                 rollout=rollout.rollout_id,
                 attempt=attempt,
             )
-        return built
+        return trajectory
 
     async def _resources(self, rollout: Rollout) -> Mapping[str, Any]:
         if self.resources is not None:

@@ -92,7 +92,7 @@ class Executor:
             capture_content=lease.capture_content,
             # The gateway records the prompts of trained agents; the prompts of the others grow with every turn.
             prompts=lease.gateway is None,
-            ended=self.on_span_end,
+            on_span_end=self.on_span_end,
         )
         resources = dict(lease.resources)
         if lease.gateway is not None:

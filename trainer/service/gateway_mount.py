@@ -13,9 +13,9 @@ from agl.trainer.gateway.app import build_app
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.http.auth import Keys, Role
+from agl.trainer.http.errors import error_json
 from agl.trainer.http.limits import Limits, Refused
 from agl.trainer.http.responses import answer
-from agl.trainer.store.http.protocol import error_json
 
 _ATTEMPTS, _RUNNERS = "/rollouts/", "/runner/"
 

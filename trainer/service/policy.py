@@ -58,7 +58,7 @@ async def _open_policy(settings: Settings) -> FrozenPolicy:
     if engine is not None:
         from agl.trainer.engines.vllm import VLLMEngine
 
-        return await FrozenPolicy.held(VLLMEngine(engine), settings.get("model") or None, renderer)
+        return await FrozenPolicy.connect(VLLMEngine(engine), settings.get("model") or None, renderer)
     spec = PolicySpec(
         model=settings.model(),
         name=DEFAULT_POLICY,

@@ -12,16 +12,16 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from agl._version import __version__
 from agl.errors import AglError, StoreError
-from agl.trainer.http.limits import Refused, parse_json
+from agl.trainer.http.errors import describe_error, error_handlers
+from agl.trainer.http.limits import Refused, json_body
+from agl.trainer.http.openapi import REFERENCE, document, json_content, model_content, operation
 from agl.trainer.http.responses import answer
 from agl.trainer.service.service import Service
-from agl.trainer.store.http.protocol import error_json
 
 ALIVE_SECONDS = 10.0
 """How often a stream of events sends a comment when nothing else is sent."""
@@ -127,7 +127,7 @@ def operations(service: Service, facts: Callable[[], Mapping[str, Any]], beside:
         return answer(await asyncio.to_thread(service.data))
 
     async def train(request: Request) -> Response:
-        body = await _json(request)
+        body = await json_body(request, 32)
         try:
             train_body = TrainBody.model_validate(body)
         except ValidationError as error:
@@ -212,13 +212,7 @@ def build_app(service: Service, listed: Sequence[Operation], beside: Sequence[Ba
 
         return Route(operation.path, handle, methods=[operation.method])
 
-    handlers: dict[Any, Any] = {
-        AglError: _agl_error,
-        Refused: _refused,
-        HTTPException: _not_here,
-        ClientDisconnect: _hung_up,
-        Exception: _failed,
-    }
+    handlers = error_handlers(_describe, AglError, HTTPException)
     return Starlette(routes=[*map(route, listed), *beside], exception_handlers=handlers)
 
 
@@ -227,44 +221,32 @@ def openapi(listed: Sequence[Operation], beside: Mapping[str, Any]) -> dict[str,
     paths: dict[str, Any] = dict(beside["paths"])
     schemas: dict[str, Any] = dict(beside["components"]["schemas"])
     error = _content(ErrorFacts, schemas)
-    for operation in listed:
-        described: dict[str, Any] = {
-            "summary": operation.summary,
-            "parameters": [
+    for listing in listed:
+        paths.setdefault(listing.path, {})[listing.method.lower()] = operation(
+            listing.summary,
+            parameters=[
                 {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-                for name in re.findall(r"{(\w+)}", operation.path)
+                for name in re.findall(r"{(\w+)}", listing.path)
             ],
-            "responses": {
-                "200": {"description": "done", "content": _content(operation.result or "application/json", schemas)},
-                "default": {"description": "refused", "content": error},
-            },
-        }
-        if operation.body is not None:
-            described["requestBody"] = {"required": True, "content": _content(operation.body, schemas)}
-        if operation.public:
-            described["security"] = []
-        paths.setdefault(operation.path, {})[operation.method.lower()] = described
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "agl serve", "version": __version__},
-        "paths": paths,
-        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
-        "security": beside["security"],
-    }
+            body=None if listing.body is None else _content(listing.body, schemas),
+            result=_content(listing.result or "application/json", schemas),
+            failures={"default": "refused"},
+            error=error,
+            **{"security": []} if listing.public else {},
+        )
+    return document("agl serve", paths, schemas, security=beside["security"])
 
 
 def _content(kind: type[BaseModel] | str, schemas: dict[str, Any]) -> dict[str, Any]:
-    if isinstance(kind, str):
-        binary = kind == "application/octet-stream"
-        return (
-            {kind: {"schema": {"type": "string"} if not binary else {}}}
-            if kind != "application/json"
-            else {kind: {"schema": {"type": "object"}}}
-        )
-    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+    match kind:
+        case "application/json":
+            return json_content({"type": "object"})
+        case str():
+            return {kind: {"schema": {} if kind == "application/octet-stream" else {"type": "string"}}}
+    schema = kind.model_json_schema(ref_template=REFERENCE)
     schemas.update(schema.pop("$defs", {}))
     schemas[kind.__name__] = schema
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
+    return model_content(kind.__name__)
 
 
 async def _events(service: Service, run_id: str, seen: int) -> AsyncIterator[bytes]:
@@ -289,37 +271,8 @@ def _event(name: str, data: Any, number: int | None = None) -> bytes:
     return head.encode() + b"data: " + orjson.dumps(data) + b"\n\n"
 
 
-async def _json(request: Request) -> Any:
-    # A browser may send any page's text to this machine, but no JSON that it calls JSON.
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Refused(415, "send application/json", "unsupported_media_type")
-    try:
-        return parse_json(await request.body(), 32)
-    except ValueError as error:
-        raise Refused(400, f"the body is not JSON that can be read: {error}", "invalid_json") from None
-
-
-async def _agl_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, AglError)
-    return answer(error_json(error), 409 if isinstance(error, StoreError) else 400)
-
-
-async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    told = error_json(StoreError(error.message))
-    told["error"] |= {"type": "Refused", "code": error.code}
-    return answer(told, error.status)
-
-
-async def _not_here(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    told = error_json(StoreError(f"{request.method} {request.url.path}: {error.detail}", hint="see /openapi.json"))
-    return Response(orjson.dumps(told), error.status_code, error.headers, "application/json")
-
-
-async def _hung_up(_: Request, error: Exception) -> Response:
-    return Response(status_code=499)
-
-
-async def _failed(_: Request, error: Exception) -> Response:
-    return answer(error_json(AglError(f"{type(error).__name__}: {error}")), 500)
+def _describe(request: Request, error: Exception) -> tuple[Any, int]:
+    body, status = describe_error(request, error, unexpected=AglError)
+    if isinstance(error, Refused):
+        body["error"] |= {"type": "Refused", "code": error.code}
+    return body, 400 if isinstance(error, AglError) and not isinstance(error, StoreError) else status

@@ -9,6 +9,7 @@ from typing import Any, Literal, Unpack, get_args
 
 from agl.errors import ConfigError, nearest
 from agl.trainer.run.run import Run, require_tasks
+from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.verl.config import local as embedded
 from agl.trainer.verl.config.compose import notes
 from agl.trainer.verl.config.plan import Plan, flatten, read
@@ -68,12 +69,11 @@ class VERL:
             run.val = []
         await embedded.as_grpo(self.plan, len(run.train)).run(run)
 
-    async def dev(self, run: Run, n_tasks: int) -> None:
+    async def dev(self, run: Run, n_tasks: int) -> list[RolloutResult]:
         self._begin(run)
         if self.backend == "cluster":
-            await self._bridge().dev(run, self.plan, n_tasks)
-        else:
-            await embedded.as_grpo(self.plan, len(run.train)).dev(run, n_tasks)
+            return await self._bridge().dev(run, self.plan, n_tasks)
+        return await embedded.as_grpo(self.plan, len(run.train)).dev(run, n_tasks)
 
     def _bridge(self) -> Any:
         """What trains on the cluster; TransferQueue reads its environment as it is imported, with that module."""

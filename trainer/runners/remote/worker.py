@@ -13,8 +13,10 @@ from agl import semconv
 from agl.agents.agent import Agent
 from agl.agents.registry import switched_on
 from agl.errors import AglError
+from agl.mdp.builder import build_trajectory
+from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
-from agl.rewards.air import AIR, as_spans
+from agl.rewards.air import AIR, reward_spans
 from agl.trainer.runners.local import LocalRunner
 from agl.trainer.runners.protocol import Lease, Report
 from agl.trainer.runners.remote.client import CoordinatorClient
@@ -76,8 +78,10 @@ class _ReportingClient(CoordinatorClient):
     async def finish(self, lease: Lease, report: Report) -> None:
         if self._air is not None and report.error is None:
             try:
-                rewards = self._air.rewards((), report.spans, lease.selection)
-                report = replace(report, spans=[*report.spans, *_uncredited(as_spans(rewards, report.spans))])
+                index = SpanIndex((), report.spans)
+                trajectory = build_trajectory(*lease.id, lease.rollout.group, index, lease.selection)
+                rewards = self._air.rewards(trajectory, index, lease.selection)
+                report = replace(report, spans=[*report.spans, *_uncredited(reward_spans(rewards, index))])
             except AglError as error:
                 report = replace(report, error=error)
         await super().finish(lease, report)
