@@ -196,8 +196,8 @@ def train_rows(
     scored = compute_advantages(
         trajectories,
         credit,
-        estimator=estimator if own else "gae",
-        normalize_std=normalize_std,  # type: ignore[arg-type]
+        estimator=estimator if own else "gae",  # type: ignore[arg-type]
+        normalize_std=normalize_std,
     )
     returns = {c.call_id: c.return_ for c in scored.calls}
     rows = []
