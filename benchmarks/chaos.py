@@ -1,9 +1,9 @@
 """The long form of `tests/integration/test_chaos.py`: many disturbed training runs, each with another seed.
 
     python benchmarks/chaos.py --runs 5 --steps 12 --kills 4
-    python benchmarks/chaos.py --postgresql      # a server of its own, which is killed too
+    python benchmarks/chaos.py --postgresql      # a separate server, which is killed too
 
-Prints what was killed and what was counted in each run; ends with 1 at the first that does not hold.
+Prints what was killed and what was counted in each run; exits with 1 at the first run whose counts are wrong.
 """
 
 from __future__ import annotations

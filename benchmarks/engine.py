@@ -5,8 +5,8 @@
 
 Four ways to sample the same conversations: `generate` in a loop, one call at a time (what agents do that share a model
 behind a lock); `generate` on a static batch per turn (which needs all agents in lockstep and runs until its longest
-answer ends); the engine in this process; the engine in its policy process, asked by asyncio tasks. Only tokens that an
-agent asked for are counted. `generate` is not asked for log-probs, the engine gives them.
+answer ends); the engine in this process; the engine in its policy process, called by asyncio tasks. Only tokens that an
+agent requested are counted. `generate` computes no log-probs, the engine does.
 """
 
 from __future__ import annotations

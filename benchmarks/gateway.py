@@ -2,12 +2,12 @@
 
     python benchmarks/gateway.py                       # both comparisons, 1 and 64 concurrent requests
     python benchmarks/gateway.py --no-rival            # without LiteLLM
-    python benchmarks/gateway.py --rival-venv DIR      # where LiteLLM's own environment is, or is made
+    python benchmarks/gateway.py --rival-venv DIR      # the environment of LiteLLM; made if missing
 
 The engine of the first comparison is the local engine with a random model of quickstart size; in both arms the same
 prompts are sampled with the same lengths. The second one has an engine that answers at once: what is measured is the
 gateway, which renders, tokenises, parses and records each request in a store, and LiteLLM, which passes it on. Requests
-come from a process of their own, over kept-alive connections. CPU is that of the serving process alone.
+come from a separate process, over kept-alive connections. CPU is that of the serving process alone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BODY = {"model": "policy", "max_tokens": ANSWER_TOKENS}
 
 
 def body(number: int) -> bytes:
-    """The request with this number; each begins a conversation of its own."""
+    """The request with this number; each begins a separate conversation."""
     messages = [{"role": "user", "content": QUESTION.format(number)}]
     return json.dumps({**BODY, "messages": messages}).encode()
 
@@ -93,7 +93,7 @@ async def load(url: str, key: str, n: int, concurrent: int) -> dict[str, float]:
 
 
 async def loaded(url: str, key: str, n: int, concurrent: int, pid: int) -> dict[str, float]:
-    """`load` from a process of its own, with the CPU time per request of the process `pid`."""
+    """`load` in a separate process, with the CPU time per request of the process `pid`."""
     arguments = [sys.executable, __file__, "--load", url, key, str(n), str(concurrent)]
     before = cpu_seconds(pid)
     child = await asyncio.create_subprocess_exec(*arguments, stdout=subprocess.PIPE)
@@ -162,7 +162,7 @@ async def measured(url: str, key: str, n: int, pid: int) -> dict[int, dict[str, 
 
 
 async def against_engine(n: int) -> dict[str, dict[int, dict[str, float]]]:
-    """The local engine asked directly, and through the gateway."""
+    """The local engine, directly and through the gateway."""
     from agl.trainer.engines.base import Sampling
     from agl.trainer.local.policy import LocalPolicy, PolicySpec
     from agl.trainer.quickstart.policy import Recipe, make_policy

@@ -4,7 +4,7 @@
     python benchmarks/overhead.py --only openai langchain --rounds 41 --json out.json
 
 Each case (`overhead_cases.CASES`) is real SDK or framework code over a transport that answers in its own process.
-Instrumentation is global, so each variant has a process of its own, of the same Python with the same packages. They
+Instrumentation is global, so each variant has a separate process, of the same Python with the same packages. They
 take turns, one at a time, in a new order each round. A cost is CPU time of all threads above that of no tracing,
 divided by the run's LLM calls: of the least disturbed rounds (the first decile of each side; other programs only ever
 add), and as the median of the differences within a round. Garbage collection is off within a round.
@@ -12,9 +12,9 @@ add), and as the median of the differences within a round. Garbage collection is
 agl in a rollout includes the rollout's own set-up where a run is a whole agent's; its spans end where the runner
 collects them. The rivals' go through a `BatchSpanProcessor` to an exporter that drops them.
 
-Beside the times stands what no other program disturbs: how many functions, of Python and of C, a call adds in the
-agent's thread. Outside a rollout the cost drowns in the noise; how many of agl's functions are entered there is exact,
-and `routing.py` times one.
+A second figure is not disturbed by other programs: how many functions, of Python and of C, a call adds in the agent's
+thread. Outside a rollout the cost is below the noise; how many of agl's functions are entered there is exact, and
+`routing.py` times one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ROUND_SECONDS = 0.02
 
 
 def venv_python(venv: Path) -> str:
-    """The Python of a venv that has the rivals beside everything that this one has, built if it is not there."""
+    """The Python of a venv that has the rivals in addition to everything that this one has; built if missing."""
     python = venv / "bin" / "python"
     if not list(venv.glob("lib/*/site-packages/openinference")):
         print(f"building {venv} with {len(PACKAGES)} instrumentors, once ...", file=sys.stderr)
@@ -59,7 +59,7 @@ def venv_python(venv: Path) -> str:
 
 
 class Worker:
-    """A process that runs one variant of a case when it is told to."""
+    """A process that runs one variant of a case on request."""
 
     def __init__(self, python: str, case: str, variant: str) -> None:
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -150,10 +150,10 @@ def show(case: str, figures: dict[str, Any]) -> None:
     print(f"\n{case}: {figures['plain_us']:.0f} µs of CPU per LLM call untraced, {figures['calls']} in a run")
     print(f"  {'':14}{'CPU':>9}{'median':>9}{'wall':>9} µs{'ratio':>7}{'functions':>11}{'ratio':>7}{'spans':>7}")
     for variant, f in figures["variants"].items():
-        told = f"   {f['agl_functions']:.1f} of agl's own" if variant == "agl outside" else ""
+        own = f"   {f['agl_functions']:.1f} of agl's own" if variant == "agl outside" else ""
         print(
             f"  {variant:14}{f['cpu_us']:+9.1f}{f['cpu_median_us']:+9.1f}{f['wall_us']:+9.1f}   {f['ratio']:7.2f}"
-            f"{f['functions']:+11.1f}{f['functions_ratio']:7.2f}{f['spans_per_run']:7.1f}{told}"
+            f"{f['functions']:+11.1f}{f['functions_ratio']:7.2f}{f['spans_per_run']:7.1f}{own}"
         )
     for key, what in (("best_rival", "CPU"), ("fewest_functions", "functions")):
         if key in figures:

@@ -2,8 +2,8 @@
 
     python benchmarks/overhead_cases.py CASE VARIANT
 
-runs one pair as a worker: it says what it is on its first line of output, then takes a number of runs per line of
-input and answers each with what they took.
+runs one pair as a worker: its first line of output says what it is; then it reads a number of runs per line of input
+and answers each with their times.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ MESSAGE = json.dumps(
 def _http(sdk: str, *, is_async: bool) -> Any:
     """A client of the HTTP library that the SDK is on; what it sends is answered here.
 
-    An agent calls its tool first: a Chat Completions request with tools and no result of one is asked to.
+    An agent calls its tool first: a Chat Completions request with tools and without a tool's result gets a tool call.
     """
     base = getattr(importlib.import_module(sdk), "DefaultAsyncHttpxClient" if is_async else "DefaultHttpxClient")
     httpx = importlib.import_module(

@@ -2,7 +2,7 @@
 
     python benchmarks/runners.py [--workers 4] [--json FILE]
 
-No model is asked: only what running a rollout costs is in the figures. The agent that waits sleeps for 50 ms, as for a
+No model is called: the figures are the cost of running a rollout alone. The agent that waits sleeps for 50 ms, as for a
 model; the agent that computes holds the interpreter for about 50 ms, so that threads of one process cannot share it.
 """
 

@@ -3,8 +3,9 @@
     python benchmarks/scale.py                         # 100 turns up to 32,000 tokens, one after the other
     python benchmarks/scale.py --turns 20 --tokens 8000
 
-A client of its own process plays the agent: it sends the whole conversation each turn, as SDKs do. The engine answers
-at once, so that what is measured is the gateway, which matches, renders, tokenises and records, and its SQLite file.
+A client in a separate process plays the agent: it sends the whole conversation each turn, as SDKs do. The engine
+answers at once, so the figures are those of the gateway, which matches, renders, tokenises and records, and its SQLite
+file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """agl's store against Agent Lightning 0.3.0's: throughput, cost as it grows, memory of a server.
 
-All sides run the same workload, each in a process of its own, in turn. agl's writes are on disk when they return; the
+All sides run the same workload, each in a separate process, in turn. agl's writes are on disk when they return; the
 rival's are in memory. For every rollout: enqueue, dequeue, "running", spans, "succeeded", query the spans. `each`
 enqueues one rollout and stores one span at a time; `runner` enqueues by 64 and stores an attempt's spans together.
 
@@ -11,7 +11,7 @@ enqueues one rollout and stores one span at a time; `runner` enqueues by 64 and 
     python benchmarks/store.py --memory            # of a server: 10,000 rollouts waiting, 1,000 runners polling
     python benchmarks/store.py --quick             # a minute; any of these with few rollouts
 
-A venv for the rival is built on first use.
+A venv for the rival is made on first use.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Bench:
         return [python, str(SIDES), kind, task, *map(str, options)]
 
     def run(self, name: str, task: str, *options: object) -> Any:
-        """What a side reports of a task, done in a process of its own."""
+        """A side's report of a task, done in a separate process."""
         with self.url(name) as url:
             return self.do(name, task, *(["--url", url] if url else []), *options)
 
@@ -90,7 +90,7 @@ class Bench:
 
     @contextlib.contextmanager
     def server(self, name: str) -> Iterator[tuple[str, int]]:
-        """A store's server in a process of its own: its URL and the process id."""
+        """A store's server in a separate process: its URL and the process id."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -223,7 +223,7 @@ def environment() -> dict[str, str]:
 
 
 def rival_python(venv: Path) -> str:
-    """The Python of a venv that has the rival, built if it is not there."""
+    """The Python of a venv that has the rival; made if missing."""
     python = venv / "bin" / "python"
     if not list(venv.glob("lib/*/site-packages/agentlightning")):
         print(f"building {venv} with {RIVAL}, once ...", file=sys.stderr)

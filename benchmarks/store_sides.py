@@ -1,4 +1,4 @@
-"""The stores that `store.py` compares and what it has each of them do; runs in each side's own Python.
+"""The stores that `store.py` compares, and their tasks; runs in each side's own Python.
 
 The rival's venv runs this file too, so nothing but the standard library is imported at the top.
 """
@@ -205,8 +205,8 @@ class Runners:
         else:
             await self.side.add_spans(rollout, attempt, range(self.turns))
         await self.side.move(rollout, attempt, "succeeded")
-        found = await self.side.count_spans(rollout, attempt)
-        assert found == self.turns, f"{found} spans of {self.turns}"
+        spans = await self.side.count_spans(rollout, attempt)
+        assert spans == self.turns, f"{spans} spans of {self.turns}"
 
 
 def cpu_seconds() -> float:
@@ -237,7 +237,7 @@ async def growth(side: Side, spans: list[int], turns: int, seconds: float) -> li
     await side.open()
     workers = Runners(side, 32, turns, each=False)
     await side.enqueue(1000)
-    found, rollouts, start = [], 0, time.perf_counter()
+    points, rollouts, start = [], 0, time.perf_counter()
     for size in spans:
         while rollouts * turns < size and time.perf_counter() - start < seconds:
             await workers.run(960)
@@ -261,9 +261,9 @@ async def growth(side: Side, spans: list[int], turns: int, seconds: float) -> li
             await timed("move", lambda r=rollout, a=attempt: side.move(r, a, "succeeded"))
         rollouts += 200
         medians = {name: statistics.median(values) for name, values in costs.items()}
-        found.append({"spans": rollouts * turns, "seconds": time.perf_counter() - start, **medians})
+        points.append({"spans": rollouts * turns, "seconds": time.perf_counter() - start, **medians})
     await side.close()
-    return found
+    return points
 
 
 async def fill(side: Side, waiting: int) -> None:

@@ -7,7 +7,7 @@ HTTP through the OpenAI SDK, with its spans, calls and rewards in the store. Bot
 
     python benchmarks/verl_bridge.py --model DIR [--device cpu] [--steps 6] [--rounds 2] [--json FILE]
 
-The model is a small one by default, made here: then sampling costs little, and the agents' own work weighs most.
+The default model is a small one, made here: sampling then costs little, and the agents' own work most.
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ def verls(model: Path, device: str, steps: int, directory: Path) -> list[dict[st
     import ray.util.queue
 
     from agl.trainer.verl import cluster
+    from agl.trainer.verl.config.compose import compose
     from agl.trainer.verl.overrides import environment, ray_init, runtime_env, total_gpus
 
     rows = [
@@ -113,7 +114,8 @@ def verls(model: Path, device: str, steps: int, directory: Path) -> list[dict[st
     environment(plan)
     from agl.trainer.verl.overrides import cpu_keys
 
-    config = plan.compose(
+    config = compose(
+        plan,
         {
             **cpu_keys(plan),
             "data.train_files": str(directory / "tasks.parquet"), "data.val_files": str(directory / "tasks.parquet"),
@@ -124,11 +126,11 @@ def verls(model: Path, device: str, steps: int, directory: Path) -> list[dict[st
             "actor_rollout_ref.rollout.max_model_len": plan.max_context, "transfer_queue.enable": True,
             "trainer.default_local_dir": str(directory / "checkpoints"), "trainer.resume_mode": "disable",
             "trainer.val_before_train": False, "trainer.test_freq": -1, "trainer.save_freq": steps,
-        }
+        },
     )  # fmt: skip
 
     async def run() -> list[dict[str, float]]:
-        async with cluster.joined(ray_init(plan), gpus=total_gpus(plan)):
+        async with cluster.connection(ray_init(plan), gpus=total_gpus(plan)):
             env = runtime_env(plan)
             env["env_vars"]["PYTHONPATH"] = str(HERE)
             job = ray.remote(OwnLoop).options(num_cpus=1, runtime_env=env).remote()
@@ -147,13 +149,13 @@ class OwnLoop:
 
         from agl.trainer.verl.trainer_hooks import POLL_SECONDS, scalars
 
-        found: list[dict[str, float]] = []
+        steps: list[dict[str, float]] = []
         base: Any = get_trainer_cls("sync")
 
         class Trainer(base):
             def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
                 super()._compute_metrics(batch, metrics, *args, **kwargs)
-                found.append(scalars(metrics))
+                steps.append(scalars(metrics))
 
         OmegaConf.resolve(config)
         tq.init(config.transfer_queue)
@@ -167,7 +169,7 @@ class OwnLoop:
             )
         )  # fmt: skip
         tq.close()
-        return found
+        return steps
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What a step moves, written beside its checkpoint: a callback that verl calls in its trainer's process."""
+"""Writes the bytes that a step moves next to its checkpoint: a callback that verl calls in its trainer's process."""
 
 from __future__ import annotations
 

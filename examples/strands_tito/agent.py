@@ -1,4 +1,4 @@
-"""The agent: Strands with a calculator, as one rollout. What runs it gives the task and the LLM."""
+"""The agent: Strands with a calculator, as one rollout. The runner passes the task and the LLM."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ async def my_rollout(task: Any, llm: agl.LLM) -> float:
     agent = Agent(
         model=model, tools=[calculator], system_prompt="Use the calculator.", name="solver", callback_handler=None
     )
-    said = str(await agent.invoke_async(task.question))
-    return float(task.answer in re.findall(r"-?\d+", said))
+    answer = str(await agent.invoke_async(task.question))
+    return float(task.answer in re.findall(r"-?\d+", answer))

@@ -1,4 +1,4 @@
-"""The algorithm: enqueues questions, waits for whoever runs them, and reads accuracy and tokens out of their spans."""
+"""The algorithm: enqueues questions, waits for the runners, and reads accuracy and tokens from the spans."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def questions(n: int, seed: int) -> list[dict[str, str]]:
 
 
 def tokens_of(spans: Any) -> list[tuple[list[int], list[int]]]:
-    """(prompt ids, sampled ids) of each call of the model, in order; both empty where the ids are not known."""
+    """(prompt ids, sampled ids) of each call of the model, in order; both empty where the ids are unknown."""
     calls = [s for s in spans if s.attributes.get("gen_ai.operation.name") == "chat"]
     return [(s.attributes.get("prompt_token_ids", []), s.attributes.get("response_token_ids", [])) for s in calls]
 
 
 def is_tito(calls: list[tuple[list[int], list[int]]]) -> bool:
-    """Token in, token out: every call's ids are known, and each prompt goes on from the tokens that were sampled
-    before, not from a text that was tokenised again."""
+    """Token in, token out: every call's ids are known, and each prompt continues the tokens sampled before it, not a
+    text that was tokenised again."""
     known = bool(calls) and all(prompt and sampled for prompt, sampled in calls)
     turns = itertools.pairwise(calls)
-    return known and all(later[: len(prompt) + len(said)] == prompt + said for (prompt, said), (later, _) in turns)
+    return known and all(later[: len(prompt + ids)] == prompt + ids for (prompt, ids), (later, _) in turns)
 
 
 @agl.algorithm
@@ -74,13 +74,13 @@ async def main() -> None:
     parser.add_argument("--model", default="policy", help="its model's name")
     parser.add_argument("--tasks", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    store = agl.LightningStoreClient(given.store)
+    options = parser.parse_args()
+    store = agl.LightningStoreClient(options.store)
     try:
-        if given.llm:
-            await store.add_resources({"llm": agl.LLM(given.llm, given.model)})
+        if options.llm:
+            await store.add_resources({"llm": agl.LLM(options.llm, options.model)})
         my_algorithm.set_store(store)
-        await my_algorithm.run(train_dataset=questions(given.tasks, given.seed))
+        await my_algorithm.run(train_dataset=questions(options.tasks, options.seed))
     finally:
         await store.close()
 

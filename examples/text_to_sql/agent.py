@@ -1,7 +1,7 @@
-"""Four agents that answer a question from a SQLite database, as a LangGraph program: nothing here knows of agl.
+"""Four agents that answer a question from a SQLite database, as a LangGraph program: nothing here imports agl.
 
-The writer asks for one query, the checker says OK or what is wrong, the rewriter asks for another one, at most `ROUNDS`
-times, and the answerer says what came of it. python agent.py DATABASE.sqlite "question"
+The writer requests one query, the checker says OK or what is wrong, the rewriter requests another one, at most `ROUNDS`
+times, and the answerer states the result. python agent.py DATABASE.sqlite "question"
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ PROMPTS = {
 class State(TypedDict, total=False):
     """What the agents share.
 
-    `id`, `question`, `schema` and `database` (a path) are given. `messages` holds the tool calls and their results;
-    `query` is the last one that was asked for ("" if the last turn asked for none), `verdict` the checker's, `rewrites`
-    how many there were, `answer` the final one.
+    `id`, `question`, `schema` and `database` (a path) are the input. `messages` holds the tool calls and their results;
+    `query` is the last one that was requested ("" if the last turn requested none), `verdict` the checker's reply,
+    `rewrites` the number of rewrites, `answer` the final answer.
     """
 
     id: str
@@ -66,11 +66,11 @@ Node = Callable[[State], Awaitable[dict[str, Any]]]
 @tool(response_format="content_and_artifact")
 def run_sql(query: str, database: Annotated[str, InjectedState("database")]) -> tuple[str, list[tuple[Any, ...]]]:
     """Run one SELECT query on the database and read its rows."""
-    ends = time.thread_time() + SECONDS
+    deadline = time.thread_time() + SECONDS
     with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1 << 20)
         connection.set_authorizer(_reading_only)
-        connection.set_progress_handler(lambda: int(time.thread_time() > ends), 1000)
+        connection.set_progress_handler(lambda: int(time.thread_time() > deadline), 1000)
         try:
             cursor = connection.execute(query)
             rows = cursor.fetchmany(MAX_ROWS + 1)
@@ -87,8 +87,8 @@ def _reading_only(action: int, *_: object) -> int:
     return sqlite3.SQLITE_OK if action in reading else sqlite3.SQLITE_DENY
 
 
-def _told(error: ToolException) -> str:
-    """What the model is told of a query that failed, or of a call that was not one."""
+def _error_text(error: ToolException) -> str:
+    """The tool's answer to the model when a query failed, or a call was invalid."""
     return f"error: {error}"[:MAX_TEXT]
 
 
@@ -96,27 +96,27 @@ def _told(error: ToolException) -> str:
 
 
 def nodes(models: Mapping[str, BaseChatModel]) -> dict[str, Node]:
-    """Name -> what the agent does in its turn, with a model for each."""
-    asking = {name: models[name].bind_tools([run_sql]) for name in ("writer", "rewriter")}
+    """Name -> the agent's turn, with a model for each."""
+    with_tools = {name: models[name].bind_tools([run_sql]) for name in ("writer", "rewriter")}
 
     async def ask(name: str, state: State, *facts: str) -> AIMessage:
-        model = asking.get(name, models[name])
-        told = [SystemMessage(PROMPTS[name]), HumanMessage("\n\n".join((*facts, f"Question: {state['question']}")))]
-        return await model.ainvoke(told)
+        model = with_tools.get(name, models[name])
+        messages = [SystemMessage(PROMPTS[name]), HumanMessage("\n\n".join((*facts, f"Question: {state['question']}")))]
+        return await model.ainvoke(messages)
 
     async def writer(state: State) -> dict[str, Any]:
         return _turn(await ask("writer", state, state["schema"]))
 
     async def checker(state: State) -> dict[str, Any]:
-        reply = await ask("checker", state, state["schema"], *tried(state))
+        reply = await ask("checker", state, state["schema"], *last_query(state))
         return {"verdict": reply.text.strip()}
 
     async def rewriter(state: State) -> dict[str, Any]:
-        reply = await ask("rewriter", state, state["schema"], *tried(state), f"What is wrong: {state['verdict']}")
+        reply = await ask("rewriter", state, state["schema"], *last_query(state), f"What is wrong: {state['verdict']}")
         return {**_turn(reply), "rewrites": state.get("rewrites", 0) + 1}
 
     async def answerer(state: State) -> dict[str, Any]:
-        reply = await ask("answerer", state, *tried(state))
+        reply = await ask("answerer", state, *last_query(state))
         return {"answer": reply.text.strip()}
 
     return {"writer": writer, "checker": checker, "rewriter": rewriter, "answerer": answerer}
@@ -128,13 +128,13 @@ def approved(verdict: str) -> bool:
 
 
 def rows(state: State) -> list[tuple[Any, ...]] | None:
-    """What the last query gave; None if it failed or there was none."""
+    """The rows of the last query; None if it failed or there was none."""
     result = _result(state)
     return None if result is None or result.status == "error" else result.artifact
 
 
-def tried(state: State) -> tuple[str, str]:
-    """The last query and its result, as the agents are told."""
+def last_query(state: State) -> tuple[str, str]:
+    """The last query and its result, as text for the agents."""
     result = _result(state)
     if result is None:
         return "Query: none", "Result: no query was run"
@@ -142,7 +142,7 @@ def tried(state: State) -> tuple[str, str]:
 
 
 def _turn(reply: AIMessage) -> dict[str, Any]:
-    """One query a turn: what else a reply asks for is not run."""
+    """The state's update: one query a turn; further tool calls of a reply are not run."""
     calls = [c for c in reply.tool_calls if c["name"] == run_sql.name][:1]
     message = AIMessage(reply.text, tool_calls=calls)
     return {"messages": [message], "query": str(calls[0]["args"].get("query", "")) if calls else ""}
@@ -160,15 +160,15 @@ def program(agents: Mapping[str, Node], *, rounds: int = ROUNDS) -> CompiledStat
     """The graph of the agents' turns.
 
     Args:
-        agents: of `nodes`.
+        agents: the result of `nodes`.
         rounds: how often the rewriter may try.
     """
 
-    def asked(state: State) -> str:
+    def after_query(state: State) -> str:
         last = state["messages"][-1]
         return "database" if isinstance(last, AIMessage) and last.tool_calls else "checker"
 
-    def checked(state: State) -> str:
+    def after_check(state: State) -> str:
         if approved(state["verdict"]) or state.get("rewrites", 0) >= rounds:
             return "answerer"
         return "rewriter"
@@ -176,12 +176,12 @@ def program(agents: Mapping[str, Node], *, rounds: int = ROUNDS) -> CompiledStat
     graph = StateGraph(State)
     for name in AGENTS:
         graph.add_node(name, agents[name])
-    graph.add_node("database", ToolNode([run_sql], handle_tool_errors=_told))
+    graph.add_node("database", ToolNode([run_sql], handle_tool_errors=_error_text))
     graph.add_edge(START, "writer")
-    graph.add_conditional_edges("writer", asked, ["database", "checker"])
-    graph.add_conditional_edges("rewriter", asked, ["database", "checker"])
+    graph.add_conditional_edges("writer", after_query, ["database", "checker"])
+    graph.add_conditional_edges("rewriter", after_query, ["database", "checker"])
     graph.add_edge("database", "checker")
-    graph.add_conditional_edges("checker", checked, ["rewriter", "answerer"])
+    graph.add_conditional_edges("checker", after_check, ["rewriter", "answerer"])
     graph.add_edge("answerer", END)
     return graph.compile(name="text_to_sql")
 
@@ -200,5 +200,5 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     with contextlib.closing(sqlite3.connect(f"file:{sys.argv[1]}?mode=ro", uri=True)) as opened:
         tables = opened.execute("SELECT sql FROM sqlite_master WHERE type = 'table'").fetchall()
-    given = State(question=sys.argv[2], schema="\n".join(t for (t,) in tables), database=sys.argv[1])
-    print(asyncio.run(program(nodes(chat_models())).ainvoke(given))["answer"])
+    start = State(question=sys.argv[2], schema="\n".join(t for (t,) in tables), database=sys.argv[1])
+    print(asyncio.run(program(nodes(chat_models())).ainvoke(start))["answer"])

@@ -1,8 +1,8 @@
 """Questions and SQLite databases from a folder of defog's sql-eval: python databases.py SQL_EVAL_FOLDER OUT_FOLDER
 
 The folder holds `questions_gen_sqlite.csv` (columns `db_name`, `question`, `query`; alternatives of the query separated
-by semicolons) and a PostgreSQL dump `<db_name>.sql` per database. As the dumps have it, many rows are dated relative to
-the day on which a database is made.
+by semicolons) and a PostgreSQL dump `<db_name>.sql` per database. The dumps date many rows relative to the day on which
+a database is made.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DAYS = {"week": 7, "day": 1}
 
 
 def make_databases(sql_eval: Path, out: Path) -> dict[str, Path]:
-    """One SQLite file per dump; name -> path. A file that is there already is made anew."""
+    """Make one SQLite file per dump; returns name -> path. An existing file is replaced."""
     dumps = sorted(sql_eval.glob("*.sql"))
     if not dumps or not (sql_eval / QUESTIONS).is_file():
         sys.exit(f"{sql_eval} does not hold {QUESTIONS} and .sql files; see the README for where to get them")
@@ -33,7 +33,7 @@ def make_databases(sql_eval: Path, out: Path) -> dict[str, Path]:
 
 
 def make_database(dump: Path, path: Path) -> Path:
-    """A PostgreSQL dump of tables and rows as a SQLite file."""
+    """Make a SQLite file of a PostgreSQL dump of tables and rows."""
     path.unlink(missing_ok=True)
     dates: dict[str, set[str]] = {}
     with contextlib.closing(sqlite3.connect(path)) as connection:
@@ -53,14 +53,14 @@ def make_database(dump: Path, path: Path) -> Path:
 def tasks(sql_eval: Path, databases: Path) -> list[dict[str, Any]]:
     """The questions: `id`, `db`, `question`, `schema` (CREATE TABLE statements), `queries` (each a right answer)."""
     schemas: dict[str, str] = {}
-    found = []
+    questions = []
     with (sql_eval / QUESTIONS).open(newline="") as file:
         for row in csv.DictReader(file):
             db = row["db_name"]
             if db not in schemas:
                 schemas[db] = schema(databases / f"{db}.sqlite")
             question = " ".join(filter(None, (row["question"].strip(), (row.get("instructions") or "").strip())))
-            found.append(
+            questions.append(
                 {
                     "id": hashlib.blake2b(f"{db}/{question}".encode(), digest_size=6).hexdigest(),
                     "db": db,
@@ -69,28 +69,28 @@ def tasks(sql_eval: Path, databases: Path) -> list[dict[str, Any]]:
                     "queries": [q.strip() for q in row["query"].split(";") if q.strip()],
                 }
             )
-    return found
+    return questions
 
 
 def schema(database: Path) -> str:
     """The CREATE TABLE statements of a database."""
     with contextlib.closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-        made = connection.execute("SELECT sql FROM sqlite_master WHERE type = 'table' ORDER BY rowid").fetchall()
-    return "\n".join(sql for (sql,) in made)
+        statements = connection.execute("SELECT sql FROM sqlite_master WHERE type = 'table' ORDER BY rowid").fetchall()
+    return "\n".join(sql for (sql,) in statements)
 
 
-# -- PostgreSQL's dialect, where sqlglot leaves it as it is -----------------------------------------------------------
+# -- PostgreSQL's dialect, where sqlglot does not translate it --------------------------------------------------------
 
 
 def _for_sqlite(statement: exp.Expression) -> exp.Expression:
-    # Inner expressions first: what is put in place of an outer one holds them.
+    # Inner expressions first: the replacement of an outer one contains them.
     for node in reversed(list(statement.bfs())):
-        if (new := _translated(node)) is not node:
+        if (new := _translate(node)) is not node:
             node.replace(new)
     return statement
 
 
-def _translated(node: exp.Expression) -> exp.Expression:
+def _translate(node: exp.Expression) -> exp.Expression:
     if isinstance(node, exp.Table):
         node.set("db", None)
     elif isinstance(node, exp.Cast) and node.find_ancestor(exp.DefaultColumnConstraint):
@@ -115,7 +115,7 @@ def _call(name: str, *arguments: exp.Expression) -> exp.Expression:
 
 
 def _amount(interval: exp.Interval) -> str:
-    """As one of SQLite's date modifiers: '5 months' of `INTERVAL '5 months'`."""
+    """An interval as one of SQLite's date modifiers: '5 months' of `INTERVAL '5 months'`."""
     count, unit = int(interval.this.name), interval.text("unit").lower().rstrip("s")
     if unit in _DAYS:
         return f"{count * _DAYS[unit]} days"
@@ -123,7 +123,7 @@ def _amount(interval: exp.Interval) -> str:
 
 
 def _to_char(moment: str, format: str) -> str:
-    """Names of months, and MySQL's marks, which one of the dumps has."""
+    """A date as text. The format has names of months, and MySQL's marks, which one of the dumps uses."""
     for theirs, ours in (("Month", "%B"), ("%%u", "%d"), ("%i", "%M"), ("%s", "%S")):
         format = format.replace(theirs, ours)
     return datetime.fromisoformat(moment).strftime(format)
@@ -136,7 +136,7 @@ def _date_columns(create: exp.Create) -> set[str]:
 
 
 def _cut_to_dates(insert: exp.Insert, dates: set[str]) -> None:
-    """A date column takes the date of a moment, which PostgreSQL sees to by the column's type."""
+    """Keep only the date in date columns, as PostgreSQL does because of the column's type."""
     places = [i for i, column in enumerate(insert.this.expressions) if column.name in dates]
     for row in insert.expression.expressions if places else ():
         for i in places:
@@ -147,5 +147,5 @@ def _cut_to_dates(insert: exp.Insert, dates: set[str]) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    made = make_databases(Path(sys.argv[1]), Path(sys.argv[2]))
-    print(f"{len(made)} databases, {len(tasks(Path(sys.argv[1]), Path(sys.argv[2])))} questions -> {sys.argv[2]}")
+    paths = make_databases(Path(sys.argv[1]), Path(sys.argv[2]))
+    print(f"{len(paths)} databases, {len(tasks(Path(sys.argv[1]), Path(sys.argv[2])))} questions -> {sys.argv[2]}")

@@ -1,4 +1,4 @@
-"""What each call of the text-to-SQL program earns, and how that is credited."""
+"""The rewards of each call of the text-to-SQL program, and the credit rule."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHARED = 0.5
 STATED_ROWS = 3
 
 credit = agl.credit.PerCall(shared=SHARED)
-"""A call's return: what it earned itself, and half of whether the program got the rows right."""
+"""A call's return: its own rewards, and half of `final_match`."""
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
@@ -42,8 +42,8 @@ def query_fails() -> float:
 @rules.on_call(agent=["writer", "rewriter"])
 def no_query(transition: agl.Transition) -> float | None:
     """Less than a failed query: silence must not be the safer choice."""
-    asked = {call["function"]["name"] for call in transition.call.response.get("tool_calls") or ()}
-    return None if "run_sql" in asked else NO_QUERY
+    tools = {call["function"]["name"] for call in transition.call.response.get("tool_calls") or ()}
+    return None if "run_sql" in tools else NO_QUERY
 
 
 # -- by the references: was it right? ---------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ class Earnings:
     """Grades turns and outcomes of the program.
 
     Args:
-        tasks: as `databases.tasks` makes them.
+        tasks: the result of `databases.tasks`.
         databases: the folder of the SQLite files.
     """
 
@@ -65,33 +65,33 @@ class Earnings:
         """The reward of the whole rollout: whether the last query gives the rows of a reference."""
         return {"final_match": await self._matches(task, output["query"])}
 
-    async def turn(self, agent: str, before: State, made: Mapping[str, Any]) -> dict[str, float]:
-        """What an agent's turn earns.
+    async def turn(self, agent: str, before: State, update: Mapping[str, Any]) -> dict[str, float]:
+        """The rewards of an agent's turn.
 
         Args:
-            agent: whose. before: the state that it saw. made: what it added to it.
+            agent: its name. before: the state that it saw. update: what it changed in the state.
         """
         task = self._tasks[before["id"]]
         if agent == "checker":
             right = await self._matches(task, before["query"]) == 1.0
-            return {"verdict_is_right": float(approved(made["verdict"]) == right)}
+            return {"verdict_is_right": float(approved(update["verdict"]) == right)}
         if agent == "answerer":
-            return {"answer_states_result": stated(made["answer"], rows(before))}
-        return {"query_matches": await self._matches(task, made["query"])}
+            return {"answer_states_result": stated(update["answer"], rows(before))}
+        return {"query_matches": await self._matches(task, update["query"])}
 
     def graded(self, agents: Mapping[str, Node], trained: Collection[str]) -> dict[str, Node]:
-        """The agents' turns; those of trained agents report what they earn, which goes to the call just made.
+        """The agents' turns; those of trained agents emit their rewards, which go to the call just made.
 
-        Only theirs: what an agent that is not trained earned would count for the whole rollout.
+        Only trained agents: a reward in the turn of any other agent would count for the whole rollout.
         """
         return {name: self._graded(name, node) if name in trained else node for name, node in agents.items()}
 
     def _graded(self, name: str, node: Node) -> Node:
         @functools.wraps(node)
         async def turn(state: State) -> dict[str, Any]:
-            made = await node(state)
-            agl.emit_reward(await self.turn(name, state, made))
-            return made
+            update = await node(state)
+            agl.emit_reward(await self.turn(name, state, update))
+            return update
 
         return turn
 
@@ -103,10 +103,10 @@ def stated(answer: str, result: list[tuple[Any, ...]] | None) -> float:
     """The share of the first rows' values that an answer states; 1 where there is none to state."""
     cells = [cell for row in (result or ())[:STATED_ROWS] for cell in row if cell is not None]
     numbers = [float(n.replace(",", "")) for n in _NUMBER.findall(answer)]
-    said = [
+    is_stated = [
         any(math.isclose(cell, n, rel_tol=5e-3, abs_tol=1e-9) for n in numbers)
         if isinstance(cell, int | float)
         else str(cell).lower() in answer.lower()
         for cell in cells
     ]
-    return sum(said) / len(said) if said else 1.0
+    return sum(is_stated) / len(is_stated) if is_stated else 1.0

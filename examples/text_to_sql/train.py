@@ -26,10 +26,12 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--data", type=Path, required=True, help="a folder of sql-eval: questions_gen_sqlite.csv and PostgreSQL dumps")
     add("--out", type=Path, default=Path("text-to-sql-run"), help="the run's directory; databases are made in it")
-    who = parser.add_mutually_exclusive_group()
-    who.add_argument("--select", default="writer,rewriter", help="agents to train, as one policy; others keep theirs")
-    who.add_argument("--joint", action="store_true", help="train all four, each a policy of its own")
-    who.add_argument("--shared", action="store_true", help="train all four as one policy")
+    selected = parser.add_mutually_exclusive_group()
+    selected.add_argument(
+        "--select", default="writer,rewriter", help="agents to train, as one policy; others stay at the endpoint"
+    )
+    selected.add_argument("--joint", action="store_true", help="train all four, each as a separate policy")
+    selected.add_argument("--shared", action="store_true", help="train all four as one policy")
     add("--model", help="the model to train: a Hugging Face directory or hub id")
     add("--dev", action="store_true", help="a dry run, no update: of --model, or without it of the endpoint alone")
     add("--endpoint", help="OpenAI-compatible base URL of the agents that are not trained; OpenAI's if left out")
@@ -46,35 +48,35 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--val", type=int, default=32, help="questions held out for validation; 0 for none")
     add("--workers", type=int, default=8)
     add("--seed", type=int, default=0)
-    add("--resume", action="store_true", help="go on from the last completed step in --out")
+    add("--resume", action="store_true", help="resume after the last completed step in --out")
     add("--json", type=Path, help="write the facts of the run to this file")
-    given = parser.parse_args(argv)
-    if not given.model and not given.dev:
+    options = parser.parse_args(argv)
+    if not options.model and not options.dev:
         parser.error("--model is needed to train; --dev --endpoint URL is a dry run without one")
-    if unknown := set(given.select.split(",")) - set(AGENTS):
+    if unknown := set(options.select.split(",")) - set(AGENTS):
         parser.error(f"--select: no agent is called {', '.join(sorted(unknown))}; they are {', '.join(AGENTS)}")
-    return given
+    return options
 
 
-def selection(given: argparse.Namespace) -> list[str] | dict[str, str]:
-    """What `agl.Trainer(agents=)` is given."""
-    if given.joint:
+def selection(options: argparse.Namespace) -> list[str] | dict[str, str]:
+    """The value of `agl.Trainer(agents=)`."""
+    if options.joint:
         return {name: name for name in AGENTS}
-    return list(AGENTS) if given.shared or not given.model else given.select.split(",")
+    return list(AGENTS) if options.shared or not options.model else options.select.split(",")
 
 
-def wrapped(given: argparse.Namespace, questions: Sequence[dict[str, Any]], folder: Path) -> agl.Agent:
+def build_agent(options: argparse.Namespace, questions: Sequence[dict[str, Any]], folder: Path) -> agl.Agent:
     """The program with its rewards.
 
     Args:
-        questions: as `databases.tasks` makes them. folder: of the SQLite files.
+        questions: the result of `databases.tasks`. folder: of the SQLite files.
     """
     # Never another provider's key: the endpoint may be anybody's.
-    key = os.environ.get(given.api_key_env) or f"{given.api_key_env} is not set"
-    models = chat_models(given.provider_model, given.endpoint, key, given.max_tokens)
+    key = os.environ.get(options.api_key_env) or f"{options.api_key_env} is not set"
+    models = chat_models(options.provider_model, options.endpoint, key, options.max_tokens)
     earnings = Earnings(questions, folder)
     return agl.wrap(
-        program(earnings.graded(nodes(models), selection(given)), rounds=given.rounds),
+        program(earnings.graded(nodes(models), selection(options)), rounds=options.rounds),
         reward=earnings.final_match,
         input=lambda task: {
             "id": task["id"],
@@ -86,45 +88,52 @@ def wrapped(given: argparse.Namespace, questions: Sequence[dict[str, Any]], fold
     )
 
 
-def trainer(given: argparse.Namespace, algorithm: Any) -> agl.Trainer:
-    """Who is trained by it, and how rewards are credited."""
+def trainer(options: argparse.Namespace, algorithm: Any) -> agl.Trainer:
+    """The trainer: which agents are trained, and how rewards are credited."""
     return agl.Trainer(
-        algorithm, agents=selection(given), credit=credit, air=rules, n_workers=given.workers, directory=given.out,
-        seed=given.seed,
-    )  # fmt: skip
+        algorithm,
+        agents=selection(options),
+        credit=credit,
+        air=rules,
+        n_workers=options.workers,
+        directory=options.out,
+        seed=options.seed,
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    given = arguments(argv)
-    folder = given.out / "databases"
-    if not given.resume:
-        databases.make_databases(given.data, folder)
-    questions = databases.tasks(given.data, folder)[: given.limit]
-    held_out = questions[:: max(len(questions) // given.val, 2)][: given.val] if given.val and not given.dev else []
+    options = arguments(argv)
+    folder = options.out / "databases"
+    if not options.resume:
+        databases.make_databases(options.data, folder)
+    questions = databases.tasks(options.data, folder)[: options.limit]
+    held_out = (
+        questions[:: max(len(questions) // options.val, 2)][: options.val] if options.val and not options.dev else []
+    )
     train = [q for q in questions if q not in held_out]
-    agent = wrapped(given, questions, folder)
-    if not given.model:
-        result = trainer(given, agl.Baseline()).dev(agent, train)
+    agent = build_agent(options, questions, folder)
+    if not options.model:
+        result = trainer(options, agl.Baseline()).dev(agent, train)
     else:
         algorithm = agl.GRPO(
-            model=given.model,
-            steps=given.steps,
-            batch_size=given.batch_size,
-            group_size=given.group_size,
-            learning_rate=given.learning_rate,
-            max_response_tokens=given.max_tokens,
-            lora=agl.LoraSpec(rank=given.lora, alpha=2.0 * given.lora) if given.lora else None,
+            model=options.model,
+            steps=options.steps,
+            batch_size=options.batch_size,
+            group_size=options.group_size,
+            learning_rate=options.learning_rate,
+            max_response_tokens=options.max_tokens,
+            lora=agl.LoraSpec(rank=options.lora, alpha=2.0 * options.lora) if options.lora else None,
         )
-        made = trainer(given, algorithm)
-        result = made.dev(agent, train) if given.dev else made.fit(agent, train, held_out, resume=given.resume)
+        run = trainer(options, algorithm)
+        result = run.dev(agent, train) if options.dev else run.fit(agent, train, held_out, resume=options.resume)
     facts = {
         "store": result.store,
         "policies": {name: str(path) for name, path in result.policies.items()},
         "history": result.history,
         "rewards": asyncio.run(mean_rewards(result)),
     }
-    if given.json:
-        given.json.write_text(json.dumps(facts, indent=1) + "\n")
+    if options.json:
+        options.json.write_text(json.dumps(facts, indent=1) + "\n")
     for means in facts["rewards"]:
         values = ", ".join(f"{name} {value:.3f}" for name, value in means.items() if isinstance(value, float))
         print(f"{means['mode']} {means['step']}: {values}")
@@ -132,9 +141,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 async def mean_rewards(result: agl.Result) -> list[dict[str, Any]]:
-    """Per step and mode, the mean of every reward by name, over all times that it was earned: `final_match` tells how
-    good the program is, where the history's sum of all rewards also grows with the number of calls."""
-    earned: dict[tuple[int, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    """Per step and mode, the mean of every reward by name, over all times that it was earned: `final_match` shows how
+    good the program is, whereas the history's sum of all rewards also grows with the number of calls."""
+    rewards: dict[tuple[int, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     store = await open_store(result.store)
     try:
         for rollout in await store.query_rollouts(run_id=result.run_id, status=["succeeded"]):
@@ -143,12 +152,12 @@ async def mean_rewards(result: agl.Result) -> list[dict[str, Any]]:
                 if span.operation == semconv.REWARD:
                     name, value = span.attributes[semconv.REWARD_NAME], span.attributes[semconv.REWARD_VALUE]
                     step = (rollout.step or 0) + (rollout.mode == "train")
-                    earned[step, rollout.mode][str(name)].append(float(value))
+                    rewards[step, rollout.mode][str(name)].append(float(value))
     finally:
         await store.close()
     return [
         {"step": step, "mode": mode} | {name: sum(values) / len(values) for name, values in sorted(by_name.items())}
-        for (step, mode), by_name in sorted(earned.items())
+        for (step, mode), by_name in sorted(rewards.items())
     ]
 
 

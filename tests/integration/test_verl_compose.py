@@ -23,11 +23,9 @@ pytest.importorskip("hydra", reason="needs verl 0.9.1: pip install 'agl[dev]'")
 
 from omegaconf import DictConfig, OmegaConf
 
-from agl.trainer.verl.config import checks as refusals
+from agl.trainer.verl.config import checks, derived, renamed
 from agl.trainer.verl.config import compose as composing
-from agl.trainer.verl.config import derived as filled
-from agl.trainer.verl.config import renamed as moved
-from agl.trainer.verl.config.compose import defaults, notes, validate, verls
+from agl.trainer.verl.config.compose import compose, defaults, notes, validate, verl_schema
 
 ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 BRIDGE = {
@@ -61,7 +59,7 @@ AGENT_LIGHTNING: dict[str, Any] = {
 
 def short(**common: Any) -> Plan:
     extra = common.pop("config", {})
-    return read({**expand({"model": "m", "steps": 3, **common}), **moved.renamed(flatten(extra))})
+    return read({**expand({"model": "m", "steps": 3, **common}), **renamed.rename(flatten(extra))})
 
 
 def at(config: DictConfig, key: str) -> Any:
@@ -74,11 +72,11 @@ def at(config: DictConfig, key: str) -> Any:
 
 @pytest.mark.parametrize("config", [CONFIG, AGENT_LIGHTNING, {**AGENT_LIGHTNING, "agentlightning": {"port": 9999}}])
 def test_configs_of_other_programs_are_taken_as_they_are(config: dict[str, Any]) -> None:
-    composed = plan(config).compose(BRIDGE)
-    given = dict(moved.renamed(flatten(config)))
-    without = filled.find_spec("flash_attn") is None
+    composed = compose(plan(config), BRIDGE)
+    given = dict(renamed.rename(flatten(config)))
+    without = derived.find_spec("flash_attn") is None
     for key, value in given.items():
-        if not refusals.matches(key, refusals.UNUSED) and not (without and key == f"{MODEL}.use_remove_padding"):
+        if not checks.matches(key, checks.UNUSED) and not (without and key == f"{MODEL}.use_remove_padding"):
             assert at(composed, key) == BRIDGE.get(key, value), key
     assert at(composed, f"{ROLLOUT}.agent.agent_loop_manager_class") == "somewhere.Manager"
     assert agl.VERL(config, backend="local").plan == plan(config)
@@ -88,14 +86,14 @@ def test_what_has_no_effect_is_named() -> None:
     said = notes(plan({**AGENT_LIGHTNING, "agentlightning": {"port": 9999}}))
     assert {"agentlightning.port", "data.train_files", "data.val_files"} <= set(said)
     assert f"{ROLLOUT}.multi_turn.format" not in said  # it is verl's default
-    if filled.find_spec("flash_attn") is None:
+    if derived.find_spec("flash_attn") is None:
         assert f"{MODEL}.use_remove_padding (taken as False)" in said
 
 
 def test_dotted_keys_and_hydras_plus() -> None:
     dotted = {f"+{k}" if "enable_sleep" in k else k: v for k, v in flatten(AGENT_LIGHTNING).items()}
     dotted[f"++{ROLLOUT}.enable_sleep_mode"] = False
-    composed = plan(dotted).compose()
+    composed = compose(plan(dotted), {})
     assert at(composed, f"{ROLLOUT}.enable_sleep_mode") is False
     with pytest.raises(ConfigError, match="twice"):
         flatten({"data": {"train_batch_size": 3}, "data.train_batch_size": 4})
@@ -110,11 +108,11 @@ def test_a_whole_config_that_hydra_composed() -> None:
     OmegaConf.update(whole, f"{ROLLOUT}.tensor_model_parallel_size", 4)
     OmegaConf.update(whole, "algorithm.adv_estimator", "grpo")
     made = plan(whole)
-    composed = made.compose(BRIDGE)
+    composed = compose(made, BRIDGE)
     assert (made.group_size, made.batch_size, at(composed, f"{ACTOR}.use_dynamic_bsz")) == (4, 1024, True)
     OmegaConf.update(whole, f"{ROLLOUT}.response_length", 99)
     with pytest.raises(ConfigError, match=r"set data.max_response_length"):
-        plan(whole).compose()
+        compose(plan(whole), {})
 
 
 # -- verl's own defaults ---------------------------------------------------------------------------------------------
@@ -124,7 +122,7 @@ SETTLED = {f"{ACTOR}.ppo_mini_batch_size", f"{ROLLOUT}.max_model_len", f"{MODEL}
 
 
 def test_our_defaults_are_verls() -> None:
-    known = verls("dp")
+    known = verl_schema("dp")
     for key, number in NUMBERS.items():
         if key not in SETTLED:
             theirs = known.default(key)
@@ -134,11 +132,15 @@ def test_our_defaults_are_verls() -> None:
 @pytest.mark.parametrize("engine", ["dp", "megatron", "veomni", "torchtitan"])
 def test_every_key_that_we_know_is_verls(engine: str) -> None:
     """So that no table outlives a key of verl's."""
-    known = verls(engine)
+    known = verl_schema(engine)
     leaves = set(flatten(known.defaults))
-    exact = [*NUMBERS, *(one.key for one in filled.FILLED), *(new for names in moved.RENAMED.values() for new in names)]
-    patterns = [*refusals.ONLY, *(k for needs in refusals.CONDITIONS for k in needs.keys)]
-    exact += [p for p in patterns if "*" not in p] + list(filled.MICRO.values())
+    exact = [
+        *NUMBERS,
+        *(one.key for one in derived.DEFAULTS),
+        *(new for names in renamed.RENAMED.values() for new in names),
+    ]
+    patterns = [*checks.SUPPORTED, *(k for condition in checks.CONDITIONS for k in condition.keys)]
+    exact += [p for p in patterns if "*" not in p] + list(derived.MICRO.values())
     for key in dict.fromkeys(exact):
         if engine == "dp" or not key.endswith(".lr_scheduler_type"):
             known.check(key, "${any}")
@@ -152,8 +154,8 @@ def test_every_key_that_we_know_is_verls(engine: str) -> None:
 def test_every_estimator_and_every_loss_of_verl_is_decided_on() -> None:
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, AdvantageEstimator
 
-    assert {e.value for e in AdvantageEstimator} == {*refusals.ESTIMATORS, *refusals.NOT_ESTIMATORS}
-    assert set(POLICY_LOSS_REGISTRY) == set(refusals.LOSSES)
+    assert {e.value for e in AdvantageEstimator} == {*checks.ESTIMATORS, *checks.NOT_ESTIMATORS}
+    assert set(POLICY_LOSS_REGISTRY) == set(checks.LOSSES)
 
 
 def test_hydra_is_left_as_it_was() -> None:
@@ -175,8 +177,8 @@ def test_reading_a_config_does_not_import_verl() -> None:
     """Importing it takes seconds and settles the device."""
     code = (
         "import sys\nfrom agl.trainer.verl.config.shorthand import expand\n"
-        "from agl.trainer.verl.config.plan import read\n"
-        "plan = read(expand({'model': 'm', 'steps': 2})); plan.compose({'agl.x': 1})\n"
+        "from agl.trainer.verl.config.compose import compose\nfrom agl.trainer.verl.config.plan import read\n"
+        "plan = read(expand({'model': 'm', 'steps': 2})); compose(plan, {'agl.x': 1})\n"
         "assert not {'verl', 'ray', 'torch'} & set(sys.modules), set(sys.modules) & {'verl', 'ray', 'torch'}"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
@@ -211,7 +213,7 @@ def test_reading_a_config_does_not_import_verl() -> None:
 )
 def test_unknown_keys_and_wrong_types(key: str, value: Any, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        plan(changed(key, value)).compose()
+        compose(plan(changed(key, value)), {})
     assert said in str(refused.value)
 
 
@@ -236,7 +238,7 @@ def test_unknown_keys_and_wrong_types(key: str, value: Any, said: str) -> None:
         ("critic.optim.lr", 1e-5 * 2, "gae"),
         ("critic.enable", True, "gae"),
         ("trainer.critic_warmup", 3, "gae"),
-        ("data.custom_cls.path", "x.py", "given to fit"),
+        ("data.custom_cls.path", "x.py", "passed to fit"),
         ("data.filter_overlong_prompts", True, "no prompt yet"),
         ("data.train_max_samples", 10, "give fewer"),
         ("data.truncation", "left", "never cut"),
@@ -293,25 +295,25 @@ def test_unknown_keys_and_wrong_types(key: str, value: Any, said: str) -> None:
 )
 def test_what_would_be_ignored_is_refused(key: str, value: Any, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        plan(changed(key, value)).compose()
+        compose(plan(changed(key, value)), {})
     assert said in str(refused.value)
 
 
 def test_a_switch_that_is_off_may_keep_its_numbers() -> None:
     off = {"algorithm.use_kl_in_reward": False, "algorithm.kl_ctrl.kl_coef": 0.5, f"{ACTOR}.use_kl_loss": False,
            f"{ACTOR}.kl_loss_coef": 0.5, "critic.enable": False, "critic.optim.lr": 0.5}  # fmt: skip
-    assert at(short(config=off).compose(), "critic.optim.lr") == 0.5
+    assert at(compose(short(config=off), {}), "critic.optim.lr") == 0.5
     with pytest.raises(ConfigError, match=r"ignore .*kl_loss_coef"):
-        short(config={f"{ACTOR}.kl_loss_coef": 0.5}).compose()
+        compose(short(config={f"{ACTOR}.kl_loss_coef": 0.5}), {})
 
 
 def test_what_the_bridge_sets_is_not_overruled_in_silence() -> None:
     given = short(config={"transfer_queue.backend.storage_backend": "MooncakeStore", "trainer.logger": ["wandb"]})
     with pytest.raises(ConfigError, match="has to be 'SimpleStorage'"):
-        given.compose({"transfer_queue.backend.storage_backend": "SimpleStorage"})
+        compose(given, {"transfer_queue.backend.storage_backend": "SimpleStorage"})
     with pytest.raises(ConfigError, match=r"did you mean 'trainer.save_freq'"):
-        given.compose({"trainer": {"save_frequency": 1}})
-    assert at(given.compose(BRIDGE), "trainer.logger") == ["wandb"]
+        compose(given, {"trainer": {"save_frequency": 1}})
+    assert at(compose(given, BRIDGE), "trainer.logger") == ["wandb"]
 
 
 # -- what is filled in -----------------------------------------------------------------------------------------------
@@ -320,7 +322,7 @@ def test_what_the_bridge_sets_is_not_overruled_in_silence() -> None:
 def test_the_common_case() -> None:
     made = short(group_size=4, batch_size=8, learning_rate=2e-6, gpus=2, kl_coef=0.01, lora_rank=8, val_temperature=0.5,
                  offload=True, warmup_steps=3, clip_high=0.28, checkpoint_every=5)  # fmt: skip
-    config = made.compose()
+    config = compose(made, {})
     expected = {
         f"{MODEL}.path": "m", f"{ROLLOUT}.n": 4, "data.train_batch_size": 8, f"{ACTOR}.ppo_mini_batch_size": 8,
         f"{ACTOR}.optim.lr": 2e-6, "trainer.n_gpus_per_node": 2, "trainer.total_training_steps": 3,
@@ -357,7 +359,7 @@ def test_a_key_beside_the_arguments_counts() -> None:
 )
 def test_bad_arguments(common: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        short(**common).compose()
+        compose(short(**common), {})
     assert said in str(refused.value)
 
 
@@ -371,7 +373,7 @@ def test_old_names_mean_what_they_meant() -> None:
             "trainer.use_legacy_worker_impl": "disable",
         },
     )  # fmt: skip
-    config = made.compose()
+    config = compose(made, {})
     expected = {
         f"{ACTOR}.optim.clip_grad": 0.5, f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4, f"{ACTOR}.use_dynamic_bsz": False,
         f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": 8, "algorithm.rollout_correction.rollout_is": "token",
@@ -382,45 +384,54 @@ def test_old_names_mean_what_they_meant() -> None:
     assert {key: at(config, key) for key in expected} == expected
     assert made.grad_clip == 0.5
     with pytest.raises(ConfigError, match="cannot be dealt out to 2 GPUs"):
-        short(gpus=2, config={f"{ACTOR}.ppo_micro_batch_size": 3}).compose()
+        compose(short(gpus=2, config={f"{ACTOR}.ppo_micro_batch_size": 3}), {})
 
 
 def test_the_bypass_reaches_the_loss() -> None:
     """verl's V1 trainer reads `rollout_correction` from the loss's own section, and nothing copies it there."""
-    config = short(
-        config={"algorithm.rollout_correction": {"bypass_mode": True, "loss_type": "reinforce", "rollout_is": "token"}}
-    ).compose()
+    config = compose(
+        short(
+            config={
+                "algorithm.rollout_correction": {"bypass_mode": True, "loss_type": "reinforce", "rollout_is": "token"}
+            }
+        ),
+        {},
+    )
     loss = at(config, f"{ACTOR}.policy_loss")
     assert loss["loss_mode"] == "bypass_mode"
     assert (loss["rollout_correction"]["loss_type"], loss["rollout_correction"]["rollout_is"]) == ("reinforce", "token")
     with pytest.raises(ConfigError, match=r"ignores algorithm.rollout_correction.rollout_is"):
-        short(
-            policy_loss="gspo", config={"algorithm.rollout_correction": {"bypass_mode": True, "rollout_is": "token"}}
-        ).compose()
+        compose(
+            short(
+                policy_loss="gspo",
+                config={"algorithm.rollout_correction": {"bypass_mode": True, "rollout_is": "token"}},
+            ),
+            {},
+        )
 
 
 def test_the_constant_of_dr_grpo_does_not_depend_on_micro_batches() -> None:
-    config = short(loss_agg="seq-mean-token-sum-norm", max_response_tokens=77).compose()
+    config = compose(short(loss_agg="seq-mean-token-sum-norm", max_response_tokens=77), {})
     assert at(config, f"{ACTOR}.loss_scale_factor") == 77
 
 
 def test_a_cpu_and_a_critic() -> None:
-    config = short(device="cpu", adv_estimator="gae").compose()
+    config = compose(short(device="cpu", adv_estimator="gae"), {})
     assert at(config, f"{ACTOR}.strategy") == at(config, "critic.strategy") == "fsdp2"
     assert at(config, "critic.model.path") == "m"
     with pytest.raises(ConfigError, match="does not run on a CPU"):
-        short(device="cpu", config={f"{ACTOR}.strategy": "fsdp"}).compose()
+        compose(short(device="cpu", config={f"{ACTOR}.strategy": "fsdp"}), {})
 
 
 def test_separate_gpus() -> None:
     made = short(mode="separate_async", gpus=2, rollout_gpus=4, tensor_parallel=2)
-    config = made.compose()
+    config = compose(made, {})
     assert at(config, "trainer.v1.separate_async.parameter_sync_step") == made.minibatches == 4
     assert made.batch_size == 4 * made.mini_batch_size
     assert (at(config, f"{ROLLOUT}.nnodes"), at(config, f"{ROLLOUT}.n_gpus_per_node")) == (1, 4)
     assert at(config, f"{ROLLOUT}.checkpoint_engine.backend") == "nccl"
     steps = short(mode="separate_async", rollout_gpus=1, config={"trainer.v1.separate_async.parameter_sync_step": 2})
-    assert (steps.mini_batch_size, at(steps.compose(), f"{ACTOR}.ppo_mini_batch_size")) == (8, 8)
+    assert (steps.mini_batch_size, at(compose(steps, {}), f"{ACTOR}.ppo_mini_batch_size")) == (8, 8)
 
 
 # -- verl agrees -----------------------------------------------------------------------------------------------------
@@ -429,7 +440,7 @@ def test_separate_gpus() -> None:
 @pytest.mark.parametrize(
     "made",
     [
-        *({"adv_estimator": name} for name in refusals.ESTIMATORS if name != "gae"),
+        *({"adv_estimator": name} for name in checks.ESTIMATORS if name != "gae"),
         {"policy_loss": "gspo", "loss_agg": "seq-mean-token-mean"},
         {"policy_loss": "dro", "config": {f"{ACTOR}.policy_loss.dro_beta": 0.1}},
         {"kl_coef": 0.1, "lora_rank": 4},
@@ -447,7 +458,7 @@ def test_verl_takes_what_we_compose(made: dict[str, Any]) -> None:
     pytest.importorskip("verl")
     from verl.utils.config import omega_conf_to_dataclass
 
-    config = short(**made).compose(BRIDGE)
+    config = compose(short(**made), BRIDGE)
     if "lora_rank" not in made or importlib.util.find_spec("vllm"):  # verl asks vLLM for the ranks that it has
         validate(config)
     OmegaConf.resolve(config)
@@ -460,7 +471,7 @@ def test_verl_takes_what_we_compose(made: dict[str, Any]) -> None:
 
 def test_verls_own_refusal_is_ours() -> None:
     pytest.importorskip("verl")
-    config = short().compose()
+    config = compose(short(), {})
     config.data.train_batch_size = 2
     config.actor_rollout_ref.actor.use_dynamic_bsz = False
     with pytest.raises(ConfigError, match="verl refuses the config"):
@@ -490,6 +501,6 @@ def test_the_short_form_on_this_machine() -> None:
     assert (grpo.learning_rate, grpo.kl_coef, grpo.val_every, grpo.max_context) == (1e-4, 0.1, 10, 3072)
     with pytest.raises(ConfigError, match="backend='cluster'"):
         agl.VERL(model="m", steps=7, gpus=2, backend="local")
-    with pytest.raises(ConfigError, match="was given nothing"):
+    with pytest.raises(ConfigError, match="neither arguments nor a config"):
         agl.VERL()
     assert composing.OWN == "agl."

@@ -97,7 +97,7 @@ class Run:
         self.algorithm = ScriptedRollouts(script, group_size=group_size)
         trainer = example.train.trainer(given, self.algorithm)
         trainer.progress = False
-        trainer.fit(example.train.wrapped(given, questions, out / "databases"), self.questions)
+        trainer.fit(example.train.build_agent(given, questions, out / "databases"), self.questions)
         self.trajectories: list[Trajectory] = self.algorithm.trajectories
         self.scored: StepAdvantages = compute_advantages(self.trajectories, trainer.credit)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agl.trainer.verl.config.plan import Plan, flatten, read
-from agl.trainer.verl.config.renamed import renamed
+from agl.trainer.verl.config.renamed import rename
 
 CONFIG: dict[str, Any] = {
     "algorithm": {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False},
@@ -36,4 +36,4 @@ def changed(key: str, value: Any) -> dict[str, Any]:
 
 
 def plan(config: dict[str, Any]) -> Plan:
-    return read(renamed(flatten(config)))
+    return read(rename(flatten(config)))

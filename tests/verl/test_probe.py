@@ -1,4 +1,4 @@
-"""The probe's judgement: weights that were not handed over are told from rounding, in every dtype."""
+"""The weight check: weights that were not handed over are told from rounding, in every dtype."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ def noisy(logprobs: np.ndarray, scale: float) -> np.ndarray:
 
 @pytest.mark.parametrize(("dtype", "scale"), [("float32", 1e-5), ("bfloat16", 0.01)])
 def test_servers_with_the_old_weights_are_told(dtype: str, scale: float) -> None:
-    from agl.trainer.verl.weight_check import Probe
+    from agl.trainer.verl.weight_check import WeightCheck
 
-    probe = Probe(None, range(32), dtype)
-    assert probe.check(BEFORE, noisy(BEFORE, scale), 1)["agl/probe/logprob_diff"] < 2 * scale
+    weight_check = WeightCheck(None, range(32), dtype)
+    assert weight_check.compare(BEFORE, noisy(BEFORE, scale), 1)["agl/probe/logprob_diff"] < 2 * scale
     with pytest.raises(StalePolicyError, match="after the update of step 2") as raised:
-        probe.check(AFTER, noisy(BEFORE, scale), 2)
+        weight_check.compare(AFTER, noisy(BEFORE, scale), 2)
     assert raised.value.hint
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [("float32", 1e-5), ("bfloat16", 0.05)])
 def test_rounding_is_not_taken_for_old_weights(dtype: str, scale: float) -> None:
     """Not either where the update moved them by much less than rounding does."""
-    from agl.trainer.verl.weight_check import Probe
+    from agl.trainer.verl.weight_check import WeightCheck
 
-    probe = Probe(None, range(32), dtype)
+    weight_check = WeightCheck(None, range(32), dtype)
     for step in range(1, 200):
         trained = BEFORE + np.float32(step * 1e-6)
-        probe.check(trained, noisy(trained, scale), step)
+        weight_check.compare(trained, noisy(trained, scale), step)
 
 
 @pytest.mark.parametrize(("dtype", "off"), [("float32", 0.01), ("bfloat16", 1.0), ("bfloat16", np.nan)])
 def test_servers_with_other_weights_altogether_are_told_at_once(dtype: str, off: float) -> None:
-    from agl.trainer.verl.weight_check import Probe
+    from agl.trainer.verl.weight_check import WeightCheck
 
     with pytest.raises(StalePolicyError, match="differ from the actor's"):
-        Probe(None, range(32), dtype).check(AFTER, AFTER + np.float32(off), 1)
+        WeightCheck(None, range(32), dtype).compare(AFTER, AFTER + np.float32(off), 1)

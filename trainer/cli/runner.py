@@ -1,4 +1,4 @@
-"""`agl runner`: executes an agent's rollouts for a server, and shows how many and what they came to."""
+"""`agl runner`: executes an agent's rollouts for a server, and shows how many ended with which status."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LINE_SECONDS = 5.0
 
 
 def run_runner(agent: Agent, url: str | None, key_file: Path | None, workers: int, *, quiet: bool) -> dict[str, Any]:
-    """Work until Ctrl-C; how many attempts ended, by status.
+    """Work until Ctrl-C. Returns how many attempts ended, by status.
 
     Raises:
         ConfigError: no server is named, or the key's file cannot be read.
-        RolloutError: the server was out of reach for too long, or refuses this runner.
+        RolloutError: the server was unreachable for too long, or refuses this runner.
     """
     from agl.trainer.http.aio import run_in_thread
 

@@ -19,7 +19,7 @@ from agl.trainer.service.settings import Settings
 
 
 def run_serve(
-    given: Mapping[str, Any],
+    options: Mapping[str, Any],
     assignments: list[str],
     *,
     config: Path | None,
@@ -32,9 +32,10 @@ def run_serve(
     """Serve until Ctrl-C.
 
     Args:
-        given: options of the command line; None where one was not given. assignments: `option=value` beside them.
-        config: a YAML file below them. data: task files. key_file: of the operator's and runner's keys.
-        start: begin a run without being asked. write: called with where it listens.
+        options: of the command line; None where one was left out. assignments: further ones, as `option=value`.
+        config: a YAML file, which both take precedence over. data: task files.
+        key_file: holds the operator's key and a runner's.
+        start: begin a run without a client's request. write: called with the address and other facts.
 
     Raises:
         AglError: it cannot serve.
@@ -45,7 +46,7 @@ def run_serve(
     if config is not None:
         settings = settings.under(Settings.of_file(config))
     settings = settings.under(_assigned(assignments))
-    for name, value in given.items():
+    for name, value in options.items():
         settings = settings.under(Settings.of({name: value}, f"--{_OPTIONS.get(name, name)}"))
     console = Console(stderr=True, highlight=False)
 
@@ -57,16 +58,16 @@ def run_serve(
             what = settings.get("algorithm") or "serves the policy without training it"
             console.print(f"agl serve listens on {url} ({model}, {what}); Ctrl-C ends it", markup=False)
             if (current := service.current) is not None:
-                console.print(f"run {current.run_id} goes on after step {current.step}", markup=False)
+                console.print(f"run {current.run_id} resumes after step {current.step}", markup=False)
 
-    # What stops containers: as Ctrl-C, so that the run is saved.
+    # Containers are stopped by it. It acts like Ctrl-C, so that the run is saved.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     keys = Keys.find(key_file)
     try:
         run_in_thread(serve(settings, keys, on_start, data=data, start=start, progress=not quiet))
     except KeyboardInterrupt:
         if not quiet:
-            console.print("stopped; started again with the same --out, it goes on with its run", markup=False)
+            console.print("stopped; start it again with the same --out, and it resumes its run", markup=False)
 
 
 _OPTIONS = {"nworkers": "workers"}

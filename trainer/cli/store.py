@@ -96,21 +96,21 @@ def prune(
 
     before = time.time() - seconds(older_than)
 
-    async def work() -> dict[str, int]:
+    async def delete() -> dict[str, int]:
         opened = await open_store(find_store(store))
         try:
             return dataclasses.asdict(await opened.prune(before, run_ids=run))
         finally:
             await opened.close()
 
-    facts = asyncio.run(work())
+    facts = asyncio.run(delete())
     if json_file is not None:
         json_file.write_text(json.dumps(facts, indent=2) + "\n")
     typer.echo("deleted {attempts} attempts, {calls} calls and {spans} spans of {rollouts} rollouts".format(**facts))
 
 
 def seconds(text: str) -> float:
-    """How long "30d" is. Raises typer.BadParameter for what is no length of time."""
+    """The seconds of a length of time such as "30d". Raises typer.BadParameter for any other text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     if match is None:
         raise typer.BadParameter(f"{text!r} is no length of time; say it like 30d, 12h or 90m")

@@ -24,7 +24,7 @@ def build_agent(base_url: str | None = None) -> Any:
 
     Args:
         base_url: an OpenAI-compatible server; None for the SDK's default. Inside a rollout its calls go to the policy
-            in training, whatever is given here.
+            in training, regardless of this.
     """
     model = ChatOpenAI(model="policy", base_url=base_url, api_key=SecretStr("unused"), max_completion_tokens=48)
     return create_agent(model, [calculator], system_prompt=SYSTEM_PROMPT, name="solver")

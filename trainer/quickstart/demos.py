@@ -1,4 +1,4 @@
-"""Demonstrations of a calculator agent, good and bad, as the text that the policy reads and the text that it writes.
+"""Demonstrations of a calculator agent, good and bad, as text that the policy reads and text that it writes.
 
 A demonstration is rendered exactly as the chat template renders the same conversation.
 """
@@ -24,7 +24,7 @@ SYSTEM_PROMPTS = (
     "Answer with the result and nothing else.",
     "",
 )
-"""What agents may be told; the policy is not to depend on one wording."""
+"""System prompts of agents; the policy should not depend on one wording."""
 
 Quality = Mapping[str, float]
 
@@ -45,7 +45,12 @@ with an expression that the tool refuses, and with an answer that is not the too
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """`prompt` is read (what the template adds since the last turn), `answer` is written, `<|im_end|>` included."""
+    """One turn of a demonstration.
+
+    Attributes:
+        prompt: text that the policy reads: what the template adds since the last turn.
+        answer: text that it writes, including `<|im_end|>`.
+    """
 
     prompt: str
     answer: str
@@ -71,7 +76,7 @@ def opening(question: str, system: str, tools: Sequence[str] = (TOOL_NAME,)) -> 
 
 
 def tool_result(text: str) -> str:
-    """What the template adds when the tool has answered."""
+    """The text that the template adds for a tool's answer."""
     return f"\n<|im_start|>user\n<tool_response>\n{text}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
 
 

@@ -31,10 +31,10 @@ Progress = Callable[[str, int, int, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of the warm start: so many optimiser steps on demonstrations of one kind.
+    """A part of the warm start, on demonstrations of one kind.
 
     Attributes:
-        name: shown with its progress. demonstrate: draws a demonstration. steps: optimiser steps.
+        name: shown with its progress. demonstrate: draws a demonstration. steps: how many optimiser steps.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How the policy is warm-started.
+    """The settings of the warm start.
 
     Attributes:
         capability_steps: optimiser steps on good demonstrations, which teach the format and copying.
@@ -62,7 +62,7 @@ class Recipe:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Those of a calculator agent."""
+        """The stages of a calculator agent."""
         return (
             Stage("capability", lambda rng: demonstrate(rng, CAPABLE), self.capability_steps),
             Stage("mixed quality", lambda rng: demonstrate(rng, MIXED), self.mixed_steps),
@@ -71,7 +71,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class PolicyReport:
-    """What was made.
+    """Facts of a policy that was made.
 
     Attributes:
         directory: a Hugging Face model directory.
@@ -102,13 +102,13 @@ def make_policy(
     """Make the tiny policy and save it as a Hugging Face model directory.
 
     Args:
-        directory: where; made if it does not exist.
-        seed: of the weights and of the demonstrations.
+        directory: where it is saved; made if it does not exist.
+        seed: fixes the weights and the demonstrations.
         threads: torch threads while training; None leaves torch's own setting.
         progress: called after every step.
-        recipe: how it is warm-started; None for the one that the quickstart uses.
-        stages: on which demonstrations; those of the recipe, of a calculator agent, if None.
-        start: a directory that this function made, whose weights to go on from; None starts from scratch.
+        recipe: settings of the warm start; None for those of the quickstart.
+        stages: its parts; None for those of the recipe, of a calculator agent.
+        start: a directory that this function made, to continue from its weights; None starts from scratch.
 
     Raises:
         ConfigError: `directory` exists and is not a folder, or the recipe's rows are too short for a demonstration.
@@ -140,7 +140,7 @@ def _save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, target: P
     with _no_progress_bar():
         model.save_pretrained(target)
     tokenizer.save_pretrained(target)
-    # The one class name that every transformers release, and so every server, takes tokenizer.json as it is.
+    # The one class name with which every transformers release, and so every server, loads tokenizer.json unchanged.
     file = target / "tokenizer_config.json"
     settings = json.loads(file.read_text(encoding="utf-8")) | {"tokenizer_class": "PreTrainedTokenizerFast"}
     file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -192,7 +192,7 @@ def _no_progress_bar() -> Iterator[None]:
 
 @contextmanager
 def _torch_settings(seed: int, threads: int | None) -> Iterator[None]:
-    """Seeded and with so many threads inside; outside, torch is as it was."""
+    """Seed torch and set its threads inside the block; restore both afterwards."""
     before = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -21,7 +21,7 @@ SEED_FILE = "seed.txt"
 
 
 def make(directory: Path, *, seed: int = 0, show: bool = True) -> dict[str, Any]:
-    """Make the tiny policy with a progress bar; returns what was made as JSON values."""
+    """Make the tiny policy with a progress bar; returns its facts as JSON values."""
     from agl.trainer.quickstart.policy import make_policy
 
     console = Console(stderr=True, highlight=False)
@@ -78,8 +78,8 @@ def run(
     console = Console(highlight=False)
     started = time.monotonic()
     start = out / "start-policy"
-    made = start / SEED_FILE
-    if not made.exists() or made.read_text().strip() != str(seed):
+    seed_file = start / SEED_FILE
+    if not seed_file.exists() or seed_file.read_text().strip() != str(seed):
         make(start, seed=seed, show=progress)
     elif progress:
         console.print(f"the policy to start from is {start} (made by: agl make-policy --seed {seed})")
@@ -136,13 +136,13 @@ def run(
     console.print(f"checkpoint  {result.checkpoint}")
     console.print("\nnext: see any rollout the way the trainer saw it:")
     console.print(f"  agl explain --list --store {out}")
-    console.print("and train an agent of your own:")
+    console.print("and train your own agent:")
     console.print("  agl train --help")
     return facts
 
 
 def _clear(out: Path) -> None:
-    """A quickstart that is run again begins again; only the policy that it starts from is kept."""
+    """Delete the results of an earlier quickstart; only the policy that it starts from is kept."""
     for name in ("checkpoints", "policy"):
         shutil.rmtree(out / name, ignore_errors=True)
     for file in (*out.glob("run.db*"), out / "curve.png"):

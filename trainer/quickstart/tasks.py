@@ -54,7 +54,7 @@ def make_task(a: int, op: str, b: int) -> Task:
 
 
 def split_of(a: int, b: int) -> Split:
-    """Which split the operand pair belongs to, whatever the operator: a hash decides, `HELDOUT_SHARE` are held out."""
+    """The split of an operand pair, with any operator: a hash decides, `HELDOUT_SHARE` are held out."""
     return "heldout" if zlib.crc32(f"{a} {b}".encode()) < HELDOUT_SHARE * 2**32 else "train"
 
 
@@ -140,7 +140,7 @@ def _annotations(file: Path) -> Iterable[tuple[int, str, int, int]]:
 
 
 def write_jsonl(path: str | Path, tasks: Iterable[Mapping[str, Any]]) -> None:
-    """One task per line; missing folders are made."""
+    """Write one task per line; missing folders are made."""
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(task, ensure_ascii=False) + "\n" for task in tasks), encoding="utf-8")

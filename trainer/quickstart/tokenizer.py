@@ -17,13 +17,13 @@ MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 """Single tokens that stay in decoded text, as in Qwen's tokenizers."""
 
 _WORDS = r" [-+*/] |[-+*/]|[0-9]| ?[A-Za-z]+|[^A-Za-z0-9*/+-]+"
-"""A digit is always a token of its own, so that numbers are copied digit by digit."""
+"""Each digit is a separate token, so that numbers are copied digit by digit."""
 
 MAX_CONTEXT = 2048
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer trained on demonstrations, with the chat template beside this module."""
+    """A byte-level BPE tokenizer trained on demonstrations, with the chat template next to this module."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""VERL: verl's workers on Ray with vLLM where they are installed, the same training on one machine where not."""
+"""VERL: training by verl's workers on Ray with vLLM where they are installed, else the same on one machine."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, Literal, Unpack, get_args
 from agl.errors import ConfigError, nearest
 from agl.trainer.run.run import Run, require_tasks
 from agl.trainer.runners.protocol import RolloutResult
-from agl.trainer.verl.config import local as embedded
+from agl.trainer.verl.config import local
 from agl.trainer.verl.config.compose import notes
 from agl.trainer.verl.config.plan import Plan, flatten, read
-from agl.trainer.verl.config.renamed import renamed
+from agl.trainer.verl.config.renamed import rename
 from agl.trainer.verl.config.shorthand import Common, expand
 from agl.trainer.verl.overrides import environment
 
 Backend = Literal["auto", "cluster", "local"]
-NEEDED = ("verl", "ray", "vllm", "transfer_queue")
+REQUIRED = ("verl", "ray", "vllm", "transfer_queue")
 """Modules without which there is no cluster."""
 
 
@@ -30,7 +30,7 @@ class VERL:
 
     Args:
         config: the hydra-style dict that verl takes, nested or dotted: `{"data": {...}, "actor_rollout_ref": {...},
-            ...}`. Where it sets what an argument sets too, it counts.
+            ...}`. It takes precedence over the arguments.
         backend: "cluster" or "local"; "auto" is the cluster where verl, Ray, vLLM and TransferQueue are installed.
         **common: `model`, `group_size`, `batch_size`, `learning_rate`, `gpus`, `steps`, ...; see
             `agl.trainer.verl.config.shorthand.Common`.
@@ -48,15 +48,17 @@ class VERL:
     ) -> None:
         if config is not None and not isinstance(config, Mapping):
             raise ConfigError(
-                f"config is a {type(config).__name__}", hint='give the dict that verl takes: {"data": {...}, ...}'
+                f"config is a {type(config).__name__}", hint='pass the dict that verl takes: {"data": {...}, ...}'
             )
         if config is None and not common:
-            raise ConfigError("VERL was given nothing", hint="give model=... and steps=..., or verl's config")
+            raise ConfigError(
+                "VERL has neither arguments nor a config", hint="pass model=... and steps=..., or verl's config"
+            )
         self.backend, self._why = _choose(backend)
-        self.plan = read({**expand(common), **renamed(flatten(config or {}))})
+        self.plan = read({**expand(common), **rename(flatten(config or {}))})
         if self.backend == "local":
-            self._unused = embedded.check(self.plan)
-            embedded.as_grpo(self.plan, 1)  # so that a number out of range is refused here
+            self._unused = local.check(self.plan)
+            local.as_grpo(self.plan, 1)  # so that a number out of range is refused here
         else:
             self._unused = notes(self.plan)
 
@@ -67,16 +69,16 @@ class VERL:
             return
         if self.plan.val_every is None and not self.plan.val_before_train:
             run.val = []
-        await embedded.as_grpo(self.plan, len(run.train)).run(run)
+        await local.as_grpo(self.plan, len(run.train)).run(run)
 
     async def dev(self, run: Run, n_tasks: int) -> list[RolloutResult]:
         self._begin(run)
         if self.backend == "cluster":
             return await self._bridge().dev(run, self.plan, n_tasks)
-        return await embedded.as_grpo(self.plan, len(run.train)).dev(run, n_tasks)
+        return await local.as_grpo(self.plan, len(run.train)).dev(run, n_tasks)
 
     def _bridge(self) -> Any:
-        """What trains on the cluster; TransferQueue reads its environment as it is imported, with that module."""
+        """The module that trains on the cluster. TransferQueue, imported with it, reads the environment at import."""
         environment(self.plan)
         return importlib.import_module("agl.trainer.verl.bridge")
 
@@ -90,14 +92,14 @@ class VERL:
 
 
 def _choose(backend: Backend) -> tuple[Literal["cluster", "local"], str]:
-    """Which of the two, and why."""
+    """The backend, and the reason."""
     if backend not in get_args(Backend):
         raise ConfigError(f"backend={backend!r} is not known", hint=nearest(backend, get_args(Backend)))
-    absent = [name for name in NEEDED if find_spec(name) is None]
+    absent = [name for name in REQUIRED if find_spec(name) is None]
     if backend == "local":
         return "local", "backend='local'"
     if not absent:
-        return "cluster", f"{', '.join(NEEDED)} are installed" if backend == "auto" else "backend='cluster'"
+        return "cluster", f"{', '.join(REQUIRED)} are installed" if backend == "auto" else "backend='cluster'"
     missing = f"not installed: {', '.join(absent)}"
     if backend == "auto":
         return "local", missing

@@ -27,29 +27,38 @@ from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.run.run import Run, require_some, require_tasks
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.base import Mode
-from agl.trainer.verl import checkpoints, cluster
-from agl.trainer.verl import metrics as record
+from agl.trainer.verl import checkpoints, cluster, metrics
 from agl.trainer.verl.config.checks import PER_CALL
+from agl.trainer.verl.config.compose import compose
 from agl.trainer.verl.config.plan import ROLLOUT, Plan
 from agl.trainer.verl.engine import VerlEngine
-from agl.trainer.verl.events import Asked, Begun, Message, Over, Saved, Serving, Stepped
+from agl.trainer.verl.events import (
+    Checkpoint,
+    Event,
+    RolloutRequest,
+    ServerStart,
+    StepResult,
+    TrainingEnd,
+    TrainingStart,
+)
 from agl.trainer.verl.job import TrainerJob
-from agl.trainer.verl.overrides import fixed, ray_init, runtime_env, total_gpus
-from agl.trainer.verl.rows import Group, Prompt, Row, train_rows, val_rows
+from agl.trainer.verl.overrides import bridge_overrides, ray_init, runtime_env, total_gpus
+from agl.trainer.verl.rows import GroupRows, Prompt, Row, train_rows, val_rows
 
 T = TypeVar("T")
 
-_PROBE = "One fixed sentence tells whether the servers have the weights that were just trained: 0123456789."
+_CHECK_TEXT = "One fixed sentence tells whether the servers have the weights that were just trained: 0123456789."
+"""Text of the weight check; its tokens are compared after every update."""
 _QUIET_SECONDS = 300.0
-"""After how long without a word from verl, and without a rollout that runs, it is said where its logs are."""
+"""How long verl may send no event, with no rollout running, before a note says where its logs are."""
 _LOST_SECONDS = 4 * 3600.0
-"""After how long it is given up: longer than any update should take."""
+"""How long until the run ends with an error: longer than any update should take."""
 
 
 async def train(run: Run, plan: Plan) -> None:
     """Train a run to its end with verl, or until cancelled; leaves no actor behind either way.
 
-    `wiring.environment` comes first: TransferQueue, which is imported with this module, reads it then.
+    Call `overrides.environment` before importing this module: TransferQueue, imported with it, reads it then.
 
     Raises:
         AglError: what went wrong, where, and what to do.
@@ -66,41 +75,41 @@ async def dev(run: Run, plan: Plan, n_tasks: int) -> list[RolloutResult]:
     return await _on_ray(run, plan, _Bridge.dev)
 
 
-async def _on_ray(run: Run, plan: Plan, what: Callable[[_Bridge], Awaitable[T]]) -> T:
+async def _on_ray(run: Run, plan: Plan, work: Callable[[_Bridge], Awaitable[T]]) -> T:
     if len(run.selection.policies) > 1 or run.policies:
         raise ConfigError(
             "verl trains one model, and agents= names several policies",
             hint="train them one after another, or on one machine with agl.GRPO(...)",
         )
     try:
-        async with cluster.joined(ray_init(plan), gpus=total_gpus(plan)):
-            return await what(_Bridge(run, plan))
+        async with cluster.connection(ray_init(plan), gpus=total_gpus(plan)):
+            return await work(_Bridge(run, plan))
     finally:
         run.progress.stop()
 
 
 class _Bridge:
-    """One training. Lives on the run's event loop."""
+    """One training, on the run's event loop."""
 
     def __init__(self, run: Run, plan: Plan) -> None:
         self.run, self.plan = run, plan
         self.policy = run.selection.policies[0]
-        # By which `explain` finds the tokenizer later, from any directory.
+        # `explain` finds the tokenizer by it later, from any directory.
         self._model = str(Path(plan.model).resolve()) if Path(plan.model).exists() else plan.model
-        self._groups: dict[str, record.Seen] = {}
-        self._places: Counter[tuple[str, int]] = Counter()
-        self._validated: dict[int, list[RolloutResult]] = defaultdict(list)
+        self._groups: dict[str, metrics.GroupRecord] = {}
+        self._positions: Counter[tuple[str, int]] = Counter()
+        self._val_results: dict[int, list[RolloutResult]] = defaultdict(list)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._dry = False
+        self._dry_run = False
         self._engine: VerlEngine | None = None
-        self._lost: list[list[RolloutResult]] = []
-        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._empty_groups: list[list[RolloutResult]] = []
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def dev(self) -> list[RolloutResult]:
-        self._dry = True
-        only = {"trainer.val_only": True, "trainer.val_before_train": True}
-        await self._fit({**fixed(self.run, self.plan, first_step=0), **only})
-        return self._validated[0]
+        self._dry_run = True
+        no_update = {"trainer.val_only": True, "trainer.val_before_train": True}
+        await self._fit({**bridge_overrides(self.run, self.plan, first_step=0), **no_update})
+        return self._val_results[0]
 
     async def train(self) -> None:
         run, plan = self.run, self.plan
@@ -108,71 +117,71 @@ class _Bridge:
         start = state.step if state else 0
         if run.resume:
             await run.resume_from(start, {self.policy: start})
-        await self._fit(fixed(run, plan, first_step=start))
+        await self._fit(bridge_overrides(run, plan, first_step=start))
         run.policy_paths = {self.policy: checkpoints.publish(run)}
 
-    async def _fit(self, settings: Mapping[str, Any]) -> None:
-        """Have verl's trainer do what its config says, and do what it asks for meanwhile."""
+    async def _fit(self, overrides: Mapping[str, Any]) -> None:
+        """Start verl's trainer with the plan's config, and handle its events until it is done."""
         plan = self.plan
         tokens = await asyncio.to_thread(_tokens, plan.model)
-        config = plan.compose(settings)
-        before = await asyncio.to_thread(cluster.groups)
+        config = compose(plan, overrides)
+        existing = await asyncio.to_thread(cluster.placement_groups)
         queue = await asyncio.to_thread(ray.util.queue.Queue, actor_options={"num_cpus": 0})
         actor: Any = ray.remote(TrainerJob)
         job = actor.options(num_cpus=1, max_restarts=0, runtime_env=runtime_env(plan)).remote(queue)
         try:
-            ended = asyncio.ensure_future(_result(job.run.remote(config, tokens.probe)))
-            await self._follow(queue, ended, tokens)
+            job_end = asyncio.ensure_future(_result(job.run.remote(config, tokens.check_ids)))
+            await self._handle_events(queue, job_end, tokens)
         finally:
-            await self._end(job, queue, before)
+            await self._end(job, queue, existing)
 
-    async def _follow(self, queue: Any, ended: asyncio.Future[None], tokens: _Tokens) -> None:
-        """Do what verl's trainer asks for until it is done."""
-        coming: asyncio.Future[Message] = asyncio.ensure_future(queue.get_async())
+    async def _handle_events(self, queue: Any, job_end: asyncio.Future[None], tokens: _Tokens) -> None:
+        """Handle the events of verl's trainer until the last one."""
+        next_event: asyncio.Future[Event] = asyncio.ensure_future(queue.get_async())
         quiet = 0.0
         try:
             while True:
-                watched = (coming, self._broken) if ended.done() else (coming, self._broken, ended)
-                done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED, timeout=_QUIET_SECONDS)
+                futures = (next_event, self._failure) if job_end.done() else (next_event, self._failure, job_end)
+                done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED, timeout=_QUIET_SECONDS)
                 quiet = 0.0 if done or self._tasks else quiet + _QUIET_SECONDS
                 if quiet:
-                    self._say_quiet(quiet)
-                if self._broken.done():
-                    self._broken.result()
-                if ended.done():
-                    ended.result()
-                if not coming.done():
+                    self._report_silence(quiet)
+                if self._failure.done():
+                    self._failure.result()
+                if job_end.done():
+                    job_end.result()
+                if not next_event.done():
                     continue
-                message = coming.result()
-                if isinstance(message, Over):
+                event = next_event.result()
+                if isinstance(event, TrainingEnd):
                     return
-                coming = asyncio.ensure_future(queue.get_async())
-                await self._take(message, tokens)
+                next_event = asyncio.ensure_future(queue.get_async())
+                await self._handle(event, tokens)
         finally:
-            coming.cancel()
-            if not ended.done():
-                ended.cancel()
+            next_event.cancel()
+            if not job_end.done():
+                job_end.cancel()
 
-    def _say_quiet(self, seconds: float) -> None:
-        """verl waits for ever for a worker or server of its own that has died."""
-        said = f"no word from verl for {seconds / 60:.0f} minutes; its logs: {cluster.log_directory()}"
+    def _report_silence(self, seconds: float) -> None:
+        """Report that verl is silent: it waits for ever for a worker or server that has died."""
+        message = f"no word from verl for {seconds / 60:.0f} minutes; its logs: {cluster.log_directory()}"
         if seconds >= _LOST_SECONDS:
-            raise TrainingError(said, hint="one of its workers or servers may have died: go on with resume=True")
-        self.run.progress.note(said)
+            raise TrainingError(message, hint="one of its workers or servers may have died: continue with resume=True")
+        self.run.progress.note(message)
 
-    async def _take(self, message: Message, tokens: _Tokens) -> None:
-        match message:
-            case Serving(client):
+    async def _handle(self, event: Event, tokens: _Tokens) -> None:
+        match event:
+            case ServerStart(client):
                 await self._serve(client, tokens)
-            case Begun(step, steps):
+            case TrainingStart(step, steps):
                 self._begin(step, steps)
-            case Asked(prompts):
-                self._ask(prompts)
-            case Saved(step, path):
-                checkpoints.saved(self.run, self.plan, step, path)
-            case Stepped():
-                await self._stepped(message)
-            case Over():
+            case RolloutRequest(prompts):
+                self._start_groups(prompts)
+            case Checkpoint(step, path):
+                checkpoints.record_checkpoint(self.run, self.plan, step, path)
+            case StepResult():
+                await self._record_step(event)
+            case TrainingEnd():
                 pass
 
     # -- rollouts -----------------------------------------------------------------------------------------------------
@@ -180,7 +189,7 @@ class _Bridge:
     async def _serve(self, client: Any, tokens: _Tokens) -> None:
         run, plan = self.run, self.plan
         await asyncio.to_thread(tq.init)
-        seeds = bool(plan.given.get(f"{ROLLOUT}.full_determinism"))
+        seeds = bool(plan.settings.get(f"{ROLLOUT}.full_determinism"))
         engine = self._engine = VerlEngine(client, plan.max_context, vocabulary=tokens.vocabulary, seeds=seeds)
 
         def register(gateway: Gateway) -> None:
@@ -196,87 +205,91 @@ class _Bridge:
     def _rules(self, mode: str) -> SamplingRules:
         plan = self.plan
         if mode == "train":
-            top_p, top_k = plan.given.get(f"{ROLLOUT}.top_p", 1.0), plan.given.get(f"{ROLLOUT}.top_k", -1)
+            top_p, top_k = plan.settings.get(f"{ROLLOUT}.top_p", 1.0), plan.settings.get(f"{ROLLOUT}.top_k", -1)
             return SamplingRules(plan.temperature, top_p, max(0, top_k), plan.max_response_tokens)
         return SamplingRules(temperature=plan.val_temperature, max_tokens=plan.max_response_tokens)
 
     def _begin(self, step: int, steps: int) -> None:
         self.run.progress.start(steps, step)
-        if (results := self._validated.pop(step, None)) is not None and not self.run.history:
-            self.run.history.append({"step": step, **record.validation(results)})
+        if (results := self._val_results.pop(step, None)) is not None and not self.run.history:
+            self.run.history.append({"step": step, **metrics.validation(results)})
 
-    def _ask(self, prompts: Seq[Prompt]) -> None:
+    def _start_groups(self, prompts: Seq[Prompt]) -> None:
         if prompts:
             self.run.progress.began(self._mode(prompts[0]), prompts[0].step, sum(p.n for p in prompts))
         for prompt in prompts:
-            place = self._places[prompt.partition, prompt.step]
-            self._places[prompt.partition, prompt.step] += 1
-            task = asyncio.ensure_future(self._group(prompt, place))
+            position = self._positions[prompt.partition, prompt.step]
+            self._positions[prompt.partition, prompt.step] += 1
+            task = asyncio.ensure_future(self._run_group(prompt, position))
             self._tasks.add(task)
-            task.add_done_callback(self._group_over)
+            task.add_done_callback(self._end_group)
 
-    def _group_over(self, task: asyncio.Task[None]) -> None:
+    def _end_group(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and not self._broken.done():
-            self._broken.set_exception(error)
+        if not task.cancelled() and (error := task.exception()) is not None and not self._failure.done():
+            self._failure.set_exception(error)
 
-    async def _group(self, prompt: Prompt, place: int) -> None:
-        """Run a prompt's rollouts and put what they came to where verl's trainer looks for it."""
-        await self._tag(prompt, "running")
+    async def _run_group(self, prompt: Prompt, position: int) -> None:
+        """Run a prompt's rollouts, and put their rows where verl's trainer looks for them.
+
+        Args:
+            position: of the prompt among those of its step.
+        """
+        await self._set_status(prompt, "running")
         tasks = self.run.val if prompt.validate else self.run.train
         results = await self.run.rollouts(
             [(prompt.index, tasks[prompt.index])],
             mode=self._mode(prompt),
-            # A step is counted from 0 in the store, and a validation has the number of the steps that are done.
+            # The store counts steps from 0; a validation has the number of the steps that are done.
             step=prompt.step if prompt.validate else prompt.step - 1,
             group_size=prompt.n,
             metadata={"model": self._model},
-            first=place,
+            first=position,
             announce=False,
         )
         group = await asyncio.to_thread(self._rows, prompt, results)
         if prompt.validate:
-            self._validated[prompt.step] += results
+            self._val_results[prompt.step] += results
         else:
-            self._groups[prompt.uid] = record.Seen(prompt, results, group)
+            self._groups[prompt.uid] = metrics.GroupRecord(prompt, results, group)
         if group.rows:
             await asyncio.to_thread(put, prompt.partition, group.rows)
-        self._count_lost(prompt, results, group)
-        await self._tag(prompt, "finished" if group.rows else "failure")
+        self._check_empty(prompt, results, group)
+        await self._set_status(prompt, "finished" if group.rows else "failure")
 
     def _mode(self, prompt: Prompt) -> Mode:
         if not prompt.validate:
             return "train"
-        return "dev" if self._dry else "val"
+        return "dev" if self._dry_run else "val"
 
-    def _rows(self, prompt: Prompt, results: Seq[RolloutResult]) -> Group:
+    def _rows(self, prompt: Prompt, results: Seq[RolloutResult]) -> GroupRows:
         if prompt.validate:
             return val_rows(prompt, results, policy=self.policy)
         assert self._engine is not None, "verl asks for rollouts after its servers are up"
         return train_rows(
-            prompt, results, self.run.credit, policy=self.policy, estimator=self.plan.estimator,
-            normalize_std=self.plan.normalize_std, own=self.plan.estimator in PER_CALL,
+            prompt, results, self.run.credit, policy=self.policy, estimator=self.plan.adv_estimator,
+            normalize_std=self.plan.normalize_std, own=self.plan.adv_estimator in PER_CALL,
             newest=self._engine.newest,
         )  # fmt: skip
 
-    async def _tag(self, prompt: Prompt, status: str) -> None:
+    async def _set_status(self, prompt: Prompt, status: str) -> None:
         tag = {"status": status}
         await asyncio.to_thread(tq.kv_put, key=prompt.uid, partition_id=prompt.partition, tag=tag)
 
-    def _count_lost(self, prompt: Prompt, results: list[RolloutResult], group: Group) -> None:
-        """End the run when a whole batch came to nothing, rather than train on padding or ask for ever.
+    def _check_empty(self, prompt: Prompt, results: list[RolloutResult], group: GroupRows) -> None:
+        """End the run when a whole batch of groups has no row, instead of training on padding or sampling for ever.
 
         Raises:
-            AglError: that of the first rollout that failed; or what kept the others from being trained.
+            AglError: the error of the first rollout that failed, or the reason why the others cannot be trained.
         """
         if group.rows:
-            self._lost.clear()
+            self._empty_groups.clear()
             return
-        self._lost.append(results)
-        if len(self._lost) < (len(self.run.val) if prompt.validate else self.plan.batch_size):
+        self._empty_groups.append(results)
+        if len(self._empty_groups) < (len(self.run.val) if prompt.validate else self.plan.batch_size):
             return
         what = f"the validation after step {prompt.step}" if prompt.validate else f"step {prompt.step}"
-        require_some([r for results in self._lost for r in results], what)
+        require_some([r for results in self._empty_groups for r in results], what)
         reasons = sorted({c.dropped for c in group.scored.calls if c.dropped} if group.scored else ())
         raise NoTrainableDataError(
             f"{what} has nothing to train on: {'; '.join(reasons) or 'no call of the trained agents'}",
@@ -286,42 +299,47 @@ class _Bridge:
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    async def _stepped(self, done: Stepped) -> None:
-        run = self.run
-        rows = {row.key: row for seen in self._groups.values() for row in seen.group.rows}
-        uids = list(dict.fromkeys(key.rsplit("_", 2)[0] for key in done.keys))
+    async def _record_step(self, result: StepResult) -> None:
+        run, step = self.run, result.step
+        rows_by_key = {row.key: row for group in self._groups.values() for row in group.rows.rows}
+        uids = list(dict.fromkeys(key.rsplit("_", 2)[0] for key in result.keys))
         trained = [self._groups.pop(uid) for uid in uids if uid in self._groups]
-        # What a sync step had and did not train came to nothing, and verl has thrown it away.
-        over = [uid for uid, s in self._groups.items() if not s.group.rows and s.prompt.step <= done.step]
-        empty = [self._groups.pop(uid) for uid in over]
-        seen, used = [*trained, *empty], [rows[k] for k in done.keys if k in rows]
-        await run.store.add_trained_calls(run.run_id, record.trained_calls(done, seen, used, self.policy))
-        await run.store.add_policy_version(run.run_id, self.policy, done.step, done.step)
-        entry = record.facts(done, seen, used, self.policy)
-        if (results := self._validated.pop(done.step, None)) is not None:
-            entry |= record.validation(results)
+        # verl has thrown away the groups of a sync step that have no row.
+        empty_uids = [uid for uid, g in self._groups.items() if not g.rows.rows and g.prompt.step <= step]
+        groups = [*trained, *(self._groups.pop(uid) for uid in empty_uids)]
+        rows = [rows_by_key[key] for key in result.keys if key in rows_by_key]
+        await run.store.add_trained_calls(run.run_id, metrics.trained_calls(result, groups, rows, self.policy))
+        await run.store.add_policy_version(run.run_id, self.policy, step, step)
+        entry = metrics.facts(result, groups, rows, self.policy)
+        if (results := self._val_results.pop(step, None)) is not None:
+            entry |= metrics.validation(results)
         run.history.append(entry)
         run.progress.step(entry)
-        checkpoints.note_history(run, self.plan)
+        checkpoints.write_record(run, self.plan)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    async def _end(self, job: Any, queue: Any, before: set[str]) -> None:
+    async def _end(self, job: Any, queue: Any, existing: set[str]) -> None:
+        """Stop all rollouts and everything of verl's.
+
+        Args:
+            existing: placement groups from before the training; they stay.
+        """
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
             await self.run.stop()
         finally:
-            # Everything of verl's was started by the job's process, and Ray ends it with that.
+            # The job's process started everything of verl's, and Ray ends it with that process.
             kill, close = partial(ray.kill, job), partial(queue.shutdown, force=True)
-            for end in (kill, close, partial(cluster.release, before), tq.close):
+            for end in (kill, close, partial(cluster.release_placement_groups, existing), tq.close):
                 with contextlib.suppress(Exception):
                     await asyncio.to_thread(end)
 
 
 async def _result(reference: Awaitable[Any]) -> None:
-    """Wait for the job. Raises what stopped it, as ours where it is."""
+    """Wait for the job. Raises the error that stopped it: the original one if it is ours, else a `TrainingError`."""
     try:
         await reference
     except ray.exceptions.RayTaskError as error:
@@ -339,12 +357,12 @@ async def _result(reference: Awaitable[Any]) -> None:
 
 
 def _innermost(error: BaseException) -> str:
-    """The error that began it, in one line: Ray, hydra and verl each wrap what they pass on."""
-    while (under := error.__cause__ or getattr(error, "cause", None)) is not None and under is not error:
-        error = under
+    """The first cause in one line: Ray, hydra and verl each wrap the errors that they pass on."""
+    while (cause := error.__cause__ or getattr(error, "cause", None)) is not None and cause is not error:
+        error = cause
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if line.split(":")[0].endswith(("Error", "Exception"))]
-    return told[-1] if told else f"{type(error).__name__}: {lines[0] if lines else ''}"
+    messages = [line for line in lines if line.split(":")[0].endswith(("Error", "Exception"))]
+    return messages[-1] if messages else f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 def put(partition: str, rows: Seq[Row]) -> None:
@@ -365,16 +383,16 @@ def _column(values: Seq[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tokens:
-    """What is known of a model's tokens without its weights.
+    """What a model's directory says about its tokens, without its weights.
 
     Attributes:
-        rendering: messages to tokens and back. stop_token_ids: what ends an answer beside the rendering's own.
-        probe: the probe's tokens. vocabulary: how many ids the model knows, where it says so.
+        rendering: messages to tokens and back. stop_token_ids: end an answer, in addition to the rendering's own.
+        check_ids: tokens of the weight check. vocabulary: how many ids the model knows; None if it does not say.
     """
 
     rendering: Rendering
     stop_token_ids: tuple[int, ...]
-    probe: list[int]
+    check_ids: list[int]
     vocabulary: int | None
 
 
@@ -385,4 +403,6 @@ def _tokens(model: str) -> _Tokens:
 
     tokenizer = load_tokenizer(model)
     vocabulary = getattr(AutoConfig.from_pretrained(model).get_text_config(), "vocab_size", None)
-    return _Tokens(Rendering(tokenizer), stop_token_ids(model, tokenizer), list(tokenizer.encode(_PROBE)), vocabulary)
+    return _Tokens(
+        Rendering(tokenizer), stop_token_ids(model, tokenizer), list(tokenizer.encode(_CHECK_TEXT)), vocabulary
+    )

@@ -1,4 +1,4 @@
-"""verl's checkpoints, and beside them what the run knows that verl does not: its id, settings and history."""
+"""verl's checkpoints, and next to them a record of what verl does not save: the run's id, settings and history."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FACTS = "run.json"
 
 
 def restore(run: Run, plan: Plan) -> Resumed | None:
-    """Take up the history of the last checkpoint; None when there is none yet. verl loads the rest itself.
+    """Restore the history of the last checkpoint; None if there is none yet. verl loads the rest itself.
 
     Raises:
         CheckpointError: it cannot be read, or it was made with other settings.
@@ -31,7 +31,7 @@ def restore(run: Run, plan: Plan) -> Resumed | None:
         facts = json.loads((checkpoints_folder(run.directory) / _FACTS).read_text())
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"the record beside verl's checkpoints cannot be read: {error}",
+            f"the record next to verl's checkpoints cannot be read: {error}",
             hint="start a new run in another directory; the weights are in that folder",
             path=checkpoints_folder(run.directory),
         ) from error
@@ -42,14 +42,14 @@ def restore(run: Run, plan: Plan) -> Resumed | None:
     return Resumed(step, path)
 
 
-def saved(run: Run, plan: Plan, step: int, path: str) -> None:
-    """Note that verl wrote a checkpoint."""
+def record_checkpoint(run: Run, plan: Plan, step: int, path: str) -> None:
+    """Record that verl wrote a checkpoint."""
     run.checkpoint = Path(path)
-    note_history(run, plan)
+    write_record(run, plan)
 
 
-def note_history(run: Run, plan: Plan) -> None:
-    """Write the run's record, all or nothing."""
+def write_record(run: Run, plan: Plan) -> None:
+    """Write the run's record atomically."""
     target = checkpoints_folder(run.directory) / _FACTS
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_suffix(".part")
@@ -62,7 +62,7 @@ def note_history(run: Run, plan: Plan) -> None:
 
 
 def publish(run: Run) -> Path:
-    """Make the last checkpoint's model the run's policy: `policy`, a link to the Hugging Face directory in it.
+    """Make the last checkpoint's model the run's policy: `policy`, a link to its Hugging Face directory.
 
     Raises:
         CheckpointError: verl wrote none on this machine.
@@ -85,12 +85,12 @@ def publish(run: Run) -> Path:
 
 
 def _identity(run: Run, plan: Plan) -> dict[str, object]:
-    """What a resumed run must have in common with the one it goes on from."""
+    """The settings that a resumed run must share with the run that it resumes."""
     return {
         "seed": run.seed,
         "tasks": len(run.train),
         "model": plan.model,
-        "estimator": plan.estimator,
+        "estimator": plan.adv_estimator,
         "group_size": plan.group_size,
         "batch_size": plan.batch_size,
         "mode": plan.mode,

@@ -1,4 +1,4 @@
-"""The Ray that verl trains on: the process's own, that of RAY_ADDRESS, or one started here for the run."""
+"""The Ray cluster that verl trains on: the process's own, that of RAY_ADDRESS, or one started here for the run."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _CONTROLLER = ("TransferQueueController", "transfer_queue")
 
 
 @contextlib.asynccontextmanager
-async def joined(init: Mapping[str, Any], *, gpus: int) -> AsyncIterator[None]:
-    """Ray, for as long as the block runs; shut down afterwards if it was started here.
+async def connection(init: Mapping[str, Any], *, gpus: int) -> AsyncIterator[None]:
+    """Connect to Ray while the block runs; shut it down afterwards if it was started here.
 
     Args:
         init: `ray.init`'s arguments for a Ray that is started here.
         gpus: how many the run needs in all.
 
     Raises:
-        ConfigError: it cannot be reached, is too small, or another verl run is on it.
+        ConfigError: Ray cannot be reached, has too few GPUs, or another verl run is on it.
     """
-    began = not ray.is_initialized()
-    if began:
+    started_here = not ray.is_initialized()
+    if started_here:
         address = os.environ.get("RAY_ADDRESS")
-        wanted: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+        options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
         if not address:
-            wanted |= init
+            options |= init
         try:
-            await asyncio.to_thread(partial(ray.init, address=address or "local", **wanted))
+            await asyncio.to_thread(partial(ray.init, address=address or "local", **options))
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ConfigError(
                 f"Ray cannot be joined: {error}", hint="see RAY_ADDRESS, or call ray.init(...) before fit"
@@ -53,15 +53,15 @@ async def joined(init: Mapping[str, Any], *, gpus: int) -> AsyncIterator[None]:
         _check(gpus)
         yield
     finally:
-        if began:
+        if started_here:
             await asyncio.to_thread(ray.shutdown)
 
 
 def _check(gpus: int) -> None:
-    there = int(ray.cluster_resources().get("GPU", 0))
-    if there < gpus:
+    available = int(ray.cluster_resources().get("GPU", 0))
+    if available < gpus:
         raise ConfigError(
-            f"the run needs {gpus} GPU(s) (trainer.n_gpus_per_node x trainer.nnodes), and Ray has {there}",
+            f"the run needs {gpus} GPU(s) (trainer.n_gpus_per_node x trainer.nnodes), and Ray has {available}",
             hint="lower gpus=, or join the larger cluster with RAY_ADDRESS",
         )
     try:
@@ -71,19 +71,19 @@ def _check(gpus: int) -> None:
     raise ConfigError(
         "another verl run is on this Ray cluster: TransferQueue, through which verl moves its rows, has one place per "
         "cluster, and the two would mix theirs",
-        hint="wait for it to end, or start a Ray of its own for this run (ray.init(address='local'))",
+        hint="wait for it to end, or start a separate Ray for this run (ray.init(address='local'))",
     )
 
 
-def groups() -> set[str]:
-    """Names of verl's placement groups that there are."""
+def placement_groups() -> set[str]:
+    """Names of verl's placement groups on the cluster."""
     table = ray.util.placement_group_table().values()
     return {g["name"] for g in table if g["state"] != "REMOVED" and _GROUP in g["name"]}
 
 
-def release(before: set[str]) -> None:
-    """Give back the GPUs that verl reserved since; Ray itself does so only when the whole program ends."""
-    for name in groups() - before:
+def release_placement_groups(existing: set[str]) -> None:
+    """Release the GPUs that verl has reserved, except for the groups `existing`; Ray itself does so only at exit."""
+    for name in placement_groups() - existing:
         with contextlib.suppress(ValueError):
             ray.util.remove_placement_group(ray.util.get_placement_group(name))
 

@@ -1,4 +1,4 @@
-"""What verl's data loader draws: positions of tasks. The tasks themselves stay with the run."""
+"""The dataset of verl's data loader: positions of tasks. The tasks themselves stay with the run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from agl.trainer.verl.rows import SOURCE
 
 
 class TaskPositions(Dataset[dict[str, Any]]):
-    """Item i says "task i"; verl's own sampler, order and checkpoints work as for any dataset.
+    """Item i stands for task i; verl's own sampler, order and checkpoints work as for any dataset.
 
     Args:
-        data_files: how many tasks there are and, where given, how many items an epoch has, where verl has the names of
-            files.
+        data_files: how many tasks there are and, optionally, how many items an epoch has. verl passes here what its
+            config has in place of file names.
     """
 
     def __init__(self, data_files: Sequence[int], **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""verl's LLM servers as an engine: token ids in, token ids and log-probs out, balanced and sticky as verl does it."""
+"""verl's LLM servers as an engine: token ids in, token ids and log-probs out; verl chooses the server."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 class VerlEngine:
     """Samples through verl's `LLMServerClient`.
 
-    An answer whose request is cancelled is sampled to its end and thrown away, since verl's client cannot abort one.
-    One that a stop text ends at its very limit counts as cut. verl's servers never sample an id that the tokenizer does
-    not have, where the model knows more; log-probs are of what is left.
+    The answer to a cancelled request is sampled to its end and thrown away, since verl's client cannot abort it. An
+    answer that a stop text ends exactly at its limit counts as cut. verl's servers never sample an id that the
+    tokenizer does not have, even if the model knows it; log-probs are normalised over the other ids.
 
     Args:
-        client: of the trainer. max_context: of the servers, in tokens. vocabulary: how many ids the model knows.
-        seeds: whether requests are sampled by their seeds: vLLM then draws each one's tokens by itself, which is slow.
+        client: verl's. max_context: of the servers, in tokens. vocabulary: how many ids the model knows.
+        seeds: whether requests are sampled by their seeds: vLLM then samples each one separately, which is slow.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class VerlEngine:
         return self._max_context
 
     def newest(self, call: Call) -> int:
-        """The newest weights that sampled a part of a call; its own version says the oldest."""
+        """The newest weights that sampled a part of a call; `call.policy_version` is the oldest."""
         return self._newest.get(_key(call.prompt_ids, call.response_ids), call.policy_version)
 
     async def generate(
@@ -58,16 +58,16 @@ class VerlEngine:
                 "verl's servers report no alternatives to the tokens that they sample", hint="leave top_logprobs out",
                 policy=policy,
             )  # fmt: skip
-        asked = check_prompt(prompt_ids, self._max_context)
-        self._check_ids(asked, policy)
-        limit = min(sampling.max_tokens, self._max_context - asked.size)
+        prompt = check_prompt(prompt_ids, self._max_context)
+        self._check_ids(prompt, policy)
+        limit = min(sampling.max_tokens, self._max_context - prompt.size)
         params: dict[str, Any] = {
             "max_tokens": limit,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
             "logprobs": True,
-            # What ends an answer is the gateway's to say, and a stop text may be of special tokens.
+            # The gateway decides what ends an answer, and a stop text may consist of special tokens.
             "ignore_eos": True,
             "skip_special_tokens": False,
         }
@@ -79,7 +79,7 @@ class VerlEngine:
             params["seed"] = sampling.seed
         try:
             output = await self._client.generate(
-                request_id=session or uuid.uuid4().hex, prompt_ids=asked.tolist(), sampling_params=params
+                request_id=session or uuid.uuid4().hex, prompt_ids=prompt.tolist(), sampling_params=params
             )
         except Exception as error:
             raise EngineError(
@@ -96,8 +96,8 @@ class VerlEngine:
         oldest = int(output.extra_fields.get("min_global_steps") or 0)
         newest = int(output.extra_fields.get("max_global_steps") or oldest)
         if newest != oldest:
-            self._newest[_key(asked, ids)] = newest
-        return Completion(ids, logprobs, self._why(output.stop_reason, ids, limit, sampling), oldest)
+            self._newest[_key(prompt, ids)] = newest
+        return Completion(ids, logprobs, self._stop_reason(output.stop_reason, ids, limit, sampling), oldest)
 
     def _check_ids(self, prompt_ids: IntArray, policy: str) -> None:
         if self._vocabulary is not None and int(prompt_ids.max()) >= self._vocabulary:
@@ -106,8 +106,8 @@ class VerlEngine:
                 hint="render with the tokenizer of the model that is served", policy=policy,
             )  # fmt: skip
 
-    def _why(self, stop_reason: str | None, ids: IntArray, limit: int, sampling: Sampling) -> StopReason:
-        """verl does not tell a whole answer from one that was cut."""
+    def _stop_reason(self, stop_reason: str | None, ids: IntArray, limit: int, sampling: Sampling) -> StopReason:
+        """The stop reason; verl does not distinguish a whole answer from one that was cut."""
         if stop_reason == "aborted":
             return "cancelled"
         ended = ids.size and int(ids[-1]) in sampling.stop_token_ids
@@ -115,6 +115,6 @@ class VerlEngine:
 
 
 def _key(prompt_ids: IntArray, response_ids: IntArray) -> bytes:
-    """What tells one call's tokens from another's."""
+    """A digest that identifies a call's tokens."""
     ids = np.concatenate([prompt_ids, response_ids]).astype(np.int32)
     return hashlib.blake2b(ids.tobytes(), digest_size=16).digest()

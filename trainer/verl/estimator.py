@@ -1,7 +1,7 @@
-"""Credit that reaches the loss: an estimator for verl that uses the advantages which the rows bring with them.
+"""An estimator for verl that uses the advantages which come with the rows, so that credit reaches the loss.
 
-verl hands an estimator the rewards of padded rows and a label per row. The label of ours is the row's key, by which the
-advantages are read from TransferQueue: exact, per call, and there again after a resume.
+verl passes an estimator the rewards of padded rows and a label per row. Our label is the row's key, by which the
+advantages are read from TransferQueue: exact, per call, and available after a resume.
 """
 
 from __future__ import annotations
@@ -19,25 +19,28 @@ from agl.trainer.verl.rows import ADVANTAGES
 _PADDING = "pad"
 
 
-def scattered(keys: Sequence[str], advantages: Sequence[torch.Tensor], response_mask: torch.Tensor) -> torch.Tensor:
+def pad_advantages(
+    keys: Sequence[str], advantages: Sequence[torch.Tensor], response_mask: torch.Tensor
+) -> torch.Tensor:
     """Advantages in verl's padded layout.
 
     Args:
-        keys: of the B rows; verl's padding rows have none of ours. advantages: float32 [R_b] per row that does.
+        keys: of the B rows; those of verl's padding rows begin with "pad".
+        advantages: float32 [R_b] of each row that is no padding.
         response_mask: [B, R].
 
     Returns:
         float32 [B, R], 0 where `response_mask` is 0.
     """
     padded = torch.zeros(response_mask.shape, dtype=torch.float32)
-    own = [i for i, key in enumerate(keys) if not key.startswith(_PADDING)]
-    for i, row in zip(own, advantages, strict=True):
+    ours = [i for i, key in enumerate(keys) if not key.startswith(_PADDING)]
+    for i, row in zip(ours, advantages, strict=True):
         padded[i, : row.numel()] = row
     return padded * response_mask.to(torch.float32)
 
 
 @register_adv_est(ESTIMATOR)
-def credited(
+def call_advantages(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
     config: Any = None,
@@ -50,7 +53,7 @@ def credited(
         token_level_rewards, response_mask: [B, R]. index: key of each row.
     """
     keys = [str(key) for key in index]
-    own = [key for key in keys if not key.startswith(_PADDING)]
-    data = tq.kv_batch_get(keys=own, partition_id="train", select_fields=[ADVANTAGES])
-    advantages = scattered(keys, list(data[ADVANTAGES]), response_mask)
+    ours = [key for key in keys if not key.startswith(_PADDING)]
+    data = tq.kv_batch_get(keys=ours, partition_id="train", select_fields=[ADVANTAGES])
+    advantages = pad_advantages(keys, list(data[ADVANTAGES]), response_mask)
     return advantages, advantages

@@ -1,4 +1,4 @@
-"""What verl's trainer tells the run, in order, through a queue on the cluster."""
+"""Events that verl's trainer sends to the run, in order, through a queue on the cluster."""
 
 from __future__ import annotations
 
@@ -10,38 +10,54 @@ from agl.trainer.verl.rows import Prompt
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Serving:
-    """The servers are up. client: verl's `LLMServerClient`."""
+class ServerStart:
+    """The servers are up.
+
+    Attributes:
+        client: verl's `LLMServerClient`.
+    """
 
     client: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """Training begins. step: how many are done. steps: in all."""
+class TrainingStart:
+    """Training begins.
+
+    Attributes:
+        step: how many steps are done. steps: how many there are in all.
+    """
 
     step: int
     steps: int
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Rollouts are wanted."""
+class RolloutRequest:
+    """verl wants the rollouts of these prompts."""
 
     prompts: tuple[Prompt, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Saved:
-    """A checkpoint was written. step: that it is of. path: of its folder."""
+class Checkpoint:
+    """A checkpoint was written.
+
+    Attributes:
+        step: the step after which it was written. path: its folder.
+    """
 
     step: int
     path: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stepped:
-    """A step is done. step: from 1. keys: of the rows that were trained. metrics: verl's."""
+class StepResult:
+    """A step is done.
+
+    Attributes:
+        step: from 1. keys: of the rows that were trained. metrics: verl's.
+    """
 
     step: int
     keys: tuple[str, ...]
@@ -49,9 +65,9 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
-    """All is done; nothing comes after it."""
+class TrainingEnd:
+    """The last event: training is done."""
 
 
-Message = Serving | Begun | Asked | Saved | Stepped | Over
-Tell = Callable[[Message], None]
+Event = ServerStart | TrainingStart | RolloutRequest | Checkpoint | StepResult | TrainingEnd
+Send = Callable[[Event], None]

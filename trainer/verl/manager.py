@@ -1,7 +1,7 @@
-"""What verl's trainer takes for its agent loops: it passes prompts on to the run, whose runners execute the agent.
+"""verl's agent-loop manager, replaced: it passes prompts to the run, whose runners execute the agent.
 
-It lives in the trainer's process. The run, in the process of who called `fit`, answers by putting rows into
-TransferQueue, as verl's own workers do; nothing comes back through here.
+It lives in the process of verl's trainer. The run lives in the process that called `fit`; it answers by putting rows
+into TransferQueue, as verl's own workers do. Nothing comes back through this module.
 """
 
 from __future__ import annotations
@@ -10,51 +10,51 @@ from dataclasses import dataclass
 from typing import Any
 
 import agl.trainer.verl.estimator  # noqa: F401 - registers itself with verl, in the process that needs it
-from agl.trainer.verl.events import Asked, Serving, Tell
+from agl.trainer.verl.events import RolloutRequest, Send, ServerStart
 from agl.trainer.verl.rows import Prompt
 
 
 @dataclass
-class _Connected:
-    tell: Tell | None = None
+class _Connection:
+    send: Send | None = None
 
 
-_run = _Connected()
+_run = _Connection()
 
 
-def connect(tell: Tell) -> None:
-    """Say how the run is reached, before verl makes its manager."""
-    _run.tell = tell
+def connect(send: Send) -> None:
+    """Set how events reach the run, before verl makes its manager."""
+    _run.send = send
 
 
 class AgentManager:
     """Implements verl's agent-loop manager.
 
     Args:
-        config: of the whole job. tell: how the run is reached.
+        config: verl's, of the whole job. send: sends events to the run.
     """
 
-    def __init__(self, config: Any, tell: Tell) -> None:
-        self._rollout, self._tell = config.actor_rollout_ref.rollout, tell
+    def __init__(self, config: Any, send: Send) -> None:
+        self._rollout, self._send = config.actor_rollout_ref.rollout, send
 
     @classmethod
     def create(cls, config: Any, llm_client: Any, **_: Any) -> AgentManager:
-        """Called by verl once its servers are up; hands their client to the run."""
-        assert _run.tell is not None, "connect() comes first"
-        _run.tell(Serving(llm_client))
-        return cls(config, _run.tell)
+        """Called by verl once its servers are up; sends their client to the run."""
+        assert _run.send is not None, "connect() comes first"
+        _run.send(ServerStart(llm_client))
+        return cls(config, _run.send)
 
     def generate_sequences(self, prompts: Any) -> None:
-        """Ask for the rollouts of a batch, and return at once.
+        """Request the rollouts of a batch, and return at once.
 
         Args:
             prompts: TensorDict with `uid`, `index`, `global_steps`, and `validate` in a validation; `__rollout_n__`
-                where the number of rollouts is the prompt's own.
+                where prompts have different numbers of rollouts.
         """
         validate = bool(_value(prompts, "validate", 0, False))
         n = self._rollout.val_kwargs.n if validate else self._rollout.n
-        self._tell(
-            Asked(
+        self._send(
+            RolloutRequest(
                 tuple(
                     Prompt(
                         uid=str(_value(prompts, "uid", i)),
@@ -70,7 +70,7 @@ class AgentManager:
 
 
 def _value(prompts: Any, name: str, i: int, default: Any = None) -> Any:
-    """A prompt's value, whether each has its own or they share one."""
+    """A prompt's value, whether each prompt has one or they share it."""
     if name not in prompts:
         return default
     column = prompts[name]

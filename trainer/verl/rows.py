@@ -1,4 +1,4 @@
-"""A group's trajectories become verl's training rows: chains of tokens, each sampled token trained in one of them."""
+"""Makes verl's training rows of a group's trajectories: chains of tokens, each sampled token trained in one of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agl.trainer.objectives.advantages import StepAdvantages, compute_advantages
 from agl.trainer.runners.protocol import RolloutResult
 
 ADVANTAGES = "agl_advantages"
-"""The field of a row that holds its advantages, token by token."""
+"""The field of a row that holds its advantages, one per token."""
 SOURCE = "agl"
 """verl's `data_source` of every row."""
 
@@ -31,7 +31,7 @@ class Chain:
     """One training row as verl has them: a prompt, and a response of which some tokens were sampled.
 
     Attributes:
-        rollout_id: whose. tokens: call id -> how many of its tokens are trained here.
+        rollout_id: identifies the rollout. tokens: call id -> how many of its tokens are trained here.
         prompt_ids: int64 [P], P >= 1. response_ids: int64 [R], from the first trained token on.
         response_mask: bool [R], True where the token is trained.
         logprobs: float32 [R], behaviour log-probs; 0 where not trained.
@@ -60,21 +60,21 @@ class Chain:
 
 
 def chains(row: TrainingRow, returns: Mapping[str, float]) -> Iterator[Chain]:
-    """Write a row out as chains, since verl's attention is plainly causal.
+    """Split a row into chains, since verl's attention is plainly causal.
 
-    A row that does not branch is one chain. Of one that does, each leaf's path is a chain, and tokens that paths share
-    are trained in the first of them alone, with the ancestors that they have in the row.
+    A row that does not branch is one chain. Of a row that branches, each leaf's path is a chain; tokens that several
+    paths share are trained in the first of them alone, with the ancestors that they have in the row.
 
     Args:
         row: merged, with advantages. returns: call id -> return, for each call of the row.
     """
     last = np.ones(len(row), dtype=bool)
     last[row.parents[row.parents >= 0]] = False
-    taken = np.zeros(len(row), dtype=bool)
+    covered = np.zeros(len(row), dtype=bool)
     for leaf in np.flatnonzero(last).tolist():
         path = _path(row, leaf)
-        mask = row.action_mask[path] & ~taken[path]
-        taken[path] = True
+        mask = row.action_mask[path] & ~covered[path]
+        covered[path] = True
         if not mask.any():
             continue
         first = int(np.argmax(mask))
@@ -97,16 +97,16 @@ def _path(row: TrainingRow, leaf: int) -> Any:
     """Row indices from the first token to a leaf, int64."""
     if row.is_chain:
         return np.arange(leaf + 1)
-    found = []
-    at = leaf
-    while at >= 0:
-        found.append(at)
-        at = int(row.parents[at])
-    return np.asarray(found[::-1])
+    path = []
+    index = leaf
+    while index >= 0:
+        path.append(index)
+        index = int(row.parents[index])
+    return np.asarray(path[::-1])
 
 
 def _rewards(owner: IntArray, mask: BoolArray, returns: Mapping[int, float]) -> FloatArray:
-    """Each call's return less the next one's, at the call's last token."""
+    """Float32 [R]: each call's return less the next one's, at the call's last token."""
     ends = {int(owner[i]): i for i in np.flatnonzero(mask).tolist()}
     rewards = np.zeros(mask.size, dtype=np.float32)
     after = 0.0
@@ -118,11 +118,11 @@ def _rewards(owner: IntArray, mask: BoolArray, returns: Mapping[int, float]) -> 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """A chain on its way into TransferQueue.
+    """A chain in the form of TransferQueue.
 
     Attributes:
         key: `{uid}_{session}_{index}`. fields, tag: as verl's trainer reads them, arrays for tensors.
-        chain: what it was made of.
+        chain: the chain.
     """
 
     key: str
@@ -132,11 +132,11 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Group:
-    """What a prompt's rollouts came to.
+class GroupRows:
+    """The rows of a prompt's rollouts.
 
     Attributes:
-        rows: to train. scored: the numbers of every call; None for a validation.
+        rows: to train; of a validation, one per rollout. scored: the numbers of every call; None for a validation.
     """
 
     rows: tuple[Row, ...]
@@ -148,8 +148,8 @@ class Prompt:
     """A prompt as verl's trainer asks for it.
 
     Attributes:
-        uid: verl's. index: of the task. n: rollouts. step: verl's global step, from 1 in training.
-        validate: whether it is one of a validation.
+        uid: verl's id. index: of the task. n: how many rollouts. step: verl's global step, from 1 in training.
+        validate: whether it belongs to a validation.
     """
 
     uid: str
@@ -160,7 +160,7 @@ class Prompt:
 
     @property
     def partition(self) -> str:
-        """Of TransferQueue."""
+        """Name of the partition in TransferQueue."""
         return "val" if self.validate else "train"
 
 
@@ -181,62 +181,65 @@ def train_rows(
     normalize_std: bool,
     own: bool,
     newest: Newest = _one_version,
-) -> Group:
+) -> GroupRows:
     """Rows of a group of rollouts, credited and merged.
 
     Args:
-        results: of the group; failed ones have no part in it. policy: the one that is trained.
-        own: whether our advantages are used; False: verl's estimator makes its own of the rewards, and looks for a
+        results: of the group; failed rollouts are left out. policy: the one that is trained.
+        own: whether our advantages are used. If False, verl's estimator computes its own from the rewards, and finds a
             prompt's rows by its uid.
         newest: call -> the newest weights that sampled a part of it.
     """
     sessions = {r.rollout.rollout_id: k for k, r in enumerate(results)}
     trajectories = [r.built.trajectory for r in results if r.built is not None]
-    # Any other estimator is verl's business: the returns are all that it needs from here.
+    # verl computes any other estimator; it needs the returns alone from here.
     scored = compute_advantages(
-        trajectories, credit, estimator=estimator if own else "gae", normalize_std=normalize_std
-    )  # type: ignore[arg-type]
+        trajectories,
+        credit,
+        estimator=estimator if own else "gae",  # type: ignore[arg-type]
+        normalize_std=normalize_std,
+    )
     returns = {c.call_id: c.return_ for c in scored.calls}
     rows = []
     for trajectory in scored.of(policy):
         session = sessions[trajectory.rollout_id]
         versions = _versions(trajectory, newest)
-        made = [c for row in merge(trajectory, scored.advantages) for c in chains(row, returns)]
-        for i, chain in enumerate(made):
+        row_chains = [c for row in merge(trajectory, scored.advantages) for c in chains(row, returns)]
+        for i, chain in enumerate(row_chains):
             key = f"{prompt.uid}_{session}_{i}"
             uid = key if own else prompt.uid
             rows.append(_row(prompt, key, uid, chain, versions, len(trajectory.transitions)))
-    return Group(tuple(rows), scored)
+    return GroupRows(tuple(rows), scored)
 
 
-def val_rows(prompt: Prompt, results: Seq[RolloutResult], *, policy: str) -> Group:
-    """One row per rollout whose reward is the rollout's, which is what verl's validation looks at."""
+def val_rows(prompt: Prompt, results: Seq[RolloutResult], *, policy: str) -> GroupRows:
+    """One row per rollout, with the rollout's reward, which is all that verl's validation reads."""
     rows = []
     for session, result in enumerate(results):
         if result.built is None:
             continue
         trajectory = result.built.trajectory.of(policy)
-        chain = _whole(trajectory, result.built.reward or 0.0)
+        chain = _last_call(trajectory, result.built.reward or 0.0)
         if chain is not None:
             versions = _versions(trajectory, _one_version)
             key = f"{prompt.uid}_{session}_0"
             rows.append(_row(prompt, key, prompt.uid, chain, versions, len(trajectory.transitions)))
-    return Group(tuple(rows), None)
+    return GroupRows(tuple(rows), None)
 
 
 def _versions(trajectory: Trajectory, newest: Newest) -> tuple[int, int]:
-    """Oldest and newest weights that sampled a part of it."""
+    """The oldest and the newest weights that sampled a part of it."""
     calls = [t.call for t in trajectory.transitions]
     return min(c.policy_version for c in calls), max(newest(c) for c in calls)
 
 
-def _whole(trajectory: Trajectory, reward: float) -> Chain | None:
+def _last_call(trajectory: Trajectory, reward: float) -> Chain | None:
     """The last call of a trajectory, as a row with the whole reward."""
     if not trajectory.transitions:
         return None
     call = trajectory.transitions[-1].call
     size = max(1, call.response_ids.size)
-    # An answer of no tokens still has a reward, which needs a token to stand at.
+    # An answer without tokens still has a reward, which needs a token.
     response = call.response_ids if call.response_ids.size else call.prompt_ids[-1:]
     rewards = np.zeros(size, dtype=np.float32)
     rewards[-1] = reward

@@ -1,6 +1,6 @@
-"""verl's own V1 trainer with what we add at its hooks: one probe per update, and word of every step to the run.
+"""verl's own V1 trainer with what we add at its hooks: a weight check per update, and events to the run.
 
-Imports verl; in the trainer's process alone.
+Imports verl; only the process of verl's trainer imports this module.
 """
 
 from __future__ import annotations
@@ -20,52 +20,52 @@ from verl.utils.import_utils import load_class_from_fqn
 from verl.utils.logging_utils import configure_verl_logging
 
 from agl.trainer.verl import manager
-from agl.trainer.verl.events import Begun, Saved, Stepped, Tell
-from agl.trainer.verl.weight_check import Probe
+from agl.trainer.verl.events import Checkpoint, Send, StepResult, TrainingStart
+from agl.trainer.verl.weight_check import WeightCheck
 
-_TRAINED = ("actor_rollout_ref.actor", "critic")
+_MODELS = ("actor_rollout_ref.actor", "critic")
 POLL_SECONDS = 0.1
 """How often the trainer looks for finished groups. verl's own 2 s rounds every step up by a second on average."""
 
 
-class _SavedCallback(CheckpointCallback):
+class _CheckpointEvents(CheckpointCallback):
     """The user's callback, then ours."""
 
-    def __init__(self, own: CheckpointCallback, tell: Tell) -> None:
+    def __init__(self, user: CheckpointCallback, send: Send) -> None:
         super().__init__()
-        self._own, self._tell = own, tell
+        self._user, self._send = user, send
 
     def on_save(
         self, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool = False, **kwargs: Any
     ) -> None:
-        self._own.on_save(
+        self._user.on_save(
             trainer=trainer, global_step=global_step, checkpoint_dir=checkpoint_dir, async_save=async_save, **kwargs
         )
-        self._tell(Saved(global_step, checkpoint_dir))
+        self._send(Checkpoint(global_step, checkpoint_dir))
 
 
-def _trainer_class(mode: str, tell: Tell, probe_ids: Sequence[int]) -> type[Any]:
-    """verl's trainer for a mode, with what we add at the hooks that it has for it."""
+def _trainer_class(mode: str, send: Send, check_ids: Sequence[int]) -> type[Any]:
+    """verl's trainer for a mode, with what we add at its hooks."""
     base: Any = get_trainer_cls(mode)
 
     class Trainer(base):
         def __init__(self, config: DictConfig) -> None:
             super().__init__(config)
-            self.checkpoint_callback = _SavedCallback(self.checkpoint_callback, tell)
+            self.checkpoint_callback = _CheckpointEvents(self.checkpoint_callback, send)
             self.replay_buffer.poll_interval = POLL_SECONDS
-            names = _TRAINED if self.use_critic else _TRAINED[:1]
+            names = _MODELS if self.use_critic else _MODELS[:1]
             self._mini_batches = _mini_batches(config, names, self.parameter_sync_step)
-            self._probe = Probe(self, probe_ids, str(config.actor_rollout_ref.rollout.dtype))
+            self._weight_check = WeightCheck(self, check_ids, str(config.actor_rollout_ref.rollout.dtype))
 
         def on_train_begin(self) -> None:
-            tell(Begun(self.global_steps - 1, self.total_training_steps))
+            send(TrainingStart(self.global_steps - 1, self.total_training_steps))
             super().on_train_begin()
 
         def on_step_end(self) -> None:
             # Before the servers take their memory back; the sequence is the same each time.
-            trained = self._probe.trained()
+            actor = self._weight_check.actor_logprobs()
             super().on_step_end()
-            facts = self._probe.check(trained, self._probe.served(), self.global_steps)
+            facts = self._weight_check.compare(actor, self._weight_check.server_logprobs(), self.global_steps)
             self._pending_sync_metrics = {**(getattr(self, "_pending_sync_metrics", None) or {}), **facts}
 
         def _balance_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -81,7 +81,7 @@ def _trainer_class(mode: str, tell: Tell, probe_ids: Sequence[int]) -> type[Any]
         def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
             super()._compute_metrics(batch, metrics, *args, **kwargs)
             keys = [k for k, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
-            tell(Stepped(self.global_steps, tuple(keys), scalars(metrics)))
+            send(StepResult(self.global_steps, tuple(keys), scalars(metrics)))
 
     return Trainer
 
@@ -95,9 +95,9 @@ def _mini_batches(config: DictConfig, names: Sequence[str], parts: int) -> dict[
 def _fit_mini_batches(config: DictConfig, mini_batches: Mapping[str, int], rows: int, ranks: int) -> None:
     """Have verl make as many optimiser steps as it would of as many rows as rollouts.
 
-    verl fills a batch up to whole mini-batches of `ppo_mini_batch_size` x `rollout.n` rows, actor's and critic's both.
-    A rollout of several rows would bring about a further step of few real ones, at full weight, and one of none has
-    its place filled.
+    verl fills a batch up to whole mini-batches of `ppo_mini_batch_size` x `rollout.n` rows, for the actor and the
+    critic. A rollout of several rows would cause a further step with few real rows, at full weight; the place of a
+    rollout without rows would be filled.
     """
     n = config.actor_rollout_ref.rollout.n
     units = [steps * math.lcm(n, ranks * _micro_batch(config, name)) for name, steps in mini_batches.items()]
@@ -107,32 +107,37 @@ def _fit_mini_batches(config: DictConfig, mini_batches: Mapping[str, int], rows:
 
 
 def _micro_batch(config: DictConfig, name: str) -> int:
-    """Rows that a rank's share has to be a multiple of."""
+    """The number of rows that a rank's share has to be a multiple of."""
     if OmegaConf.select(config, f"{name}.use_dynamic_bsz"):
         return 1
     keys = [f"{name}.ppo_micro_batch_size_per_gpu"]
-    keys += ["actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu"] if name == _TRAINED[0] else []
+    keys += ["actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu"] if name == _MODELS[0] else []
     return math.lcm(*(OmegaConf.select(config, key) or 1 for key in keys))
 
 
 def scalars(metrics: dict[str, Any]) -> dict[str, float]:
+    """The metrics that are finite numbers."""
     return {k: float(v) for k, v in metrics.items() if isinstance(v, (int, float, np.number)) and np.isfinite(v)}
 
 
-def fit(config: DictConfig, probe_ids: Sequence[int], tell: Tell) -> None:
-    """Train to the end."""
+def fit(config: DictConfig, check_ids: Sequence[int], send: Send) -> None:
+    """Train to the end.
+
+    Args:
+        config: verl's. check_ids: tokens of the weight check. send: sends events to the run.
+    """
     configure_verl_logging()
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     config.transfer_queue.enable = True
     OmegaConf.resolve(config)
-    manager.connect(tell)
+    manager.connect(send)
     tq.init(config.transfer_queue)
     trainer: Any = None
     succeeded = False
     try:
-        trainer = _trainer_class(config.trainer.v1.trainer_mode, tell, probe_ids)(config)
+        trainer = _trainer_class(config.trainer.v1.trainer_mode, send, check_ids)(config)
         trainer.init()
-        made = load_class_from_fqn(
+        agent_manager = load_class_from_fqn(
             config.actor_rollout_ref.rollout.agent.agent_loop_manager_class, "AgentLoopManager"
         ).create(
             config=config,
@@ -140,7 +145,7 @@ def fit(config: DictConfig, probe_ids: Sequence[int], tell: Tell) -> None:
             teacher_client=trainer.get_teacher_client(),
             reward_loop_worker_handles=trainer.get_reward_handles(),
         )
-        trainer.fit(made)
+        trainer.fit(agent_manager)
         succeeded = True
     finally:
         try:

@@ -1,4 +1,4 @@
-"""One check per update: the servers sample from the weights that were just trained."""
+"""Checks after every update that the servers sample from the weights that were just trained."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from verl.workers.utils.padding import response_from_nested
 from agl.errors import StalePolicyError
 from agl.mdp.types import FloatArray
 
-_PARTITION = "agl-probe"
+_PARTITION = "agl-weight-check"
 TOKENS = 32
 
 
-class Probe:
+class WeightCheck:
     """Compares the actor's log-probs of one fixed sequence with the servers'.
 
-    Two things must hold after an update: the two differ by no more than rounding explains, and where they differ by
-    more than before, the servers are not nearer to the actor as it was before the update.
+    Two things must hold after an update: both differ by no more than rounding explains, and where they differ by more
+    than before, the servers are not nearer to the actor's weights from before the update.
 
     Args:
-        trainer: verl's. ids: of the sequence, at least two tokens. dtype: of the servers' arithmetic.
+        trainer: verl's. ids: the sequence, at least two tokens. dtype: of the servers' arithmetic.
     """
 
     def __init__(self, trainer: Any, ids: Sequence[int], dtype: str) -> None:
@@ -38,7 +38,7 @@ class Probe:
         self._before: FloatArray | None = None
         self._usual = 0.0
 
-    def trained(self) -> FloatArray:
+    def actor_logprobs(self) -> FloatArray:
         """The actor's log-probs, float32 [T - 1], of all tokens but the first. Call it while the servers sleep."""
         group, ranks = self._trainer.actor_rollout_wg, self._trainer._ranks()
         ids = torch.tensor(self._ids, dtype=torch.int64)
@@ -48,25 +48,25 @@ class Probe:
             "prompts": ids[:1], "responses": response, "input_ids": ids, "position_ids": torch.arange(ids.numel()),
             "response_mask": ones, "loss_mask": ones, "multi_modal_inputs": {},
         }  # fmt: skip
-        keys = [f"probe_{k}_0" for k in range(ranks)]
+        keys = [f"check_{k}_0" for k in range(ranks)]
         tags = [{"seq_len": ids.numel(), "global_steps": 0, "status": "success"} for _ in keys]
         tq.kv_batch_put(
             keys=keys, partition_id=_PARTITION, fields=list_of_dict_to_tensordict([dict(row) for _ in keys]), tags=tags
         )
         try:
-            how = {
+            options = {
                 "calculate_entropy": False, "compute_loss": False, "temperature": 1.0,
                 "use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1,
             }  # fmt: skip
-            batch = KVBatchMeta(partition_id=_PARTITION, keys=keys, tags=tags, extra_info=how)
+            batch = KVBatchMeta(partition_id=_PARTITION, keys=keys, tags=tags, extra_info=options)
             group.compute_log_prob(batch)
             data = tq.kv_batch_get(keys=keys, partition_id=_PARTITION, select_fields=["log_probs", "response_mask"])
-            found = response_from_nested(data["log_probs"], data["response_mask"])
-            return np.asarray(found[0].float().cpu().numpy(), dtype=np.float32)
+            logprobs = response_from_nested(data["log_probs"], data["response_mask"])
+            return np.asarray(logprobs[0].float().cpu().numpy(), dtype=np.float32)
         finally:
             tq.kv_clear(keys=keys, partition_id=_PARTITION)
 
-    def served(self) -> FloatArray:
+    def server_logprobs(self) -> FloatArray:
         """The servers' log-probs of the same tokens."""
         params = {"max_tokens": 1, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "prompt_logprobs": 0}
         servers = getattr(self._trainer, "standalone_server_manager", None) or self._trainer.llm_server_manager
@@ -78,27 +78,31 @@ class Probe:
         rows = output.extra_fields["prompt_logprobs"][: len(self._ids) - 1]
         return np.asarray([row[0] for row in rows], dtype=np.float32)
 
-    def check(self, trained: FloatArray, served: FloatArray, step: int) -> dict[str, float]:
-        """Compare them after an update.
+    def compare(self, actor: FloatArray, servers: FloatArray, step: int) -> dict[str, float]:
+        """Compare the log-probs of both after an update.
+
+        Args:
+            actor, servers: float32 [T - 1].
 
         Returns:
-            "agl/probe/logprob_diff": the mean difference, in nats; "agl/probe/moved": that which the update made.
+            "agl/probe/logprob_diff": their mean difference, in nats; "agl/probe/moved": the actor's from before the
+            update to after it.
 
         Raises:
             StalePolicyError: the servers hold other weights.
         """
         before, usual = self._before, self._usual
-        off = _distance(served, trained)
-        self._before, self._usual = trained, off
-        facts = {"agl/probe/logprob_diff": off}
-        nearer = False
+        difference = _distance(servers, actor)
+        self._before, self._usual = actor, difference
+        facts = {"agl/probe/logprob_diff": difference}
+        stale = False
         if before is not None:
-            facts["agl/probe/moved"] = _distance(trained, before)
-            nearer = off > 3 * usual + 1e-4 and _distance(served, before) < off
-        if nearer or not off <= self._tolerance:
+            facts["agl/probe/moved"] = _distance(actor, before)
+            stale = difference > 3 * usual + 1e-4 and _distance(servers, before) < difference
+        if stale or not difference <= self._tolerance:
             raise StalePolicyError(
-                f"after the update of step {step} the servers' log-probs differ from the actor's by {off:.3g} nats on "
-                f"average{', and are those of the weights before it' if nearer else ''}",
+                f"after the update of step {step} the servers' log-probs differ from the actor's by {difference:.3g} "
+                f"nats on average{', and are those of the weights before it' if stale else ''}",
                 hint="the servers do not serve the policy just trained; see the logs of verl's workers",
                 step=step,
             )

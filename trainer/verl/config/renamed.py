@@ -1,4 +1,4 @@
-"""Keys of verl 0.5 to 0.8 and of Agent Lightning under the names that verl 0.9 has for them."""
+"""Translates keys of verl 0.5 to 0.8 and of Agent Lightning into those of verl 0.9."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ RENAMED: Mapping[str, tuple[str, ...]] = {
     "ray_init.num_cpus": ("ray_kwargs.ray_init.num_cpus",),
     "ray_init.timeline_json_file": ("ray_kwargs.timeline_json_file",),
 }
-"""Old key -> the keys that say the same now; one that is given itself counts."""
+"""Old key -> the keys that mean the same now; where the config has one of these too, that one counts."""
 
 SECTIONS: Mapping[str, str] = {"critic.model.fsdp_config.": "critic.fsdp."}
 """Old section -> the new one."""
 
-GONE: Mapping[str, str] = {
+REMOVED: Mapping[str, str] = {
     f"{ROLLOUT}.chat_scheduler": "the agent runs its own turns; leave it out",
     f"{ROLLOUT}.use_fire_sampling": "training samples from the policy itself; leave it out",
     f"{ROLLOUT}.swap_space": f"it is {ROLLOUT}.engine_kwargs.vllm.swap_space now",
@@ -39,24 +39,24 @@ GONE: Mapping[str, str] = {
     "trainer.*_nsight_options.*": "it is global_profiler.global_tool_config.nsys now",
     "async_training.*": "it is trainer.v1.separate_async now",
 }
-"""Old key -> what to do, where no key means the same."""
+"""Old key without a counterpart -> what to do instead."""
 
 
-def renamed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` with today's keys.
+def rename(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A flat config with verl 0.9's keys.
 
     Raises:
-        ConfigError: an old key that no key of verl 0.9 stands for, with what to do.
+        ConfigError: an old key without a counterpart in verl 0.9, with what to do.
     """
-    out: dict[str, Any] = {}
-    for key, value in given.items():
-        for old, hint in GONE.items():
+    current: dict[str, Any] = {}
+    for key, value in settings.items():
+        for old, hint in REMOVED.items():
             if fnmatch.fnmatchcase(key, old):
                 raise ConfigError(f"verl 0.9 has no {key} any more", hint=hint)
         for new, translated in _translate(key, value):
-            if new == key or new not in given:
-                out[new] = translated
-    return out
+            if new == key or new not in settings:
+                current[new] = translated
+    return current
 
 
 def _translate(key: str, value: Any) -> list[tuple[str, Any]]:

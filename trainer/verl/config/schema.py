@@ -1,6 +1,6 @@
 """Which keys verl's config has, and of which types, read from verl's own files: its YAML defaults and its dataclasses.
 
-verl is not imported for it. That takes seconds, and settles which device it computes on.
+verl is not imported: that takes seconds, and fixes which device it computes on.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import ast
 import difflib
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,12 @@ from typing import Any
 from agl.errors import ConfigError
 
 FREE = ("ray_kwargs.ray_init", "global_profiler.global_tool_config", "transfer_queue.backend")
-"""Sections that verl hands on to others as they are."""
+"""Sections that verl passes on to other programs unchanged."""
 
-WIDER: Mapping[str, tuple[type, ...]] = {
+Types = tuple[type, ...] | None
+"""The types that a value may have; None for any."""
+
+WIDER: Mapping[str, Types] = {
     "trainer.logger": (str, list),
     "trainer.v1.colocate_async.num_warmup_batches": (int, float),
     "trainer.v1.separate_async.num_warmup_batches": (int, float),
@@ -36,50 +39,52 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Class:
-    """One of verl's dataclasses, as written.
-
-    Attributes:
-        bases: their names. fields: name -> annotation.
-    """
-
-    bases: tuple[str, ...]
-    fields: Mapping[str, ast.expr]
-
-
-@dataclass(frozen=True, slots=True)
 class Schema:
-    """verl's keys.
+    """The keys of a verl config.
 
-    Attributes:
+    Args:
         defaults: verl's whole config as nested dicts, interpolations as their text.
-        classes: name -> dataclass, of the packages that the defaults name.
     """
 
-    defaults: Mapping[str, Any]
-    classes: Mapping[str, Class] = field(default_factory=dict)
+    def __init__(self, defaults: Mapping[str, Any]) -> None:
+        self.defaults = defaults
+        self._classes: dict[str, _Dataclass] = {}
+        for module in sorted({target.rpartition(".")[0] for target in _targets(defaults)}):
+            self._classes |= _dataclasses(module)
+        self._sections: set[str] = set()
+        self._open: set[str] = set(FREE)
+        self._types: dict[str, Types] = {}
+        self._add(defaults, None, "")
+        self._types |= WIDER
 
     def check(self, key: str, value: Any) -> None:
         """Raise `ConfigError` unless verl has this key and its value may be of this type."""
-        if any(key.startswith(f"{section}.") for section in FREE):
-            return
-        types = self._types(key)
-        if types is None:
-            return
+        if not self.has(key):
+            raise self._unknown(key)
+        if key in self._sections:
+            hint = f"it has {_some_names(self.default(key))}"
+            raise ConfigError(f"{key} is a section of verl's config and cannot be one value", hint=hint)
+        types = self._types.get(key)
         interpolated = isinstance(value, str) and "${" in value
-        if interpolated or (isinstance(value, types) and (not isinstance(value, bool) or bool in types)):
+        if (
+            types is None
+            or interpolated
+            or (isinstance(value, types) and (not isinstance(value, bool) or bool in types))
+        ):
             return
         names = " or ".join(dict.fromkeys("null" if t is type(None) else t.__name__ for t in types))
         raise ConfigError(f"{key}={value!r} is of type {type(value).__name__}; verl takes {names}")
 
     def has(self, key: str) -> bool:
-        """Whether verl has this key."""
-        try:
-            self._types(key)
-        except ConfigError:
-            return False
-        return True
+        """Whether verl has this key, or takes any key in its section."""
+        if key in self._types or key in self._sections:
+            return True
+        while key := key.rpartition(".")[0]:
+            if key in self._open:
+                return True
+            if key in self._types or key in self._sections:
+                return False
+        return False
 
     def default(self, key: str) -> Any:
         """verl's own value, text where it is an interpolation; None where there is none."""
@@ -88,76 +93,45 @@ class Schema:
             node = node.get(part) if isinstance(node, Mapping) else None
         return node
 
-    def _types(self, key: str) -> tuple[type, ...] | None:
-        """The types that `key` may be of; None for any.
-
-        Raises:
-            ConfigError: verl has no such key.
-        """
-        if key in WIDER:
-            return WIDER[key]
-        node: Any = self.defaults
-        owner: str | None = None
-        *parents, last = key.split(".")
-        for depth, part in enumerate(parents):
-            annotation = self._annotation(owner, node, part)
-            here = node.get(part) if isinstance(node, Mapping) else None
-            owner = next((n for n in _names(annotation) if n in self.classes), None)
-            if isinstance(here, Mapping) and here:
-                if "dict" in _names(annotation) and [*parents, last][depth + 1] not in here:
-                    return None
-                node = here
-            elif owner is not None:
-                node = {}
-            elif here == {} or {"dict", "Any"} & set(_names(annotation)):
-                return None
+    def _add(self, node: Mapping[str, Any], owner: str | None, prefix: str) -> None:
+        """Add the keys of a section: those of its YAML `node`, and those of its dataclass, by default `owner`."""
+        fields = self._fields(node.get("_target_", owner or "").rpartition(".")[2])
+        for name in {**node, **fields}:
+            key, default, types = f"{prefix}{name}", node.get(name), _type_names(fields.get(name))
+            inner = next((t for t in types if t in self._classes), None)
+            section = default if isinstance(default, Mapping) and default else None
+            if section is not None:
+                self._sections.add(key)
             else:
-                raise self._unknown(key)
-        annotation = self._annotation(owner, node, last)
-        present = isinstance(node, Mapping) and last in node
-        if annotation is None and not present:
-            raise self._unknown(key)
-        default = node[last] if present else None
-        if isinstance(default, Mapping) and default:
-            raise ConfigError(
-                f"{key} is a section of verl's config and cannot be one value", hint=f"it has {_some(default)}"
-            )
-        follows = isinstance(default, str) and "${" in default  # another key, and so may come to null
-        if annotation is not None:
-            names = _names(annotation)
-            if "Any" in names or any(n not in _TYPES for n in names):
-                return None
-            found = tuple(t for n in names for t in _TYPES[n])
-            return (*found, type(None)) if default is None or follows else found
-        if default is None or follows:
-            return None
-        return _TYPES.get(type(default).__name__)
+                self._types[key] = _types(default, types)
+            if key in FREE:
+                continue
+            if "dict" in types or (section is None and inner is None and (default == {} or "Any" in types)):
+                self._open.add(key)
+            if section is not None or inner is not None:
+                self._add(section or {}, inner, f"{key}.")
 
-    def _annotation(self, owner: str | None, node: Any, name: str) -> ast.expr | None:
-        target = node.get("_target_") if isinstance(node, Mapping) else None
-        return self._field(target.rpartition(".")[2] if target else owner, name)
-
-    def _field(self, owner: str | None, name: str) -> ast.expr | None:
-        known = self.classes.get(owner or "")
-        if known is None:
-            return None
-        if name in known.fields:
-            return known.fields[name]
-        return next((f for base in known.bases if (f := self._field(base, name)) is not None), None)
+    def _fields(self, name: str) -> dict[str, ast.expr]:
+        """The fields of a dataclass, those of its bases included: name -> annotation."""
+        if name not in self._classes:
+            return {}
+        fields: dict[str, ast.expr] = {}
+        for base in reversed(self._classes[name].bases):
+            fields |= self._fields(base)
+        return fields | self._classes[name].fields
 
     def _unknown(self, key: str) -> ConfigError:
-        """The error for a key that verl has not, with the nearest that it has."""
+        """The error for a key that verl does not have, with the nearest that it has."""
         known = list(_leaves(self.defaults, ""))
         last = key.rpartition(".")[2]
-        elsewhere = [k for k in known if k.rpartition(".")[2] == last]
-        # The nearest by the whole key, among those of that name or else among all.
-        close = difflib.get_close_matches(key, elsewhere or known, n=1, cutoff=0.0 if elsewhere else 0.6)
-        hint = f"did you mean {close[0]!r}?" if close else f"it has {_some(self.defaults)}"
+        namesakes = [k for k in known if k.rpartition(".")[2] == last]
+        close = difflib.get_close_matches(key, namesakes or known, n=1, cutoff=0.0 if namesakes else 0.6)
+        hint = f"did you mean {close[0]!r}?" if close else f"it has {_some_names(self.defaults)}"
         return ConfigError(f"the verl config has no key {key!r}", hint=hint)
 
 
 def folder() -> Path:
-    """Where verl is, found without importing it.
+    """The directory of the installed verl, without importing it.
 
     Raises:
         ConfigError: verl is not installed.
@@ -168,21 +142,27 @@ def folder() -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-def schema(defaults: Mapping[str, Any]) -> Schema:
-    """What verl takes where its defaults are these."""
-    modules = {t.rpartition(".")[0] for t in _targets(defaults)}
-    classes: dict[str, Class] = {}
-    for module in sorted(modules):
-        classes |= _classes(module)
-    return Schema(defaults, classes)
+# -- verl's dataclasses -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Dataclass:
+    """One of verl's dataclasses, as written.
+
+    Attributes:
+        bases: names of its base classes. fields: name -> annotation.
+    """
+
+    bases: tuple[str, ...]
+    fields: dict[str, ast.expr]
 
 
 @functools.cache
-def _classes(module: str) -> dict[str, Class]:
-    """The classes of one of verl's modules, and of the modules beside it if it is a package."""
-    place = folder().parent.joinpath(*module.split("."))
-    found = {}
-    for file in sorted(place.glob("*.py")) or [place.with_suffix(".py")]:
+def _dataclasses(module: str) -> dict[str, _Dataclass]:
+    """The classes of one of verl's modules, and of the modules next to it if it is a package."""
+    path = folder().parent.joinpath(*module.split("."))
+    classes = {}
+    for file in sorted(path.glob("*.py")) or [path.with_suffix(".py")]:
         for node in ast.parse(file.read_text(encoding="utf-8")).body if file.exists() else ():
             if isinstance(node, ast.ClassDef):
                 fields = {
@@ -190,52 +170,65 @@ def _classes(module: str) -> dict[str, Class]:
                     for line in node.body
                     if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
                 }
-                found[node.name] = Class(tuple(b.id for b in node.bases if isinstance(b, ast.Name)), fields)
-    return found
+                classes[node.name] = _Dataclass(tuple(b.id for b in node.bases if isinstance(b, ast.Name)), fields)
+    return classes
 
 
-def _names(annotation: ast.expr | None) -> list[str]:
-    """The types that an annotation allows, by name: `Optional[dict[str, int]]` is None and dict."""
+def _types(default: Any, names: list[str]) -> Types:
+    """The types of a value with this default and annotation.
+
+    Args:
+        names: the types that the annotation allows; empty without one.
+    """
+    follows = isinstance(default, str) and "${" in default  # another key, which may be null
+    if not names:
+        return None if default is None or follows else _TYPES.get(type(default).__name__)
+    if any(name not in _TYPES for name in names):
+        return None
+    types = tuple(t for name in names for t in _TYPES[name])
+    return (*types, type(None)) if default is None or follows else types
+
+
+def _type_names(annotation: ast.expr | None) -> list[str]:
+    """The types that an annotation allows, by name: `Optional[dict[str, int]]` is dict and None."""
     match annotation:
         case None:
             return []
         case ast.Constant(value=None):
             return ["None"]
         case ast.Constant(value=str(text)):
-            return _names(ast.parse(text, mode="eval").body)
-        case ast.Name(id=name):
-            return [name]
-        case ast.Attribute(attr=name):
+            return _type_names(ast.parse(text, mode="eval").body)
+        case ast.Name(id=name) | ast.Attribute(attr=name):
             return [name]
         case ast.BinOp(left=left, right=right):
-            return [*_names(left), *_names(right)]
+            return [*_type_names(left), *_type_names(right)]
         case ast.Subscript(value=ast.Name(id="Optional"), slice=inner):
-            return [*_names(inner), "None"]
+            return [*_type_names(inner), "None"]
         case ast.Subscript(value=ast.Name(id="Union"), slice=ast.Tuple(elts=inner)):
-            return [n for i in inner for n in _names(i)]
+            return [n for i in inner for n in _type_names(i)]
         case ast.Subscript(value=ast.Name(id="Literal"), slice=inner):
             options = inner.elts if isinstance(inner, ast.Tuple) else [inner]
             return [type(o.value).__name__ for o in options if isinstance(o, ast.Constant)]
         case ast.Subscript(value=outer):
-            return [n.lower() for n in _names(outer)]
+            return [n.lower() for n in _type_names(outer)]
     return ["Any"]
 
 
-def _keys(node: Mapping[str, Any]) -> list[str]:
-    return [k for k in node if k != "_target_"]
+# -- nested dicts -----------------------------------------------------------------------------------------------------
 
 
-def _some(node: Mapping[str, Any]) -> str:
-    names = _keys(node)
+def _some_names(node: Mapping[str, Any]) -> str:
+    names = [name for name in node if name != "_target_"]
     return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
 
 
 def _leaves(node: Any, prefix: str) -> Iterator[str]:
-    if isinstance(node, Mapping) and node:
-        for name in _keys(node):
-            yield from _leaves(node[name], f"{prefix}.{name}" if prefix else name)
-    else:
+    if not isinstance(node, Mapping) or not node:
         yield prefix
+        return
+    for name in node:
+        if name != "_target_":
+            yield from _leaves(node[name], f"{prefix}.{name}" if prefix else name)
 
 
 def _targets(node: Any) -> Iterator[str]:

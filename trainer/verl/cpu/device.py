@@ -1,4 +1,4 @@
-"""The CPU in the shape of an accelerator's torch module (`torch.cuda`'s): one device, with no memory of its own."""
+"""The CPU in the shape of an accelerator's torch module (`torch.cuda`'s): one device, without separate memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def current_device() -> torch.device:
 
 
 def set_device(device: Any) -> None:
-    """There is one."""
+    """No effect: there is one device."""
 
 
 def get_device_name(device: Any = None) -> str:
@@ -71,4 +71,4 @@ memory_reserved = max_memory_allocated = max_memory_reserved = memory_allocated
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    """There are none."""
+    """No effect: there are none."""

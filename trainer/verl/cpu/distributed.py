@@ -1,4 +1,4 @@
-"""Lets torch.distributed take the CPU where verl asks it for an accelerator."""
+"""Makes torch.distributed accept the CPU where verl requests an accelerator."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch.distributed import fsdp
 
 
 def install() -> None:
-    """Replace what `verl` is about to import, in this process."""
+    """Replace what verl is about to import, in this process."""
     dist.init_process_group = _without_repeated_backends(dist.init_process_group)
     fsdp.CPUOffloadPolicy = UnpinnedOffload
 
 
 class UnpinnedOffload(fsdp.CPUOffloadPolicy):
-    """What verl gives a reference model; pinned memory is for copies to an accelerator, and needs one."""
+    """The offload policy of verl's reference model without pinned memory, which needs an accelerator."""
 
     def __init__(self, pin_memory: bool = False) -> None:
         super().__init__(pin_memory=False)

@@ -1,6 +1,6 @@
 """The CPU as a verl platform, registered when verl imports this module (`VERL_USE_EXTERNAL_MODULES`).
 
-A rank is a process with gloo; Ray counts ranks as logical GPUs, since verl asks Ray for accelerator ids by that name.
+A rank is a process with gloo; Ray counts ranks as logical GPUs, since verl requests accelerator ids by that name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agl.trainer.verl.cpu.settings import PLATFORM
 
 @PlatformRegistry.register(platform=PLATFORM)
 class CpuPlatform(PlatformBase):
-    """What verl asks of a device, on the CPU."""
+    """verl's interface to a device, on the CPU."""
 
     @property
     def device_name(self) -> str:

@@ -1,4 +1,4 @@
-"""What verl's `separate_async` mode needs on CPU: weights over gloo, and saved policies that are copies.
+"""Support for verl's `separate_async` mode on CPU: weights over gloo, and saved policies that are copies.
 
 verl imports it as `rollout.checkpoint_engine.custom_backend_module`, in trainer and rollout ranks.
 """
@@ -40,7 +40,7 @@ class GlooCheckpointEngine(CheckpointEngine):
     """One broadcast per tensor from the first trainer rank to all rollout ranks.
 
     Args:
-        bucket_size: bytes; not used, since a tensor is sent as it is.
+        bucket_size: bytes; not used, since each tensor is sent whole.
         is_master: whether this is the first trainer rank.
     """
 
@@ -82,16 +82,16 @@ class GlooCheckpointEngine(CheckpointEngine):
         self._group = ProcessGroupGloo(store, rank, world_size, _TIMEOUT)
 
     def finalize(self) -> None:
-        """Leave it."""
+        """Leave the group."""
         self._group = None
 
     @torch.no_grad()
     async def send_weights(self, weights: Weights, global_steps: int | None = None) -> None:
-        """Broadcast them all. A trainer rank that is no member walks through them: gathering each takes every rank."""
+        """Broadcast all weights. A trainer rank that is no member iterates too: gathering a weight takes every rank."""
         await asyncio.to_thread(self._send, weights)
 
     async def receive_weights(self, global_steps: int | None = None) -> Any:
-        """Yields (name, tensor on the CPU) as they come."""
+        """Yield (name, tensor on the CPU) as they arrive."""
         received = self._receive()
         while (item := await asyncio.to_thread(next, received, None)) is not None:
             yield item
@@ -141,5 +141,5 @@ fsdp_utils.fsdp2_sharded_save_to_cpu = _copied(fsdp_utils.fsdp2_sharded_save_to_
 
 
 def _arguments(ranks: list[int], members: int, endpoint: Endpoint) -> dict[str, list[Any]]:
-    """Of `init_process_group`, one of each per worker."""
+    """Arguments of `init_process_group`, one of each per worker."""
     return {"rank": ranks, "world_size": [members] * len(ranks), "endpoint": [endpoint] * len(ranks)}

@@ -16,7 +16,7 @@ _PACKAGE = "agl.trainer.verl.cpu"
 def environment() -> dict[str, str]:
     """Environment variables of the driver and of every Ray worker, to be set before verl is imported.
 
-    A local Ray started by the driver inherits the driver's; a cluster that was there needs them in `runtime_env`.
+    A local Ray started by the driver inherits the driver's; an existing cluster needs them in `runtime_env`.
     """
     return {
         "VERL_USE_EXTERNAL_MODULES": f"{_PACKAGE}.platform",
@@ -26,20 +26,20 @@ def environment() -> dict[str, str]:
         # Ten processes share the cores: OpenMP's waiting threads would starve each other.
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        # Lets vLLM's CPU platform run the model in its engine's process. The engine has one of its own either way.
+        # Lets vLLM's CPU platform run the model in its engine's process. The engine has a separate process either way.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     }
 
 
 def overrides(ranks: int = 1, *, separate: bool = False) -> dict[str, Any]:
-    """What a verl config must say on CPU, as a nested dict; it wins over what the config says otherwise.
+    """The settings that a verl config needs on CPU, as a nested dict; they take precedence over the config's.
 
     Some keys are not in verl's defaults (`mixed_precision`, `ray_init.num_gpus`, ...): merge with OmegaConf's struct
     flag off.
 
     Args:
         ranks: processes that count as a GPU each, over all resource pools of the machine.
-        separate: whether rollout servers have ranks of their own (`trainer.v1.trainer_mode=separate_async`).
+        separate: whether rollout servers have separate ranks (`trainer.v1.trainer_mode=separate_async`).
     """
     return {
         "actor_rollout_ref": {
@@ -73,7 +73,7 @@ def overrides(ranks: int = 1, *, separate: bool = False) -> dict[str, Any]:
 
 
 def defaults() -> dict[str, Any]:
-    """What makes a run of a small model on CPU start and step faster, as a nested dict; what the config says wins."""
+    """Settings that make a small model start and step faster on CPU, as a nested dict; the config has precedence."""
     return {
         "actor_rollout_ref": {
             "model": {"enable_gradient_checkpointing": False},
@@ -81,7 +81,7 @@ def defaults() -> dict[str, Any]:
                 "agent": {"num_workers": 1},
                 # The buffer lies in shared memory, and must hold the largest single weight.
                 "checkpoint_engine": {"update_weights_bucket_megabytes": 64},
-                # Given a size, vLLM neither measures the machine's memory nor runs the model to warm it up.
+                # With a size, vLLM neither measures the machine's memory nor runs the model to warm it up.
                 "engine_kwargs": {"vllm": {"kv_cache_memory_bytes": 512 * 2**20}},
             },
         },
@@ -93,12 +93,12 @@ def defaults() -> dict[str, Any]:
 
 
 def _model() -> dict[str, Any]:
-    """Flash attention and the rows packed for it are CUDA kernels."""
+    """Without flash attention and the rows packed for it, which are CUDA kernels."""
     return {"use_remove_padding": False, "override_config": {"attn_implementation": "eager"}}
 
 
 def _fsdp() -> dict[str, Any]:
-    """All in float32, as vLLM samples in it."""
+    """Everything in float32, in which vLLM samples too."""
     return {
         "model_dtype": "fp32",
         "mixed_precision": {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},

@@ -10,7 +10,7 @@ from verl.utils import model as verl_model
 def load_value_model(
     local_path: str, torch_dtype: torch.dtype, model_config: PretrainedConfig, trust_remote_code: bool
 ) -> PreTrainedModel:
-    """A model with one output per token, its head new unless the checkpoint has one. Takes what verl's loader takes."""
+    """A model with one output per token, with a new head unless the checkpoint has one. Parameters as verl's loader."""
     return AutoModelForTokenClassification.from_pretrained(
         local_path,
         dtype=torch_dtype,
@@ -21,5 +21,5 @@ def load_value_model(
 
 
 def install() -> None:
-    """Put it in the place of verl's loader, in this process."""
+    """Replace verl's loader, in this process."""
     verl_model.load_valuehead_model = load_value_model

@@ -1,4 +1,4 @@
-"""The extension of vLLM's workers with which a CPU build takes new weights again and again."""
+"""An extension of vLLM's workers with which a CPU build can load new weights repeatedly."""
 
 from __future__ import annotations
 
@@ -22,4 +22,4 @@ if not hasattr(WeightsMapper, "get_unstacked_mapper"):  # what verl 0.9 calls it
 
 
 class CpuWorkerExtension(vLLMColocateWorkerExtension):
-    """verl's own, by a name with which vLLM imports this module in its worker."""
+    """verl's own extension, under a name that makes vLLM import this module in its worker."""
