@@ -110,10 +110,10 @@ def test_the_global_set_is_the_one_that_true_means() -> None:
 
     assert air is agl.air
     assert isinstance(agl.air, agl.AIR)
-    assert agl.Trainer(agl.Baseline(), air=True).air is agl.air
+    assert agl.Trainer(agl.Baseline(), air=True).config.air is agl.air
     own = agl.AIR()
-    assert agl.Trainer(agl.Baseline(), air=own).air is own
-    assert [agl.Trainer(agl.Baseline(), air=off).air for off in (None, False)] == [None, None]
+    assert agl.Trainer(agl.Baseline(), air=own).config.air is own
+    assert [agl.Trainer(agl.Baseline(), air=off).config.air for off in (None, False)] == [None, None]
     with pytest.raises(ConfigError, match="air= is 'yes'"):
         agl.Trainer(agl.Baseline(), air="yes")  # type: ignore[arg-type]
 
