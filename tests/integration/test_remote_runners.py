@@ -101,9 +101,9 @@ async def test_a_rollout_executed_elsewhere_comes_back_whole(tmp_path: Path) -> 
     assert {r.rollout.rollout_id for r in served.results} == set(ids)
     for result in served.results:
         assert result.error is None
-        assert result.built is not None
-        assert result.built.reward == 1.5
-        assert result.built.n_calls == 1
+        assert result.attempt_trajectory is not None
+        assert result.attempt_trajectory.reward == 1.5
+        assert result.attempt_trajectory.n_calls == 1
         [call] = await store.query_calls(result.rollout.rollout_id)
         assert call.agent == "asks"
         assert call.policy == "policy"
@@ -361,7 +361,7 @@ async def test_rules_that_only_the_runner_knows_reward_the_call_that_asked_for_t
     await until(lambda: served.results)
     end.set()
     await working
-    built = served.results[0].built
+    built = served.results[0].attempt_trajectory
     assert built is not None, served.results[0].error
     first, second = built.trajectory.transitions
     assert [(r.name, r.value, r.source) for r in first.rewards] == [("tool_ok", 0.25, "air")]

@@ -284,12 +284,12 @@ class ScriptedRollouts:
         try:
             results = await run.rollouts([*enumerate(run.train)], mode="train", step=0, group_size=self.group_size)
             for result in require_some(results, "the run"):
-                assert result.built is not None
+                assert result.attempt_trajectory is not None
                 id = result.rollout.rollout_id
                 self.calls.append(sorted(await run.store.query_calls(id), key=lambda c: c.index))
                 self.spans.append(await run.store.query_spans(id))
-                self.rewards.append(result.built.reward)
-                self.trajectories.append(result.built.trajectory)
+                self.rewards.append(result.attempt_trajectory.reward)
+                self.trajectories.append(result.attempt_trajectory.trajectory)
         finally:
             await run.stop()
 

@@ -384,14 +384,14 @@ def test_a_runs_rewards_are_stored_reach_credit_and_are_explained(tmp_path: Path
     algorithm, result = fitted(tmp_path, air, SCRIPT)
     [done] = algorithm.results
     assert done.error is None
-    trajectory = done.built.trajectories["policy"]
+    trajectory = done.attempt_trajectory.trajectories["policy"]
     first, second = trajectory.transitions
     assert [(r.name, r.value, r.source, r.primary) for r in first.rewards] == [
         ("success", 1.0, "air", True), ("failure", -1.0, "air", True),
         ("brief", float(first.call.response_ids.size), "air", False),
     ]  # fmt: skip
     assert [r.name for r in second.rewards] == ["brief"]
-    assert (trajectory.final_reward, trajectory.total_reward, done.built.reward) == (10.0, 10.0, 10.0)
+    assert (trajectory.final_reward, trajectory.total_reward, done.attempt_trajectory.reward) == (10.0, 10.0, 10.0)
 
     async def report() -> Any:
         store = await open_store(result.store)
@@ -433,7 +433,7 @@ def test_an_attempt_is_joined_once_and_each_rule_is_called_once_per_event(
 def test_air_is_off_unless_asked_for(tmp_path: Path) -> None:
     algorithm, _ = fitted(tmp_path, None, SCRIPT)
     [done] = algorithm.results
-    assert [r.source for r, _ in done.built.credited] == ["return"]
+    assert [r.source for r, _ in done.attempt_trajectory.credited] == ["return"]
 
 
 def test_a_rule_that_fails_fails_the_attempt_and_is_never_a_score(tmp_path: Path) -> None:
@@ -441,7 +441,7 @@ def test_a_rule_that_fails_fails_the_attempt_and_is_never_a_score(tmp_path: Path
     air.on_tool_success(name="nan")(lambda: float("nan"))
     algorithm, _ = fitted(tmp_path, air, SCRIPT)
     [done] = algorithm.results
-    assert (done.rollout.status, done.built) == ("failed", None)
+    assert (done.rollout.status, done.attempt_trajectory) == ("failed", None)
     assert isinstance(done.error, RewardError)
     assert "AIR rule 'nan' (on_tool_success): the reward 'reward' is nan" in str(done.error)
     assert f"rollout={done.rollout.rollout_id}, attempt=1, agent=solver, tool=add" in str(done.error)
@@ -452,6 +452,6 @@ def test_outcomes_are_known_without_their_text(tmp_path: Path) -> None:
     air.on_tool_success(name="ok")(lambda tool_name: 1.0 if tool_name == "add" else 5.0)
     air.on_tool_failure(name="bad")(lambda tool_name: -1.0 if tool_name == "subtract" else 5.0)
     algorithm, _ = fitted(tmp_path, air, SCRIPT, capture_content=False)
-    first, _ = algorithm.results[0].built.trajectories["policy"].transitions
+    first, _ = algorithm.results[0].attempt_trajectory.trajectories["policy"].transitions
     assert [(r.name, r.value) for r in first.rewards] == [("ok", 1.0), ("bad", -1.0)]
     assert NO_NUMBERS not in str(first.call.request)

@@ -63,10 +63,10 @@ async def test_what_had_ended_is_not_run_again(tmp_path: Path) -> None:
     assert len(again.engine.asked) == 2, "only the third task's rollouts were run"
     assert [r.rollout.rollout_id for r in after[:4]] == [r.rollout.rollout_id for r in before]
     for old, new in zip(before, after[:4], strict=True):
-        assert old.built is not None
-        assert new.built is not None
-        assert new.built.reward == old.built.reward
-        [a], [b] = old.built.trajectory.transitions, new.built.trajectory.transitions
+        assert old.attempt_trajectory is not None
+        assert new.attempt_trajectory is not None
+        assert new.attempt_trajectory.reward == old.attempt_trajectory.reward
+        [a], [b] = old.attempt_trajectory.trajectory.transitions, new.attempt_trajectory.trajectory.transitions
         assert a.call.prompt_ids.tolist() == b.call.prompt_ids.tolist()
         assert a.call.logprobs.tolist() == b.call.logprobs.tolist()
     assert (await store.get_rollout(unfinished.rollout_id)).status == "cancelled"

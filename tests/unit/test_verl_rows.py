@@ -102,7 +102,9 @@ def test_for_verls_own_estimators_the_reward_to_go_is_the_calls_return() -> None
 
 def test_failed_rollouts_have_no_rows_and_a_group_of_one_none_at_all() -> None:
     good = result(trajectory([call(0, [1], [2], rollout="a")], "a"))
-    failed = replace(result(trajectory([call(0, [1], [2], rollout="b")], "b"), 1), built=None, error=RuntimeError("no"))
+    failed = replace(
+        result(trajectory([call(0, [1], [2], rollout="b")], "b"), 1), attempt_trajectory=None, error=RuntimeError("no")
+    )
     common = dict(policy="policy", normalize_std=True)
     group = train_rows(PROMPT, [good, failed], Uniform(), estimator="grpo", own=True, **common)
     assert group.rows == ()

@@ -242,7 +242,7 @@ class PolicyGradient:
         resampled = 0
         for _ in range(self.max_gen_batches - 1 if self.dynamic_sampling else 0):
             groups = {r.rollout.group for r in results}
-            lost_groups = groups - {r.rollout.group for r in results if r.built is not None}
+            lost_groups = groups - {r.rollout.group for r in results if r.attempt_trajectory is not None}
             useless = len(self._advantages(run, results, step).flat_groups) + len(lost_groups)
             missing = self.batch_size - (len(indices) - useless)
             more = [next(replacements) for _ in range(missing)]
@@ -254,7 +254,9 @@ class PolicyGradient:
         succeeded = require_some(results, f"step {step + 1}")
         advantages = self._advantages(run, results, step)
         # A policy without a call: its pattern matches no agent's name, or its agent is seldom called.
-        agents = dict.fromkeys(a for r in succeeded if r.built is not None for a in r.built.agents)
+        agents = dict.fromkeys(
+            a for r in succeeded if r.attempt_trajectory is not None for a in r.attempt_trajectory.agents
+        )
         for name in run.selection.policies:
             if all(c.policy != name for c in advantages.calls):
                 run.progress.note(
@@ -264,7 +266,7 @@ class PolicyGradient:
         return Sample(results, succeeded, advantages, resampled)
 
     def _advantages(self, run: Run, results: Seq[RolloutResult], step: int) -> StepAdvantages:
-        trajectories = [r.built.trajectory for r in results if r.built is not None]
+        trajectories = [r.attempt_trajectory.trajectory for r in results if r.attempt_trajectory is not None]
         own_rewards = any(x.rewards for t in trajectories for x in t.transitions)
         advantages = compute_advantages(
             trajectories,

@@ -372,7 +372,11 @@ def mean_rewards(results: Sequence[RolloutResult], mode: str) -> dict[str, float
         "<mode>/reward", the sum of all that counts, and "<mode>/reward/<name>" for each (0 where a rollout did not
         earn it), an agent's own under the agent's name.
     """
-    rewarded = [r.built for r in results if r.built is not None and r.built.reward is not None]
+    rewarded = [
+        r.attempt_trajectory
+        for r in results
+        if r.attempt_trajectory is not None and r.attempt_trajectory.reward is not None
+    ]
     if not rewarded:
         return {f"{mode}/reward": math.nan}
     total = math.fsum(trajectory.reward or 0.0 for trajectory in rewarded)

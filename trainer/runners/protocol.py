@@ -25,13 +25,13 @@ class RolloutResult:
 
     Attributes:
         rollout: as stored. attempt: the number of the last one, from 1.
-        built: trajectories and rewards of that attempt; None when it failed.
+        attempt_trajectory: trajectories and rewards of that attempt; None when it failed.
         error: why it failed; None when it succeeded.
     """
 
     rollout: Rollout
     attempt: int
-    built: AttemptTrajectory | None
+    attempt_trajectory: AttemptTrajectory | None
     error: BaseException | None
 
 

@@ -96,11 +96,13 @@ class Operation:
     public: bool = False
 
 
-def operations(service: Service, facts: Callable[[], Mapping[str, Any]], beside: Mapping[str, Any]) -> list[Operation]:
+def operations(
+    service: Service, facts: Callable[[], Mapping[str, Any]], store_schema: Mapping[str, Any]
+) -> list[Operation]:
     """The API of a service.
 
     Args:
-        facts: for `/health`, in addition to the run's. beside: the schema of the other routes.
+        facts: for `/health`, in addition to the run's. store_schema: the schema of the store's routes.
     """
 
     async def health(_: Request) -> Response:
@@ -172,7 +174,7 @@ def operations(service: Service, facts: Callable[[], Mapping[str, Any]], beside:
         return FileResponse(service.policy_file(**request.path_params))
 
     async def schema(_: Request) -> Response:
-        return answer(openapi(listed, beside))
+        return answer(openapi(listed, store_schema))
 
     one = "/runs/{run_id}"
     listed = [
@@ -197,11 +199,11 @@ def operations(service: Service, facts: Callable[[], Mapping[str, Any]], beside:
     return listed
 
 
-def build_app(service: Service, listed: Sequence[Operation], beside: Sequence[BaseRoute] = ()) -> Starlette:
+def build_app(service: Service, listed: Sequence[Operation], other_routes: Sequence[BaseRoute] = ()) -> Starlette:
     """The ASGI application of an API; every error is JSON of one shape.
 
     Args:
-        service: whose keys are asked for. listed: its operations. beside: other routes, which check keys themselves.
+        service: checks keys. listed: its operations. other_routes: routes that check keys themselves.
     """
 
     def route(operation: Operation) -> Route:
@@ -213,13 +215,13 @@ def build_app(service: Service, listed: Sequence[Operation], beside: Sequence[Ba
         return Route(operation.path, handle, methods=[operation.method])
 
     handlers = error_handlers(_describe, AglError, HTTPException)
-    return Starlette(routes=[*map(route, listed), *beside], exception_handlers=handlers)
+    return Starlette(routes=[*map(route, listed), *other_routes], exception_handlers=handlers)
 
 
-def openapi(listed: Sequence[Operation], beside: Mapping[str, Any]) -> dict[str, Any]:
-    """The OpenAPI 3.1 schema of the operations and of what is served beside them."""
-    paths: dict[str, Any] = dict(beside["paths"])
-    schemas: dict[str, Any] = dict(beside["components"]["schemas"])
+def openapi(listed: Sequence[Operation], store_schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The OpenAPI 3.1 schema of the operations and the store's routes."""
+    paths: dict[str, Any] = dict(store_schema["paths"])
+    schemas: dict[str, Any] = dict(store_schema["components"]["schemas"])
     error = _content(ErrorFacts, schemas)
     for listing in listed:
         paths.setdefault(listing.path, {})[listing.method.lower()] = operation(
@@ -234,7 +236,7 @@ def openapi(listed: Sequence[Operation], beside: Mapping[str, Any]) -> dict[str,
             error=error,
             **{"security": []} if listing.public else {},
         )
-    return document("agl serve", paths, schemas, security=beside["security"])
+    return document("agl serve", paths, schemas, security=store_schema["security"])
 
 
 def _content(kind: type[BaseModel] | str, schemas: dict[str, Any]) -> dict[str, Any]:

@@ -191,7 +191,7 @@ def train_rows(
         newest: call -> the newest weights that sampled a part of it.
     """
     sessions = {r.rollout.rollout_id: k for k, r in enumerate(results)}
-    trajectories = [r.built.trajectory for r in results if r.built is not None]
+    trajectories = [r.attempt_trajectory.trajectory for r in results if r.attempt_trajectory is not None]
     # verl computes any other estimator; it needs the returns alone from here.
     scored = compute_advantages(
         trajectories,
@@ -216,10 +216,10 @@ def val_rows(prompt: Prompt, results: Seq[RolloutResult], *, policy: str) -> Gro
     """One row per rollout, with the rollout's reward, which is all that verl's validation reads."""
     rows = []
     for session, result in enumerate(results):
-        if result.built is None:
+        if result.attempt_trajectory is None:
             continue
-        trajectory = result.built.trajectory.of(policy)
-        chain = _last_call(trajectory, result.built.reward or 0.0)
+        trajectory = result.attempt_trajectory.trajectory.of(policy)
+        chain = _last_call(trajectory, result.attempt_trajectory.reward or 0.0)
         if chain is not None:
             versions = _versions(trajectory, _one_version)
             key = f"{prompt.uid}_{session}_0"
