@@ -1,1 +1,2 @@
-"""One package per framework, all of one shape: a `Tracer` turns its hooks into spans, `wrap` makes agents trainable."""
+"""One package per framework, all of one shape: `tracer.py` turns its hooks into spans, `runnable.py` runs its agents,
+and the package has `<Framework>Tracer` and `wrap`, which makes agents trainable."""

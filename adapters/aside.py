@@ -1,8 +1,8 @@
-"""Scopes for frameworks with OpenTelemetry spans of their own, and for what is read piece by piece.
+"""Scopes for frameworks that make OpenTelemetry spans themselves, and for streams.
 
-A scope opened here is agl's alone: OpenTelemetry's current span stays as it was, so the framework's own spans form the
-tree that the user's provider gets without us. Within a generator it is current only while a piece is made: a generator
-runs in its reader's context, and two streams read in turn would nest in one another.
+A scope opened here leaves OpenTelemetry's current span unchanged, so the framework's spans form the same tree as
+without agl. In a generator it is current only while an item is produced: a generator runs in its reader's context, and
+two streams that are read in turn would nest in one another.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ def start(
     parent: Scope | None = None,
     attributes: Mapping[str, Any] | None = None,
 ) -> Scope | None:
-    """`tracing.start`, unseen by OpenTelemetry."""
-    with _otel_kept():
+    """`tracing.start`; OpenTelemetry's current span stays unchanged."""
+    with _otel_unchanged():
         return tracing.start(kind, name, agent=agent, parent=parent, attributes=attributes)
 
 
 def end(scope: Scope, *, error: BaseException | str | None = None, attributes: Mapping[str, Any] | None = None) -> None:
-    """`tracing.end`, unseen by OpenTelemetry."""
-    with _otel_kept():
+    """`tracing.end`; OpenTelemetry's current span stays unchanged."""
+    with _otel_unchanged():
         tracing.end(scope, error=error, attributes=attributes)
 
 
 @contextlib.contextmanager
-def _otel_kept() -> Iterator[None]:
+def _otel_unchanged() -> Iterator[None]:
     from opentelemetry import context as otel
 
     before = otel.get_current()
@@ -48,9 +48,9 @@ def _otel_kept() -> Iterator[None]:
 
 
 class Aside:
-    """A place for scopes that are current only between `with aside:` and its end, however often it is entered.
+    """A context for scopes that are current only inside `with aside:`, however often it is entered.
 
-    Entered first, it starts from the scope that is current there; entered again, it goes on from where it was left.
+    Entered first, it starts from the current scope; entered again, it resumes with the scope that was current inside.
     """
 
     def __init__(self) -> None:
@@ -59,14 +59,14 @@ class Aside:
         self._outside: Scope | None = None
 
     def __enter__(self) -> None:
-        self._outside = context._current.get()
+        self._outside = context.snapshot()
         if self._entered:
-            context._current.set(self._inside)
+            context.restore(self._inside)
         self._entered = True
 
     def __exit__(self, *_: object) -> None:
-        self._inside = context._current.get()
-        context._current.set(self._outside)
+        self._inside = context.snapshot()
+        context.restore(self._outside)
 
 
 async def traced(
@@ -75,12 +75,12 @@ async def traced(
     finish: Callable[[Scope, BaseException | None], None],
     seen: Callable[[Any], None] = lambda event: None,
 ) -> AsyncGenerator[Any, None]:
-    """Read `events()` within the scope that `begin()` opens; the reader's own scope stays current for the reader.
+    """Read `events()` within the scope that `begin()` opens; for the reader, its scope stays current.
 
     Args:
-        begin: opens a scope, or gives None when there is nothing to trace.
+        begin: opens a scope; None when there is nothing to trace.
         events: makes the generator.
-        finish: ends the scope, with the error that came out of the generator. A reader that stops early is no error.
+        finish: ends the scope, with the error that the generator raised. A reader that stops early is no error.
         seen: called with each event.
     """
     aside = Aside()

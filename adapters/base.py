@@ -1,23 +1,45 @@
-"""What the adapters share: switching instrumentation on and off, and turning a task into a framework's input."""
+"""What the adapters share: `wrap`, switching instrumentation on and off, and the question that a task asks."""
 
 from __future__ import annotations
 
+import inspect
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from agl.agents.agent import Agent, RewardFunction, Tracer, scored
 from agl.errors import ConfigError
-from agl.tracing import sdk_hooks as routing
+from agl.tracing import sdk_hooks
 
 QUESTION_FIELDS = ("question", "input", "prompt", "query", "text", "task")
 """Fields of a dict task that hold what the user asks, in order of preference."""
 
 
-class InstrumentedTracer:
-    """Instrumentation that is on or off for the whole process, however many tracers ask for it.
+@dataclass(frozen=True, slots=True)
+class Runnable:
+    """How `wrap` runs one agent of a framework.
 
-    `instrument` and `uninstrument` are idempotent; usable as a context manager. A subclass says what to change in
-    `_install` and how to restore it in `_restore`; that SDK requests are routed meanwhile is seen to here.
+    Attributes:
+        name: the agent's name in its framework, or a default.
+        invoke: the framework's input -> the framework's result; a function or a coroutine function.
+        input: task -> the framework's input.
+        output: the framework's result -> what is scored.
+    """
+
+    name: str
+    invoke: Callable[[Any], Any]
+    input: Callable[[Any], Any]
+    output: Callable[[Any], Any]
+
+
+class InstrumentedTracer:
+    """Instrumentation that is on or off for the whole process, however many tracers ask for it, and the framework's
+    `wrap`.
+
+    `instrument` and `uninstrument` are idempotent; usable as a context manager. A subclass changes the framework in
+    `_install` and restores it in `_restore`; SDK requests are routed meanwhile. It recognises the framework's agents in
+    `handles` and says in `runnable` how one is run.
 
     Attributes:
         modules: a program that is traced without code gets this tracer when it imports one of these.
@@ -32,8 +54,68 @@ class InstrumentedTracer:
 
     @classmethod
     def recognises(cls) -> bool:
-        """Whether what was imported under one of `modules` is the framework, and no package of the user's own."""
+        """Whether what was imported under one of `modules` is the framework, not a user's package of the same name."""
         return True
+
+    @staticmethod
+    def handles(agent: object) -> bool:
+        """Whether `agent` is one of this framework's, told from its type without importing the framework."""
+        raise NotImplementedError
+
+    @staticmethod
+    def runnable(agent: Any) -> Runnable:
+        """How `agent` is run.
+
+        Raises:
+            ConfigError: the agent cannot be run once for each rollout.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def tracers(cls) -> tuple[Tracer, ...]:
+        """The tracers that are on while a wrapped agent runs."""
+        return (cls(),)
+
+    @classmethod
+    def wrap(
+        cls,
+        agent: Any,
+        reward: RewardFunction | None = None,
+        *,
+        name: str | None = None,
+        input: Callable[[Any], Any] | None = None,
+        output: Callable[[Any], Any] | None = None,
+        error_reward: float | None = None,
+    ) -> Agent:
+        """Make an agent of this framework trainable.
+
+        Args:
+            agent: the framework's agent.
+            reward: (task, output) -> float or dict of floats, sync or async.
+            name: the agent's name; the framework's name for it if None.
+            input: task -> the framework's input; the adapter's default if None.
+            output: the framework's result -> what is scored; the adapter's default if None.
+            error_reward: the reward of a run in which the agent raised; None = retried, then dropped.
+
+        Raises:
+            ConfigError: the agent cannot be run once for each rollout.
+        """
+        runnable = cls.runnable(agent)
+        before, after = input or runnable.input, output or runnable.output
+        invoke: Callable[[Any], Any]
+        if inspect.iscoroutinefunction(runnable.invoke):
+
+            async def invoke_async(task: Any) -> Any:
+                return after(await runnable.invoke(before(task)))
+
+            invoke = invoke_async
+        else:
+
+            def invoke_sync(task: Any) -> Any:
+                return after(runnable.invoke(before(task)))
+
+            invoke = invoke_sync
+        return scored(name or runnable.name, invoke, reward, tracers=cls.tracers(), error_reward=error_reward)
 
     @property
     def instrumented(self) -> bool:
@@ -44,11 +126,11 @@ class InstrumentedTracer:
         """Switch the hooks on. ImportError if the framework is not installed."""
         with self._lock:
             if type(self)._active is None:
-                routing.install()
+                sdk_hooks.install()
                 try:
                     self._install()
                 except BaseException:
-                    routing.uninstall()
+                    sdk_hooks.uninstall()
                     raise
                 type(self)._active = self
         return self
@@ -60,7 +142,7 @@ class InstrumentedTracer:
             if active is not None:
                 active._restore()
                 type(self)._active = None
-                routing.uninstall()
+                sdk_hooks.uninstall()
 
     def __enter__(self) -> Self:
         return self.instrument()

@@ -1,4 +1,4 @@
-"""A function that calls bare SDK clients, as an agent."""
+"""Functions that call bare SDK clients, as agents: what the adapters of `openai` and `anthropic` share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from agl.agents.agent import Agent, RewardFunction, scored
+from agl.adapters.base import InstrumentedTracer, Runnable
+from agl.agents.agent import Tracer
+from agl.agents.registry import adapters
+
+_SDKS = ("openai", "anthropic")
 
 
 def is_function(agent: object) -> bool:
@@ -14,42 +18,20 @@ def is_function(agent: object) -> bool:
     return inspect.isfunction(agent) or inspect.ismethod(agent)
 
 
-def wrap_function(
-    agent: Callable[[Any], Any],
-    reward: RewardFunction | None = None,
-    *,
-    name: str | None = None,
-    input: Callable[[Any], Any] | None = None,
-    output: Callable[[Any], Any] | None = None,
-    error_reward: float | None = None,
-) -> Agent:
-    """Make a function task -> output, sync or async, trainable, whichever of the SDKs it calls.
+def function_runnable(agent: Callable[[Any], Any]) -> Runnable:
+    """How a function task -> output, sync or async, is run: with the task itself, for its result."""
+    return Runnable(getattr(agent, "__name__", "agent"), agent, _unchanged, _unchanged)
 
-    Args:
-        agent: it calls its model through the clients of `openai` or `anthropic`.
-        reward: (task, output) -> float or dict of floats.
-        name: the agent's name; the function's if None.
-        input: task -> what the function gets. output: its result -> what is scored.
-        error_reward: the reward of a run in which the function raised; None = retried, then dropped.
-    """
-    from agl.adapters.anthropic.tracer import AnthropicTracer
-    from agl.adapters.openai.tracer import OpenAITracer
 
-    before = input or (lambda task: task)
-    after = output or (lambda result: result)
-    invoke: Callable[[Any], Any]
-    if inspect.iscoroutinefunction(agent):
+def _unchanged(value: Any) -> Any:
+    return value
 
-        async def invoke_async(task: Any) -> Any:
-            return after(await agent(before(task)))
 
-        invoke = invoke_async
-    else:
+class ClientTracer(InstrumentedTracer):
+    """A tracer of one SDK's bare clients, which brings those of the other SDKs for the functions that it wraps."""
 
-        def invoke_sync(task: Any) -> Any:
-            return after(agent(before(task)))
-
-        invoke = invoke_sync
-    # Which SDK a function calls is not told by its type, and a tracer of one that is not installed does nothing.
-    tracers = (OpenAITracer(), AnthropicTracer())
-    return scored(name or agent.__name__, invoke, reward, tracers=tracers, error_reward=error_reward)
+    @classmethod
+    def tracers(cls) -> tuple[Tracer, ...]:
+        # A function's type does not tell which SDK it calls. A tracer of an SDK that is not installed does nothing.
+        others = (tracer for name, tracer in adapters().items() if name in _SDKS and tracer is not cls)
+        return (cls(), *(tracer() for tracer in others))

@@ -1,13 +1,13 @@
-"""How an answer of OpenAI's Responses API ended, in the words of Chat Completions."""
+"""The finish reason of a response of OpenAI's Responses API, in the words of Chat Completions."""
 
 from __future__ import annotations
 
 
 def finish_reason(status: str | None, incomplete: str | None, *, calls_tools: bool) -> str | None:
-    """The finish reason of a response; None while it is being made, or where it failed.
+    """The finish reason of a response; None if it is not finished or failed.
 
     Args:
-        status: the response's. incomplete: `incomplete_details.reason`.
+        status: `response.status`. incomplete: `response.incomplete_details.reason`.
         calls_tools: whether it holds a function call.
     """
     if status == "incomplete":

@@ -1,6 +1,6 @@
-"""The scopes of agents, model calls and tools as the adapters open and end them, and where a scope belongs.
+"""Opens and ends the scopes of agents, model calls and tools for the adapters, and finds a new scope's parent.
 
-`start` and `end` are those of `agl.tracing` unless an adapter gives those of `agl.adapters.aside`.
+`start` and `end` are those of `agl.tracing` unless an adapter passes those of `agl.adapters.aside`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ End = Callable[..., None]
 
 
 def place(known: Scope | None, own: Iterable[Scope | None] = ()) -> Scope | None:
-    """The scope that a new one belongs to: the current one, where that lies within `known`; else `known`.
+    """The parent of a new scope: the current scope if it lies within `known`, else `known`.
 
-    By the context alone it would be wrong where streams are read in turn or the framework changes threads; by the
-    framework's ids alone it would miss what lies between, such as the user's own `agl.operation`.
+    The context alone is wrong where streams are read in turn or the framework changes threads. The framework's ids
+    alone miss scopes in between, such as the user's `agl.operation`.
 
     Args:
-        known: the scope of what the framework says is the parent; None where it says nothing.
-        own: the scopes that the adapter has open. One of them between the current scope and `known` is of a run that
-            the framework does not call the parent: a stream that is read in the same context.
+        known: the scope of the parent by the framework's ids; None where there is no such id.
+        own: the scopes that the adapter has open. If one of them lies between the current scope and `known`, it is of a
+            stream that is read in the same context, which is not the parent.
     """
     here = tracing.current()
     while known is not None and known.ended:
@@ -43,7 +43,7 @@ def place(known: Scope | None, own: Iterable[Scope | None] = ()) -> Scope | None
 
 
 def agent_turn(name: str, *, parent: Scope | None = None, start: Start = tracing.start) -> Scope | None:
-    """A scope in which the agent `name` speaks; None where it does already, or outside a rollout."""
+    """A scope of the agent `name`; None inside a scope of that agent, or outside a rollout."""
     parent = parent or tracing.current()
     if parent is None or parent.agent == name:
         return None
@@ -62,11 +62,11 @@ def model_call(
     """A model call's scope, within which its SDK request is routed; None outside a rollout.
 
     Args:
-        model: the name that was asked for. provider: `gen_ai.provider.name`, such as "openai".
-        agent: who asks; the parent's agent if None.
+        model: the request's model. provider: `gen_ai.provider.name`, such as "openai".
+        agent: the calling agent; the parent's agent if None.
     """
-    asked = {semconv.REQUEST_MODEL: model, semconv.PROVIDER_NAME: provider, **(attributes or {})}
-    return start(semconv.CHAT, model, agent=agent, parent=parent, attributes=asked)
+    request = {semconv.REQUEST_MODEL: model, semconv.PROVIDER_NAME: provider, **(attributes or {})}
+    return start(semconv.CHAT, model, agent=agent, parent=parent, attributes=request)
 
 
 def tool_run(
@@ -81,8 +81,9 @@ def tool_run(
     """A tool's scope; None outside a rollout, or where the call has one already.
 
     Args:
-        arguments: JSON, or what becomes JSON. call_id: the id with which the model asked; rewards find its call by it.
-        agent: who asked; the parent's agent if None.
+        arguments: JSON text, or a value that becomes JSON. call_id: the model's `tool_call_id`, by which rewards find
+            the model call that issued it.
+        agent: the calling agent; the parent's agent if None.
     """
     parent = parent or tracing.current()
     if parent is None or (call_id and _runs(parent, call_id)):
@@ -96,33 +97,27 @@ def tool_run(
     return start(semconv.EXECUTE_TOOL, name, agent=agent, parent=parent, attributes=attributes)
 
 
-def _runs(scope: Scope | None, call_id: str) -> bool:
-    while scope is not None and (scope.ended or scope.kind != semconv.EXECUTE_TOOL):
-        scope = scope.parent
-    return scope is not None and scope.span.attributes.get(semconv.TOOL_CALL_ID) == call_id
-
-
 def tool_end(scope: Scope, result: str, *, failed: bool = False, end: End = tracing.end) -> None:
-    """End a tool's scope with what the model is told."""
+    """End a tool's scope with the result that the model gets."""
     content = scope.rollout.capture_content
     error = None if not failed else result if content else "the tool failed"
     end(scope, error=error, attributes={semconv.TOOL_CALL_RESULT: result if content else None})
 
 
-def handed_over(giver: str, taker: str, call_id: str | None) -> None:
-    """A span for a handoff that the tool call `call_id` brought about, if one did; once for each."""
+def handoff(from_agent: str, to_agent: str, call_id: str | None) -> None:
+    """Record a handoff, once for each tool call; `call_id` is None where no tool call made it."""
     here = tracing.current()
     done = () if here is None else (s for s in here.rollout.spans if s.operation == semconv.HANDOFF)
     if call_id is not None and any(s.attributes.get(semconv.TOOL_CALL_ID) == call_id for s in done):
         return
-    attributes = {semconv.HANDOFF_FROM: giver, semconv.HANDOFF_TO: taker, semconv.TOOL_CALL_ID: call_id}
-    scope = tracing.start(semconv.HANDOFF, taker, attributes=attributes)
+    attributes = {semconv.HANDOFF_FROM: from_agent, semconv.HANDOFF_TO: to_agent, semconv.TOOL_CALL_ID: call_id}
+    scope = tracing.start(semconv.HANDOFF, to_agent, attributes=attributes)
     if scope is not None:
         tracing.end(scope)
 
 
 async def within(scope: Scope | None, awaitable: Awaitable[Any], end: Callable[[Any], None] | None = None) -> Any:
-    """The awaitable's result; the scope ends with it, by `end(result)` if given."""
+    """Await within the scope, which ends with the result, by `end(result)` unless that is None, or with the error."""
     try:
         result = await awaitable
     except BaseException as error:
@@ -132,3 +127,9 @@ async def within(scope: Scope | None, awaitable: Awaitable[Any], end: Callable[[
     if scope is not None:
         (end or (lambda _: tracing.end(scope)))(result)
     return result
+
+
+def _runs(scope: Scope | None, call_id: str) -> bool:
+    while scope is not None and (scope.ended or scope.kind != semconv.EXECUTE_TOOL):
+        scope = scope.parent
+    return scope is not None and scope.span.attributes.get(semconv.TOOL_CALL_ID) == call_id

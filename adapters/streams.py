@@ -1,6 +1,6 @@
 """The `chat` span of an SDK's call, which ends with what the call returns: a result, a raw response, or a stream.
 
-Nothing here keeps a stream or its response alive: one that is dropped is closed as early as without us.
+Nothing here keeps a stream or its response alive: a dropped stream is closed as early as without agl.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ AddFacts = Callable[[Any, dict[str, Any]], None]
 
 
 def fields(of: Any) -> Mapping[str, Any]:
-    """What an SDK's object holds itself. Its models take microseconds to say that they lack an attribute."""
+    """The instance attributes of an SDK's object. Its models take microseconds to raise AttributeError."""
     return getattr(of, "__dict__", {})
 
 
 @dataclass(frozen=True)
 class CallObserver:
-    """Makes the spans of one SDK's calls, for `routing.observe`.
+    """Makes the spans of one SDK's calls, for `sdk_hooks.observe`.
 
     Attributes:
         provider: the SDK's `gen_ai.provider.name`.
-        of_result: (result, whether to capture content) -> what a result tells.
-        of_chunk: (chunk of a stream, what is known so far): adds what the chunk tells. It is called for every chunk.
-        silent: paths that ask no model for an answer.
+        result_facts: (result, whether to capture content) -> the facts of a result.
+        add_chunk: (chunk of a stream, facts so far): adds the chunk's facts. It is called for every chunk.
+        silent: paths of requests that are no model calls.
     """
 
     provider: str
-    of_result: Callable[[Any, bool], Facts]
-    of_chunk: AddFacts
+    result_facts: Callable[[Any, bool], Facts]
+    add_chunk: AddFacts
     silent: tuple[str, ...] = ()
 
     def started(self, path: str, options: Any, wire: Facts) -> Scope | None:
@@ -56,7 +56,7 @@ class CallObserver:
     def finished(self, scope: Scope, result: Any) -> Any:
         """End it with its result; the span of a stream ends later, with the stream."""
         if hasattr(result, "_iterator"):
-            self._read_by_us(scope, result)
+            self._observe_stream(scope, result)
             return result
         raw = fields(result).get("http_response")
         if raw is None:
@@ -64,44 +64,44 @@ class CallObserver:
         elif raw.is_closed:
             self._end(scope, _parsed(result))
         else:
-            _Unread(self, scope, result)
+            _UnreadResponse(self, scope, result)
         return result
 
-    def _read_by_us(self, scope: Scope, stream: Any) -> None:
+    def _observe_stream(self, scope: Scope, stream: Any) -> None:
         if not isinstance(stream._iterator, _Reader):
             reader = _AsyncReader if hasattr(stream._iterator, "__anext__") else _Reader
-            stream._iterator = reader(scope, stream._iterator, stream.response, self.of_chunk)
+            stream._iterator = reader(scope, stream._iterator, stream.response, self.add_chunk)
 
     def _end(self, scope: Scope, result: Any) -> None:
-        tracing.end(scope, attributes=self.of_result(result, scope.rollout.capture_content))
+        tracing.end(scope, attributes=self.result_facts(result, scope.rollout.capture_content))
 
     def failed(self, scope: Scope, error: BaseException) -> None:
         """End it with the error that the request raised."""
         tracing.end(scope, error=error)
 
 
-class _Unread:
-    """A raw response whose body is still to come: the span ends with the body, and tells what `parse()` makes of it."""
+class _UnreadResponse:
+    """A raw response without its body: the span ends with the body, and has the facts of what `parse()` returns."""
 
     def __init__(self, observer: CallObserver, scope: Scope, raw: Any) -> None:
         self.observer, self.scope = observer, scope
         self.parsing = self.streams = False
         _when_closed(raw.http_response, self.closed)
         weakref.finalize(raw.http_response, tracing.end, scope).atexit = False
-        # A class of its own, and no function on the object, which would keep the object alive or lose it too early.
+        # A subclass, not a function on the object, which would keep the object alive or lose it too early.
         raw._agl_unread = self
-        raw.__class__ = _telling(type(raw))
+        raw.__class__ = _observed_class(type(raw))
 
     def closed(self) -> None:
-        # `parse()` reads the body, which closes the response, before there is a result to tell of.
+        # `parse()` reads the body, which closes the response, before it returns the result.
         if not self.parsing and not self.streams:
             tracing.end(self.scope)
 
-    def told(self, result: Any) -> Any:
-        """Take note of what was parsed, which goes on unchanged."""
+    def parsed(self, result: Any) -> Any:
+        """Record the result of `parse()` and return it."""
         if hasattr(result, "_iterator"):
             self.streams = True
-            self.observer._read_by_us(self.scope, result)
+            self.observer._observe_stream(self.scope, result)
         else:
             self.observer._end(self.scope, result)
         return result
@@ -118,33 +118,33 @@ class _Unread:
 
 
 @functools.cache
-def _telling(cls: Any) -> Any:
-    """The class of a raw response, whose `parse()` also tells the `_Unread` of the object."""
+def _observed_class(cls: Any) -> Any:
+    """A subclass of a raw response's class, whose `parse()` also reports to the object's `_UnreadResponse`."""
     if inspect.iscoroutinefunction(cls.parse):
 
         async def parse_async(self: Any, *args: Any, **kwargs: Any) -> Any:
             with self._agl_unread.within(self.http_response):
-                return self._agl_unread.told(await cls.parse(self, *args, **kwargs))
+                return self._agl_unread.parsed(await cls.parse(self, *args, **kwargs))
 
         parse: Any = functools.wraps(cls.parse)(parse_async)
     else:
 
         def parse_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
             with self._agl_unread.within(self.http_response):
-                return self._agl_unread.told(cls.parse(self, *args, **kwargs))
+                return self._agl_unread.parsed(cls.parse(self, *args, **kwargs))
 
         parse = functools.wraps(cls.parse)(parse_sync)
     return type(cls.__name__, (cls,), {"parse": parse, "__module__": cls.__module__, "__doc__": cls.__doc__})
 
 
 class _Reader:
-    """A stream's chunks, unchanged; the span ends when they do, when the stream is closed, or when nobody holds it."""
+    """A stream's chunks, unchanged. The span ends with them, when the stream is closed, or when it is garbage."""
 
-    def __init__(self, scope: Scope, chunks: Any, response: Any, of_chunk: AddFacts) -> None:
-        self.scope, self.chunks, self.of_chunk = scope, chunks, of_chunk
+    def __init__(self, scope: Scope, chunks: Any, response: Any, add_chunk: AddFacts) -> None:
+        self.scope, self.chunks, self.add_chunk = scope, chunks, add_chunk
         self.facts: dict[str, Any] = {}
         rollout = scope.rollout
-        # What the gateway answers it records itself.
+        # The gateway records its answers itself.
         self.answer = ResponseAccumulator() if rollout.prompts and rollout.capture_content else None
         self.reading = False
         closed = weakref.WeakMethod(self.closed)
@@ -162,7 +162,7 @@ class _Reader:
         tracing.end(self.scope, error=error, attributes=self.facts)
 
     def take(self, chunk: Any) -> Any:
-        self.of_chunk(chunk, self.facts)
+        self.add_chunk(chunk, self.facts)
         if self.answer is not None and hasattr(chunk, "model_dump"):
             self.answer.event(chunk.model_dump(mode="json", exclude_none=True, warnings=False))
         return chunk
@@ -225,7 +225,7 @@ def _when_closed(response: Any, then: Callable[[], None]) -> None:
 
 
 def _weak(method: Callable[..., Any]) -> Callable[[], Callable[..., Any] | None]:
-    """A reference that does not keep the method's object alive; another's hook is no method, and is kept."""
+    """A weak reference to a method; a strong one to a function, which is another library's hook."""
     return weakref.WeakMethod(method) if inspect.ismethod(method) else lambda: method
 
 
@@ -235,12 +235,12 @@ def _call(reference: Callable[[], Callable[..., Any] | None]) -> None:
 
 
 def _parsed(raw: Any) -> Any:
-    """What a raw response that was read holds; the SDK keeps it for the caller's own `parse()`."""
+    """The parsed body of a raw response that was read; the SDK caches it for the caller's `parse()`."""
     try:
         parsed = raw.parse()
         if not inspect.iscoroutine(parsed):
             return parsed
-        # The body is here, so that nothing is left to wait for.
+        # The body is here, so the coroutine never waits.
         try:
             parsed.send(None)
         except StopIteration as done:

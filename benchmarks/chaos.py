@@ -1,4 +1,4 @@
-"""The long form of `tests/test_chaos.py`: many disturbed training runs, each with another seed.
+"""The long form of `tests/integration/test_chaos.py`: many disturbed training runs, each with another seed.
 
     python benchmarks/chaos.py --runs 5 --steps 12 --kills 4
     python benchmarks/chaos.py --postgresql      # a separate server, which is killed too
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agl.mdp.sequence import Sequence, merge, unmerged
+from agl.mdp.sequence import TrainingRow, merge, unmerged
 from agl.mdp.types import Call, Trajectory, Transition, float_array, int_array
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.learner.learner import Learner
@@ -83,7 +83,7 @@ def conversations(arguments: argparse.Namespace, turns: int, vocabulary: int) ->
 
 
 def seconds_per_update(
-    learner: Learner, rows: list[Sequence], repeats: int, device: torch.device
+    learner: Learner, rows: list[TrainingRow], repeats: int, device: torch.device
 ) -> tuple[float, float]:
     """(median seconds of an update, its loss). The learning rate is 0, so every update computes the same."""
     loss = learner.update(rows, lr_scale=0.0)["loss"]

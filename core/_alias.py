@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -28,3 +29,12 @@ class Alias(ModuleType):
 def register(path: str, target: str) -> None:
     """Make `target` importable as `path` as well."""
     sys.modules[path] = Alias(path, target)
+
+
+def make_callable(module: str, function: Callable[..., Any]) -> None:
+    """Let the imported `module` be called as `function`: in 0.3 a decorator and a module share a name."""
+
+    class CallableModule(ModuleType):
+        __call__ = staticmethod(function)
+
+    sys.modules[module].__class__ = CallableModule

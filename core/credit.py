@@ -1,8 +1,8 @@
 """Credit: how a rollout's rewards become one return per LLM call. Pure functions of a trajectory.
 
-A rule is given the trajectory of the whole rollout: every trained agent's calls, whatever their policy, in order of
-arrival; `call.agent` and `call.policy` say whose each is. Only primary rewards count. An agent's *own* rewards are
-those of its calls and those of the rollout that name it (`Reward.agent`); all others of the rollout are *shared*.
+A rule gets the trajectory of the whole rollout: every trained agent's calls, of all policies, in order of arrival;
+`call.agent` and `call.policy` identify the caller. Only primary rewards count. An agent's *own* rewards are those of
+its calls and those of the rollout that name it (`Reward.agent`); all others of the rollout are *shared*.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Level:
 
     Attributes:
         weight: of this comparison in the advantage.
-        returns: [C], what is compared.
-        keys: [C], calls are compared with those of the same task, policy and key.
+        returns: float64 [C], the values that are compared.
+        keys: [C]; a call is compared with those of the same task, policy and key.
     """
 
     weight: float
@@ -37,18 +37,18 @@ class Level:
 
 @runtime_checkable
 class Leveled(Protocol):
-    """A credit rule that compares calls in more ways than agent by agent."""
+    """A credit rule with comparisons other than agent by agent."""
 
     def __call__(self, trajectory: Trajectory, /) -> Sequence[float]: ...
 
     def levels(self, trajectory: Trajectory, /) -> Sequence[Level]:
-        """The comparisons; a call that has no other in its first one is dropped."""
+        """The comparisons; a call without another to compare with in the first one is dropped."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Every call gets its policy's whole reward: the rollout's shared ones plus those of the policy's agents."""
+    """Every call gets its policy's whole reward: the shared rewards plus the own rewards of the policy's agents."""
 
     def __call__(self, trajectory: Trajectory) -> list[float]:
         agents = {t.call.policy: set[str]() for t in trajectory.transitions}
@@ -62,7 +62,7 @@ class Uniform:
 @dataclass(frozen=True, slots=True)
 class Discounted:
     """Return-to-go: a call gets its own rewards and, discounted once per call in between, those of later calls of its
-    policy; the rollout's own rewards count as earned by the last.
+    policy. The rewards of the rollout as a whole count as earned by the policy's last call.
 
     Attributes:
         gamma: discount per call, in [0, 1].
@@ -77,24 +77,24 @@ class Discounted:
 
     def __call__(self, trajectory: Trajectory) -> list[float]:
         shared = _shared(trajectory)
-        ahead: dict[str | None, float] = {}
-        out = [0.0] * len(trajectory.transitions)
+        next_return: dict[str | None, float] = {}
+        returns_C = [0.0] * len(trajectory.transitions)
         for i, transition in reversed(list(enumerate(trajectory.transitions))):
             policy = transition.call.policy
-            if policy in ahead:
-                later = self.gamma * ahead[policy]
+            if policy in next_return:
+                later = self.gamma * next_return[policy]
             else:
                 later = shared + _named(trajectory, _agents(trajectory, policy))
-            out[i] = ahead[policy] = transition.reward + later
-        return out
+            returns_C[i] = next_return[policy] = transition.reward + later
+        return returns_C
 
 
 @dataclass(frozen=True, slots=True)
 class PerCall:
-    """A call gets its own rewards alone; what the rollout as a whole earned trains nothing.
+    """A call gets its own rewards alone; those of the rollout as a whole train nothing by default.
 
     Attributes:
-        shared: weight of the rollout's own rewards, added to every call.
+        shared: weight of the rewards of the rollout as a whole, added to every call.
     """
 
     shared: float = 0.0
@@ -106,10 +106,11 @@ class PerCall:
 
 @dataclass(frozen=True, slots=True)
 class PerAgent:
-    """Every call gets its agent's own rewards and the shared ones, in two weights.
+    """Every call gets the weighted sum of the shared rewards and its agent's own rewards.
 
     Attributes:
-        shared: weight of the rewards of the rollout. own: weight of those of the agent.
+        shared: weight of the shared rewards.
+        own: weight of the agent's own rewards.
     """
 
     shared: float = 1.0
@@ -125,7 +126,7 @@ class PerAgent:
 
 @dataclass(frozen=True, slots=True)
 class Cooperative:
-    """A team: every call of every agent gets everything that the rollout and all of its agents earned."""
+    """A team: every call of every agent gets all rewards of the rollout and of all its agents."""
 
     def __call__(self, trajectory: Trajectory) -> list[float]:
         return [trajectory.total_reward] * len(trajectory.transitions)
@@ -133,7 +134,7 @@ class Cooperative:
 
 @dataclass(frozen=True, slots=True)
 class Competitive:
-    """A game: each agent gets its own rewards less the mean of its opponents', so that the agents' returns sum to 0.
+    """A game: each agent gets its own rewards minus the mean of its opponents', so that the agents' returns sum to 0.
 
     The players are the agents that made calls and those that a reward of the rollout names, trained or not; shared
     rewards cancel out. With fewer than two players there is no game.
@@ -168,14 +169,15 @@ def same_prompt(transition: Transition) -> Hashable:
 
 @dataclass(frozen=True, slots=True)
 class TurnGroups:
-    """Groups within groups: whole rollouts are compared with each other, and also the calls that different rollouts of
-    a task made in the same state, by their discounted return-to-go.
+    """Groups within groups: whole rollouts are compared with each other, and so are the calls that different rollouts
+    of a task made in the same state, by their discounted return-to-go.
 
     Attributes:
-        gamma: discount per call of the return-to-go. weight: of the comparison of calls, beside that of rollouts.
+        gamma: discount per call of the return-to-go.
+        weight: of the comparison of calls; that of rollouts has weight 1.
         anchor: transition -> its state; calls of one state are compared. By default the same prompt, token for token.
 
-    A rollout that was in a state several times counts once there, with the mean; a state that only one rollout was in
+    A rollout that was in a state several times counts once there, with the mean. A state that only one rollout was in
     adds nothing.
 
     Source: GiGPO, arXiv 2505.10978, eqs. 3 to 8.
@@ -198,7 +200,7 @@ class TurnGroups:
 
 
 def returns(credit: Credit, trajectory: Trajectory) -> list[float]:
-    """The returns that a credit rule gives, checked.
+    """The returns of a credit rule, checked: float64 [C].
 
     Raises:
         RewardError: not one finite number per transition.
@@ -207,26 +209,28 @@ def returns(credit: Credit, trajectory: Trajectory) -> list[float]:
 
 
 def levels(credit: Credit, trajectory: Trajectory) -> list[Level]:
-    """The comparisons that a credit rule makes; one that has none of its own compares agent by agent. Checked.
+    """The comparisons of a credit rule, checked; a rule without `levels` compares agent by agent.
 
     Raises:
         RewardError: not one finite return per transition, or not one key.
     """
     if not isinstance(credit, Leveled):
         return [Level(1.0, returns(credit, trajectory), [t.call.agent for t in trajectory.transitions])]
-    made = [Level(x.weight, _checked(credit, x.returns, trajectory), list(x.keys)) for x in credit.levels(trajectory)]
-    if not made or any(len(x.keys) != len(trajectory.transitions) for x in made):
+    checked = [
+        Level(x.weight, _checked(credit, x.returns, trajectory), list(x.keys)) for x in credit.levels(trajectory)
+    ]
+    if not checked or any(len(x.keys) != len(trajectory.transitions) for x in checked):
         raise RewardError(
             f"the levels of credit rule {credit!r} do not have one key per call",
             hint="give at least one level, with one key per transition",
             rollout=trajectory.rollout_id,
             attempt=trajectory.attempt,
         )
-    return made
+    return checked
 
 
-def _checked(credit: Credit, given: Sequence[float], trajectory: Trajectory) -> list[float]:
-    values = [float(v) for v in given]
+def _checked(credit: Credit, returns_C: Sequence[float], trajectory: Trajectory) -> list[float]:
+    values = [float(v) for v in returns_C]
     where = {"rollout": trajectory.rollout_id, "attempt": trajectory.attempt}
     if len(values) != len(trajectory.transitions):
         raise RewardError(
@@ -244,23 +248,23 @@ _EVERY = object()
 
 
 def _agents(trajectory: Trajectory, policy: object = _EVERY) -> list[str]:
-    """The agents that made calls, of one policy or of all, in order."""
+    """The agents that made calls, of one policy or of all, in order of appearance."""
     calls = (t.call for t in trajectory.transitions)
     return list(dict.fromkeys(c.agent for c in calls if policy is _EVERY or c.policy == policy))
 
 
 def _shared(trajectory: Trajectory) -> float:
-    """Rewards of the rollout that name no agent."""
+    """Sum of the rollout's rewards that name no agent."""
     return math.fsum(r.value for r in trajectory.rewards if r.primary and r.agent is None)
 
 
 def _named(trajectory: Trajectory, agents: Sequence[str]) -> float:
-    """Rewards of the rollout that name one of these agents."""
+    """Sum of the rollout's rewards that name one of these agents."""
     return math.fsum(r.value for r in trajectory.rewards if r.primary and r.agent in agents)
 
 
 def _own(trajectory: Trajectory, agent: str) -> float:
-    """An agent's own rewards."""
+    """Sum of an agent's own rewards."""
     calls = math.fsum(t.reward for t in trajectory.transitions if t.call.agent == agent)
     return calls + _named(trajectory, [agent])
 

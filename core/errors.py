@@ -52,7 +52,7 @@ class ModelLoadError(AglError):
 
 
 class CaptureError(AglError):
-    """What the agent did could not be turned into transitions: no call, no match, or a bypassed gateway."""
+    """An attempt that gives no transitions: no call, no match, or a bypassed gateway."""
 
 
 class NoLLMCallError(CaptureError):
@@ -60,7 +60,7 @@ class NoLLMCallError(CaptureError):
 
 
 class NoAgentMatchedError(CaptureError):
-    """The agent filter matched none of the agents that spoke."""
+    """The agent filter matched none of the agents that made calls."""
 
 
 class BypassedGatewayError(CaptureError):
@@ -68,7 +68,7 @@ class BypassedGatewayError(CaptureError):
 
 
 class LostCallError(CaptureError):
-    """Calls seen on the wire and transitions built do not agree."""
+    """The calls that were sent and the transitions do not agree."""
 
 
 class RewardError(AglError):
@@ -76,7 +76,7 @@ class RewardError(AglError):
 
 
 class RolloutError(AglError):
-    """A rollout that failed: the agent raised, or its answer could not be scored."""
+    """A rollout that failed: the agent raised, or its output could not be scored."""
 
 
 class RolloutTimeoutError(RolloutError):
@@ -88,7 +88,7 @@ class NoTrainableDataError(AglError):
 
 
 class TrainingError(AglError):
-    """An update that could not be made, such as a loss or gradient that is not finite; the weights are as before it."""
+    """An update that failed, for example with a loss or gradient that is not finite; the weights are unchanged."""
 
 
 class StalePolicyError(AglError):
@@ -100,7 +100,7 @@ class GatewayError(AglError):
 
 
 class EngineError(AglError):
-    """The engine failed while sampling or was closed."""
+    """The engine failed while sampling, or is closed."""
 
 
 class ContextLengthError(EngineError):
@@ -112,11 +112,11 @@ class ServiceError(AglError):
 
 
 class StoreError(AglError):
-    """The store refused or could not do what was asked."""
+    """The store refused a request or failed."""
 
 
 class AttemptOverError(StoreError):
-    """The attempt is not open any more: cancelled, given up, or reported before. Trying again changes nothing."""
+    """The attempt is no longer open: cancelled, given up, or already reported. A retry changes nothing."""
 
 
 class NotStoredError(StoreError):
@@ -128,7 +128,7 @@ class StoreVersionError(StoreError):
 
 
 class ExportError(AglError):
-    """Rollouts or traces that could not be written, or that their receiver did not take."""
+    """Rollouts or traces that could not be written, or that the receiver refused."""
 
 
 class CheckpointError(AglError):
@@ -142,10 +142,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
 
 
-def reject_unknown(given: Iterable[str], known: Iterable[str], what: str) -> None:
-    """Raise `ConfigError` for the first name in `given` that is not in `known`."""
+def reject_unknown(options: Iterable[str], known: Iterable[str], what: str) -> None:
+    """Raise `ConfigError` for the first of `options` that is not in `known`; `what` has them."""
     names = set(known)
-    for word in given:
+    for word in options:
         if word not in names:
             raise ConfigError(f"{what} has no option {word!r}", hint=nearest(word, names))
 

@@ -1,21 +1,22 @@
-"""What the tests share: models made here, and the order in which tests run."""
+"""What the tests share: the tiers, models made here, and the order in which tests run (docs/testing.md)."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from paths import pythonpath
 from postgres import Server, private_server
+from shared import alone, made_once, workers
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Programs that tests start see this tree, too, never an installed copy; `pythonpath` of pyproject.toml is pytest's own.
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, (str(Path(__file__).resolve().parents[1] / ".src"), os.environ.get("PYTHONPATH")))
-)
+os.environ["PYTHONPATH"] = pythonpath()
 
 # A shell has its background jobs ignore Ctrl-C, and so would every program that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -28,7 +29,17 @@ collect_ignore = ["seventh"]
 pytest.register_assert_rewrite("engine_suite")
 
 
+FAST = Path(__file__).parent / "unit"
+"""The fast tier: what stands here and is marked neither `slow`, `full` nor `night`."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("tiers").addoption(
+        "--all",
+        action="store_true",
+        dest="all_tiers",
+        help="run all tests; without this and without paths: the fast tier",
+    )
     group = parser.getgroup("adapters")
     group.addoption(
         "--subject",
@@ -42,6 +53,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Without paths, the fast tier, in several processes where pytest-xdist is installed; or everything."""
+    options = config.option
+    # The processes of pytest-xdist get this option from the one that starts them, and with it paths.
+    options.fast_tier = getattr(options, "fast_tier", False)
+    if hasattr(config, "workerinput") or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    options.fast_tier = not options.all_tiers
+    if options.all_tiers:
+        config.args[:] = [str(Path(__file__).parent)]
+    elif getattr(options, "numprocesses", 0) is None and not options.usepdb and (n := workers()) > 1:
+        options.numprocesses, options.dist = n, "loadfile"
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "capability(words, gap, needs, by_way): a row of docs/adapters.md's matrix")
     if (file := config.getoption("capabilities")) is not None:
@@ -50,17 +76,39 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Recorder(file))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Fast tests first; of the conformance suite only the subjects that were asked for."""
-    if wanted := {*config.getoption("subjects").split(",")} - {""}:
-        subjects = {item: getattr(item, "callspec", None) for item in items}
-        others = [
-            item for item, spec in subjects.items()
-            if spec is not None and "subject" in spec.params and spec.params["subject"].name not in wanted
-        ]  # fmt: skip
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in others]
+    """Mark the fast tier, leave out what was not asked for, and put slow tests last."""
+    for item in items:
+        if FAST in item.path.parents and not any(map(item.get_closest_marker, ("slow", "full", "night"))):
+            item.add_marker("fast")
+    subjects = {*config.getoption("subjects").split(",")} - {""}
+
+    def is_left_out(item: pytest.Item) -> bool:
+        if getattr(config.option, "fast_tier", False) and item.get_closest_marker("fast") is None:
+            return True
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        return bool(subjects) and "subject" in parameters and parameters["subject"].name not in subjects
+
+    left_out = {item for item in items if is_left_out(item)}
+    config.hook.pytest_deselected(items=[*left_out])
+    items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
+COLLECTED = pytest.StashKey[frozenset[str]]()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    session.config.stash[COLLECTED] = frozenset(sys.modules)
+
+
+@pytest.fixture
+def imported_by_collection(request: pytest.FixtureRequest) -> frozenset[str]:
+    """The modules that were imported when all tests were collected; skips a run of other tests than the fast tier."""
+    if not getattr(request.config.option, "fast_tier", False):
+        pytest.skip("other test files than the fast tier's may import what they test")
+    return request.config.stash[COLLECTED]
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +116,7 @@ def untrained_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A very small model with random weights and the quickstart's tokenizer and chat template."""
     from untrained import make_untrained
 
-    return make_untrained(tmp_path_factory.mktemp("untrained"))
+    return made_once(tmp_path_factory, "untrained", make_untrained)
 
 
 @pytest.fixture(scope="session")
@@ -76,9 +124,7 @@ def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's own policy, warm-started as `agl make-policy` does."""
     from agl.trainer.quickstart.policy import make_policy
 
-    directory = tmp_path_factory.mktemp("tiny-policy")
-    make_policy(directory, seed=0, threads=1)
-    return directory
+    return made_once(tmp_path_factory, "tiny-policy", lambda folder: make_policy(folder, seed=0, threads=1))
 
 
 @pytest.fixture(scope="session")
@@ -86,13 +132,20 @@ def role_policy(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """That policy, taught to write, check, play and fetch (`roles`), mostly badly."""
     from roles import make_role_policy
 
-    return make_role_policy(tmp_path_factory.mktemp("role-policy") / "policy", tiny_policy)
+    return made_once(tmp_path_factory, "role-policy", lambda folder: make_role_policy(folder, tiny_policy))
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Server]:
     """A PostgreSQL server that all tests share; those that kill theirs make one of their own."""
     yield from private_server()
+
+
+@pytest.fixture(scope="module")
+def one_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One test file at a time has a Ray cluster: whoever starts Ray joins a cluster that is there already."""
+    with alone(tmp_path_factory, "ray"):
+        yield
 
 
 @pytest.fixture

@@ -17,10 +17,11 @@ from typing import Any
 
 from agl import semconv, tracing
 from agl.adapters.agent_framework.answers import Collected, facts
-from agl.adapters.agent_framework.wrap import handles, wrap
+from agl.adapters.agent_framework.runnable import handles, runnable
 from agl.adapters.aside import Aside, end, start
 from agl.adapters.base import InstrumentedTracer
-from agl.adapters.refusals import refused
+from agl.adapters.failed_calls import record_failed_call
+from agl.adapters.patching import Patches
 from agl.adapters.scopes import agent_turn, model_call, tool_run
 from agl.tracing.context import Scope
 
@@ -33,27 +34,24 @@ class AgentFrameworkTracer(InstrumentedTracer):
 
     modules = ("agent_framework",)
     handles = staticmethod(handles)
-    wrap = staticmethod(wrap)
+    runnable = staticmethod(runnable)
 
     def _install(self) -> None:
         from agent_framework import Executor, FunctionTool, RawAgent
         from agent_framework.observability import AgentTelemetryLayer, ChatTelemetryLayer
 
-        self._originals: list[tuple[Any, str, Any]] = []
-        for cls, name, hook in (
+        self._patches = Patches()
+        for cls, name, around in (
             (AgentTelemetryLayer, "run", _running),
             (RawAgent, "run", _running),
             (ChatTelemetryLayer, "get_response", _answering),
             (FunctionTool, "invoke", _invoking),
             (Executor, "execute", _executing),
         ):
-            original = cls.__dict__[name]
-            self._originals.append((cls, name, original))
-            setattr(cls, name, hook(original))
+            self._patches.replace(cls, name, around(cls.__dict__[name]))
 
     def _restore(self) -> None:
-        for cls, name, original in self._originals:
-            setattr(cls, name, original)
+        self._patches.restore()
 
 
 def _running(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -219,6 +217,6 @@ def _refusals(messages: Any) -> None:
         called = [part for part in parts if part.type == "function_call"]
         for part in called:
             if str(part.call_id) in failed:
-                refused(part.name, part.call_id, failed[str(part.call_id)])
+                record_failed_call(part.name, part.call_id, failed[str(part.call_id)])
         if called or str(getattr(message, "role", "")) == "assistant":
             return

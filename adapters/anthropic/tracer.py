@@ -10,24 +10,24 @@ import json
 from typing import Any
 
 from agl import semconv
-from agl.adapters.anthropic.wrap import handles, wrap
-from agl.adapters.base import InstrumentedTracer
+from agl.adapters.anthropic.runnable import handles, runnable
+from agl.adapters.functions import ClientTracer
 from agl.adapters.streams import CallObserver, fields
-from agl.tracing import sdk_hooks as routing
+from agl.tracing import sdk_hooks
 
 
-class AnthropicTracer(InstrumentedTracer):
+class AnthropicTracer(ClientTracer):
     """Traces bare `anthropic` clients, sync and async, streaming and not, inside rollouts."""
 
     modules = ("anthropic",)
     handles = staticmethod(handles)
-    wrap = staticmethod(wrap)
+    runnable = staticmethod(runnable)
 
     def _install(self) -> None:
-        routing.observe("anthropic", CallObserver("anthropic", _facts, _added, silent=("/messages/count_tokens",)))
+        sdk_hooks.observe("anthropic", CallObserver("anthropic", _facts, _added, silent=("/messages/count_tokens",)))
 
     def _restore(self) -> None:
-        routing.observe("anthropic", None)
+        sdk_hooks.observe("anthropic", None)
 
 
 def _facts(message: Any, content: bool) -> dict[str, Any]:

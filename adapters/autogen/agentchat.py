@@ -18,9 +18,9 @@ from weakref import WeakValueDictionary
 
 from agl import tracing
 from agl.adapters.aside import traced
-from agl.adapters.autogen.patching import Patches
-from agl.adapters.refusals import refused
-from agl.adapters.scopes import agent_turn, handed_over, tool_end, tool_run, within
+from agl.adapters.failed_calls import record_failed_call
+from agl.adapters.patching import Patches
+from agl.adapters.scopes import agent_turn, handoff, tool_end, tool_run, within
 from agl.tracing.context import Scope
 
 
@@ -88,11 +88,11 @@ class _Watch:
                 self.results[result.call_id] = result.content
                 call = self.requested.get(result.call_id)
                 if result.is_error and call is not None:
-                    refused(call.name, call.id, result.content)
+                    record_failed_call(call.name, call.id, result.content)
         elif kind == "HandoffMessage":
             # A handoff says what its tool's result says; one that the agent decides itself has no tool call.
             ids = [call_id for call_id, text in self.results.items() if text == event.content]
-            handed_over(self.agent, event.target, ids[0] if ids else None)
+            handoff(self.agent, event.target, ids[0] if ids else None)
 
 
 _senders: WeakValueDictionary[str, Scope] = WeakValueDictionary()

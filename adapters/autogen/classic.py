@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agl import tracing
-from agl.adapters.autogen.patching import Patches
+from agl.adapters.patching import Patches
 from agl.adapters.scopes import agent_turn, tool_end, tool_run, within
 
 

@@ -12,10 +12,10 @@ import importlib.util
 from collections.abc import Callable
 
 from agl.adapters.autogen import ag2, agentchat, classic
-from agl.adapters.autogen.patching import Patches
-from agl.adapters.autogen.wrap import handles, wrap
+from agl.adapters.autogen.runnable import handles, runnable
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.openai import OpenAITracer
+from agl.adapters.patching import Patches
 
 _FAMILIES: dict[str, Callable[[Patches], None]] = {
     "autogen_core": agentchat.install,
@@ -29,7 +29,7 @@ class AutoGenTracer(InstrumentedTracer):
 
     modules = ("autogen_agentchat", "autogen", "ag2")
     handles = staticmethod(handles)
-    wrap = staticmethod(wrap)
+    runnable = staticmethod(runnable)
 
     def _install(self) -> None:
         found = [install for module, install in _FAMILIES.items() if importlib.util.find_spec(module) is not None]

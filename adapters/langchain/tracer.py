@@ -18,9 +18,9 @@ from weakref import WeakKeyDictionary
 
 from agl import semconv, tracing
 from agl.adapters.base import InstrumentedTracer
+from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.langchain.labels import Label, label_of
-from agl.adapters.langchain.wrap import handles, wrap
-from agl.adapters.refusals import refused
+from agl.adapters.langchain.runnable import handles, runnable
 from agl.adapters.responses import finish_reason
 from agl.adapters.scopes import model_call, place, tool_run
 from agl.tracing.context import RolloutContext, Scope
@@ -36,7 +36,7 @@ class LangChainTracer(InstrumentedTracer):
 
     modules = ("langchain_core",)
     handles = staticmethod(handles)
-    wrap = staticmethod(wrap)
+    runnable = staticmethod(runnable)
 
     def _install(self) -> None:
         attach()
@@ -199,7 +199,7 @@ def _handler() -> BaseCallbackHandler:
                 return
             label = self._label(run_id, parent_run_id, metadata)
             for name, call_id, text in _failed_calls(messages):
-                refused(name, call_id, text, parent=parent, agent=label.agent)
+                record_failed_call(name, call_id, text, parent=parent, agent=label.agent)
             params = kwargs.get("invocation_params") or {}
             model = str(params.get("model") or params.get("model_name") or (metadata or {}).get("ls_model_name") or "")
             self._open(

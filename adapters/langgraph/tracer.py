@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.langchain import tracer as langchain
-from agl.adapters.langgraph.wrap import handles, wrap
+from agl.adapters.langgraph.runnable import handles, runnable
+from agl.adapters.openai.tracer import OpenAITracer
+from agl.agents.agent import Tracer
 
 
 class LangGraphTracer(InstrumentedTracer):
@@ -21,7 +23,12 @@ class LangGraphTracer(InstrumentedTracer):
 
     modules = ("langgraph.graph",)
     handles = staticmethod(handles)
-    wrap = staticmethod(wrap)
+    runnable = staticmethod(runnable)
+
+    @classmethod
+    def tracers(cls) -> tuple[Tracer, ...]:
+        # A node may call a bare client.
+        return (cls(), OpenAITracer())
 
     def _install(self) -> None:
         langchain.attach(nodes=True)

@@ -10,25 +10,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agl import semconv
-from agl.adapters.base import InstrumentedTracer
-from agl.adapters.openai.wrap import handles, wrap
+from agl.adapters.functions import ClientTracer
+from agl.adapters.openai.runnable import handles, runnable
 from agl.adapters.responses import finish_reason
 from agl.adapters.streams import CallObserver, fields
-from agl.tracing import sdk_hooks as routing
+from agl.tracing import sdk_hooks
 
 
-class OpenAITracer(InstrumentedTracer):
+class OpenAITracer(ClientTracer):
     """Traces bare `openai` clients, sync and async, streaming and not, inside rollouts."""
 
     modules = ("openai",)
     handles = staticmethod(handles)
-    wrap = staticmethod(wrap)
+    runnable = staticmethod(runnable)
 
     def _install(self) -> None:
-        routing.observe("openai", CallObserver("openai", _facts, _added))
+        sdk_hooks.observe("openai", CallObserver("openai", _facts, _added))
 
     def _restore(self) -> None:
-        routing.observe("openai", None)
+        sdk_hooks.observe("openai", None)
 
 
 def _added(chunk: Any, facts: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from agl import semconv, tracing
 from agl.adapters.base import InstrumentedTracer
-from agl.adapters.openai_agents.wrap import handles, wrap
+from agl.adapters.openai_agents.runnable import handles, runnable
 from agl.adapters.responses import finish_reason
 from agl.adapters.scopes import place
 from agl.tracing.context import Scope
@@ -28,7 +28,7 @@ class OpenAIAgentsTracer(InstrumentedTracer):
 
     modules = ("agents",)
     handles = staticmethod(handles)
-    wrap = staticmethod(wrap)
+    runnable = staticmethod(runnable)
 
     @classmethod
     def recognises(cls) -> bool:

@@ -16,9 +16,10 @@ from typing import Any
 from agl import semconv, tracing
 from agl.adapters.aside import end, start, traced
 from agl.adapters.base import InstrumentedTracer
-from agl.adapters.refusals import refused
+from agl.adapters.failed_calls import record_failed_call
+from agl.adapters.patching import Patches
 from agl.adapters.scopes import agent_turn, model_call, tool_run
-from agl.adapters.strands.wrap import agent_name, handles, wrap
+from agl.adapters.strands.runnable import agent_name, handles, runnable
 from agl.tracing.context import Scope
 
 _PROVIDERS = {"openai_responses": "openai"}
@@ -35,22 +36,18 @@ class StrandsTracer(InstrumentedTracer):
 
     modules = ("strands",)
     handles = staticmethod(handles)
-    wrap = staticmethod(wrap)
+    runnable = staticmethod(runnable)
 
     def _install(self) -> None:
         from strands import Agent
         from strands.middleware._registry import MiddlewareRegistry
 
-        self._compose, self._structured = MiddlewareRegistry.compose, Agent.structured_output_async
-        MiddlewareRegistry.compose = _composing(self._compose)
-        Agent.structured_output_async = _structuring(self._structured)
+        self._patches = Patches()
+        self._patches.replace(MiddlewareRegistry, "compose", _composing(MiddlewareRegistry.compose))
+        self._patches.replace(Agent, "structured_output_async", _structuring(Agent.structured_output_async))
 
     def _restore(self) -> None:
-        from strands import Agent
-        from strands.middleware._registry import MiddlewareRegistry
-
-        MiddlewareRegistry.compose = self._compose
-        Agent.structured_output_async = self._structured
+        self._patches.restore()
 
 
 def _composing(compose: Callable[..., Chain]) -> Callable[..., Chain]:
@@ -174,7 +171,7 @@ def _refusals(messages: Any) -> None:
     for block in messages[-1]["content"]:
         result = block.get("toolResult")
         if result and result.get("status") == "error" and result["toolUseId"] in names:
-            refused(names[result["toolUseId"]], result["toolUseId"], _text(result))
+            record_failed_call(names[result["toolUseId"]], result["toolUseId"], _text(result))
 
 
 def _text(result: Any) -> str:

@@ -1,4 +1,4 @@
-"""What can be run: agents, the resources they are given, hooks around their attempts, and `agl.wrap`."""
+"""What can be run: agents, their resources, hooks around their attempts, and `agl.wrap`."""
 
 from agl.agents.agent import (
     Agent,

@@ -26,11 +26,11 @@ class RolloutInfo:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an agent's run came to.
+    """The result of an agent's run.
 
     Attributes:
         reward: a number, a dict of numbers, or None when rewards were emitted.
-        output: what was scored, shown by `explain`.
+        output: the value that was scored; `explain` shows it.
     """
 
     reward: Any = None
@@ -38,23 +38,30 @@ class Outcome:
 
 
 class Tracer(Protocol):
-    """An adapter: while instrumented, a framework's hooks become spans."""
+    """An adapter's instrumentor, in OpenTelemetry's word; not OpenTelemetry's `Tracer`.
 
-    def instrument(self) -> Any: ...
+    While it is on, a framework's agent, tool and LLM calls become spans.
+    """
 
-    def uninstrument(self) -> Any: ...
+    def instrument(self) -> Any:
+        """Switch it on."""
+        ...
+
+    def uninstrument(self) -> Any:
+        """Switch it off, and restore what it changed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A named thing that turns a task into an `Outcome`.
+    """A named function that turns a task into an `Outcome`.
 
     Attributes:
-        name: of the outermost agent; calls that no adapter names are its.
+        name: of the outermost agent, which also makes the calls for which no adapter gives a name.
         run: (task, resources, rollout) -> Outcome, or a coroutine of it.
-        is_async: whether `run` is to be awaited on the runner's loop rather than called in a thread.
-        tracers: adapters to instrument while it runs.
-        error_reward: the reward of a run in which the agent itself raised; None = such a run is retried, then dropped.
+        is_async: whether `run` is awaited on the runner's event loop, not called in a thread.
+        tracers: adapters that are on while it runs.
+        error_reward: the reward of a run in which the agent raised; None = such a run is retried, then dropped.
     """
 
     name: str
@@ -65,7 +72,7 @@ class Agent:
 
 
 RewardFunction = Callable[..., Any]
-"""(task, output) -> number or dict of numbers, sync or async; it gets the trace, too, if it has an argument `trace`."""
+"""(task, output) -> number or dict of numbers, sync or async; it also gets the trace if it has an argument `trace`."""
 
 
 def scored(
@@ -79,24 +86,24 @@ def scored(
     """An agent from a function task -> output, sync or async, and a reward function.
 
     Raises:
-        ConfigError: a reward function that asks for what nobody can give it, or that cannot be awaited here.
+        ConfigError: a reward function with an unknown argument, or an async one for a sync agent.
     """
-    scorer = RewardCaller(reward) if reward is not None else None
+    caller = RewardCaller(reward) if reward is not None else None
     if inspect.iscoroutinefunction(invoke):
 
         async def run_async(task: Any, resources: NamedResources, rollout: RolloutInfo) -> Outcome:
             output = await invoke(task)
-            return Outcome(await scorer.call_async(task, output) if scorer is not None else None, output)
+            return Outcome(await caller.call_async(task, output) if caller is not None else None, output)
 
         return Agent(name, run_async, True, tuple(tracers), error_reward)
-    if scorer is not None and scorer.is_async:
+    if caller is not None and caller.is_async:
         raise ConfigError(
             f"agent {name!r} is sync but its reward function is async", hint="make the reward function sync"
         )
 
     def run(task: Any, resources: NamedResources, rollout: RolloutInfo) -> Outcome:
         output = invoke(task)
-        return Outcome(scorer(task, output) if scorer is not None else None, output)
+        return Outcome(caller(task, output) if caller is not None else None, output)
 
     return Agent(name, run, False, tuple(tracers), error_reward)
 
@@ -109,12 +116,12 @@ def rollout(
 ) -> Any:
     """Make an agent of a function: `@agl.rollout def f(task, llm: agl.LLM) -> float`, sync or async.
 
-    Arguments are given by name (task, llm, prompt_template, resource or resources, rollout) or by annotation (`LLM`,
-    `PromptTemplate`, `RolloutInfo`); the first one left over is the task. It returns a reward, a dict of rewards, or
-    None after `agl.emit_reward`. The result stays callable as the plain function.
+    Arguments are injected by name (task, llm, prompt_template, resource or resources, rollout) or by annotation (`LLM`,
+    `PromptTemplate`, `RolloutInfo`); the first other one is the task. The function returns a reward, a dict of rewards,
+    or None after `agl.emit_reward`. The decorated function can still be called directly.
 
     Raises:
-        ConfigError: an argument that nothing can be given for.
+        ConfigError: an argument for which there is no value.
     """
     if function is None:
         return functools.partial(rollout, name=name, error_reward=error_reward)
@@ -122,11 +129,11 @@ def rollout(
 
 
 class FunctionAgent:
-    """A function that `agl.rollout` made an agent."""
+    """An agent made of a function by `agl.rollout`; calling it calls the function."""
 
     def __init__(self, function: Callable[..., Any], name: str, error_reward: float | None = None) -> None:
         self._function = function
-        self._arguments = _plan(function)
+        self._arguments = _argument_kinds(function)
         functools.update_wrapper(self, function)
         if inspect.iscoroutinefunction(function):
 
@@ -162,41 +169,42 @@ def _outcome(value: Any) -> Outcome:
     return value if isinstance(value, Outcome) else Outcome(value, value)
 
 
-def _plan(function: Callable[..., Any]) -> dict[str, str]:
+def _argument_kinds(function: Callable[..., Any]) -> dict[str, str]:
+    """Argument -> what is injected for it: one of `_INJECTED`."""
     try:
         hints: Mapping[str, Any] = typing.get_type_hints(function)
     except (NameError, TypeError):
         hints = {}
     by_type = {LLM: "llm", PromptTemplate: "prompt_template", RolloutInfo: "rollout"}
-    plan: dict[str, str] = {}
-    left: list[str] = []
+    kinds: dict[str, str] = {}
+    unassigned: list[str] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
             raise ConfigError(
                 f"agent {function.__name__!r} takes {parameter.name!r} by position only",
-                hint="arguments are given by name: take the `/` out of its signature",
+                hint="arguments are passed by name: remove the `/` from its signature",
             )
         if parameter.name in _INJECTED:
-            plan[parameter.name] = parameter.name
+            kinds[parameter.name] = parameter.name
         elif (kind := by_type.get(hints.get(parameter.name))) is not None:  # type: ignore[arg-type]
-            plan[parameter.name] = kind
+            kinds[parameter.name] = kind
         elif parameter.default is inspect.Parameter.empty and parameter.kind in (
             parameter.POSITIONAL_OR_KEYWORD,
             parameter.KEYWORD_ONLY,
         ):
-            left.append(parameter.name)
-    if "task" not in plan.values() and left:
-        plan[left.pop(0)] = "task"
-    if left:
+            unassigned.append(parameter.name)
+    if "task" not in kinds.values() and unassigned:
+        kinds[unassigned.pop(0)] = "task"
+    if unassigned:
         raise ConfigError(
-            f"agent {function.__name__!r} has an argument {left[0]!r} that nothing can be given for",
+            f"agent {function.__name__!r} has an argument {unassigned[0]!r} that nothing can be given for",
             hint=f"name it one of {', '.join(_INJECTED)}, annotate it with agl.LLM, or give it a default",
         )
-    return plan
+    return kinds
 
 
 class LitAgent:
-    """An agent as a class. Override `rollout` or `rollout_async`, and the training/validation forms where they differ.
+    """An agent as a class. Override `rollout` or `rollout_async`, or their training and validation forms.
 
     Each gets (task, resources, rollout) and returns a reward, a dict of rewards, or None after `agl.emit_reward`.
     """
@@ -204,7 +212,7 @@ class LitAgent:
     name: str | None = None
 
     def to_agent(self) -> Agent:
-        """This as an `Agent`.
+        """The `Agent` of this object.
 
         Raises:
             ConfigError: neither form is overridden.
@@ -255,10 +263,10 @@ def _from_class(instance: LitAgent) -> Agent:
 
 
 def as_agent(value: Any) -> Agent:
-    """The `Agent` in whatever the user hands to a trainer.
+    """The `Agent` of a value that a user passes to a trainer.
 
     Raises:
-        ConfigError: a framework's agent that was not wrapped, or nothing that can run.
+        ConfigError: a framework's agent that was not wrapped, or a value that cannot run.
     """
     if isinstance(value, Agent):
         return value

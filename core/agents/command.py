@@ -1,4 +1,4 @@
-"""An agent in any language: one process per rollout, the task as JSON on its stdin, its stdout for an output."""
+"""An agent in any language: one process per rollout, which gets the task as JSON on stdin and prints its output."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from typing import IO, Any
 from agl import tracing
 from agl.agents.agent import Agent, RewardFunction, scored
 from agl.errors import ConfigError
-from agl.tracing import propagation as handover
+from agl.tracing import propagation
 
 MAX_OUTPUT_BYTES = 16 * 1024 * 1024
 _SHOWN_BYTES = 4000
-"""How much of the end of stderr an error shows."""
+"""Bytes from the end of stderr that an error shows."""
 
 
 class CommandFailed(Exception):
-    """The command could not be run, or ended with another status than 0."""
+    """The command could not be run, or ended with a status other than 0."""
 
 
 class CommandAgent(Agent):
     """A command as an agent: `agl.CommandAgent(["node", "agent.mjs"], reward=score)`.
 
-    For each rollout the command runs once, in a process group of its own that ends with it. It finds the task as JSON
-    on stdin and in AGL_TASK; what it writes to stdout, without the white space around it, is its output.
-    OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY lead its clients to the policy, as one
-    agent of this name; where the agent is not trained they stay as they are.
+    For each rollout the command runs once, in a separate process group that ends with it. It gets the task as JSON on
+    stdin and in AGL_TASK; its stdout, without surrounding white space, is its output. OPENAI_BASE_URL, OPENAI_API_KEY,
+    ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY point its clients at the policy, as one agent of this name; if the agent is
+    not trained they are unchanged.
 
     Args:
-        command: its words; nothing is passed through a shell.
+        command: the program and its arguments; no shell is involved.
         reward: (task, output) -> float or dict of floats.
         name: the agent's name; that of the script or program if None.
-        cwd: where it runs. env: variables added to its environment.
-        error_reward: the reward of a run that ended with another status than 0; None = retried, then dropped.
+        cwd: its working directory.
+        env: variables added to its environment.
+        error_reward: the reward of a run that ended with a status other than 0; None = retried, then dropped.
 
     Raises:
         ConfigError: an empty command.
@@ -60,13 +61,13 @@ class CommandAgent(Agent):
             raise ConfigError("the command is empty", hint='for example agl.CommandAgent(["node", "agent.mjs"], ...)')
         if isinstance(command, str) and " " in command:
             raise ConfigError(f"the command is {command!r}, one word", hint="give its words: shlex.split(command)")
-        who = name or program_name(words)
+        agent_name = name or program_name(words)
 
         async def invoke(task: Any) -> str:
-            return await _output(words, who, task, cwd, env or {})
+            return await _output(words, agent_name, task, cwd, env or {})
 
-        made = scored(who, invoke, reward, error_reward=error_reward)
-        super().__init__(made.name, made.run, made.is_async, made.tracers, made.error_reward)
+        agent = scored(agent_name, invoke, reward, error_reward=error_reward)
+        super().__init__(agent.name, agent.run, agent.is_async, agent.tracers, agent.error_reward)
 
 
 def program_name(command: Sequence[str]) -> str:
@@ -77,25 +78,30 @@ def program_name(command: Sequence[str]) -> str:
 
 async def _output(command: Sequence[str], name: str, task: Any, cwd: str | Path | None, env: Mapping[str, str]) -> str:
     with _file(json.dumps(task).encode()) as stdin, _file() as stdout, _file() as stderr:
-        # Files, not pipes: nothing the command starts and leaves behind can hold us up.
+        # Files, not pipes: a process that the command leaves behind cannot block us.
         try:
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=_environment(name, task, env),
+                *command,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                cwd=cwd,
+                env=_environment(name, task, env),
                 start_new_session=True,
-            )  # fmt: skip
+            )
         except OSError as error:
             raise CommandFailed(f"{command[0]!r} cannot be run: {error.strerror}") from error
         try:
             status = await process.wait()
         finally:
-            # Also what it started itself, and also on a time-out.
+            # Also ends what the command started, and ends it on a time-out.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
         if status != 0:
             how = f"ended with exit status {status}" if status > 0 else f"was ended by signal {-status}"
-            said = _tail(stderr)
-            raise CommandFailed(f"{command[0]!r} {how}" + (f"; its stderr:\n{said}" if said else ""))
+            text = _tail(stderr)
+            raise CommandFailed(f"{command[0]!r} {how}" + (f"; its stderr:\n{text}" if text else ""))
         size = stdout.seek(0, os.SEEK_END)
         if size > MAX_OUTPUT_BYTES:
             raise CommandFailed(f"{command[0]!r} wrote {size} bytes to stdout; the limit is {MAX_OUTPUT_BYTES}")
@@ -103,17 +109,17 @@ async def _output(command: Sequence[str], name: str, task: Any, cwd: str | Path 
         return stdout.read().decode(errors="replace").strip()
 
 
-def _environment(name: str, task: Any, added: Mapping[str, str]) -> dict[str, str]:
-    environment = {k: v for k, v in os.environ.items() if k != handover.VARIABLE} | {**added}
+def _environment(name: str, task: Any, extra: Mapping[str, str]) -> dict[str, str]:
+    environment = {k: v for k, v in os.environ.items() if k != propagation.VARIABLE} | {**extra}
     scope = tracing.current()
     if scope is None:
         return environment
     rollout = scope.rollout
-    environment |= handover.described(rollout.rollout_id, rollout.attempt, task)
+    environment |= propagation.attempt_variables(rollout.rollout_id, rollout.attempt, task)
     if rollout.gateway_url is not None and rollout.selection.policy_for(name) is not None:
         url = f"{rollout.gateway_url}/rollouts/{rollout.rollout_id}/attempts/{rollout.attempt}"
-        environment |= handover.gateway_variables(url, name, rollout.key)
-        environment |= handover.without_proxy(environment)
+        environment |= propagation.gateway_variables(url, name, rollout.key)
+        environment |= propagation.without_proxy(environment)
     return environment
 
 

@@ -1,4 +1,4 @@
-"""What a user may hang onto the course of every rollout."""
+"""Callbacks of the user around every attempt of every rollout."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 
 
 class Hook:
-    """Called around every attempt of every rollout; override what you need. Each method is a coroutine.
+    """Called around every attempt of every rollout; override the methods you need. Each is a coroutine.
 
-    A hook that raises fails the attempt: what it was to do (a reward, a check) has not been done. `on_trace_*` run
-    inside the attempt, so `agl.emit_reward` in them counts; around a sync agent each runs on a loop of its own.
+    A hook that raises fails the attempt, since its own task (a reward, a check) is not done. `on_trace_*` run inside
+    the attempt, so `agl.emit_reward` in them counts; around a sync agent each runs on a separate event loop.
 
     Arguments, all by keyword:
-        agent: the `agl.Agent`. runner: what runs it.
+        agent: the `agl.Agent`.
+        runner: the object that executes it.
         tracer: the attempt's `agl.tracing.RolloutContext`; its `spans` are those that have ended.
         rollout: the leased rollout: `rollout.rollout` (task, mode, step, ...) and `rollout.attempt`.
         spans: every span of the attempt, as stored.
@@ -21,7 +22,7 @@ class Hook:
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """Its name in errors."""
         return type(self).__name__
 
     async def on_rollout_start(self, *, agent: Any, runner: Any, rollout: Any) -> None:

@@ -1,4 +1,4 @@
-"""Adapters are found by entry point, so a third party's needs no change here."""
+"""Finds adapters by entry point, so that an adapter of a third party needs no change here."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ GROUP = "agl.adapters"
 
 
 class Adapter(Protocol):
-    """What an entry point of the group `agl.adapters` names: a tracer class that also knows its framework's agents."""
+    """An entry point of the group `agl.adapters`: a tracer class that also recognises its framework's agents."""
 
     @classmethod
     def handles(cls, agent: object) -> bool:
-        """Whether `agent` is one of this framework's, told from its type without importing the framework."""
+        """Whether `agent` belongs to this framework, by its type and without importing the framework."""
         ...
 
     @classmethod
@@ -39,27 +39,27 @@ class Adapter(Protocol):
 
 
 def adapters() -> dict[str, Any]:
-    """Name -> tracer class of every installed adapter, in order of name; one that cannot be imported is left out."""
+    """Name -> tracer class of every installed adapter, in order of name, without those that cannot be imported."""
     return _loaded()[0]
 
 
 @functools.cache
 def _loaded() -> tuple[dict[str, Any], dict[str, str]]:
-    """The adapters, and why others could not be imported."""
-    found: dict[str, Any] = {}
+    """The adapters, and for each other one why it could not be imported."""
+    loaded: dict[str, Any] = {}
     broken: dict[str, str] = {}
     for entry in sorted(entry_points(group=GROUP), key=lambda e: e.name):
         try:
-            found[entry.name] = entry.load()
+            loaded[entry.name] = entry.load()
         except Exception as error:
             where = f" of {entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""
             broken[entry.name] = f"{entry.name}{where} ({type(error).__name__}: {error})"
             log.warning("an adapter cannot be imported: %s", broken[entry.name])
-    return found, broken
+    return loaded, broken
 
 
 def wrap(agent: Any, reward: RewardFunction | None = None, **options: Any) -> Agent:
-    """Make an agent of any supported framework trainable: the one line.
+    """Make an agent of any supported framework trainable.
 
     Args:
         agent: a framework's agent, or a function task -> output.
@@ -85,18 +85,18 @@ def wrap(agent: Any, reward: RewardFunction | None = None, **options: Any) -> Ag
 
 @contextlib.contextmanager
 def switched_on(tracers: Iterable[Tracer]) -> Iterator[None]:
-    """Within the block these tracers and the bare clients' are on; those that were on before stay on after it."""
+    """Switch these tracers and those of the bare clients on for a block; those that were on before stay on."""
     bare = [cls() for name, cls in adapters().items() if name in ("openai", "anthropic") and _importable(name)]
-    switched = []
+    started = []
     with carried_across_threads():
         try:
             for tracer in (*tracers, *bare):
                 if not getattr(tracer, "instrumented", False):
                     tracer.instrument()
-                    switched.append(tracer)
+                    started.append(tracer)
             yield
         finally:
-            for tracer in reversed(switched):
+            for tracer in reversed(started):
                 tracer.uninstrument()
 
 

@@ -1,4 +1,4 @@
-"""What a rollout is given: a task whose keys read as attributes, and named resources such as the LLM to call."""
+"""The inputs of a rollout: a task whose keys read as attributes, and named resources such as the LLM to call."""
 
 from __future__ import annotations
 
@@ -44,8 +44,10 @@ class LLM:
     """An OpenAI-compatible endpoint to call.
 
     Attributes:
-        endpoint: base URL, ending in /v1. model: the name to send. api_key: the key to send.
-        sampling_parameters: what the caller is expected to pass on; training may override it.
+        endpoint: base URL, ending in /v1.
+        model: the model name to send.
+        api_key: the key to send.
+        sampling_parameters: for the caller to pass on; training may override them.
     """
 
     endpoint: str
@@ -54,7 +56,7 @@ class LLM:
     sampling_parameters: Mapping[str, Any] = field(default_factory=dict)
 
     def get_base_url(self, *_: Any) -> str:
-        """The endpoint, which is this attempt's own already; takes the ids that Agent Lightning's form takes."""
+        """The endpoint, which is specific to this attempt; accepts the ids of Agent Lightning's method."""
         return self.endpoint
 
 
@@ -63,7 +65,8 @@ class PromptTemplate:
     """A named text with fields.
 
     Attributes:
-        template: the text. engine: "f-string" (`str.format` fields).
+        template: the text.
+        engine: "f-string" (`str.format` fields).
     """
 
     template: str
@@ -81,7 +84,7 @@ NamedResources = dict[str, Resource]
 class RolloutResources(dict[str, Any]):
     """The named resources as an agent `f(resource, task)` gets them: by name, and the model's address.
 
-    Names read as attributes too; `model_api`, `model` and `api_key` are those of the resource `llm` or of the only LLM.
+    Names also read as attributes; `model_api`, `model` and `api_key` are of the resource `llm`, or of the only LLM.
     """
 
     @property
@@ -91,7 +94,7 @@ class RolloutResources(dict[str, Any]):
 
     @property
     def model_api(self) -> str:
-        """Base URL of the model to call, ending in /v1, for OpenAI's clients and Anthropic's alike."""
+        """Base URL of the model to call, ending in /v1, for the clients of OpenAI and Anthropic."""
         return self.llm.endpoint
 
     @property
@@ -101,7 +104,7 @@ class RolloutResources(dict[str, Any]):
 
     @property
     def api_key(self) -> str:
-        """The key to call it with; agents may give any other: it is replaced on its way."""
+        """The key to call it with; any other key works, too, since routing replaces it."""
         return self.llm.api_key or "not-used"
 
     def __getattr__(self, name: str) -> Any:
@@ -120,9 +123,9 @@ def find_resource(resources: NamedResources, kind: type, name: str) -> Any:
     value = resources.get(name)
     if isinstance(value, kind):
         return value
-    fitting = [v for v in resources.values() if isinstance(v, kind)]
-    if len(fitting) == 1:
-        return fitting[0]
+    matches = [v for v in resources.values() if isinstance(v, kind)]
+    if len(matches) == 1:
+        return matches[0]
     raise ConfigError(
         f"the agent asks for {name!r} ({kind.__name__}), but the resources are {', '.join(resources) or 'empty'}",
         hint="name the argument after the resource, or give it with Trainer(initial_resources={...})",
@@ -154,7 +157,7 @@ def resource_from_json(value: Mapping[str, Any]) -> Resource:
 
 
 def as_tasks(dataset: Dataset[Any] | Iterable[Any] | None) -> Sequence[Any]:
-    """A dataset as a sequence of tasks; an iterable without an index is read whole."""
+    """A dataset as a sequence of tasks; an iterable without an index is read into a list."""
     if dataset is None:
         return []
     if isinstance(dataset, Sequence) and not isinstance(dataset, str | bytes):

@@ -1,1 +1,1 @@
-"""Tracing a program that knows nothing of agl: adapters are switched on as their frameworks are imported."""
+"""Tracing a program without code: adapters are switched on as their frameworks are imported."""

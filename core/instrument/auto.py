@@ -1,8 +1,9 @@
-"""Traces a program that knows nothing of agl: adapters on as their frameworks are imported, spans sent as they end.
+"""Traces a program without code: switches adapters on as their frameworks are imported, and sends spans as they end.
 
-Under `agl run` the attempt comes by environment. Otherwise (`opentelemetry-instrument python my_agent.py`) the process
-is a rollout of its own, in the store that AGL_STORE names. Nothing here may break the program: what fails is said in
-one line on stderr.
+Under `agl run` the attempt is passed by environment. Otherwise (`opentelemetry-instrument python my_agent.py`) the
+process is a separate rollout, in the store that AGL_STORE names.
+
+Invariant: nothing here breaks the program; a failure is reported in one line on stderr.
 """
 
 from __future__ import annotations
@@ -22,30 +23,29 @@ from pathlib import Path
 from typing import Any
 
 from agl import semconv, tracing
-from agl.agents import registry as plugins
+from agl.agents.registry import adapters
 from agl.instrument.import_hooks import when_imported
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
 from agl.tracing import otlp
-from agl.tracing import propagation as handover
 from agl.tracing.exporter import BackgroundSpanExporter, SpanSink
-from agl.tracing.propagation import AttemptEnvironment
+from agl.tracing.propagation import AttemptEnvironment, from_environment
 from agl.tracing.threads import carried_across_threads
 
 SEND_SECONDS = 10.0
 KEPT_SPANS = 1000
-"""How many finished spans of the process the adapters can look back on."""
+"""Finished spans of the process that adapters can look up."""
 
 
 class Instrumentor:
-    """What the entry point `opentelemetry_instrumentor` names: every adapter, as its framework is imported."""
+    """The entry point `opentelemetry_instrumentor`: switches every adapter on as its framework is imported."""
 
     def instrument(self, **_: Any) -> None:
-        """Begin to trace this process. Idempotent."""
+        """Start tracing this process. Idempotent."""
         begin()
 
     def uninstrument(self, **_: Any) -> None:
-        """Let the program go on untraced."""
+        """Stop tracing; the program continues."""
         tracing.whole_process(None)
 
 
@@ -58,63 +58,68 @@ def begin() -> None:
     if _program is not None:
         return
     try:
-        _program = _Program(handover.received())
+        _program = _Program(from_environment())
         _program.begin()
     except Exception as error:
-        _say(f"this program is not traced: {error}")
+        _report(f"this program is not traced: {error}")
 
 
 class _Program:
-    """This process, as an attempt of a rollout or a part of one. Its root scope is made when it is first needed."""
+    """This process, as an attempt of a rollout or a part of one. Its root scope is made on first use."""
 
-    def __init__(self, given: AttemptEnvironment | None) -> None:
-        self.given = given
+    def __init__(self, attempt: AttemptEnvironment | None) -> None:
+        self.attempt = attempt
         self.error: BaseException | None = None
         self._lock = threading.RLock()
         self._root: tracing.Scope | None = None
-        self.outbox = BackgroundSpanExporter(
-            self._open_sink, lambda why: _say(f"spans of this program are lost: {why}")
+        self.exporter = BackgroundSpanExporter(
+            self._open_sink, lambda why: _report(f"spans of this program are lost: {why}")
         )
-        if given is None:
+        if attempt is None:
             self.rollout = tracing.RolloutContext(f"ro-{uuid.uuid4().hex[:12]}", 1, "agent", select())
             self.rollout.capture_content = os.environ.get("AGL_CAPTURE_CONTENT", "1") != "0"
         else:
             self.rollout = tracing.RolloutContext(
-                given.rollout_id, given.attempt, given.agent, select(given.agents), given.gateway_url, given.key,
-                given.capture_content,
-            )  # fmt: skip
+                attempt.rollout_id,
+                attempt.attempt,
+                attempt.agent,
+                select(attempt.agents),
+                attempt.gateway_url,
+                attempt.key,
+                attempt.capture_content,
+            )
         self.rollout.prompts = True
         self.rollout.spans = deque(maxlen=KEPT_SPANS)
-        self.rollout.ended = self.outbox.put
+        self.rollout.on_span_end = self.exporter.put
 
     def begin(self) -> None:
-        if self.given is not None:
-            self.given.restore(os.environ)
+        if self.attempt is not None:
+            self.attempt.restore(os.environ)
         tracing.whole_process(self.root)
         self._threads = carried_across_threads()
         self._threads.__enter__()
-        os.register_at_fork(after_in_child=self._forked)
+        os.register_at_fork(after_in_child=self._after_fork)
         self._excepthook, sys.excepthook = sys.excepthook, self._uncaught
-        atexit.register(self._leave)
-        off = {n.strip() for n in os.environ.get("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "").split(",")}
-        for name, tracer in plugins.adapters().items():
-            if f"agl_{name}" not in off:
+        atexit.register(self._exit)
+        disabled = {n.strip() for n in os.environ.get("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "").split(",")}
+        for name, tracer in adapters().items():
+            if f"agl_{name}" not in disabled:
                 when_imported(tuple(getattr(tracer, "modules", ())), lambda _, t=tracer: _switch_on(t))
 
     def root(self) -> tracing.Scope:
         if self._root is None:
             with self._lock:
                 if self._root is None:
-                    if self.given is None:
+                    if self.attempt is None:
                         self.rollout.agent = _program_name()
-                    self._root = tracing.root(self.rollout, self.given.traceparent if self.given else None)
+                    self._root = tracing.root(self.rollout, self.attempt.traceparent if self.attempt else None)
         return self._root
 
     def _open_sink(self) -> SpanSink:
-        if self.given is not None:
-            return _HttpSink(self.given)
+        if self.attempt is not None:
+            return _HttpSink(self.attempt)
         try:
-            # The store is the trainer's, which the core does not import; it may not be installed.
+            # The store belongs to the trainer, which core does not import and which may not be installed.
             collect = importlib.import_module("agl.trainer.store.collect")
             return collect.StoreSink(self.rollout, [Path(sys.executable).name, *sys.orig_argv[1:]])
         except ImportError as error:
@@ -124,16 +129,16 @@ class _Program:
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, traceback: Any) -> None:
         self.error = error
-        if self.given is not None or self._root is not None:
+        if self.attempt is not None or self._root is not None:
             try:
                 scope = tracing.start(semconv.EXCEPTION, kind.__name__, parent=self.root())
                 if scope is not None:
                     tracing.end(scope, error=error)
             except Exception as raised:
-                _say(f"an exception was not recorded: {raised}")
+                _report(f"an exception was not recorded: {raised}")
         self._excepthook(kind, error, traceback)
 
-    def _leave(self) -> None:
+    def _exit(self) -> None:
         if self._root is None:
             return
         try:
@@ -142,12 +147,12 @@ class _Program:
             tracing.end(self._root, error=self.error)
             tracing.close(self.rollout)
             error = self.error
-            self.outbox.finish(None if error is None else f"{type(error).__name__}: {error}")
+            self.exporter.finish(None if error is None else f"{type(error).__name__}: {error}")
         except Exception as raised:
-            _say(f"spans of this program are lost: {type(raised).__name__}: {raised}")
+            _report(f"spans of this program are lost: {type(raised).__name__}: {raised}")
 
-    def _forked(self) -> None:
-        """What is open belongs to the parent, which will end it; spans made here still lie within it."""
+    def _after_fork(self) -> None:
+        """Open scopes belong to the parent process, which ends them; spans made here still lie within them."""
         self._lock = threading.RLock()
         self.rollout.open = {}
 
@@ -155,20 +160,20 @@ class _Program:
 class _HttpSink:
     """Posts spans to `agl run`."""
 
-    def __init__(self, given: AttemptEnvironment) -> None:
-        url = urllib.parse.urlsplit(given.spans_url)
+    def __init__(self, attempt: AttemptEnvironment) -> None:
+        url = urllib.parse.urlsplit(attempt.spans_url)
         self._host, self._port, self._path = url.hostname or "", url.port, url.path
-        self._headers = {"content-type": "application/json", "authorization": f"Bearer {given.spans_key}"}
+        self._headers = {"content-type": "application/json", "authorization": f"Bearer {attempt.spans_key}"}
 
     def send(self, spans: Sequence[Span]) -> None:
-        # Not urllib: it would ask the environment's proxies for a loopback address.
+        # Not urllib: it would use the environment's proxies, even for a loopback address.
         connection = http.client.HTTPConnection(self._host, self._port, timeout=SEND_SECONDS)
         try:
             connection.request("POST", self._path, json.dumps(otlp.encode(spans)), self._headers)
-            answer = connection.getresponse()
-            answer.read()
-            if answer.status != 200:
-                raise RuntimeError(f"agl run answered {answer.status} {answer.reason}")
+            response = connection.getresponse()
+            response.read()
+            if response.status != 200:
+                raise RuntimeError(f"agl run answered {response.status} {response.reason}")
         finally:
             connection.close()
 
@@ -178,12 +183,13 @@ class _HttpSink:
 
 def _switch_on(tracer: Any) -> None:
     try:
-        if not (known := getattr(tracer, "recognises", None)) or known():
+        recognises = getattr(tracer, "recognises", None)
+        if recognises is None or recognises():
             tracer().instrument()
     except ImportError:
-        pass  # a part of the framework is missing, or another package has its name
+        pass  # part of the framework is missing, or another package has its name
     except Exception as error:
-        _say(f"{tracer.__name__} is off: {type(error).__name__}: {error}")
+        _report(f"{tracer.__name__} is off: {type(error).__name__}: {error}")
 
 
 def _program_name() -> str:
@@ -191,7 +197,7 @@ def _program_name() -> str:
     return (path.parent.name if path.stem == "__main__" else path.stem) or "python"
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     try:
         print(f"agl: {' '.join(text.split())}", file=sys.stderr)
     except Exception:

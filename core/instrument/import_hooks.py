@@ -1,4 +1,4 @@
-"""Tells when a module has been imported, so that what depends on a framework need not import it first."""
+"""Calls functions when a module has been imported, so that an adapter need not import its framework first."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-Then = Callable[[str], None]
-"""Called with the module's name. It must not raise."""
+Callback = Callable[[str], None]
+"""Called with the module's name; must not raise."""
 
 
-def when_imported(names: Sequence[str], then: Then) -> None:
-    """Call `then` once for each module that is imported already or will be, in whichever thread imports it.
+def when_imported(names: Sequence[str], callback: Callback) -> None:
+    """Call `callback` once for each module that is or will be imported, in the thread that imports it.
 
-    Two calls never run at once, and none waits for another while a module's import lock is held: a call that finds one
-    running leaves its own to it. So `then` may import what it likes.
+    Two callbacks never run at the same time, and none waits for another while a module's import lock is held: a thread
+    that finds a callback running leaves its own to that thread. So a callback may import anything.
     """
     for name in names:
         if name in sys.modules:
-            _calls.append((then, name))
+            _calls.append((callback, name))
         else:
-            _finder.watched.setdefault(name, []).append(then)
+            _finder.watched.setdefault(name, []).append(callback)
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     _run_calls()
 
 
-_calls: deque[tuple[Then, str]] = deque()
+_calls: deque[tuple[Callback, str]] = deque()
 _gate = threading.Lock()
 
 
@@ -41,17 +41,17 @@ def _run_calls() -> None:
             return
         try:
             while _calls:
-                then, name = _calls.popleft()
-                then(name)
+                callback, name = _calls.popleft()
+                callback(name)
         finally:
             _gate.release()
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds nothing itself; has what the others find for a watched name tell that it was executed."""
+    """Finds nothing itself; wraps the loader that another finder returns for a watched module."""
 
     def __init__(self) -> None:
-        self.watched: dict[str, list[Then]] = {}
+        self.watched: dict[str, list[Callback]] = {}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -69,7 +69,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """The real loader, which takes its place back before the module's code runs."""
+    """Wraps the real loader, and puts it back before the module's code runs."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -85,8 +85,8 @@ class _Loader(importlib.abc.Loader):
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
-        for then in _finder.watched.pop(module.__name__, ()):
-            _calls.append((then, module.__name__))
+        for callback in _finder.watched.pop(module.__name__, ()):
+            _calls.append((callback, module.__name__))
         _run_calls()
 
 

@@ -1,5 +1,6 @@
-"""The transition schema: calls, transitions and trajectories, and how they are built from what a rollout left."""
+"""The transition schema: calls, transitions, trajectories and training rows, and how they are built from each other."""
 
+from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import (
     Call,
     FinishReason,
@@ -18,6 +19,7 @@ __all__ = [
     "FloatArray",
     "IntArray",
     "Reward",
+    "TrainingRow",
     "Trajectory",
     "Transition",
     "float_array",

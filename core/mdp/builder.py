@@ -1,9 +1,13 @@
-"""Calls and spans become trajectories; every call, reward and bypass is accounted for. Joined by ids, never by time."""
+"""Build an attempt's trajectory from its calls and spans, joined by ids, never by time.
+
+Invariant: every call, reward and bypass of the attempt is accounted for.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agl import semconv
 from agl.errors import BypassedGatewayError, LostCallError, NoAgentMatchedError, NoLLMCallError
@@ -12,23 +16,25 @@ from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.mdp.types import Call, Reward, Trajectory, Transition
 
+CreditedReward = tuple[Reward, str | None]
+"""A reward and the id of the call that earned it; None for the whole rollout."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttemptTrajectory:
-    """What one attempt of a rollout came to.
+    """One attempt of a rollout: its transitions, its rewards, and every call that cannot be trained.
 
     Attributes:
         trajectory: the transitions of every trained agent.
-        rewards: every reward of the rollout, with the call it went to in `credited`.
-        credited: (reward, call id or None for the whole trajectory).
-        agents: every agent seen, in order of appearance, selected or not.
+        credited: every reward of the rollout with the id of the call that earned it.
+        agents: every agent that asked a model, in order of appearance, selected or not.
         failed_calls: selected calls that ended in an error, which cannot be trained.
-        bypassed: `chat` spans of selected agents that no gateway call answers to.
-        lost: those whose requests were sent to the gateway, but left no call there.
+        bypassed: `chat` spans of selected agents without a gateway call.
+        lost: `chat` spans whose requests were sent to the gateway, which has no call for them.
     """
 
     trajectory: Trajectory
-    credited: tuple[tuple[Reward, str | None], ...]
+    credited: tuple[CreditedReward, ...]
     agents: tuple[str, ...]
     failed_calls: tuple[Call, ...]
     bypassed: tuple[Span, ...]
@@ -52,29 +58,39 @@ class AttemptTrajectory:
 
     @property
     def n_calls(self) -> int:
-        """How many transitions there are."""
+        """Number of transitions."""
         return len(self.trajectory.transitions)
 
+    def with_rewards(self, credited: Sequence[CreditedReward]) -> AttemptTrajectory:
+        """The same attempt with further rewards, each at the call that earned it."""
+        rewards: defaultdict[str | None, list[Reward]] = defaultdict(list)
+        for reward, call_id in credited:
+            rewards[call_id].append(reward)
+        trajectory = replace(
+            self.trajectory,
+            transitions=tuple(
+                replace(t, rewards=(*t.rewards, *rewards[t.call.id])) for t in self.trajectory.transitions
+            ),
+            rewards=(*self.trajectory.rewards, *rewards[None]),
+        )
+        return replace(self, trajectory=trajectory, credited=(*self.credited, *credited))
 
-def build(
-    rollout_id: str,
-    attempt: int,
-    group: str,
-    calls: Sequence[Call],
-    spans: Sequence[Span],
-    selection: Selection,
+
+def build_trajectory(
+    rollout_id: str, attempt: int, group: str, index: SpanIndex, selection: Selection
 ) -> AttemptTrajectory:
-    """Join calls, spans and rewards of one attempt.
+    """The trajectory of one attempt, from its calls, spans and rewards.
 
     A reward goes to the call that its span names (AIR's do), or to the one whose `chat` span it was emitted in, or to
     the call that issued the tool call it was emitted in; emitted in the span of an agent other than the outermost, to
-    the last call made within that span; otherwise, and where it names the agent whose it is, to the whole trajectory.
+    the last call made within that span. Every other reward, and one that names an agent, belongs to the whole
+    trajectory.
     """
-    join = SpanIndex(calls, spans)
-    recorded = {c.id: c for c in calls}
+    # A call that failed is no transition: a reward credited to it would be in no trajectory.
+    sampled = {c.id: c for c in index.calls if c.policy is not None and c.error is None}
 
-    credited: list[tuple[Reward, str | None]] = []
-    for span in spans:
+    credited: list[CreditedReward] = []
+    for span in index.spans.values():
         if span.operation != semconv.REWARD:
             continue
         attributes = span.attributes
@@ -86,33 +102,33 @@ def build(
             bool(attributes.get(semconv.REWARD_PRIMARY, True)),
             agent=attributes.get(semconv.REWARD_AGENT),
         )
-        named = attributes.get(semconv.REWARD_CALL)
-        call = join.rewarded_call(span.parent_id) if named is None else recorded.get(str(named))
-        # A call that failed is no transition: what it earned would be lost with it.
-        trained = call is not None and call.policy is not None and call.error is None and reward.agent is None
-        credited.append((reward, call.id if call is not None and trained else None))
+        if semconv.REWARD_CALL in attributes:
+            call = sampled.get(str(attributes[semconv.REWARD_CALL]))
+        else:
+            call = index.rewarded_call(span.parent_id)
+        placed = call is not None and call.id in sampled and reward.agent is None
+        credited.append((reward, call.id if call is not None and placed else None))
 
-    sampled = [c for c in calls if c.policy is not None and c.error is None]
-    whole = tuple(r for r, call_id in credited if call_id is None)
-    transitions = tuple(Transition(c, tuple(r for r, call_id in credited if call_id == c.id)) for c in sampled)
-    trajectory = Trajectory(rollout_id, attempt, None, group, transitions, whole)
-
-    answered = {c.span_id for c in calls}
-    asked = [s for s in spans if s.operation == semconv.CHAT and not s.attributes.get(semconv.UNTRAINED)]
+    answered = {c.span_id for c in index.calls}
+    chats = [s for s in index.spans.values() if s.operation == semconv.CHAT and not s.attributes.get(semconv.UNTRAINED)]
     unanswered = [
         s
-        for s in asked
+        for s in chats
         if s.agent is not None and selection.policy_for(s.agent) is not None and s.span_id not in answered
     ]
-    bypassed = tuple(s for s in unanswered if not s.attributes.get(semconv.ROUTED))
-    lost = tuple(s for s in unanswered if s.attributes.get(semconv.ROUTED))
-    agents = dict.fromkeys([c.agent for c in calls] + [s.agent for s in asked if s.agent is not None])
-    failed = tuple(c for c in calls if c.policy is not None and c.error is not None)
-    return AttemptTrajectory(trajectory, tuple(credited), tuple(agents), failed, bypassed, lost)
+    attempt_trajectory = AttemptTrajectory(
+        Trajectory(rollout_id, attempt, None, group, tuple(map(Transition, sampled.values()))),
+        credited=(),
+        agents=tuple(dict.fromkeys([c.agent for c in index.calls] + [s.agent for s in chats if s.agent is not None])),
+        failed_calls=tuple(c for c in index.calls if c.policy is not None and c.error is not None),
+        bypassed=tuple(s for s in unanswered if not s.attributes.get(semconv.ROUTED)),
+        lost=tuple(s for s in unanswered if s.attributes.get(semconv.ROUTED)),
+    )
+    return attempt_trajectory.with_rewards(credited)
 
 
-def check(built: AttemptTrajectory, selection: Selection, *, rollout_id: str, attempt: int) -> None:
-    """Refuse a rollout that would train on nothing, and say why.
+def require_trainable(trajectory: AttemptTrajectory, selection: Selection) -> None:
+    """Refuse an attempt that would train on nothing, and say why.
 
     Raises:
         BypassedGatewayError: a selected agent's call did not go through the gateway.
@@ -120,11 +136,11 @@ def check(built: AttemptTrajectory, selection: Selection, *, rollout_id: str, at
         NoLLMCallError: no LLM call was made.
         NoAgentMatchedError: calls were made, but by none of the selected agents.
     """
-    where = {"rollout": rollout_id, "attempt": attempt}
-    if built.bypassed:
-        span = built.bypassed[0]
+    where = {"rollout": trajectory.trajectory.rollout_id, "attempt": trajectory.trajectory.attempt}
+    if trajectory.bypassed:
+        span = trajectory.bypassed[0]
         raise BypassedGatewayError(
-            f"{len(built.bypassed)} LLM call(s) of agent {span.agent!r} bypassed the gateway: "
+            f"{len(trajectory.bypassed)} LLM call(s) of agent {span.agent!r} bypassed the gateway: "
             f"client {span.attributes.get(semconv.CLIENT, 'unknown')}, "
             f"URL {span.attributes.get(semconv.URL, 'unknown')}",
             hint="call the model through the openai or anthropic SDK, or point that client at the LLM resource "
@@ -132,25 +148,26 @@ def check(built: AttemptTrajectory, selection: Selection, *, rollout_id: str, at
             span=span.span_id,
             **where,
         )
-    if built.lost:
-        span = built.lost[0]
+    if trajectory.lost:
+        span = trajectory.lost[0]
         raise LostCallError(
-            f"{len(built.lost)} LLM call(s) of agent {span.agent!r} went to the gateway, which has no record of them",
+            f"{len(trajectory.lost)} LLM call(s) of agent {span.agent!r} went to the gateway, "
+            "which has no record of them",
             hint="the gateway was not reached: see the exception that the agent got, on the span",
             span=span.span_id,
             **where,
         )
-    if built.n_calls:
+    if trajectory.n_calls:
         return
-    if built.failed_calls:
-        first = built.failed_calls[0]
+    if trajectory.failed_calls:
+        first = trajectory.failed_calls[0]
         raise LostCallError(
-            f"every one of {len(built.failed_calls)} LLM call(s) failed; the first: {first.error}",
+            f"every one of {len(trajectory.failed_calls)} LLM call(s) failed; the first: {first.error}",
             hint="an agent that goes on without its model has nothing to train; let the error out, or fix its cause",
             agent=first.agent,
             **where,
         )
-    if not built.agents:
+    if not trajectory.agents:
         raise NoLLMCallError(
             "the agent made no LLM call",
             hint="check that it runs its model for this task; a client that is neither the openai nor the anthropic "
@@ -158,7 +175,7 @@ def check(built: AttemptTrajectory, selection: Selection, *, rollout_id: str, at
             **where,
         )
     raise NoAgentMatchedError(
-        f"agents={selection} matched none of the agents that made calls: {', '.join(map(repr, built.agents))}",
+        f"agents={selection} matched none of the agents that made calls: {', '.join(map(repr, trajectory.agents))}",
         hint="use one of those names, a glob such as 'writ*', or leave agents= out to train all",
         **where,
     )

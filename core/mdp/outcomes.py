@@ -1,7 +1,8 @@
-"""What came of an attempt's tool calls and handoffs, each told once, with the LLM call that asked for it.
+"""The outcome of each tool call and handoff of an attempt, once, with the LLM call that asked for it.
 
-A tool's run is told by its span. A result that the gateway was sent for a tool call without a span is an outcome too:
-the tool is the program's own (a bare client's loop, another language), or the framework refused to run it.
+A tool's run is known by its span. A tool call without a span has an outcome, too, where a later request to the gateway
+holds its result: the tool is the program's own (a bare client's loop, another language), or the framework refused to
+run it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from agl.mdp.spans import Span
 from agl.mdp.types import Call
 
 TOOL_RESULTS = "tool_results"
-"""In `Call.request`: what the request says of tool calls, as `[{"id", "name", "failed"}]`."""
+"""Key of `Call.request`: the results of tool calls in the request, as `[{"id", "name", "failed"}]`."""
 UNKNOWN_TOOLS = "unknown_tools"
-"""In `Call.request`: the ids of the answer's tool calls that name a tool which the request did not offer."""
+"""Key of `Call.request`: ids of tool calls in the response that name a tool which the request did not offer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +28,14 @@ class ToolOutcome:
     """How one run of a tool ended.
 
     Attributes:
-        tool: its name. tool_call_id: None where the framework does not tell.
-        agent: who asked for it. call: the LLM call that did; None if that is unknown.
-        span_id: of the run, or of the call's `chat` span where there is no run.
-        arguments: JSON values, the text where it is no JSON, None if not recorded.
-        output: what the model was told; None if not recorded. error: why it failed; None when it succeeded.
+        tool: its name.
+        tool_call_id: the id minted for the tool call; None where the framework does not pass it on.
+        agent: the agent that called the tool.
+        call: the LLM call that issued the tool call; None if unknown.
+        span_id: of the tool's span, or of the call's `chat` span where the tool has none.
+        arguments: JSON values; the text where it is not JSON; None if not recorded.
+        output: the result that the model got; None if not recorded.
+        error: why it failed; None if it succeeded.
     """
 
     tool: str
@@ -46,7 +50,7 @@ class ToolOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """One agent gave over to another; `call` is the LLM call that decided so, None if unknown."""
+    """One agent handed over to another; `call` is the LLM call that decided it, None if unknown."""
 
     from_agent: str
     to_agent: str
@@ -54,60 +58,59 @@ class Handoff:
     span_id: str
 
 
-def tool_outcomes(join: SpanIndex) -> list[ToolOutcome]:
-    """Every tool outcome of an attempt, in the order of the calls that asked, whatever order the tools ended in.
+def tool_outcomes(index: SpanIndex) -> list[ToolOutcome]:
+    """Every tool outcome of an attempt, in the order of the calls that issued them, whatever order the tools ended in.
 
     The call is the one that issued the tool call id. Where the span has no id, it is the one in whose `chat` span or
     tool call the tool ran, within the same agent's span; else unknown. A tool that hands over is a handoff, unless it
-    failed. Runs that lie in one another under one id are one run, seen by two layers.
+    failed. Spans of one tool call id that lie in one another are one run, seen by two layers.
     """
     tools = [
-        s for s in join.spans.values() if s.operation == semconv.EXECUTE_TOOL and not s.attributes.get(semconv.PAUSED)
+        s for s in index.spans.values() if s.operation == semconv.EXECUTE_TOOL and not s.attributes.get(semconv.PAUSED)
     ]
-    handed_over = {_id(s) for s in join.spans.values() if semconv.HANDOFF_TO in s.attributes} - {None}
-    told = {_id(s) for s in tools} | handed_over
-    unnamed = {_tool(s) for s in tools if _id(s) is None}
-    ran = [s for s in tools if _failed(s) or (semconv.HANDOFF_TO not in s.attributes and _id(s) not in handed_over)]
-    outcomes = [_of_span(s, join) for s in ran if not _is_inner(s, join)]
-    # A run whose call the framework does not tell may be the one that a result is of.
-    outcomes += [o for o in _of_results(join) if o.tool_call_id not in told and o.tool not in unnamed]
-    when = {s.span_id: s.start for s in tools}
+    handoff_ids = {_id(s) for s in index.spans.values() if semconv.HANDOFF_TO in s.attributes} - {None}
+    known_ids = {_id(s) for s in tools} | handoff_ids
+    tools_without_id = {_tool(s) for s in tools if _id(s) is None}
+    runs = [s for s in tools if _failed(s) or (semconv.HANDOFF_TO not in s.attributes and _id(s) not in handoff_ids)]
+    outcomes = [_of_span(s, index) for s in runs if not _is_inner(s, index)]
+    # A result of a tool that has spans without ids may belong to one of these: it is counted once.
+    outcomes += [o for o in _of_results(index) if o.tool_call_id not in known_ids and o.tool not in tools_without_id]
+    start = {s.span_id: s.start for s in tools}
 
-    def place(outcome: ToolOutcome) -> tuple[Any, ...]:
-        call = outcome.call
-        asked = (call.index, call.id, call.tool_call_ids.index(outcome.tool_call_id or "")) if (
-            call is not None and outcome.tool_call_id in call.tool_call_ids
-        ) else (len(join.calls), "", 0)  # fmt: skip
-        # The time orders the runs of one tool call for the reader alone.
-        return (*asked, when.get(outcome.span_id or "", 0.0), outcome.span_id or "")
+    def order(outcome: ToolOutcome) -> tuple[Any, ...]:
+        call, issued = outcome.call, (len(index.calls), "", 0)
+        if call is not None and outcome.tool_call_id in call.tool_call_ids:
+            issued = (call.index, call.id, call.tool_call_ids.index(outcome.tool_call_id))
+        # Time only orders the runs of one tool call, for readers.
+        return (*issued, start.get(outcome.span_id or "", 0.0), outcome.span_id or "")
 
-    return sorted(outcomes, key=place)
+    return sorted(outcomes, key=order)
 
 
-def handoffs(join: SpanIndex) -> list[Handoff]:
+def handoffs(index: SpanIndex) -> list[Handoff]:
     """Every handoff of an attempt, in the order of the calls that decided them.
 
     The call is the one that issued the tool call by which an agent hands over; where there is none, the last one that
     this agent made in the span around the handoff.
     """
-    found = []
-    for span in join.spans.values():
+    matches = []
+    for span in index.spans.values():
         to = span.attributes.get(semconv.HANDOFF_TO)
-        if to is None or (span.operation == semconv.EXECUTE_TOOL and (_failed(span) or _is_inner(span, join))):
+        if to is None or (span.operation == semconv.EXECUTE_TOOL and (_failed(span) or _is_inner(span, index))):
             continue
-        giver = str(span.attributes.get(semconv.HANDOFF_FROM) or span.agent or "")
-        call = join.issuing_call(span)
+        from_agent = str(span.attributes.get(semconv.HANDOFF_FROM) or span.agent or "")
+        call = index.issuing_call(span)
         if call is None and _id(span) is None and span.parent_id is not None:
-            call = join.last_call(span.parent_id, giver)
-        found.append((Handoff(giver, str(to), call, span.span_id), span.start))
-    found.sort(key=lambda f: (f[0].call.index if f[0].call else len(join.calls), f[1], f[0].span_id))
-    return [handoff for handoff, _ in found]
+            call = index.last_call(span.parent_id, from_agent)
+        matches.append((Handoff(from_agent, str(to), call, span.span_id), span.start))
+    matches.sort(key=lambda m: (m[0].call.index if m[0].call else len(index.calls), m[1], m[0].span_id))
+    return [handoff for handoff, _ in matches]
 
 
-def _of_span(span: Span, join: SpanIndex) -> ToolOutcome:
-    call = join.issuing_call(span)
+def _of_span(span: Span, index: SpanIndex) -> ToolOutcome:
+    call = index.issuing_call(span)
     if call is None and _id(span) is None:
-        call = _around(span, join)
+        call = _enclosing_call(span, index)
     result = span.attributes.get(semconv.TOOL_CALL_RESULT)
     return ToolOutcome(
         tool=_tool(span),
@@ -115,28 +118,31 @@ def _of_span(span: Span, join: SpanIndex) -> ToolOutcome:
         agent=call.agent if call is not None else span.agent or "",
         call=call,
         span_id=span.span_id,
-        arguments=_parsed(span.attributes.get(semconv.TOOL_CALL_ARGUMENTS)),
+        arguments=_json_or_text(span.attributes.get(semconv.TOOL_CALL_ARGUMENTS)),
         output=None if result is None else str(result),
         error=(span.status_message or "the tool failed") if _failed(span) else None,
     )
 
 
-def _of_results(join: SpanIndex) -> Iterator[ToolOutcome]:
-    """Outcomes that requests tell of, the first time that each is told."""
+def _of_results(index: SpanIndex) -> Iterator[ToolOutcome]:
+    """Outcomes of the tool results in requests; a result that later requests repeat counts once."""
     seen: set[str] = set()
-    for request in join.calls:
+    for request in index.calls:
         texts = {
             str(m.get("tool_call_id")): _text(m.get("content"))
             for m in request.request.get("messages") or ()
             if m.get("role") == "tool"
         }
         for result in request.request.get(TOOL_RESULTS) or ():
-            call = join.issuers.get(result["id"])
+            call = index.issuers.get(result["id"])
             if call is None or result["id"] in seen:
                 continue
             seen.add(result["id"])
             text = texts.get(result["id"])
-            refused = result["id"] in (call.request.get(UNKNOWN_TOOLS) or ()) or _runs_tools(call, join)
+            chat = index.spans.get(call.span_id or "")
+            # A framework that runs the tools itself and left no span did not run this one.
+            runs_tools = chat is not None and bool(chat.attributes.get(semconv.RUNS_TOOLS))
+            refused = runs_tools or result["id"] in (call.request.get(UNKNOWN_TOOLS) or ())
             yield ToolOutcome(
                 tool=str(result["name"] or ""),
                 tool_call_id=result["id"],
@@ -149,31 +155,26 @@ def _of_results(join: SpanIndex) -> Iterator[ToolOutcome]:
             )
 
 
-def _around(span: Span, join: SpanIndex) -> Call | None:
+def _enclosing_call(span: Span, index: SpanIndex) -> Call | None:
     """The call in whose `chat` span or tool call a span of the same agent lies, within that agent's span."""
-    for outer in join.upwards(span.parent_id):
+    for outer in index.upwards(span.parent_id):
         if outer.operation == semconv.INVOKE_AGENT or outer.agent != span.agent:
             return None
-        call = join.by_span.get(outer.span_id) if outer.operation == semconv.CHAT else None
+        call = index.by_span.get(outer.span_id) if outer.operation == semconv.CHAT else None
         if outer.operation == semconv.EXECUTE_TOOL:
-            call = join.issuing_call(outer)
+            call = index.issuing_call(outer)
         if call is not None:
             return call
     return None
 
 
-def _is_inner(span: Span, join: SpanIndex) -> bool:
-    for outer in join.upwards(span.parent_id):
+def _is_inner(span: Span, index: SpanIndex) -> bool:
+    for outer in index.upwards(span.parent_id):
         if outer.operation == semconv.INVOKE_AGENT:
             return False
         if outer.operation == semconv.EXECUTE_TOOL and _id(outer) is not None and _id(outer) == _id(span):
             return True
     return False
-
-
-def _runs_tools(call: Call, join: SpanIndex) -> bool:
-    chat = join.spans.get(call.span_id or "")
-    return chat is not None and bool(chat.attributes.get(semconv.RUNS_TOOLS))
 
 
 def _tool(span: Span) -> str:
@@ -192,11 +193,11 @@ def _failed(span: Span) -> bool:
 def _arguments(call: Call, tool_call_id: str) -> Any:
     for tool_call in call.response.get("tool_calls") or ():
         if tool_call.get("id") == tool_call_id:
-            return _parsed(tool_call["function"]["arguments"])
+            return _json_or_text(tool_call["function"]["arguments"])
     return None
 
 
-def _parsed(arguments: Any) -> Any:
+def _json_or_text(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:

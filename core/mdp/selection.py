@@ -1,4 +1,4 @@
-"""Which agents are trained, and by which policy: names, globs, regular expressions or a callable."""
+"""Which agents are trained, and by which policy, chosen by names, globs, regular expressions or a callable."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Selection:
     rules: tuple[tuple[AgentPattern, str], ...]
 
     def policy_for(self, agent: str) -> str | None:
-        """The policy that trains this agent; None when it is not selected."""
+        """The policy that trains this agent; None if the agent is not selected."""
         for pattern, policy in self.rules:
             if _matches(pattern, agent):
                 return policy
@@ -35,7 +35,7 @@ class Selection:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """Every policy named, in order."""
+        """Every policy of the rules, in order."""
         return tuple(dict.fromkeys(policy for _, policy in self.rules))
 
     def __str__(self) -> str:
@@ -43,7 +43,11 @@ class Selection:
 
 
 def select(agents: AgentFilter = None, *, option: str = "agents") -> Selection:
-    """The selection that `agents=` describes; None selects every agent. `option` is its name in errors.
+    """The selection that `agents=` describes; None selects every agent.
+
+    Args:
+        agents: one pattern, several, or pattern -> policy.
+        option: the option's name in errors.
 
     Raises:
         ConfigError: an empty filter, or a pattern of another type.

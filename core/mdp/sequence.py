@@ -24,11 +24,11 @@ the longer row costs more attention than the shared tokens save."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sequence:
-    """A merged training row of T tokens.
+class TrainingRow:
+    """A merged training row of T tokens; `Sequence` is its public name.
 
     Attributes:
-        rollout_id, policy: whose.
+        rollout_id, policy: identify the trajectory that it was merged from.
         call_ids: the C calls in it, in order of arrival.
         token_ids: int32 [T].
         parents: int32 [T]: the row index of the token before it in its own context, -1 for a first token. The model's
@@ -65,83 +65,14 @@ class Sequence:
 
     @property
     def n_actions(self) -> int:
-        """How many tokens are trained."""
+        """Number of trained tokens."""
         return int(self.action_mask.sum())
 
 
-class _Row:
-    """A row under construction."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.parents: list[int] = []
-        self.positions: list[int] = []
-        self.mask: list[bool] = []
-        self.owner: list[int] = []
-        self.logprobs: list[float] = []
-        self.advantages: list[float] = []
-        self.temperatures: list[float] = []
-        self.members: list[Transition] = []
-        self.paths: list[npt.NDArray[np.int64]] = []
-
-    def longest_shared(self, prompt: IntArray) -> tuple[int, int, bool]:
-        """(tokens shared, index of the member that shares them, whether any member is extended whole)."""
-        best, who, whole = 0, -1, False
-        for k, member in enumerate(self.members):
-            ids = member.call.ids
-            n = min(ids.size, prompt.size)
-            differ = np.flatnonzero(ids[:n] != prompt[:n])
-            shared = int(differ[0]) if differ.size else n
-            whole = whole or shared == ids.size
-            if shared > best:
-                best, who = shared, k
-        return best, who, whole
-
-    def add(self, transition: Transition, advantage: float, shared: int, who: int) -> None:
-        call = transition.call
-        path = np.empty(call.prompt_ids.size + call.response_ids.size, dtype=np.int64)
-        if shared:
-            path[:shared] = self.paths[who][:shared]
-        me = len(self.members)
-        parent = int(path[shared - 1]) if shared else -1
-        n_prompt = call.prompt_ids.size
-        trained = transition.trainable
-        rest = np.concatenate([call.prompt_ids[shared:], call.response_ids]).tolist()
-        for depth, token in enumerate(rest, start=shared):
-            here = len(self.tokens)
-            sampled = depth >= n_prompt
-            self.tokens.append(token)
-            self.parents.append(parent)
-            self.positions.append(depth)
-            self.mask.append(sampled and trained)
-            self.owner.append(me if sampled else -1)
-            self.logprobs.append(float(call.logprobs[depth - n_prompt]) if sampled and trained else 0.0)
-            self.advantages.append(advantage if sampled and trained else 0.0)
-            self.temperatures.append(call.temperature if sampled else 1.0)
-            path[depth] = here
-            parent = here
-        self.members.append(transition)
-        self.paths.append(path)
-
-    def freeze(self, trajectory: Trajectory) -> Sequence:
-        mask = np.asarray(self.mask, dtype=np.bool_)
-        return Sequence(
-            rollout_id=trajectory.rollout_id,
-            policy=trajectory.policy or "",
-            call_ids=tuple(t.call.id for t in self.members),
-            token_ids=np.asarray(self.tokens, dtype=np.int32),
-            parents=np.asarray(self.parents, dtype=np.int32),
-            positions=np.asarray(self.positions, dtype=np.int32),
-            action_mask=mask,
-            calls=np.asarray(self.owner, dtype=np.int32),
-            logprobs=np.asarray(self.logprobs, dtype=np.float32),
-            advantages=np.asarray(self.advantages, dtype=np.float32),
-            temperatures=np.asarray(self.temperatures, dtype=np.float32),
-            weights=mask.astype(np.float32),
-        )
+Sequence = TrainingRow
 
 
-def merge(trajectory: Trajectory, advantages: Mapping[str, float]) -> list[Sequence]:
+def merge(trajectory: Trajectory, advantages: Mapping[str, float]) -> list[TrainingRow]:
     """The rows of a trajectory, merged.
 
     Args:
@@ -149,33 +80,33 @@ def merge(trajectory: Trajectory, advantages: Mapping[str, float]) -> list[Seque
         advantages: call id -> advantage, one entry per transition.
 
     Returns:
-        One `Sequence` per tree. The trained tokens of all rows are exactly the sampled tokens of all trainable calls.
+        One row per tree. The trained tokens of all rows are exactly the sampled tokens of all trainable calls.
 
     Raises:
         KeyError: a transition has no advantage.
     """
-    rows: list[_Row] = []
+    rows: list[_RowBuilder] = []
     for transition in trajectory.transitions:
         call = transition.call
-        best, home, who = 0, None, -1
+        n_shared, home, member = 0, None, -1
         for row in rows:
-            shared, member, whole = row.longest_shared(call.prompt_ids)
-            if shared > best and (whole or shared >= MIN_SHARED):
-                best, home, who = shared, row, member
+            n, k, extends = row.longest_shared(call.prompt_ids)
+            if n > n_shared and (extends or n >= MIN_SHARED):
+                n_shared, home, member = n, row, k
         if home is None:
-            home = _Row()
+            home = _RowBuilder()
             rows.append(home)
-        home.add(transition, float(advantages[call.id]), best, who)
-    return [row.freeze(trajectory) for row in rows]
+        home.add(transition, float(advantages[call.id]), n_shared, member)
+    return [row.build(trajectory) for row in rows]
 
 
-def unmerged(trajectory: Trajectory, advantages: Mapping[str, float]) -> list[Sequence]:
+def unmerged(trajectory: Trajectory, advantages: Mapping[str, float]) -> list[TrainingRow]:
     """One row per call, every prompt repeated: the form that `merge` must agree with and is measured against."""
     rows = []
     for transition in trajectory.transitions:
-        row = _Row()
+        row = _RowBuilder()
         row.add(transition, float(advantages[transition.call.id]), 0, -1)
-        rows.append(row.freeze(trajectory))
+        rows.append(row.build(trajectory))
     return rows
 
 
@@ -184,9 +115,11 @@ class MergeReport:
     """How well a set of calls merged.
 
     Attributes:
-        calls: how many. rows: into how many rows.
-        tokens_unmerged: tokens a trainer would forward with one row per call. tokens: what it forwards merged.
-        forks: cause -> how often a conversation that went on could not be continued.
+        calls: number of calls.
+        rows: number of rows that they were merged into.
+        tokens_unmerged: tokens that a trainer would forward with one row per call.
+        tokens: tokens that it forwards merged.
+        forks: cause -> number of conversations that went on but could not be continued.
     """
 
     calls: int
@@ -196,8 +129,8 @@ class MergeReport:
     forks: Mapping[str, int]
 
 
-def merge_report(trajectories: Seq[Trajectory], rows: Seq[Sequence]) -> MergeReport:
-    """Count what merging saved and what broke it."""
+def merge_report(trajectories: Seq[Trajectory], rows: Seq[TrainingRow]) -> MergeReport:
+    """Count what merging saved, and the forks that kept conversations apart."""
     forks: dict[str, int] = {}
     calls = unmerged_tokens = 0
     for trajectory in trajectories:
@@ -207,3 +140,78 @@ def merge_report(trajectories: Seq[Trajectory], rows: Seq[Sequence]) -> MergeRep
             if cause := transition.call.fork_cause:
                 forks[cause] = forks.get(cause, 0) + 1
     return MergeReport(calls, len(rows), unmerged_tokens, sum(len(r) for r in rows), forks)
+
+
+class _RowBuilder:
+    """A row under construction.
+
+    Attributes:
+        tokens_T, parents_T, positions_T, mask_T, calls_T, logprobs_T, advantages_T, temperatures_T: see `TrainingRow`.
+        members_C: the calls in it so far.
+        paths_C: for each call, int64 [P + R], the row index of each of its tokens.
+    """
+
+    def __init__(self) -> None:
+        self.tokens_T: list[int] = []
+        self.parents_T: list[int] = []
+        self.positions_T: list[int] = []
+        self.mask_T: list[bool] = []
+        self.calls_T: list[int] = []
+        self.logprobs_T: list[float] = []
+        self.advantages_T: list[float] = []
+        self.temperatures_T: list[float] = []
+        self.members_C: list[Transition] = []
+        self.paths_C: list[npt.NDArray[np.int64]] = []
+
+    def longest_shared(self, prompt_P: IntArray) -> tuple[int, int, bool]:
+        """(tokens shared, index of the member that shares them, whether any member is extended whole)."""
+        n_shared, member, extends = 0, -1, False
+        for k, transition in enumerate(self.members_C):
+            ids = transition.call.ids
+            n = min(ids.size, prompt_P.size)
+            differences = np.flatnonzero(ids[:n] != prompt_P[:n])
+            n = int(differences[0]) if differences.size else n
+            extends = extends or n == ids.size
+            if n > n_shared:
+                n_shared, member = n, k
+        return n_shared, member, extends
+
+    def add(self, transition: Transition, advantage: float, n_shared: int, member: int) -> None:
+        """Append a call whose first `n_shared` tokens are those of `member`."""
+        call, trained, c = transition.call, transition.trainable, len(self.members_C)
+        ids, n_prompt = call.ids, call.prompt_ids.size
+        path = np.empty(ids.size, dtype=np.int64)
+        if n_shared:
+            path[:n_shared] = self.paths_C[member][:n_shared]
+        parent = int(path[n_shared - 1]) if n_shared else -1
+        for depth, token in enumerate(ids[n_shared:].tolist(), start=n_shared):
+            sampled = depth >= n_prompt
+            action = sampled and trained
+            self.tokens_T.append(token)
+            self.parents_T.append(parent)
+            self.positions_T.append(depth)
+            self.mask_T.append(action)
+            self.calls_T.append(c if sampled else -1)
+            self.logprobs_T.append(float(call.logprobs[depth - n_prompt]) if action else 0.0)
+            self.advantages_T.append(advantage if action else 0.0)
+            self.temperatures_T.append(call.temperature if sampled else 1.0)
+            path[depth] = parent = len(self.tokens_T) - 1
+        self.members_C.append(transition)
+        self.paths_C.append(path)
+
+    def build(self, trajectory: Trajectory) -> TrainingRow:
+        mask_T = np.asarray(self.mask_T, dtype=np.bool_)
+        return TrainingRow(
+            rollout_id=trajectory.rollout_id,
+            policy=trajectory.policy or "",
+            call_ids=tuple(t.call.id for t in self.members_C),
+            token_ids=np.asarray(self.tokens_T, dtype=np.int32),
+            parents=np.asarray(self.parents_T, dtype=np.int32),
+            positions=np.asarray(self.positions_T, dtype=np.int32),
+            action_mask=mask_T,
+            calls=np.asarray(self.calls_T, dtype=np.int32),
+            logprobs=np.asarray(self.logprobs_T, dtype=np.float32),
+            advantages=np.asarray(self.advantages_T, dtype=np.float32),
+            temperatures=np.asarray(self.temperatures_T, dtype=np.float32),
+            weights=mask_T.astype(np.float32),
+        )

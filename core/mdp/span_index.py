@@ -13,13 +13,17 @@ class SpanIndex:
     """The calls and spans of one attempt, by their ids.
 
     Attributes:
-        calls: by index. spans: by id. by_span: the call that answers a `chat` span, of several one that did not fail.
+        calls: in order of arrival.
+        spans: span id -> span, in the order of the argument.
+        root: the outermost span; None if it is missing.
+        by_span: id of a `chat` span -> the call made in it; of several calls, one that did not fail.
         issuers: tool call id -> the call that issued it.
     """
 
     def __init__(self, calls: Sequence[Call], spans: Sequence[Span]) -> None:
         self.calls = sorted(calls, key=lambda c: (c.index, c.id))
         self.spans = {s.span_id: s for s in spans}
+        self.root = next((s for s in spans if s.parent_id is None), None)
         self.by_span: dict[str, Call] = {}
         for call in self.calls:
             if call.span_id and (call.error is None or call.span_id not in self.by_span):
@@ -27,34 +31,34 @@ class SpanIndex:
         self.issuers = {tool_call: c for c in self.calls for tool_call in c.tool_call_ids}
 
     def upwards(self, span_id: str | None) -> Iterator[Span]:
-        """A span and those that it lies in, from the inside out."""
+        """A span and the spans around it, innermost first."""
         while span_id is not None and (span := self.spans.get(span_id)) is not None:
             yield span
             span_id = span.parent_id
 
     def issuing_call(self, tool: Span) -> Call | None:
-        """The call whose answer asked for a tool's run, by the tool call id on the span."""
+        """The call whose response asked for a tool's run, by the tool call id on the span."""
         return self.issuers.get(str(tool.attributes.get(semconv.TOOL_CALL_ID, "")))
 
     def rewarded_call(self, span_id: str | None) -> Call | None:
-        """The call that what happens in a span is owed to.
+        """The call that earns the rewards emitted in a span.
 
-        The one whose `chat` span this is or lies in; the one that issued the tool call this happens in; in the span of
-        an agent other than the outermost, the last call made within that span; else None.
+        That is the call whose `chat` span this is or lies in; else the call that issued the tool call this span lies
+        in; else, in the span of an agent other than the outermost, the last call made within that span; else None.
         """
         for span in self.upwards(span_id):
             if span.operation == semconv.CHAT and span.span_id in self.by_span:
                 return self.by_span[span.span_id]
-            if span.operation == semconv.EXECUTE_TOOL and (issued := self.issuing_call(span)) is not None:
-                return issued
+            if span.operation == semconv.EXECUTE_TOOL and (issuer := self.issuing_call(span)) is not None:
+                return issuer
             if span.operation == semconv.INVOKE_AGENT and span.parent_id is not None:
-                inside = self.last_call(span.span_id)
-                if inside is not None:
-                    return inside
+                last = self.last_call(span.span_id)
+                if last is not None:
+                    return last
         return None
 
     def last_call(self, span_id: str, agent: str | None = None) -> Call | None:
-        """The last call, by index, made within a span, of one agent if given; None if all failed."""
+        """The last call made within a span, by one agent if `agent` is set; None if there is none or all failed."""
         for call in reversed(self.calls):
             if call.error is None and (agent is None or call.agent == agent) and self.within(call.span_id, span_id):
                 return call

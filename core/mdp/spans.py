@@ -1,4 +1,4 @@
-"""A finished OpenTelemetry span as plain data: what the tracer hands to the store and what everybody reads."""
+"""A finished OpenTelemetry span as plain data: what is stored, and what every reader gets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A point in a span's life. `time` is seconds since the epoch."""
+    """An event within a span. `time` is seconds since the epoch."""
 
     name: str
     time: float
@@ -27,12 +27,13 @@ class Span:
 
     Attributes:
         trace_id, span_id, parent_id: hex (32, 16, 16 digits); `parent_id` None for a root.
-        rollout_id, attempt: whose it is.
+        rollout_id, attempt: identify the attempt.
         name: as OTel GenAI names it: `invoke_agent writer`, `chat gpt-x`, `execute_tool calculator`.
         start, end: seconds since the epoch.
-        status: "unset", "ok" or "error"; status_message says why.
+        status: "unset", "ok" or "error".
+        status_message: what went wrong.
         attributes: OTel GenAI attributes plus `agl.*`.
-        events: exceptions above all.
+        events: mostly exceptions.
     """
 
     trace_id: str
@@ -69,7 +70,7 @@ def from_otel(span: ReadableSpan) -> Span:
     context = span.get_span_context()
     if context is None or span.start_time is None or span.end_time is None:
         raise ValueError(f"span {span.name!r} is not finished")
-    # A view's own copy; `dict(view)` asks the SDK's locked mapping key by key.
+    # The mapping's `copy` takes its lock once; `dict(mapping)` takes it for every key.
     attributes: dict[str, Any] = (span.attributes or {}).copy()  # type: ignore[attr-defined]
     return Span(
         trace_id=f"{context.trace_id:032x}",

@@ -36,12 +36,13 @@ class Reward:
     """A named reward and where it was earned.
 
     Attributes:
-        name: what is rewarded; "reward" when the user gave none.
+        name: what is rewarded; "reward" if the user named nothing.
         value: a finite number, float64.
-        source: who gave it: "return" (what the agent or `reward=` returned), "emit" (`agl.emit_reward`), "air".
-        span_id: the span it was emitted in (hex, 16 digits); None for the rollout's own.
+        source: where it comes from: "return" (the result of the agent or of `reward=`), "emit" (`agl.emit_reward`) or
+            "air".
+        span_id: the span it was emitted in (hex, 16 digits); None for a reward of the whole rollout.
         primary: whether it counts towards returns; a dict of rewards has one primary entry.
-        agent: whose it is alone, where a reward of the whole rollout names an agent.
+        agent: the only agent that it is for, where a reward of the whole rollout names one.
     """
 
     name: str
@@ -58,20 +59,21 @@ class Call:
 
     Attributes:
         id: unique; `<response id>` for a response's first choice, `<response id>:<k>` for the others.
-        rollout_id, attempt, agent: whose call it was.
-        index: position among the attempt's calls, from 0, in order of arrival.
+        rollout_id, attempt, agent: the caller.
+        index: position among the attempt's requests, from 0, in order of arrival.
         policy: the policy that sampled it; None when the agent is not selected, so it is never trained.
         policy_version: the version of the weights that sampled it.
-        prompt_ids: int32 [P]. response_ids: int32 [R], sampled, the stop token included where one was sampled.
+        prompt_ids: int32 [P].
+        response_ids: int32 [R], sampled; with the stop token where one was sampled.
         logprobs: float32 [R], of the sampled ids under the distribution they were drawn from.
-        temperature: of that distribution (1.0 = the model's own).
-        finish_reason: "length" and "cancelled" mark an answer cut short; "error" one that never came.
-        parent_id: the call whose prompt + response this prompt extends token for token, if any.
-        fork_cause: why the prompt extends no earlier call although the conversation went on; None when it does
+        temperature: of that distribution; 1.0 is the model's unscaled one.
+        finish_reason: "length" and "cancelled" mark a response cut short; "error" one that never came.
+        parent_id: the call whose prompt + response this prompt extends token for token; None if there is none.
+        fork_cause: why the prompt extends no earlier call although the conversation continued; None when it does
             or when the conversation is new.
         tool_call_ids: the ids minted for the tool calls in the response.
         span_id: the client's `chat` span (hex), from `traceparent`.
-        request: the new messages of this call (those after `parent_id`'s response) and what was asked of the sampler.
+        request: the new messages of this call (those after `parent_id`'s response) and the sampling options.
         response: the assistant message as the client received it.
         error: what went wrong, for finish_reason "error".
         started_at, ended_at: seconds since the epoch.
@@ -114,8 +116,8 @@ class Transition:
     """One decision of a selected agent: state = `call.prompt_ids`, action = `call.response_ids`.
 
     Attributes:
-        call: the gateway's record of it.
-        rewards: what this call alone earned, the outcomes of its tool calls included.
+        call: the gateway's record.
+        rewards: the rewards of this call alone, with those of its tool calls.
     """
 
     call: Call
@@ -128,7 +130,7 @@ class Transition:
 
     @property
     def trainable(self) -> bool:
-        """Whether anything was sampled and the answer is whole (a cancelled one is masked)."""
+        """Whether tokens were sampled and the response is complete; a cancelled one is masked."""
         return self.call.response_ids.size > 0 and self.call.finish_reason not in ("cancelled", "error")
 
 
@@ -137,11 +139,11 @@ class Trajectory:
     """The transitions of one attempt of a rollout, in order of arrival.
 
     Attributes:
-        rollout_id, attempt: whose.
-        policy: whose transitions these are; None for those of every trained agent.
+        rollout_id, attempt: identify the attempt.
+        policy: the policy of these transitions; None if they are of every trained agent.
         group: the task's group in this step; rollouts of one group are compared with each other.
-        transitions: in order.
-        rewards: what the rollout as a whole earned.
+        transitions: in order of arrival.
+        rewards: the rewards of the rollout as a whole.
     """
 
     rollout_id: str
@@ -157,12 +159,12 @@ class Trajectory:
         return tuple(dict.fromkeys(t.call.policy for t in self.transitions if t.call.policy is not None))
 
     def of(self, policy: str) -> Trajectory:
-        """The transitions of one policy alone."""
+        """The same trajectory with the transitions of one policy alone."""
         return replace(self, policy=policy, transitions=tuple(t for t in self.transitions if t.call.policy == policy))
 
     @property
     def final_reward(self) -> float:
-        """Sum of the rollout's own primary rewards, without those of single calls."""
+        """Sum of the primary rewards of the rollout as a whole, without those of single calls."""
         return float(sum(r.value for r in self.rewards if r.primary))
 
     @property

@@ -1,5 +1,7 @@
-"""Automatic intermediate rewarding: rules that reward tool outcomes, calls and handoffs, credited to the LLM call that
-caused each. `agl.air` is the set that every trainer with `air=True` uses."""
+"""Automatic intermediate rewarding (AIR): rules that reward tool outcomes, calls and handoffs.
+
+Invariant: each rule is called once per event of an attempt, and its reward goes to the LLM call that caused the event.
+"""
 
 from __future__ import annotations
 
@@ -12,74 +14,123 @@ from typing import Any, Literal, TypeVar, overload
 
 from agl import semconv
 from agl.errors import ConfigError, RewardError, nearest
-from agl.mdp.builder import build
+from agl.mdp.builder import AttemptTrajectory, CreditedReward
 from agl.mdp.outcomes import ToolOutcome, handoffs, tool_outcomes
 from agl.mdp.selection import AgentFilter, Selection, select
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
-from agl.mdp.types import Call, Reward, Transition
+from agl.mdp.types import Call, Reward
 from agl.rewards import as_rewards
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
-Credited = tuple[Reward, str | None]
-"""A reward and the id of the call that it goes to; None for the whole rollout."""
-On = Literal["on_tool_success", "on_tool_failure", "on_call", "on_handoff"]
+Event = Literal["on_tool_success", "on_tool_failure", "on_call", "on_handoff"]
 
-_ARGUMENTS: dict[On, tuple[str, ...]] = {
+_ARGUMENTS: dict[Event, tuple[str, ...]] = {
     "on_tool_success": ("tool_name", "output", "arguments", "agent", "tool_call_id"),
     "on_tool_failure": ("tool_name", "error", "arguments", "agent", "tool_call_id"),
     "on_call": ("transition",),
     "on_handoff": ("from_agent", "to_agent"),
 }
+"""Event -> the arguments that a rule may name."""
+_FILTERS: dict[Event, dict[str, str]] = {
+    "on_tool_success": {"tool": "tool_name", "agent": "agent"},
+    "on_tool_failure": {"tool": "tool_name", "agent": "agent"},
+    "on_call": {"agent": "agent"},
+    "on_handoff": {"from_agent": "from_agent", "to_agent": "to_agent"},
+}
+"""Event -> {option of the decorator: the fact that it filters}."""
 _CONTENT = frozenset({"output", "error", "arguments"})
 """Arguments that are not recorded with `capture_content=False`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rule:
-    """A function, when it is asked, what it is told, and what becomes of its answer.
+    """A user's function with the event it is for.
 
     Attributes:
-        on: the event. function: arguments -> float, {name: float} or None. takes: the arguments that it names.
-        filters: fact -> which values of it. name: of its reward. primary: whether that counts towards returns.
+        event: when it is called.
+        function: arguments -> float, {name: float} or None.
+        arguments: names of the facts that it takes.
+        filters: fact -> the values for which it is called.
+        name: of its reward.
+        primary: whether its reward counts towards returns.
     """
 
-    on: On
+    event: Event
     function: Callable[..., Any]
-    takes: tuple[str, ...]
+    arguments: tuple[str, ...]
     filters: Mapping[str, Selection]
     name: str
     primary: bool
 
     def rewards(self, facts: Mapping[str, Any], span_id: str | None, **where: object) -> tuple[Reward, ...]:
-        """What the rule gives for an event; () if it does not concern it.
+        """The rule's rewards for an event; () if a filter excludes it.
 
         Raises:
-            RewardError: the function raised, or gave no finite number.
+            RewardError: the function raised, or returned no finite number.
         """
-        if any(allowed.policy_for(facts[fact]) is None for fact, allowed in self.filters.items()):
+        if any(values.policy_for(facts[fact]) is None for fact, values in self.filters.items()):
             return ()
         try:
-            value = self.function(**{name: facts[name] for name in self.takes})
+            value = self.function(**{name: facts[name] for name in self.arguments})
             if value is None:
                 return ()
-            given = as_rewards(value, source="air", span_id=span_id)
+            rewards = as_rewards(value, source="air", span_id=span_id)
         except RewardError as error:
             raise RewardError(
-                f"AIR rule {self.name!r} ({self.on}): {error.message}", hint=error.hint, **where
+                f"AIR rule {self.name!r} ({self.event}): {error.message}", hint=error.hint, **where
             ) from error
         except Exception as error:
             raise RewardError(
-                f"AIR rule {self.name!r} ({self.on}) raised {type(error).__name__}: {error}",
+                f"AIR rule {self.name!r} ({self.event}) raised {type(error).__name__}: {error}",
                 hint="a rule returns a number, a dict of numbers, or None for no reward",
                 **where,
             ) from error
         named = isinstance(value, Mapping)
-        return tuple(replace(r, name=r.name if named else self.name, primary=r.primary and self.primary) for r in given)
+        return tuple(
+            replace(r, name=r.name if named else self.name, primary=r.primary and self.primary) for r in rewards
+        )
+
+
+class _Decorator:
+    """Registers rules for one event; used bare or with options."""
+
+    def __init__(self, rules: dict[tuple[str, ...], _Rule], event: Event) -> None:
+        self._rules, self._event = rules, event
+
+    @overload
+    def __call__(self, rule: Rule, /) -> Rule: ...
+    @overload
+    def __call__(
+        self, rule: None = None, /, *, name: str | None = None, primary: bool = True, **filters: AgentFilter
+    ) -> Callable[[Rule], Rule]: ...
+    def __call__(
+        self, rule: Any = None, /, *, name: str | None = None, primary: bool = True, **filters: AgentFilter
+    ) -> Any:
+        facts = _FILTERS[self._event]
+        for option in filters:
+            if option not in facts:
+                raise ConfigError(
+                    f"{self._event} has no option {option!r}", hint=nearest(option, [*facts, "name", "primary"])
+                )
+        selections = {facts[o]: select(value, option=o) for o, value in filters.items() if value is not None}
+        if not isinstance(primary, bool):
+            raise ConfigError(
+                f"primary is {primary!r}", hint="True: the reward counts towards returns; False: it does not"
+            )
+
+        def register(function: Rule) -> Rule:
+            arguments = _arguments(self._event, function)
+            entry = _Rule(self._event, function, arguments, selections, name or _name(self._event, function), primary)
+            kind = function if hasattr(function, "__qualname__") else type(function)
+            self._rules[(self._event, str(kind.__module__), kind.__qualname__, entry.name)] = entry
+            return function
+
+        return register if rule is None else register(rule)
 
 
 class AIR:
-    """A set of rules. Each method is a decorator, bare or with options, and gives the function back unchanged:
+    """A set of rules. Each `on_...` is a decorator, bare or with options, and returns the function unchanged:
 
         @agl.air.on_tool_success
         def tool_ok(tool_name, output):
@@ -90,7 +141,7 @@ class AIR:
             return -0.2
 
     A rule names those of the documented arguments that it needs, and returns a number, a dict of numbers (as for
-    `agl.emit_reward`), or None for no reward. It is asked once per event, when the attempt has ended, with what was
+    `agl.emit_reward`), or None for no reward. It is called once per event, when the attempt has ended, with what was
     recorded. Registering a function of the same module, qualified name and reward name again replaces it, so that a
     module can be reloaded and a notebook's cell run again.
 
@@ -98,89 +149,43 @@ class AIR:
     towards returns. Filters are a name, a glob, a `re.Pattern`, a function of the name, or several; None is all.
 
     Raises:
-        ConfigError: an async function, one without a name, or one that asks for something else.
+        ConfigError: an async function, one without a name, or one with an unknown argument.
     """
 
     def __init__(self) -> None:
         self._rules: dict[tuple[str, ...], _Rule] = {}
 
-    @overload
-    def on_tool_success(self, rule: Rule, /) -> Rule: ...
-    @overload
-    def on_tool_success(
-        self,
-        rule: None = None,
-        /,
-        *,
-        tool: AgentFilter = None,
-        agent: AgentFilter = None,
-        name: str | None = None,
-        primary: bool = True,
-    ) -> Callable[[Rule], Rule]: ...
-    def on_tool_success(
-        self, rule: Any = None, /, *, tool: AgentFilter = None, agent: AgentFilter = None, **options: Any
-    ) -> Any:
-        """A tool did what it was asked.
+    @property
+    def on_tool_success(self) -> _Decorator:
+        """A tool succeeded. Filters: `tool`, `agent`.
 
-        The rule's arguments: `tool_name`; `output`, the text that the model was told; `arguments`, JSON values;
-        `agent`, who asked for it; `tool_call_id`, or None.
+        The rule's arguments: `tool_name`; `output`, the text that the model got; `arguments`, JSON values;
+        `agent`, the one that called the tool; `tool_call_id`, or None.
         """
-        return self._register("on_tool_success", rule, {"tool_name": tool, "agent": agent}, **options)
+        return _Decorator(self._rules, "on_tool_success")
 
-    @overload
-    def on_tool_failure(self, rule: Rule, /) -> Rule: ...
-    @overload
-    def on_tool_failure(
-        self,
-        rule: None = None,
-        /,
-        *,
-        tool: AgentFilter = None,
-        agent: AgentFilter = None,
-        name: str | None = None,
-        primary: bool = True,
-    ) -> Callable[[Rule], Rule]: ...
-    def on_tool_failure(
-        self, rule: Any = None, /, *, tool: AgentFilter = None, agent: AgentFilter = None, **options: Any
-    ) -> Any:
+    @property
+    def on_tool_failure(self) -> _Decorator:
         """A tool raised, gave a result that says it failed, or could not be run (no such tool, bad arguments).
 
-        The rule's arguments: as for `on_tool_success`, with `error`, a text, instead of `output`.
+        Filters: `tool`, `agent`. The rule's arguments: as for `on_tool_success`, with `error`, a text, instead of
+        `output`.
         """
-        return self._register("on_tool_failure", rule, {"tool_name": tool, "agent": agent}, **options)
+        return _Decorator(self._rules, "on_tool_failure")
 
-    @overload
-    def on_call(self, rule: Rule, /) -> Rule: ...
-    @overload
-    def on_call(
-        self, rule: None = None, /, *, agent: AgentFilter = None, name: str | None = None, primary: bool = True
-    ) -> Callable[[Rule], Rule]: ...
-    def on_call(self, rule: Any = None, /, *, agent: AgentFilter = None, **options: Any) -> Any:
-        """A selected agent's LLM call.
+    @property
+    def on_call(self) -> _Decorator:
+        """A selected agent's LLM call. Filter: `agent`.
 
-        The rule's argument: `transition`, an `agl.Transition` with what was emitted in it and what the tool and handoff
-        rules gave.
+        The rule's argument: `transition`, an `agl.Transition` with the rewards emitted in it and those of the rules for
+        tools and handoffs.
         """
-        return self._register("on_call", rule, {"agent": agent}, **options)
+        return _Decorator(self._rules, "on_call")
 
-    @overload
-    def on_handoff(self, rule: Rule, /) -> Rule: ...
-    @overload
-    def on_handoff(
-        self,
-        rule: None = None,
-        /,
-        *,
-        from_agent: AgentFilter = None,
-        to_agent: AgentFilter = None,
-        name: str | None = None,
-        primary: bool = True,
-    ) -> Callable[[Rule], Rule]: ...
-    def on_handoff(
-        self, rule: Any = None, /, *, from_agent: AgentFilter = None, to_agent: AgentFilter = None, **options: Any
-    ) -> Any:
-        """An agent gave over to another. The rule's arguments: `from_agent`, `to_agent`."""
-        return self._register("on_handoff", rule, {"from_agent": from_agent, "to_agent": to_agent}, **options)
+    @property
+    def on_handoff(self) -> _Decorator:
+        """An agent handed over to another. Filters and the rule's arguments: `from_agent`, `to_agent`."""
+        return _Decorator(self._rules, "on_handoff")
 
     def __len__(self) -> int:
         """How many rules there are."""
@@ -194,7 +199,7 @@ class AIR:
         self._rules.clear()
 
     def require(self, *, capture_content: bool = True) -> None:
-        """Check that there are rules, and that what they ask for is recorded.
+        """Check that there are rules, and that the facts they take are recorded.
 
         Raises:
             ConfigError: otherwise.
@@ -204,114 +209,88 @@ class AIR:
                 "air= is on, but there are no rules", hint="decorate one, for example with @agl.air.on_tool_success"
             )
         for rule in self._rules.values():
-            wants = sorted(_CONTENT.intersection(rule.takes))
-            if wants and not capture_content:
+            content = sorted(_CONTENT.intersection(rule.arguments))
+            if content and not capture_content:
                 raise ConfigError(
-                    f"AIR rule {rule.name!r} reads {', '.join(wants)}, which capture_content=False does not record",
+                    f"AIR rule {rule.name!r} reads {', '.join(content)}, which capture_content=False does not record",
                     hint="let the rule name other arguments only, or leave capture_content on",
                 )
 
-    def rewards(self, calls: Sequence[Call], spans: Sequence[Span], selection: Selection) -> tuple[Credited, ...]:
-        """What the rules give for one attempt. Depends on nothing but what is given, and on no order.
+    def rewards(
+        self, trajectory: AttemptTrajectory, index: SpanIndex, selection: Selection
+    ) -> tuple[CreditedReward, ...]:
+        """The rules' rewards for one attempt; a pure function of the arguments, in any order of calls and spans.
 
         A tool's outcome is credited to the call that issued its tool call id, where the span has no id to the call or
         the tool call that it lies in; a handoff to the call that decided it. Where that call is unknown or failed, the
         reward counts for the whole rollout. The tools and handoffs of agents that are not selected are not rewarded,
-        but for tools that a selected agent's call asked for.
+        except for tools that a selected agent's call asked for.
+
+        Args:
+            trajectory: of the attempt, with the rewards that were emitted in it.
+            index: the calls and spans that it was built from.
+            selection: which agents are trained.
+
+        Returns:
+            Rewards for `trajectory.with_rewards`. `span_id` is the root's where an event has no span of the attempt;
+            () without a root.
 
         Raises:
-            RewardError: a rule raised, or gave no finite number.
+            RewardError: a rule raised, or returned no finite number.
         """
-        join = SpanIndex(calls, spans)
-        place = {"rollout": spans[0].rollout_id, "attempt": spans[0].attempt} if spans else {}
-        credited: list[Credited] = []
+        root = index.root
+        if root is None:
+            return ()
+        attempt = {"rollout": trajectory.trajectory.rollout_id, "attempt": trajectory.trajectory.attempt}
 
-        def give(on: On, facts: Mapping[str, Any], call: Call | None, span_id: str | None, **where: object) -> None:
+        def apply(
+            event: Event, facts: Mapping[str, Any], call: Call | None, span_id: str | None, **where: object
+        ) -> list[CreditedReward]:
             trained = call is not None and call.policy is not None and call.error is None
-            for rule in self._of(on):
-                for reward in rule.rewards(facts, span_id, **place, **where, call=call.id if call else None):
-                    credited.append((reward, call.id if call is not None and trained else None))
+            call_id = call.id if call is not None and trained else None
+            where = {**attempt, **where, "call": call.id if call else None}
+            span_id = span_id if span_id in index.spans else root.span_id
+            rules = [rule for rule in self._rules.values() if rule.event == event]
+            return [(reward, call_id) for rule in rules for reward in rule.rewards(facts, span_id, **where)]
 
-        for outcome in tool_outcomes(join):
-            if not _is_selected(outcome.call, outcome.agent, selection):
-                continue
-            on: On = "on_tool_success" if outcome.error is None else "on_tool_failure"
-            where = {"agent": outcome.agent, "tool": outcome.tool, "span": outcome.span_id}
-            give(on, _tool_facts(outcome), outcome.call, outcome.span_id, **where)
-        for handoff in handoffs(join):
+        credited: list[CreditedReward] = []
+        for outcome in tool_outcomes(index):
+            if _is_selected(outcome.call, outcome.agent, selection):
+                event: Event = "on_tool_success" if outcome.error is None else "on_tool_failure"
+                where = {"agent": outcome.agent, "tool": outcome.tool, "span": outcome.span_id}
+                credited += apply(event, _tool_facts(outcome), outcome.call, outcome.span_id, **where)
+        for handoff in handoffs(index):
             if _is_selected(handoff.call, handoff.from_agent, selection):
                 facts = {"from_agent": handoff.from_agent, "to_agent": handoff.to_agent}
-                give("on_handoff", facts, handoff.call, handoff.span_id, agent=handoff.from_agent)
-        if self._of("on_call"):
-            earned = [*credited]
-            for transition in _transitions(calls, spans, selection):
-                call = transition.call
-                seen = Transition(call, (*transition.rewards, *(r for r, call_id in earned if call_id == call.id)))
-                give("on_call", {"transition": seen, "agent": call.agent}, call, call.span_id, agent=call.agent)
+                credited += apply("on_handoff", facts, handoff.call, handoff.span_id, agent=handoff.from_agent)
+        for transition in trajectory.with_rewards(credited).trajectory.transitions:
+            call = transition.call
+            facts = {"transition": transition, "agent": call.agent}
+            credited += apply("on_call", facts, call, call.span_id, agent=call.agent)
         return tuple(credited)
 
-    def _of(self, on: On) -> list[_Rule]:
-        return [rule for rule in self._rules.values() if rule.on == on]
 
-    def _register(
-        self,
-        on: On,
-        rule: Callable[..., Any] | None,
-        filters: Mapping[str, AgentFilter],
-        *,
-        name: str | None = None,
-        primary: bool = True,
-        **unknown: Any,
-    ) -> Any:
-        if unknown:
-            known = [
-                f for f in inspect.signature(getattr(type(self), on)).parameters if f not in ("self", "rule", "options")
-            ]
-            word = next(iter(unknown))
-            raise ConfigError(f"{on} has no option {word!r}", hint=nearest(word, [*known, "name", "primary"]))
-        chosen = {
-            fact: select(value, option="tool" if fact == "tool_name" else fact)
-            for fact, value in filters.items()
-            if value is not None
-        }
-        if not isinstance(primary, bool):
-            raise ConfigError(
-                f"primary is {primary!r}", hint="True: the reward counts towards returns; False: it does not"
-            )
-
-        def register(function: Callable[..., Any]) -> Callable[..., Any]:
-            made = _Rule(on, function, _takes(on, function), chosen, name or _name(on, function), primary)
-            kind = function if hasattr(function, "__qualname__") else type(function)
-            self._rules[(on, str(kind.__module__), kind.__qualname__, made.name)] = made
-            return function
-
-        return register if rule is None else register(rule)
-
-
-def as_spans(credited: Sequence[Credited], spans: Sequence[Span]) -> list[Span]:
-    """Rewards as spans of their attempt, which `build` reads like those that were emitted.
-
-    Args:
-        credited: of `AIR.rewards`. spans: of the attempt, its root among them.
-    """
-    root = next((s for s in spans if s.parent_id is None), None)
+def reward_spans(credited: Sequence[CreditedReward], index: SpanIndex) -> list[Span]:
+    """`AIR.rewards` as spans, for the record: `build_trajectory` reads them like those that were emitted."""
+    root = index.root
     if root is None:
         return []
-    agents, now = {s.span_id: s.agent for s in spans}, time.time()
+    now = time.time()
+    parents = [index.spans.get(reward.span_id or "", root) for reward, _ in credited]
     return [
         Span(
             trace_id=root.trace_id,
             span_id=secrets.token_hex(8),
-            parent_id=reward.span_id if reward.span_id in agents else root.span_id,
+            parent_id=parent.span_id,
             rollout_id=root.rollout_id,
             attempt=root.attempt,
             name=f"{semconv.REWARD} {reward.name}",
-            # Stores give spans back by their time; a microsecond each keeps the order.
+            # Stores return spans in order of time; a microsecond each keeps the order.
             start=now + i * 1e-6,
             end=now + i * 1e-6,
             attributes={
                 semconv.OPERATION_NAME: semconv.REWARD,
-                semconv.AGENT_NAME: agents.get(reward.span_id or root.span_id) or root.agent or "",
+                semconv.AGENT_NAME: parent.agent or root.agent or "",
                 semconv.ROLLOUT_ID: root.rollout_id,
                 semconv.ATTEMPT: root.attempt,
                 semconv.REWARD_NAME: reward.name,
@@ -321,11 +300,11 @@ def as_spans(credited: Sequence[Credited], spans: Sequence[Span]) -> list[Span]:
                 semconv.REWARD_CALL: call_id or "",
             },
         )
-        for i, (reward, call_id) in enumerate(credited)
+        for i, ((reward, call_id), parent) in enumerate(zip(credited, parents, strict=True))
     ]
 
 
-def chosen(option: bool | AIR | None) -> AIR | None:
+def rule_set(option: bool | AIR | None) -> AIR | None:
     """The rules that `Trainer(air=...)` names: True = `agl.air`; None and False = none.
 
     Raises:
@@ -344,12 +323,6 @@ def _is_selected(call: Call | None, agent: str, selection: Selection) -> bool:
     return call.policy is not None if call is not None else selection.policy_for(agent) is not None
 
 
-def _transitions(calls: Sequence[Call], spans: Sequence[Span], selection: Selection) -> list[Transition]:
-    built = build("", 0, "", calls, spans, selection)
-    found = [t for trajectory in built.trajectories.values() for t in trajectory.transitions]
-    return sorted(found, key=lambda t: (t.call.index, t.call.id))
-
-
 def _tool_facts(outcome: ToolOutcome) -> dict[str, Any]:
     return {
         "tool_name": outcome.tool,
@@ -361,37 +334,37 @@ def _tool_facts(outcome: ToolOutcome) -> dict[str, Any]:
     }
 
 
-def _takes(on: On, function: Callable[..., Any]) -> tuple[str, ...]:
+def _arguments(event: Event, function: Callable[..., Any]) -> tuple[str, ...]:
     """The documented arguments that a rule names."""
     if not callable(function):
         raise ConfigError(
-            f"{on} was given {function!r}", hint=f"decorate a function, or name options: @agl.air.{on}(...)"
+            f"{event} was given {function!r}", hint=f"decorate a function, or name options: @agl.air.{event}(...)"
         )
     call = getattr(function, "__call__", None)  # noqa: B004
     if any(test(f) for f in (function, call) for test in (inspect.iscoroutinefunction, inspect.isasyncgenfunction)):
         raise ConfigError(
             f"AIR rule {function!r} is async", hint="rules look at what was recorded; make it a plain function"
         )
-    known, takes = _ARGUMENTS[on], []
+    known, arguments = _ARGUMENTS[event], []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
-            takes += [k for k in known if k not in takes]
+            arguments += [k for k in known if k not in arguments]
         elif parameter.kind is parameter.VAR_POSITIONAL:
             continue
         elif parameter.name in known and parameter.kind is not parameter.POSITIONAL_ONLY:
-            takes.append(parameter.name)
+            arguments.append(parameter.name)
         elif parameter.default is parameter.empty:
             raise ConfigError(
-                f"{on} does not tell a rule its {parameter.name!r} ({getattr(function, '__name__', function)})",
+                f"{event} passes a rule no {parameter.name!r} ({getattr(function, '__name__', function)})",
                 hint=f"a rule may take {', '.join(known)}",
             )
-    return tuple(takes)
+    return tuple(arguments)
 
 
-def _name(on: On, function: Callable[..., Any]) -> str:
+def _name(event: Event, function: Callable[..., Any]) -> str:
     name = getattr(function, "__name__", "<lambda>")
     if name == "<lambda>":
-        raise ConfigError("an AIR rule has no name", hint=f'name its reward: agl.air.{on}(name="tool_ok")(...)')
+        raise ConfigError("an AIR rule has no name", hint=f'name its reward: agl.air.{event}(name="tool_ok")(...)')
     return name
 
 

@@ -1,4 +1,4 @@
-"""Rewards and other facts that an agent reports while it runs; each belongs to the span it was emitted in."""
+"""Rewards and other values that an agent reports while it runs; each belongs to the span it was emitted in."""
 
 from __future__ import annotations
 
@@ -31,14 +31,13 @@ def as_rewards(
     Args:
         value: a real number (bool counts as 0 or 1), or {name: number}. Entries named after agents are those agents'
             own rewards and count towards returns.
-        primary: which other entry of the dict counts; the only one, or the one named "reward", if None.
+        primary: the other entry of the dict that counts; the only one, or the one named "reward", if None.
         source, span_id: as in `Reward`.
         agents: names of the agents that took part.
         **where: rollout, agent, ... for the error.
 
     Raises:
-        RewardError: not a number, not finite, an empty dict, no way to tell the primary entry, or `primary` for a
-            number.
+        RewardError: not a number, not finite, an empty dict, no unique primary entry, or `primary` for a number.
     """
     if isinstance(value, Mapping):
         if not value:
@@ -55,11 +54,15 @@ def as_rewards(
             )
         return tuple(
             Reward(
-                str(k), _finite(v, str(k), where), source, span_id,
-                primary=k in agents or str(k) == main, agent=str(k) if k in agents else None,
+                str(k),
+                _finite(v, str(k), where),
+                source,
+                span_id,
+                primary=k in agents or str(k) == main,
+                agent=str(k) if k in agents else None,
             )
             for k, v in value.items()
-        )  # fmt: skip
+        )
     if primary is not None:
         raise RewardError(
             f"primary={primary!r} names an entry of a dict, but the reward is {value!r}",
@@ -88,17 +91,17 @@ def _finite(value: Any, name: str, where: Mapping[str, object]) -> float:
 
 
 def emit_reward(value: float | Mapping[str, float], primary: str | None = None, *, agent: str | None = None) -> None:
-    """Report a reward for what is happening now: inside a tool for the call that issued it, otherwise for the agent.
+    """Report a reward for the current span: inside a tool for the call that issued it, otherwise for the agent.
 
     Does nothing outside a rollout, so an instrumented agent runs unchanged in production.
 
     Args:
         value: a number, or {name: number}.
-        primary: which entry of the dict counts towards returns.
-        agent: whose reward it is, wherever it is emitted: of a player of a game, a member of a team.
+        primary: the entry of the dict that counts towards returns.
+        agent: the agent that earned it, wherever it is emitted: a player of a game, a member of a team.
 
     Raises:
-        RewardError: as `as_rewards`.
+        RewardError: as in `as_rewards`.
     """
     scope = tracing.current()
     if scope is None:
@@ -109,7 +112,7 @@ def emit_reward(value: float | Mapping[str, float], primary: str | None = None, 
 
 
 def record(reward: Reward) -> None:
-    """Put a reward into the current span."""
+    """Record a reward in the current span."""
     attributes = {
         semconv.REWARD_NAME: reward.name,
         semconv.REWARD_VALUE: reward.value,
@@ -127,12 +130,16 @@ def emit_message(text: str) -> None:
 
 
 def emit_object(value: Any) -> None:
-    """Report a JSON value in the current span. TypeError if it is none."""
+    """Report a JSON value in the current span.
+
+    Raises:
+        TypeError: it is not JSON.
+    """
     _emit(semconv.OBJECT, "", {semconv.VALUE: json.dumps(value)})
 
 
 def emit_exception(error: BaseException) -> None:
-    """Report an exception that the agent handled."""
+    """Report an exception that the agent handled, in the current span."""
     scope = tracing.start(semconv.EXCEPTION, type(error).__name__)
     if scope is not None:
         tracing.end(scope, error=error)
@@ -151,7 +158,7 @@ def _operation(name: str) -> Iterator[None]:
 
 
 def operation(name_or_function: str | Callable[..., Any]) -> Any:
-    """A span of one's own: `@agl.operation` on a function, or `with agl.operation("name"):`."""
+    """A custom span: `@agl.operation` on a function, or `with agl.operation("name"):`."""
     if isinstance(name_or_function, str):
         return _operation(name_or_function)
     function = name_or_function

@@ -1,4 +1,4 @@
-"""Calling a reward function: sync or async, with the trace of the attempt where it asks for it."""
+"""Calls a reward function, sync or async, with the trace of the attempt if it has an argument for it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from agl.rewards.trace import Trace
 
 
 class RewardCaller:
-    """A reward function (task, output) -> number or dict, ready to be called by either kind of agent.
+    """A reward function (task, output) -> number or dict, which sync and async agents can call.
 
-    An argument that is named `trace`, or annotated with `Trace`, is given what the attempt has done so far. A grader of
-    `agl.rewards` is awaited by async agents where it waits for something, so that others go on.
+    An argument that is named `trace`, or annotated with `Trace`, gets the trace of the attempt so far. Async agents
+    await a grader of `agl.rewards` that waits for something, so that it does not block the others.
 
     Attributes:
         is_async: whether it can only be awaited.
 
     Raises:
-        ConfigError: an argument that nothing can be given for.
+        ConfigError: an argument for which there is no value.
     """
 
     def __init__(self, reward: Callable[..., Any]) -> None:
@@ -35,15 +35,15 @@ class RewardCaller:
         self._trace = _trace_argument(reward)
 
     def __call__(self, task: Any, output: Any, trace: Trace | None = None) -> Any:
-        """What the function returns."""
-        return self.reward(task, output, **self._given(trace))
+        """The function's result."""
+        return self.reward(task, output, **self._trace_keyword(trace))
 
     async def call_async(self, task: Any, output: Any, trace: Trace | None = None) -> Any:
-        """The same, awaited if need be."""
-        value = (self._awaitable or self.reward)(task, output, **self._given(trace))
+        """The same, awaited if the function is async."""
+        value = (self._awaitable or self.reward)(task, output, **self._trace_keyword(trace))
         return await value if inspect.isawaitable(value) else value
 
-    def _given(self, trace: Trace | None) -> dict[str, Any]:
+    def _trace_keyword(self, trace: Trace | None) -> dict[str, Any]:
         return {} if self._trace is None else {self._trace: Trace.now() if trace is None else trace}
 
 
@@ -57,7 +57,7 @@ def _trace_argument(reward: Callable[..., Any]) -> str | None:
         hints = typing.get_type_hints(getattr(function, "__func__", function))
     except (NameError, TypeError):
         hints = {}
-    found = None
+    name = None
     for parameter in parameters[2:]:
         if parameter.kind is parameter.POSITIONAL_ONLY or parameter.kind in (
             parameter.VAR_KEYWORD,
@@ -66,11 +66,11 @@ def _trace_argument(reward: Callable[..., Any]) -> str | None:
             continue
         annotated = hints.get(parameter.name)
         if parameter.name == "trace" or annotated is Trace or Trace in typing.get_args(annotated):
-            found = parameter.name
+            name = parameter.name
         elif parameter.default is parameter.empty:
             raise ConfigError(
                 f"the reward function {getattr(reward, '__name__', type(reward).__name__)!r} has an argument "
                 f"{parameter.name!r} that nothing can be given for",
                 hint="it gets (task, output), and what the attempt did if an argument is named `trace`",
             )
-    return found
+    return name

@@ -1,4 +1,4 @@
-"""What an attempt has done so far, as a reward function sees it: who spoke, which tools ran, what it cost."""
+"""The trace of an attempt so far, for reward functions: LLM calls, tools, agents and tokens."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ class Trace:
     """The finished spans of one attempt, in the order in which they ended.
 
     A reward function gets one by naming or annotating an argument: `def score(task, output, trace: agl.rewards.Trace)`.
-    What runs outside of training (`agl.rewards.untrained`, an LLM judge) is among `spans`, but in none of the views.
+    Spans of untrained blocks (`agl.rewards.untrained`, an LLM judge) are in `spans`, but in no other property.
 
     Attributes:
-        rollout_id, attempt: which. agent: the outermost one.
-        spans: of the attempt; its root span is still open while rewards are computed, so it is not among them.
+        rollout_id, attempt: identify the attempt.
+        agent: the outermost agent.
+        spans: of the attempt, without its root span, which is still open while rewards are computed.
     """
 
     rollout_id: str
@@ -50,46 +51,46 @@ class Trace:
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """Names of those who asked a model, in order of first call."""
+        """Names of the agents that asked a model, in order of their first call."""
         return tuple(dict.fromkeys(s.agent for s in self.calls if s.agent is not None))
 
     @property
     def turns(self) -> Mapping[str, int]:
-        """Agent -> how often it had the floor: runs of it (`invoke_agent` spans) in which it asked a model."""
+        """Agent -> its number of turns: runs of it (`invoke_agent` spans) in which it asked a model."""
         by_id = {s.span_id: s for s in self.spans}
-        seen: dict[str, set[str | None]] = {}
+        runs: dict[str, set[str | None]] = {}
         for call in self.calls:
             if call.agent is None:
                 continue
             run = call.parent_id
             while (span := by_id.get(run or "")) is not None and span.operation != semconv.INVOKE_AGENT:
                 run = span.parent_id
-            seen.setdefault(call.agent, set()).add(run)
-        return {agent: len(runs) for agent, runs in seen.items()}
+            runs.setdefault(call.agent, set()).add(run)
+        return {agent: len(ids) for agent, ids in runs.items()}
 
     def of(self, agents: AgentFilter) -> Trace:
-        """The same with the spans of some agents only: name, glob, pattern, callable or several; None = all."""
+        """The trace of some agents alone: a name, glob, pattern, callable or several; None = all."""
         if agents is None:
             return self
         selection = select(agents)
-        kept = tuple(s for s in self.spans if s.agent is not None and selection.policy_for(s.agent) is not None)
-        return replace(self, spans=kept)
+        spans = tuple(s for s in self.spans if s.agent is not None and selection.policy_for(s.agent) is not None)
+        return replace(self, spans=spans)
 
     def _of(self, operation: str) -> tuple[Span, ...]:
-        found = (s for s in self.spans if s.operation == operation and not s.attributes.get(semconv.UNTRAINED))
-        return tuple(sorted(found, key=lambda s: s.start))
+        spans = (s for s in self.spans if s.operation == operation and not s.attributes.get(semconv.UNTRAINED))
+        return tuple(sorted(spans, key=lambda s: s.start))
 
 
-def said(call: Span) -> str | None:
-    """The text that a `chat` span's model answered; None where content was not captured."""
-    given = call.attributes.get(semconv.OUTPUT_MESSAGES)
-    if given is None:
+def response_text(call: Span) -> str | None:
+    """The response text of a `chat` span; None where content was not captured."""
+    messages = call.attributes.get(semconv.OUTPUT_MESSAGES)
+    if messages is None:
         return None
-    return "\n".join(text for message in json.loads(given) if (text := message_text(message)))
+    return "\n".join(text for message in json.loads(messages) if (text := message_text(message)))
 
 
 def message_text(message: Any) -> str:
-    """The text in a message: its content, or the text blocks of it, thoughts and tool calls left out."""
+    """The text in a message: its content or text blocks, without thoughts and tool calls."""
     if isinstance(message, str):
         return message
     if isinstance(message, Mapping):

@@ -1,4 +1,4 @@
-"""What happens in a rollout: the scopes that are open in it, the spans they become, and how both travel."""
+"""Tracing a rollout: its open scopes, the spans that they become, and how both reach other processes."""
 
 from agl.tracing.attempt import running
 from agl.tracing.context import (

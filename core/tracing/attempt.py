@@ -1,4 +1,4 @@
-"""One attempt of a rollout, as a block of code."""
+"""Run a block of code as one attempt of a rollout."""
 
 from __future__ import annotations
 

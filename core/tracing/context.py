@@ -1,8 +1,8 @@
-"""The rollout that is running here and now, and the spans opened in it.
+"""The rollout that runs in the current context, and the spans that are open in it.
 
-A `Scope` is one open span in one rollout. The innermost one is in a context variable. Frameworks often end a call in
-another context than the one that began it, so nothing is ever reset by token: an ended scope is marked, and readers
-step over ended scopes to the parent.
+A `Scope` is one open span of one rollout; a context variable holds the innermost one. Frameworks often end a call in
+another context than the one that began it. So the variable is never reset by token: an ended scope is marked as ended,
+and readers step over it to its parent.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class RolloutContext:
     """One attempt of a rollout, while it runs.
 
     Attributes:
-        rollout_id, attempt: which.
-        agent: the name for calls that no adapter names.
-        selection: which agents go to the gateway.
+        rollout_id, attempt: identify the attempt.
+        agent: the agent of calls for which no adapter gives a name.
+        selection: which agents are routed to the gateway.
         gateway_url: base URL of the gateway; None when nothing is routed (collect only).
-        key: the attempt's own key for the gateway.
-        capture_content: whether texts are recorded. prompts: whether what a call asks is recorded too, unless it is
-            routed; the gateway records that.
+        key: this attempt's key for the gateway.
+        capture_content: whether texts are recorded.
+        prompts: whether the messages of requests that are not routed are recorded, too; the gateway records the others.
         spans: finished spans, in the order in which they ended.
-        ended: called with each finished span, in the thread that ended it.
+        on_span_end: called with each finished span, in the thread that ended it.
         open: scopes that have not ended.
-        closed: set at the end of the attempt (`close`); what ends later is dropped.
+        closed: set at the end of the attempt (`close`); spans that end later are dropped.
     """
 
     rollout_id: str
@@ -59,18 +59,27 @@ class RolloutContext:
     capture_content: bool = True
     prompts: bool = False
     spans: MutableSequence[Span] = field(default_factory=list)
-    ended: Callable[[Span], None] | None = None
+    on_span_end: Callable[[Span], None] | None = None
     open: dict[Scope, bool] = field(default_factory=dict)
     closed: bool = False
 
 
 class Scope:
-    """An open span in a rollout: who is speaking, and whose child the next span will be."""
+    """An open span in a rollout: it names the agent that acts, and is the parent of the next span."""
 
     __slots__ = (
-        "__weakref__", "agent", "ended", "kind", "outer", "parent", "rollout", "span", "untrained", "visible",
+        "__weakref__",
+        "agent",
+        "ended",
+        "kind",
+        "outer",
+        "parent",
+        "rollout",
+        "span",
+        "untrained",
+        "visible",
         "wire_calls",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,
@@ -88,16 +97,16 @@ class Scope:
         self.span = span
         self.parent = parent
         self.outer = outer
-        """OpenTelemetry's current span when this one was opened, perhaps one of the user's own."""
+        """OpenTelemetry's current span when this one was opened; it may be one of the user's."""
         self.untrained = untrained
-        """Whether calls made here stay with their own provider and are no transitions, whoever is selected."""
+        """Whether calls made here go to their own provider and become no transitions, whatever agents are selected."""
         self.ended = False
         self.visible = True
-        """Whether OpenTelemetry has this span for its current one; the root of a whole process is ours alone."""
+        """Whether OpenTelemetry sees this span as its current one; it does not see the root of a whole process."""
         self.wire_calls = 0
 
     def within(self, other: Scope) -> bool:
-        """Whether this is `other` or lies in it."""
+        """Whether this scope is `other` or lies in it."""
         scope: Scope | None = self
         while scope is not None and scope is not other:
             scope = scope.parent
@@ -116,27 +125,27 @@ class Scope:
 
 
 _current: ContextVar[Scope | None] = ContextVar("agl_scope", default=None)
-_of_process: Callable[[], Scope | None] | None = None
-"""Gives the scope of every place in this process that lies in no other."""
+_process_scope: Callable[[], Scope | None] | None = None
+"""Returns the scope of all code in this process that runs in no other scope."""
 
 
 def idle() -> bool:
-    """Whether no rollout runs here. The whole cost of a hook that nothing asks for: a context variable is read."""
-    return _current.get() is None and _of_process is None
+    """Whether no rollout runs here. Reads one context variable: the whole cost of a patch outside a rollout."""
+    return _current.get() is None and _process_scope is None
 
 
 def current() -> Scope | None:
-    """The innermost open scope here; None outside a rollout."""
+    """The innermost open scope in this context; None outside a rollout."""
     scope = innermost()
-    if scope is None and _of_process is not None:
-        scope = _of_process()
+    if scope is None and _process_scope is not None:
+        scope = _process_scope()
     if scope is not None and scope.rollout.closed:
         return None
     return scope
 
 
 def innermost() -> Scope | None:
-    """The innermost open scope that was entered here, whole process or not, closed rollout or not."""
+    """The innermost open scope of this context alone: without a whole process's scope, even of a closed rollout."""
     scope = _current.get()
     while scope is not None and scope.ended:
         scope = scope.parent
@@ -144,9 +153,24 @@ def innermost() -> Scope | None:
 
 
 def whole_process(scope: Callable[[], Scope | None] | None) -> None:
-    """Let what `scope()` gives be current wherever no other scope is, in every thread and task; None ends that."""
-    global _of_process
-    _of_process = scope
+    """Make the result of `scope()` current wherever no other scope is, in every thread and task; None ends that."""
+    global _process_scope
+    _process_scope = scope
+
+
+def has_process_scope() -> bool:
+    """Whether the whole process runs in a rollout (`whole_process`)."""
+    return _process_scope is not None
+
+
+def snapshot() -> Scope | None:
+    """The scope that this context holds, open or ended; for `restore`."""
+    return _current.get()
+
+
+def restore(scope: Scope | None) -> None:
+    """Make this context hold the scope of a `snapshot`; OpenTelemetry's current span stays unchanged."""
+    _current.set(scope)
 
 
 def enclosing(kind: str) -> Scope | None:
@@ -159,8 +183,10 @@ def enclosing(kind: str) -> Scope | None:
 
 @functools.cache
 def provider() -> TracerProvider:
-    """agl's own tracer provider. It samples everything and cuts nothing, whatever the environment says; add span
-    processors to it to see agl's spans elsewhere."""
+    """agl's tracer provider. It samples everything and truncates nothing, whatever the environment says.
+
+    Add span processors to it to export agl's spans elsewhere.
+    """
     from opentelemetry.sdk.trace import SpanLimits, TracerProvider
     from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
@@ -171,10 +197,10 @@ def provider() -> TracerProvider:
         max_attribute_length=SpanLimits.UNSET,
         max_span_attribute_length=SpanLimits.UNSET,
     )
-    own = TracerProvider(sampler=ALWAYS_ON, span_limits=unlimited, shutdown_on_exit=False)
+    tracer_provider = TracerProvider(sampler=ALWAYS_ON, span_limits=unlimited, shutdown_on_exit=False)
     # OTEL_SDK_DISABLED is meant for the user's telemetry; rewards and tool calls travel in these spans.
-    own._disabled = False
-    return own
+    tracer_provider._disabled = False
+    return tracer_provider
 
 
 @functools.cache
@@ -195,30 +221,31 @@ def start(
     """Open a span and make it the current scope.
 
     Args:
-        kind: `gen_ai.operation.name`. name: what follows it in the span's name.
-        agent: who is speaking from here on; the parent's agent if None.
-        parent: the scope it belongs to; the current one if None.
+        kind: `gen_ai.operation.name`.
+        name: the rest of the span's name.
+        agent: the agent that acts in the scope; the parent's agent if None.
+        parent: the enclosing scope; the current one if None.
         attributes: OTel attribute values.
-        rollout: opens a rollout's root span; otherwise it comes from the parent.
-        untrained: as `untrained`; a child of such a scope is one too.
+        rollout: set to open the root span of this rollout; otherwise the parent's rollout.
+        untrained: as in `untrained`; children of such a scope are untrained, too.
 
     Returns:
         The scope, or None outside a rollout.
     """
     if parent is None:
-        # A rollout that a whole process runs in is not the parent of another one.
+        # A whole process's rollout is not the parent of another rollout.
         parent = current() if rollout is None else innermost()
     if rollout is None:
         if parent is None or parent.rollout.closed:
             return None
         rollout = parent.rollout
-    who = agent or (parent.agent if parent else rollout.agent)
+    agent = agent or (parent.agent if parent else rollout.agent)
     untrained = untrained or (parent is not None and parent.untrained)
     if untrained:
         attributes = {semconv.UNTRAINED: True, **(attributes or {})}
     context = set_span_in_context(parent.span, otel.Context()) if parent else otel.Context()
-    span = _start_span(rollout, kind, name, who, context, attributes)
-    scope = Scope(rollout, kind, who, span, parent, get_current_span(), untrained)
+    span = _start_span(rollout, kind, name, agent, context, attributes)
+    scope = Scope(rollout, kind, agent, span, parent, get_current_span(), untrained)
     rollout.open[scope] = True
     activate(scope)
     return scope
@@ -241,13 +268,14 @@ def _start_span(
 
 
 def root(rollout: RolloutContext, traceparent: str | None = None) -> Scope:
-    """A rollout's root scope, current nowhere and unseen by OpenTelemetry, for `whole_process`.
+    """A rollout's root scope for `whole_process`: current in no context, and hidden from OpenTelemetry.
 
     Args:
-        traceparent: of the root that another process opened and will end; None opens it here.
+        rollout: the rollout of the process.
+        traceparent: of the root span that another process opened and will end; None opens a root span here.
 
     Raises:
-        ValueError: `traceparent` is none.
+        ValueError: `traceparent` is malformed.
     """
     from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
@@ -264,14 +292,14 @@ def root(rollout: RolloutContext, traceparent: str | None = None) -> Scope:
 
 
 def activate(scope: Scope) -> None:
-    """Make `scope` the current one in this context, for OpenTelemetry too."""
+    """Make `scope` the current one in this context, for OpenTelemetry, too."""
     _current.set(scope)
     otel.attach(set_span_in_context(scope.span))
 
 
 @contextlib.contextmanager
 def inside(scope: Scope) -> Iterator[None]:
-    """Make `scope` the current one for a block that ends in the context it began in, such as a thread's."""
+    """Make `scope` the current one for a block that begins and ends in one context, such as a thread's."""
     previous = _current.set(scope)
     attached = otel.attach(set_span_in_context(scope.span))
     try:
@@ -282,14 +310,15 @@ def inside(scope: Scope) -> Iterator[None]:
 
 
 def end(scope: Scope, *, error: BaseException | str | None = None, attributes: Mapping[str, Any] | None = None) -> None:
-    """Close a scope, from any context. A second call does nothing.
+    """End a scope, from any context. A second call does nothing.
 
     Args:
+        scope: the scope to end.
         error: recorded as an exception event and as the span's status.
         attributes: set before the span ends.
     """
     rollout = scope.rollout
-    if not rollout.open.pop(scope, False):  # one operation, so that of two threads only one ends the span
+    if not rollout.open.pop(scope, False):  # atomic: of two threads, only one ends the span
         return
     scope.ended = True
     span = scope.span
@@ -307,53 +336,54 @@ def end(scope: Scope, *, error: BaseException | str | None = None, attributes: M
     else:
         finished = from_otel(span)
         rollout.spans.append(finished)
-        if rollout.ended is not None:
-            rollout.ended(finished)
+        if rollout.on_span_end is not None:
+            rollout.on_span_end(finished)
     _step_back()
 
 
 def _step_back() -> None:
-    """Make the innermost open scope current here, and give OpenTelemetry back the span that it had before."""
+    """Make the innermost open scope current here, and restore OpenTelemetry's span from before the ended ones."""
     scope = _current.get()
     if scope is None or not scope.ended:
         return
     before = span = get_current_span()
     while scope is not None and scope.ended:
-        if _is_ours(span):
+        if _is_agl_span(span):
             span = scope.outer
         scope = scope.parent
     _current.set(scope)
     if not span.is_recording():
-        ours = scope is not None and scope.visible
-        span = scope.span if ours and scope is not None else INVALID_SPAN if _is_ours(span) else span
+        if scope is not None and scope.visible:
+            span = scope.span
+        elif _is_agl_span(span):
+            span = INVALID_SPAN
     if span is not before:
         otel.attach(set_span_in_context(span))
 
 
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
-    """Within the block OpenTelemetry's current span is the user's own, as if we were not there: no propagator sends our
-    ids to a third party."""
+    """Hide agl's spans from OpenTelemetry within a block, so that no propagator sends their ids to a third party."""
     span, scope = get_current_span(), _current.get()
-    if not _is_ours(span):
+    if not _is_agl_span(span):
         yield
         return
-    while _is_ours(span) and scope is not None:
+    while _is_agl_span(span) and scope is not None:
         span, scope = scope.outer, scope.parent
-    attached = otel.attach(set_span_in_context(INVALID_SPAN if _is_ours(span) else span))
+    attached = otel.attach(set_span_in_context(INVALID_SPAN if _is_agl_span(span) else span))
     try:
         yield
     finally:
         otel.detach(attached)
 
 
-def _is_ours(span: Any) -> bool:
+def _is_agl_span(span: Any) -> bool:
     scope = getattr(span, "instrumentation_scope", None)
     return scope is not None and scope.name == _NAME
 
 
 def close(rollout: RolloutContext) -> None:
-    """End an attempt: what is still open (a stream nobody read to its end) ends now, what comes later is dropped."""
+    """End an attempt. Open scopes (such as a stream that was not read to its end) end now; later spans are dropped."""
     while (scope := next(reversed(rollout.open), None)) is not None:
         end(scope)
     rollout.closed = True
@@ -361,7 +391,7 @@ def close(rollout: RolloutContext) -> None:
 
 @contextlib.contextmanager
 def span(kind: str, name: str, **kwargs: Any) -> Iterator[Scope | None]:
-    """`start` and `end` around a block; an exception is recorded and goes on unchanged."""
+    """`start` and `end` around a block; an exception is recorded and re-raised unchanged."""
     scope = start(kind, name, **kwargs)
     try:
         yield scope
@@ -375,17 +405,17 @@ def span(kind: str, name: str, **kwargs: Any) -> Iterator[Scope | None]:
 
 @contextlib.contextmanager
 def untrained(name: str) -> Iterator[Scope | None]:
-    """A block outside of what is trained: its calls go to their own provider, whatever `agents=` says, and become no
-    transitions. It is traced as an operation, by an agent of this name. For a judge, a user simulator, a check.
+    """A block that is never trained, for a judge, a user simulator or a check.
 
-    A client that is pointed at the gateway (the `LLM` resource) is refused here with a `ConfigError`.
+    Its calls go to their own provider, whatever `agents=` says, and become no transitions. It is traced as an operation
+    of an agent of this name. A client that points at the gateway (the `LLM` resource) is refused with a `ConfigError`.
     """
     with span(semconv.OPERATION, name, agent=name, untrained=True) as scope:
         yield scope
 
 
 def refuse_gateway(scope: Scope, url: object) -> None:
-    """Refuse a request that an untrained block would send to the gateway, where it would be sampled and trained.
+    """Refuse a request from an untrained block to the gateway, where it would be sampled by the policy and trained.
 
     Raises:
         ConfigError: `url` is the gateway's.
@@ -394,7 +424,7 @@ def refuse_gateway(scope: Scope, url: object) -> None:
     if gateway is not None and str(url).startswith(gateway):
         raise ConfigError(
             f"{scope.agent!r} runs outside of what is trained, but its client is pointed at the gateway",
-            hint="give it an endpoint of its own, not the rollout's LLM resource",
+            hint="give it a separate endpoint, not the rollout's LLM resource",
             rollout=scope.rollout.rollout_id,
             attempt=scope.rollout.attempt,
             agent=scope.agent,

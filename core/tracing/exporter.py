@@ -1,4 +1,4 @@
-"""Sends finished spans from a process while it runs: at once, in a thread of its own, never in the program's way."""
+"""Sends finished spans from a process while it runs, in a background thread that never blocks the program."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from typing import Any, Protocol
 from agl.mdp.spans import Span
 
 WAITING_SPANS = 20_000
-"""How many spans may wait; what comes beyond is dropped and counted."""
+"""Spans that may wait; further ones are dropped, which is reported once."""
 BATCH = 256
 RETRIES = (0.1, 0.5, 2.0)
-"""Seconds between the tries to send a batch."""
-LEAVE_SECONDS = 10.0
-"""How long the end of the program waits for the last spans."""
+"""Seconds between the attempts to send a batch."""
+EXIT_SECONDS = 10.0
+"""How long the program's exit waits for the last spans."""
 
 
 class SpanSink(Protocol):
-    """Where spans go. Made and used in the outbox's thread."""
+    """The destination of spans. Made and used in the exporter's thread."""
 
     def send(self, spans: Sequence[Span]) -> None:
-        """Returns when they are kept."""
+        """Send spans; returns when they are stored."""
         ...
 
     def finish(self, error: str | None) -> None:
-        """The program has ended, with this error; nothing comes after."""
+        """The program has ended, with this error if any; no span follows."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The end of the program, behind its last span."""
+    """Queued after the last span: the program has ended, with this error if any."""
 
     error: str | None
 
 
 class BackgroundSpanExporter:
-    """Spans on their way out of this process, and of every process forked from it.
+    """Exports the spans of this process, and of every process forked from it.
 
     Args:
-        open_sink: makes the sink, in the thread that uses it and not before there is something to send.
-        report: is told, once, that spans are lost and why.
+        open_sink: makes the sink, in the thread that uses it, when there is something to send.
+        report: called once with the reason when spans are lost.
     """
 
     def __init__(self, open_sink: Callable[[], SpanSink], report: Callable[[str], None]) -> None:
         self._open_sink, self._report = open_sink, report
         self.owner = os.getpid()
-        self._fresh()
-        os.register_at_fork(after_in_child=self._forked)
+        self._reset()
+        os.register_at_fork(after_in_child=self._after_fork)
 
-    def _fresh(self) -> None:
+    def _reset(self) -> None:
         self._queue: queue.Queue[Span | _End] = queue.Queue(WAITING_SPANS)
         self._lock = threading.Lock()
         self._idle = threading.Condition()
@@ -65,7 +65,7 @@ class BackgroundSpanExporter:
         self._reported = False
 
     def put(self, span: Span) -> None:
-        """Send a span; does not wait."""
+        """Queue a span; does not block."""
         self._put(span)
 
     def _put(self, item: Span | _End) -> None:
@@ -78,17 +78,17 @@ class BackgroundSpanExporter:
             self._sent(1)
             self._lost(f"more than {WAITING_SPANS} spans wait to be sent")
 
-    def flush(self, seconds: float = LEAVE_SECONDS) -> bool:
-        """Wait until everything is sent or given up; False if that took too long."""
+    def flush(self, seconds: float = EXIT_SECONDS) -> bool:
+        """Wait until every span is sent or given up; False if that takes longer."""
         with self._idle:
             return self._idle.wait_for(lambda: self._unsent == 0, seconds)
 
     def finish(self, error: str | None) -> None:
-        """Send what is left and, in the process that began it, say how the program ended."""
+        """Send the remaining spans and, in the process that made this exporter, the program's end."""
         if self.owner == os.getpid():
             self._put(_End(error))
         if not self.flush():
-            self._lost(f"the last spans could not be sent within {LEAVE_SECONDS:g} s")
+            self._lost(f"the last spans could not be sent within {EXIT_SECONDS:g} s")
 
     def _start(self) -> None:
         with self._lock:
@@ -139,10 +139,10 @@ class BackgroundSpanExporter:
             self._reported = True
             self._report(why)
 
-    def _forked(self) -> None:
-        """In a forked child nothing of the parent's threads is left, and its spans are the parent's to send."""
-        self._fresh()
-        # A child of `multiprocessing` ends without running what `atexit` holds.
+    def _after_fork(self) -> None:
+        """In a forked child: the parent's threads do not exist here, and the parent sends its own spans."""
+        self._reset()
+        # A child of `multiprocessing` exits without running `atexit` callbacks.
         util: Any = sys.modules.get("multiprocessing.util")
         if util is not None:
-            util.register_after_fork(self, lambda outbox: util.Finalize(outbox, outbox.flush, exitpriority=0))
+            util.register_after_fork(self, lambda exporter: util.Finalize(exporter, exporter.flush, exitpriority=0))

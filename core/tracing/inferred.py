@@ -1,7 +1,7 @@
-"""Spans of what no adapter saw, from what passed on the wire: a `chat` span per call, and the tools in between.
+"""Spans of calls that no adapter saw, inferred from requests and responses: a `chat` span per call, and the tools.
 
-A tool runs between the answer that asks for it and the request that brings its result; the two are joined by the tool
-call's id. When it began and ended within that time is not known, so its span says that it was inferred.
+A tool runs between the response that calls it and the request that brings its result; the two are joined by the tool
+call's id. When it started and ended within that time is unknown, so its span is marked as inferred.
 """
 
 from __future__ import annotations
@@ -16,16 +16,23 @@ from typing import Any
 from agl import semconv
 from agl.mdp.spans import Span
 from agl.mdp.types import Call
-from agl.tracing import provider_formats as answers
-from agl.tracing.provider_formats import ToolCall, ToolResult
+from agl.tracing.provider_formats import (
+    ResponseAccumulator,
+    ToolCall,
+    ToolResult,
+    request_messages,
+    tool_results,
+)
 
 
 @dataclass(eq=False)
 class SpanInference:
-    """The calls of one attempt, in the order in which they pass.
+    """Makes the spans of one attempt from its requests and responses, in the order of their arrival.
 
     Attributes:
-        trace_id, parent_id: of the attempt's root span. capture_content: whether texts are recorded.
+        rollout_id, attempt: identify the attempt.
+        trace_id, parent_id: of the attempt's root span.
+        capture_content: whether texts are recorded.
     """
 
     rollout_id: str
@@ -34,7 +41,7 @@ class SpanInference:
     parent_id: str | None
     capture_content: bool = True
     _issued: dict[str, tuple[ToolCall, Span]] = field(default_factory=dict)
-    """Tool call id -> the call, and the span of the answer that it is in."""
+    """Tool call id -> the tool call, and the `chat` span of the response that holds it."""
 
     def chat(
         self,
@@ -46,17 +53,22 @@ class SpanInference:
         error: str | None = None,
         span_id: str | None = None,
     ) -> Span:
-        """The span of a call."""
+        """The span of an LLM call."""
         return self._span(semconv.CHAT, model, agent, start, end, attributes, error, span_id, self.parent_id)
 
     def asks(self, chat: Span, calls: Iterable[ToolCall]) -> None:
-        """Note the tools that a call's answer asks for."""
+        """Remember the tool calls of a response."""
         for call in calls:
             self._issued[call.id] = call, chat
 
     def tools(self, results: Mapping[str, ToolResult], before: float) -> list[Span]:
-        """The spans of the tools whose results a request at `before` brings for the first time."""
-        found = []
+        """The spans of the tools whose results a request at `before` brings for the first time.
+
+        Args:
+            results: tool call id -> result, of the request.
+            before: when the request was sent, in seconds since the epoch.
+        """
+        spans = []
         for call_id, result in results.items():
             if (issued := self._issued.pop(call_id, None)) is None:
                 continue
@@ -65,11 +77,13 @@ class SpanInference:
             if self.capture_content:
                 facts |= {semconv.TOOL_CALL_ARGUMENTS: call.arguments, semconv.TOOL_CALL_RESULT: result.text}
             error = (result.text if self.capture_content else "the tool failed") if result.failed else None
-            since = min(chat.end, before)
+            start = min(chat.end, before)
             span_id = _digest(f"{self.rollout_id}/{self.attempt}/{call_id}")
-            who, ends = chat.agent or "", (since, before)
-            found.append(self._span(semconv.EXECUTE_TOOL, call.name, who, *ends, facts, error, span_id, chat.parent_id))
-        return found
+            agent = chat.agent or ""
+            spans.append(
+                self._span(semconv.EXECUTE_TOOL, call.name, agent, start, before, facts, error, span_id, chat.parent_id)
+            )
+        return spans
 
     def _span(
         self,
@@ -106,8 +120,11 @@ class SpanInference:
 
 
 def completed(spans: Sequence[Span], calls: Sequence[Call] = ()) -> list[Span]:
-    """The spans of an attempt, and those that its clients did not make: a `chat` for each gateway call that no span
-    stands for (programs in other languages make none), and the tools that a loop around a bare SDK ran."""
+    """The spans of an attempt, completed by those that its clients did not make.
+
+    These are a `chat` span for each gateway call without one (programs in other languages make none), and spans of the
+    tools that a loop around a bare SDK ran.
+    """
     known = {s.span_id for s in spans}
     unseen = sorted((c for c in calls if c.span_id not in known), key=lambda c: c.index)
     chats = [*(s for s in spans if s.operation == semconv.CHAT)]
@@ -116,29 +133,31 @@ def completed(spans: Sequence[Span], calls: Sequence[Call] = ()) -> list[Span]:
     root = next((s for s in spans if s.parent_id is None), None)
     first = spans[0] if spans else unseen[0]
     trace_id = root.trace_id if root else _digest(first.rollout_id) * 2
-    wire = SpanInference(first.rollout_id, first.attempt, trace_id, root.span_id if root else None)
-    made = [_chat(wire, call) for call in unseen]
-    ran = {s.attributes.get(semconv.TOOL_CALL_ID) for s in spans if s.operation == semconv.EXECUTE_TOOL}
-    for span in sorted([*chats, *made], key=lambda s: s.start):
-        given = answers.tool_results({"messages": _messages(span, semconv.INPUT_MESSAGES)})
-        made += [t for t in wire.tools(given, span.start) if t.attributes[semconv.TOOL_CALL_ID] not in ran]
-        wire.asks(span, [c for m in _messages(span, semconv.OUTPUT_MESSAGES) for c in _tool_calls(m)])
-    return [*spans, *made]
+    inference = SpanInference(first.rollout_id, first.attempt, trace_id, root.span_id if root else None)
+    inferred = [_chat(inference, call) for call in unseen]
+    known_tools = {s.attributes.get(semconv.TOOL_CALL_ID) for s in spans if s.operation == semconv.EXECUTE_TOOL}
+    for span in sorted([*chats, *inferred], key=lambda s: s.start):
+        results = tool_results({"messages": _messages(span, semconv.INPUT_MESSAGES)})
+        tools = inference.tools(results, span.start)
+        inferred += [t for t in tools if t.attributes[semconv.TOOL_CALL_ID] not in known_tools]
+        inference.asks(span, [c for m in _messages(span, semconv.OUTPUT_MESSAGES) for c in _tool_calls(m)])
+    return [*spans, *inferred]
 
 
-def _chat(wire: SpanInference, call: Call) -> Span:
+def _chat(inference: SpanInference, call: Call) -> Span:
     facts = {
         semconv.ROUTED: call.policy is not None or None,
         semconv.RESPONSE_ID: call.id,
         semconv.FINISH_REASONS: [call.finish_reason],
         semconv.INPUT_TOKENS: int(call.prompt_ids.size),
         semconv.OUTPUT_TOKENS: int(call.response_ids.size),
-        **answers.asked(call.request),
+        **request_messages(call.request),
         semconv.OUTPUT_MESSAGES: json.dumps([dict(call.response)]) if call.response else None,
     }
-    ended = max(call.started_at, call.ended_at)
-    name = call.policy or ""
-    return wire.chat(call.agent, name, call.started_at, ended, facts, call.error, _digest(call.id))
+    end = max(call.started_at, call.ended_at)
+    return inference.chat(
+        call.agent, call.policy or "", call.started_at, end, facts, call.error, span_id=_digest(call.id)
+    )
 
 
 def _messages(span: Span, name: str) -> list[Any]:
@@ -150,16 +169,16 @@ def _messages(span: Span, name: str) -> list[Any]:
 
 
 def _tool_calls(message: Any) -> Iterable[ToolCall]:
-    """Those of a message in OpenAI's form, or of content blocks in Anthropic's."""
-    answer = answers.ResponseAccumulator()
+    """The tool calls of a message in OpenAI's form, or of content blocks in Anthropic's."""
+    response = ResponseAccumulator()
     if isinstance(message, Mapping):
-        answer.whole({"choices": [{"message": message}]})
-        answer.whole({"type": "message", "content": message.get("content")})
-    return answer.tool_calls()
+        response.whole({"choices": [{"message": message}]})
+        response.whole({"type": "message", "content": message.get("content")})
+    return response.tool_calls()
 
 
 def totals(spans: Sequence[Span]) -> dict[str, Any]:
-    """Counts over an attempt's spans: calls, tokens in and out (None where no provider told), tools, errors, agents."""
+    """Counts over an attempt's spans: calls, failed calls, tokens in and out (None if unknown), tools and agents."""
     chats = [s for s in spans if s.operation == semconv.CHAT]
 
     def total(name: str) -> int | None:

@@ -1,7 +1,7 @@
-"""Spans as OTLP in JSON, and back.
+"""Convert spans to and from OTLP in JSON.
 
 Source: OpenTelemetry Protocol 1.x, `ExportTraceServiceRequest` in the JSON mapping of protobuf, in which trace and span
-ids are hex and 64-bit integers are text.
+ids are hex and 64-bit integers are strings.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MALFORMED = (AttributeError, KeyError, TypeError, ValueError, IndexError, Arith
 
 
 def encode(spans: Iterable[Span]) -> dict[str, Any]:
-    """An export request with these spans."""
+    """An export request that holds these spans."""
     return {
         "resourceSpans": [
             {"resource": {}, "scopeSpans": [{"scope": {"name": "agl"}, "spans": [_encode(span) for span in spans]}]}
@@ -26,10 +26,10 @@ def encode(spans: Iterable[Span]) -> dict[str, Any]:
 
 
 def decode(request: Any, *, rollout_id: str, attempt: int) -> list[Span]:
-    """The spans of an export request, as this attempt's.
+    """The spans of an export request, assigned to this attempt.
 
     Raises:
-        ValueError: it is no export request.
+        ValueError: it is not an export request.
     """
     try:
         return [_decode(span, rollout_id, attempt) for span in _spans(request)]
@@ -38,20 +38,20 @@ def decode(request: Any, *, rollout_id: str, attempt: int) -> list[Span]:
 
 
 def decode_each(request: Any) -> Iterator[tuple[dict[str, Any], Span | ValueError]]:
-    """The spans of an export request, each with its resource's attributes and no attempt, or what is wrong with it.
+    """(resource attributes, span or the error in it) of each span of an export request; spans have no attempt.
 
     Raises:
-        ValueError: it is no export request.
+        ValueError: it is not an export request.
     """
     try:
         for resource in request.get("resourceSpans") or ():
-            about = _values((resource.get("resource") or {}).get("attributes"))
+            resource_attributes = _values((resource.get("resource") or {}).get("attributes"))
             for scope in resource.get("scopeSpans") or ():
                 for span in scope.get("spans") or ():
                     try:
-                        yield about, _decode(span, "", 0)
+                        yield resource_attributes, _decode(span, "", 0)
                     except _MALFORMED as error:
-                        yield about, ValueError(f"a span: {type(error).__name__}: {error}")
+                        yield resource_attributes, ValueError(f"a span: {type(error).__name__}: {error}")
     except _MALFORMED as error:
         raise ValueError(f"not an OTLP export request in JSON: {type(error).__name__}: {error}") from error
 
@@ -105,10 +105,10 @@ def _decode(span: Mapping[str, Any], rollout_id: str, attempt: int) -> Span:
     )
 
 
-def _code(given: Any) -> int:
-    # Protobuf's mapping takes an enum's name as well as its number.
+def _code(value: Any) -> int:
+    # Protobuf's mapping accepts an enum's name as well as its number.
     names = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERROR": 2}
-    code = names[given] if isinstance(given, str) else int(given)
+    code = names[value] if isinstance(value, str) else int(value)
     if code < 0:
         raise ValueError(f"status code {code}")
     return code
@@ -141,7 +141,7 @@ def _any_value(value: Any) -> dict[str, Any]:
         case int():
             return {"intValue": str(value)}
         case float():
-            # JSON has no NaN; protobuf's mapping writes it, and infinity, as text.
+            # JSON has neither NaN nor infinity; protobuf's mapping writes them as strings.
             special = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
             return {"doubleValue": value if math.isfinite(value) else special}
         case Sequence() if not isinstance(value, str | bytes):
@@ -153,21 +153,21 @@ def _values(attributes: Any) -> dict[str, Any]:
     return {str(a["key"]): _value(a.get("value") or {}) for a in attributes or ()}
 
 
-def _value(value: Mapping[str, Any]) -> Any:
-    for kind, given in value.items():
+def _value(any_value: Mapping[str, Any]) -> Any:
+    for kind, value in any_value.items():
         match kind:
             case "stringValue":
-                return str(given)
+                return str(value)
             case "boolValue":
-                return bool(given)
+                return bool(value)
             case "intValue":
-                return int(given)
+                return int(value)
             case "doubleValue":
-                return float(given)
+                return float(value)
             case "arrayValue":
-                return [_value(v) for v in given.get("values") or ()]
+                return [_value(v) for v in value.get("values") or ()]
             case "kvlistValue":
-                return _values(given.get("values"))
+                return _values(value.get("values"))
             case "bytesValue":
-                return str(given)
+                return str(value)
     return None

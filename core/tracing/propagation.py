@@ -1,4 +1,4 @@
-"""How an attempt is handed to another process: environment variables, read by any language or by agl itself."""
+"""Passing an attempt to another process by environment variables, which any language or agl itself can read."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ ANTHROPIC_URL, ANTHROPIC_KEY = "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnvironment:
-    """What agl in another process needs of an attempt.
+    """The facts of an attempt that agl needs in another process.
 
     Attributes:
-        rollout_id, attempt: which. agent: the name for calls that no adapter names.
+        rollout_id, attempt: identify the attempt.
+        agent: the agent of calls for which no adapter gives a name.
         traceparent: of the attempt's root span.
         spans_url, spans_key: where finished spans are posted, as OTLP in JSON, and the bearer key for it.
-        gateway_url, key: of the policy that answers selected agents; None and "" when nothing is routed.
+        gateway_url, key: of the policy that serves selected agents; None and "" when nothing is routed.
         agents: names and globs of the selected agents.
         capture_content: whether texts are recorded.
-        replaced: environment variable -> what it was before it was pointed at us; None = it was not set. A process
-            whose calls agl sees by itself puts them back.
+        replaced: environment variable -> its value before it was pointed at `agl run`; None = it was not set. A process
+            in which agl routes the calls itself restores them.
     """
 
     rollout_id: str
@@ -44,8 +45,10 @@ class AttemptEnvironment:
     replaced: Mapping[str, str | None] = field(default_factory=dict)
 
     def restore(self, environ: MutableMapping[str, str]) -> None:
-        """Put back what was replaced. Where there was no key at all, a program that is answered by a policy still
-        needs one to make a client with, so it keeps a word that is no key."""
+        """Restore the replaced variables.
+
+        Where no key was set, a program served by a policy still needs one to make a client: it gets a placeholder.
+        """
         for name, value in self.replaced.items():
             if value is not None:
                 environ[name] = value
@@ -55,19 +58,22 @@ class AttemptEnvironment:
                 environ.pop(name, None)
 
 
-def variables(handover: AttemptEnvironment, task: Any = None) -> dict[str, str]:
-    """The variables that carry it; AGL_ROLLOUT_ID, AGL_ATTEMPT and AGL_TASK (JSON) are for whoever asks."""
-    return {VARIABLE: json.dumps(asdict(handover)), **described(handover.rollout_id, handover.attempt, task)}
+def variables(environment: AttemptEnvironment, task: Any = None) -> dict[str, str]:
+    """The variables of an attempt, for agl (AGL_HANDOVER) and for the program (see `attempt_variables`)."""
+    return {
+        VARIABLE: json.dumps(asdict(environment)),
+        **attempt_variables(environment.rollout_id, environment.attempt, task),
+    }
 
 
-def described(rollout_id: str, attempt: int, task: Any = None) -> dict[str, str]:
-    """The variables that say which attempt runs, and on which task."""
-    named = {"AGL_ROLLOUT_ID": rollout_id, "AGL_ATTEMPT": str(attempt)}
-    return named if task is None else {**named, "AGL_TASK": json.dumps(task)}
+def attempt_variables(rollout_id: str, attempt: int, task: Any = None) -> dict[str, str]:
+    """AGL_ROLLOUT_ID, AGL_ATTEMPT and AGL_TASK (JSON), for programs in any language."""
+    ids = {"AGL_ROLLOUT_ID": rollout_id, "AGL_ATTEMPT": str(attempt)}
+    return ids if task is None else {**ids, "AGL_TASK": json.dumps(task)}
 
 
-def received(environ: Mapping[str, str] = os.environ) -> AttemptEnvironment | None:
-    """The attempt that was handed to this process; None if none was.
+def from_environment(environ: Mapping[str, str] = os.environ) -> AttemptEnvironment | None:
+    """The attempt that this process belongs to; None without AGL_HANDOVER.
 
     Raises:
         ConfigError: the variable holds something else.
@@ -85,18 +91,20 @@ def received(environ: Mapping[str, str] = os.environ) -> AttemptEnvironment | No
 
 
 def gateway_variables(attempt_url: str, agent: str, key: str) -> dict[str, str]:
-    """What points the clients of any language at the gateway, as one agent.
+    """The variables that point the clients of any language at the gateway, as one agent.
 
     Args:
-        attempt_url: `<gateway>/rollouts/{rollout}/attempts/{n}`. key: the attempt's.
+        attempt_url: `<gateway>/rollouts/{rollout}/attempts/{n}`.
+        agent: its name.
+        key: the attempt's key for the gateway.
     """
     url = f"{attempt_url}/agents/{urllib.parse.quote(agent, safe='')}"
     return {OPENAI_URL: f"{url}/v1", ANTHROPIC_URL: url, OPENAI_KEY: key, ANTHROPIC_KEY: key}
 
 
 def without_proxy(environ: Mapping[str, str]) -> dict[str, str]:
-    """What keeps clients from asking the environment's proxies for a server on this machine."""
-    listed = environ.get("NO_PROXY") or environ.get("no_proxy")
-    if listed is None and not any(name.lower().endswith("_proxy") for name in environ):
+    """The variables that keep clients from using the environment's proxies for a server on this machine."""
+    no_proxy = environ.get("NO_PROXY") or environ.get("no_proxy")
+    if no_proxy is None and not any(name.lower().endswith("_proxy") for name in environ):
         return {}
-    return dict.fromkeys(("NO_PROXY", "no_proxy"), ",".join(filter(None, [listed, "127.0.0.1"])))
+    return dict.fromkeys(("NO_PROXY", "no_proxy"), ",".join(filter(None, [no_proxy, "127.0.0.1"])))

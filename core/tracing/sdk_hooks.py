@@ -1,8 +1,8 @@
-"""The wire hook: inside a rollout, a selected agent's SDK request goes to the gateway; every other one is untouched.
+"""Routing: inside a rollout, a selected agent's SDK request goes to the gateway; every other request is unchanged.
 
 The openai and anthropic SDKs have one choke point, the client's `request` method, which also sees raw-response posts,
-bound methods cached before the hook, and clients made earlier. A selected request is sent by a client of our own, which
-knows the gateway and nothing of the user's keys, headers, proxies or cookies.
+bound methods cached before the patch, and clients made earlier. A selected request is sent by a separate client, which
+knows the gateway but none of the user's keys, headers, proxies or cookies.
 
 Patched, because the SDKs offer no hook: `OpenAI.request`, `AsyncOpenAI.request` (openai >= 1.66, < 4),
 `Anthropic.request`, `AsyncAnthropic.request` (anthropic >= 0.50, < 3).
@@ -23,45 +23,62 @@ from typing import Any, Protocol
 
 from agl import semconv
 from agl.tracing import context
-from agl.tracing import provider_formats as answers
 from agl.tracing.context import Scope
+from agl.tracing.provider_formats import request_messages
 
 GENERATION_PATHS = {
-    # The longest one first: `/completions` also ends `/chat/completions`.
+    # The longest first: `/chat/completions` also ends in `/completions`.
     "openai": ("/chat/completions", "/completions", "/responses"),
     "anthropic": ("/messages/count_tokens", "/messages"),
 }
-"""A POST to one of these asks a model for something; other requests (files, embeddings) are none of our business."""
+"""A POST to one of these is an LLM call; other requests (files, embeddings) are not looked at."""
 
 _SDKS = {"openai": ("OpenAI", "AsyncOpenAI"), "anthropic": ("Anthropic", "AsyncAnthropic")}
 
-_SENT = frozenset(
+_ALLOWED_HEADERS = frozenset(
     {
-        "host", "accept", "accept-encoding", "connection", "content-type", "content-length", "transfer-encoding",
-        "user-agent", "authorization", "traceparent", "x-agl-traceparent", "anthropic-version",
+        "host",
+        "accept",
+        "accept-encoding",
+        "connection",
+        "content-type",
+        "content-length",
+        "transfer-encoding",
+        "user-agent",
+        "authorization",
+        "traceparent",
+        "x-agl-traceparent",
+        "anthropic-version",
     }
-)  # fmt: skip
-"""What may travel to the gateway, beside the SDK's own `x-stainless-*`. The SDKs also read headers, organisations and
-keys from the environment and from files; a list of what may pass cannot miss one of them."""
+)
+"""Headers that may be sent to the gateway, in addition to the SDK's `x-stainless-*`. The SDKs also read headers,
+organisations and keys from the environment and from files; an allow-list cannot miss one of them."""
 
 _TRACEPARENT = "x-agl-traceparent"
-"""Our `traceparent` once more: anthropic 2 and instrumented HTTP clients replace the real one where the user traces."""
+"""A copy of our `traceparent`: anthropic 2 and instrumented HTTP clients replace the real one where the user traces."""
 
 
 @dataclass(frozen=True)
 class _Patch:
-    """A class whose `request` is hooked, what its own namespace held before (None: it was inherited), and our hook."""
+    """A class whose `request` is replaced.
+
+    Attributes:
+        cls: the client class.
+        original: the method in its namespace; None if it was inherited.
+        replacement: our method.
+    """
 
     cls: Any
     original: Any
-    hook: Callable[..., Any]
+    replacement: Callable[..., Any]
 
 
 class Observer(Protocol):
-    """Makes a span of a request that no framework span encloses."""
+    """Makes the span of a request that no framework's `chat` span encloses."""
 
     def started(self, path: str, options: Any, wire: Mapping[str, Any]) -> Scope | None:
-        """`wire`: attributes of the span it opens."""
+        """Open the span; `wire` holds attributes for it."""
+        ...
 
     def finished(self, scope: Scope, result: Any) -> Any: ...
 
@@ -70,27 +87,29 @@ class Observer(Protocol):
 
 _lock = threading.Lock()
 _installs = 0
-_patched: list[_Patch] = []
+_patches: list[_Patch] = []
 _observers: dict[str, Observer] = {}
 _sync_clients: dict[str, Any] = {}
 _async_clients: dict[tuple[str, asyncio.AbstractEventLoop], Any] = {}
 
 
 def install() -> None:
-    """Hook every installed SDK; in a program traced as a whole, which installs anew for each SDK that it imports,
-    those that it has imported. Calls nest; `uninstall` as often as `install`."""
+    """Patch every installed SDK; in a program that is traced as a whole, those that it has imported so far.
+
+    Such a program calls this again for each SDK that it imports. Calls nest: `uninstall` as often as `install`.
+    """
     global _installs
     with _lock:
         _installs += 1
         for sdk, classes in _SDKS.items():
-            missing = importlib.util.find_spec(sdk) is None if _nowhere() else sdk not in sys.modules
-            if missing:
+            installed = sdk in sys.modules if context.has_process_scope() else importlib.util.find_spec(sdk) is not None
+            if not installed:
                 continue
             module = importlib.import_module(sdk)
             for name in classes:
                 cls = getattr(module, name)
-                if not any(p.cls is cls for p in _patched):
-                    _patched.append(_patch(sdk, cls, is_async=name.startswith("Async")))
+                if not any(p.cls is cls for p in _patches):
+                    _patches.append(_patch(sdk, cls, is_async=name.startswith("Async")))
 
 
 def uninstall() -> None:
@@ -102,15 +121,15 @@ def uninstall() -> None:
         _installs -= 1
         if _installs:
             return
-        for patch in list(_patched):
-            if patch.cls.__dict__.get("request") is not patch.hook:
-                # Another library hooked the class after us. Restoring would throw out its hook; ours stays, idle.
+        for patch in list(_patches):
+            if patch.cls.__dict__.get("request") is not patch.replacement:
+                # Another library patched the class after us. Restoring would remove its patch; ours stays, idle.
                 continue
             if patch.original is None:
                 del patch.cls.request
             else:
                 patch.cls.request = patch.original
-            _patched.remove(patch)
+            _patches.remove(patch)
         for client in _sync_clients.values():
             client.close()
         _sync_clients.clear()
@@ -132,11 +151,11 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
 
         @functools.wraps(inherited)
         async def request_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-            call = None if context.idle() else _request(sdk, self, args, kwargs)
+            call = None if context.idle() else _routed(sdk, self, args, kwargs)
             if call is None:
                 return await inherited(self, *args, **kwargs)
             try:
-                client = call.client_to_use(is_async=True)
+                client = call.client_to_send(is_async=True)
                 with context.unseen():
                     result = await inherited(client, *call.args, **call.kwargs)
                 return call.end(result)
@@ -149,11 +168,11 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
 
     @functools.wraps(inherited)
     def request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call = None if context.idle() else _request(sdk, self, args, kwargs)
+        call = None if context.idle() else _routed(sdk, self, args, kwargs)
         if call is None:
             return inherited(self, *args, **kwargs)
         try:
-            client = call.client_to_use(is_async=False)
+            client = call.client_to_send(is_async=False)
             with context.unseen():
                 result = inherited(client, *call.args, **call.kwargs)
             return call.end(result)
@@ -165,13 +184,8 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
     return _Patch(cls, original, request)
 
 
-def _nowhere() -> bool:
-    """Whether no rollout has the whole process."""
-    return context._of_process is None
-
-
-def _request(sdk: str, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _RoutedRequest | None:
-    """The request as one to look after; None when nothing runs here or no model is asked."""
+def _routed(sdk: str, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _RoutedRequest | None:
+    """The request, if it is an LLM call inside a rollout; else None."""
     scope = context.current()
     if scope is None or not _installs:
         return None
@@ -181,7 +195,7 @@ def _request(sdk: str, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 class _RoutedRequest:
-    """One SDK request inside a rollout: where it goes, and the span that it belongs to."""
+    """One LLM call of an SDK inside a rollout: its destination and its span."""
 
     def __init__(
         self,
@@ -195,51 +209,51 @@ class _RoutedRequest:
     ) -> None:
         self.sdk, self.client, self.args, self.kwargs = sdk, client, args, kwargs
         self.options, self.path, self.scope = options, path, scope
-        self.own: Scope | None = None
+        self.opened: Scope | None = None
         self.observer = _observers.get(sdk)
         self.url = str(getattr(client, "base_url", ""))
         wire = {semconv.WIRE_CALLS: 1, semconv.CLIENT: type(client).__qualname__, semconv.URL: self.url}
-        # A span is opened unless a framework's `chat` span is open already; the wire call is noted on either.
+        # A span is opened unless a framework's `chat` span is open already; the request is counted on either.
         chat = context.enclosing(semconv.CHAT)
         if chat is not None and scope.untrained and not chat.untrained:
-            chat = None  # the agent's own call, in the midst of which something else asks a model
+            chat = None  # an untrained call in the middle of the agent's own call
         if chat is not None:
             chat.span.set_attributes({**wire, semconv.WIRE_CALLS: chat.wire_calls + 1})
-            self._tell_model(chat)
+            self._set_model(chat)
         elif self.observer is not None:
-            chat = self.own = self.observer.started(path, options, wire)
+            chat = self.opened = self.observer.started(path, options, wire)
         if chat is not None:
             self.scope = chat
             chat.wire_calls += 1
 
-    def _tell_model(self, chat: Scope) -> None:
-        """Note the model that is asked, where the framework did not tell it."""
+    def _set_model(self, chat: Scope) -> None:
+        """Record the request's model on a framework's span that does not name one."""
         model = self.options.json_data.get("model") if isinstance(self.options.json_data, dict) else None
         if model and semconv.REQUEST_MODEL not in chat.span.attributes:
             chat.span.set_attribute(semconv.REQUEST_MODEL, str(model))
             chat.span.update_name(f"{semconv.CHAT} {model}")
 
-    def _note_prompt(self) -> None:
-        """Record what a call that is not routed asks, where the rollout wants it."""
+    def _record_messages(self) -> None:
+        """Record the messages of a request that is not routed, if the rollout records them."""
         rollout, body = self.scope.rollout, self.options.json_data
         if rollout.prompts and rollout.capture_content and self.scope.kind == semconv.CHAT and isinstance(body, dict):
-            for name, value in answers.asked(body).items():
+            for name, value in request_messages(body).items():
                 self.scope.span.set_attribute(name, value)
 
-    def client_to_use(self, *, is_async: bool) -> Any:
-        """The client to send with: ours, with rewritten options, for a selected agent; otherwise the user's own."""
+    def client_to_send(self, *, is_async: bool) -> Any:
+        """The client to send with: ours, with rewritten options, for a selected agent; otherwise the user's."""
         rollout = self.scope.rollout
         if rollout.gateway_url is None:
-            self._note_prompt()
+            self._record_messages()
             return self.client
         if self.scope.untrained:
             context.refuse_gateway(self.scope, self.client.base_url)
             return self.client
-        # A client that was set up with the rollout's LLM resource has the gateway for a provider: its call goes there
-        # under the name of the agent that makes it, so that one that is not selected is answered but not trained.
+        # A client made from the rollout's LLM resource has the gateway as its provider. Its call goes there under the
+        # name of the calling agent, so that an agent that is not selected gets a response but is not trained.
         to_gateway = self.url.startswith(rollout.gateway_url)
         if rollout.selection.policy_for(self.scope.agent) is None and not to_gateway:
-            self._note_prompt()
+            self._record_messages()
             return self.client
         self.scope.span.set_attribute(semconv.ROUTED, True)
         self._rewrite(rollout.gateway_url)
@@ -252,11 +266,9 @@ class _RoutedRequest:
         options.url = (
             f"{gateway_url}/rollouts/{rollout.rollout_id}/attempts/{rollout.attempt}/agents/{agent}/v1{self.path}"
         )
-        given = self.options.headers
-        keep = (
-            {k: v for k, v in given.items() if k.lower().startswith("x-stainless")} if hasattr(given, "items") else {}
-        )
-        options.headers = {**keep, "Authorization": f"Bearer {rollout.key}", _TRACEPARENT: self.scope.traceparent}
+        headers = self.options.headers if hasattr(self.options.headers, "items") else {}
+        stainless = {k: v for k, v in headers.items() if k.lower().startswith("x-stainless")}
+        options.headers = {**stainless, "Authorization": f"Bearer {rollout.key}", _TRACEPARENT: self.scope.traceparent}
         options.params = {}
         for limit in ("timeout", "max_retries"):
             if type(getattr(options, limit)).__name__ in ("NotGiven", "Omit"):
@@ -267,14 +279,14 @@ class _RoutedRequest:
             self.args = (self.args[0], options, *self.args[2:])
 
     def end(self, result: Any) -> Any:
-        """Close the span; a stream closes it when it is read to its end."""
-        if self.own is not None and self.observer is not None:
-            return self.observer.finished(self.own, result)
+        """End the span; that of a stream ends when it is read to its end."""
+        if self.opened is not None and self.observer is not None:
+            return self.observer.finished(self.opened, result)
         return result
 
     def fail(self, error: BaseException) -> None:
-        if self.own is not None and self.observer is not None:
-            self.observer.failed(self.own, error)
+        if self.opened is not None and self.observer is not None:
+            self.observer.failed(self.opened, error)
 
 
 def _generation_path(sdk: str, options: Any) -> str | None:
@@ -286,7 +298,7 @@ def _generation_path(sdk: str, options: Any) -> str | None:
 
 
 def _gateway_client(sdk: str, *, is_async: bool) -> Any:
-    """Our own client for the gateway: one per SDK, and per event loop where it is async."""
+    """Our client for the gateway: one per SDK, and per event loop where it is async."""
     with _lock:
         if not is_async:
             if sdk not in _sync_clients:
@@ -294,8 +306,8 @@ def _gateway_client(sdk: str, *, is_async: bool) -> Any:
             return _sync_clients[sdk]
         key = sdk, asyncio.get_running_loop()
         if key not in _async_clients:
-            for other in [k for k in _async_clients if k[1].is_closed()]:
-                del _async_clients[other]
+            for closed in [k for k in _async_clients if k[1].is_closed()]:
+                del _async_clients[closed]
             _async_clients[key] = _new_client(sdk, is_async=True)
         return _async_clients[key]
 
@@ -304,7 +316,7 @@ def _new_client(sdk: str, *, is_async: bool) -> Any:
     module = importlib.import_module(sdk)
     cls = getattr(module, _SDKS[sdk][is_async])
     http = getattr(module, "DefaultAsyncHttpxClient" if is_async else "DefaultHttpxClient")
-    hooks = {"request": [_strip_async if is_async else _strip]}
+    hooks = {"request": [_filter_headers_async if is_async else _filter_headers]}
     return cls(
         api_key="agl",
         base_url="http://agl.invalid/v1",
@@ -313,12 +325,13 @@ def _new_client(sdk: str, *, is_async: bool) -> Any:
     )
 
 
-def _strip(request: Any) -> None:
+def _filter_headers(request: Any) -> None:
+    """Restore our `traceparent` and drop every header that is not allowed."""
     request.headers["traceparent"] = request.headers[_TRACEPARENT]
     for name in list(request.headers):
-        if name.lower() not in _SENT and not name.lower().startswith("x-stainless-"):
+        if name.lower() not in _ALLOWED_HEADERS and not name.lower().startswith("x-stainless-"):
             del request.headers[name]
 
 
-async def _strip_async(request: Any) -> None:
-    _strip(request)
+async def _filter_headers_async(request: Any) -> None:
+    _filter_headers(request)

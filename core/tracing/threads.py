@@ -1,4 +1,4 @@
-"""Threads and thread pools that a rollout starts run inside it: Python gives a new thread an empty context."""
+"""Threads and thread pools that a rollout starts run inside it; by itself, a new thread has an empty context."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agl.tracing.context import Scope
 _lock = threading.Lock()
 _users = 0
 _patches: list[tuple[type, str, Any, Any]] = []
-"""(class, attribute, what the class's own namespace held (None: it was inherited), ours)."""
+"""(class, attribute, original in the class's namespace (None: inherited), replacement)."""
 
 
 @contextlib.contextmanager
@@ -35,8 +35,8 @@ def carried_across_threads() -> Iterator[None]:
     finally:
         with _lock:
             _users -= 1
-            # Where another library has patched over ours, ours stays inside and does nothing outside a rollout.
-            if _users == 0 and all(cls.__dict__[name] is ours for cls, name, _, ours in _patches):
+            # Where another library patched over ours, ours stays inside; outside a rollout it does nothing.
+            if _users == 0 and all(cls.__dict__[name] is replacement for cls, name, _, replacement in _patches):
                 for cls, name, original, _ in _patches:
                     if original is None:
                         delattr(cls, name)
@@ -54,8 +54,8 @@ def _in_scope(scope: Scope, function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _carried() -> Scope | None:
-    """The scope that a thread started here begins in; a whole process's is everywhere anyway."""
+def _scope_to_carry() -> Scope | None:
+    """The scope that a thread started here begins in; a whole process's scope is current everywhere anyway."""
     scope = context.innermost()
     return scope if scope is not None and scope.visible and not scope.rollout.closed else None
 
@@ -65,17 +65,18 @@ def _patch_threads() -> None:
 
     @functools.wraps(start_thread)
     def carried_start(self: threading.Thread) -> None:
-        scope = _carried()
-        # A pool's worker outlives the task that made it start; each of its tasks brings a scope of its own.
+        scope = _scope_to_carry()
+        # A pool's worker outlives the task that started it; each of its tasks brings its own scope.
         if scope is not None and getattr(self, "_target", None) is not _pool._worker:  # type: ignore[attr-defined]
             self.run = _in_scope(scope, self.run)  # type: ignore[method-assign]
         start_thread(self)
 
     @functools.wraps(submit)
     def carried_submit(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        scope = _carried()
+        scope = _scope_to_carry()
         return submit(self, fn if scope is None else _in_scope(scope, fn), *args, **kwargs)
 
-    for cls, name, ours in ((threading.Thread, "start", carried_start), (ThreadPoolExecutor, "submit", carried_submit)):
-        _patches.append((cls, name, cls.__dict__.get(name), ours))
-        setattr(cls, name, ours)
+    replacements = ((threading.Thread, "start", carried_start), (ThreadPoolExecutor, "submit", carried_submit))
+    for cls, name, replacement in replacements:
+        _patches.append((cls, name, cls.__dict__.get(name), replacement))
+        setattr(cls, name, replacement)

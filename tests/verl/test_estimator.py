@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from call_trees import call, trajectory
-from test_verl_rows import result
+from verl_rows import result
 
 from agl.credit import PerCall
 from agl.mdp.types import Reward

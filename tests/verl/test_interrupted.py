@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from paths import pythonpath
 from processes import Programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -18,7 +19,7 @@ HERE = Path(__file__).parent
 
 def test_ctrl_c_leaves_nothing_behind(tiny_policy: Path, tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
-    programs = Programs(tmp_path, {"PYTHONPATH": str(HERE), "AGL_TEST_MARK": mark})
+    programs = Programs(tmp_path, {"PYTHONPATH": pythonpath(HERE), "AGL_TEST_MARK": mark})
     try:
         run = programs.start(
             os.sys.executable, HERE / "programs" / "interrupted.py", tiny_policy, tmp_path / "run", log="run.log"

@@ -13,8 +13,9 @@ import torch
 from jobs import algorithm, quickstart, train
 
 import agl
-from agl.mdp.builder import AttemptTrajectory, build
+from agl.mdp.builder import AttemptTrajectory, build_trajectory
 from agl.mdp.selection import select
+from agl.mdp.span_index import SpanIndex
 from agl.mdp.types import Call
 from agl.trainer.quickstart.tasks import arithmetic_tasks
 from agl.trainer.store import open_store
@@ -107,7 +108,9 @@ async def _groups(url: str) -> list[list[AttemptTrajectory]]:
             if r.status == "succeeded":
                 calls = await store.query_calls(r.rollout_id, r.attempts)
                 spans = await store.query_spans(r.rollout_id, r.attempts)
-                groups[r.group].append(build(r.rollout_id, r.attempts, r.group, calls, spans, select(None)))
+                groups[r.group].append(
+                    build_trajectory(r.rollout_id, r.attempts, r.group, SpanIndex(calls, spans), select(None))
+                )
     finally:
         await store.close()
     return list(groups.values())

@@ -14,10 +14,11 @@ from jobs import algorithm, quickstart, train
 
 from agl.credit import Uniform
 from agl.errors import ConfigError
-from agl.mdp.builder import build
+from agl.mdp.builder import build_trajectory
 from agl.mdp.selection import select
 from agl.mdp.sequence import merge
-from agl.trainer.objectives.advantages import score
+from agl.mdp.span_index import SpanIndex
+from agl.trainer.objectives.advantages import compute_advantages
 from agl.trainer.run.trainer import Result
 from agl.trainer.store import open_store
 from agl.trainer.verl.rows import chains
@@ -164,10 +165,10 @@ async def _local_rows(url: str, step: int) -> dict[tuple[int, ...], list[Any]]:
         for r in await store.query_rollouts(mode="train", step=step - 1):
             calls = await store.query_calls(r.rollout_id, r.attempts)
             spans = await store.query_spans(r.rollout_id, r.attempts)
-            built.append(build(r.rollout_id, r.attempts, r.group, calls, spans, select(None)))
+            built.append(build_trajectory(r.rollout_id, r.attempts, r.group, SpanIndex(calls, spans), select(None)))
     finally:
         await store.close()
-    scored = score([b.trajectory for b in built], Uniform())
+    scored = compute_advantages([b.trajectory for b in built], Uniform())
     returns = {c.call_id: c.return_ for c in scored.calls}
     rows: dict[tuple[int, ...], list[Any]] = defaultdict(list)
     for trajectory in scored.of("policy"):

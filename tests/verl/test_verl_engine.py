@@ -8,7 +8,7 @@ import pytest
 import torch
 from engine_suite import CONTEXT, EngineSuite, suite_model, write_suite_model
 from jobs import algorithm
-from test_engine import VOCABULARY, tiny_tokenizer
+from tiny_engine import VOCABULARY, tiny_tokenizer
 
 from agl.trainer.engines.base import Sampling
 from agl.trainer.verl.engine import VerlEngine

@@ -13,7 +13,7 @@ if importlib.util.find_spec("vllm") is None:
     pytest.skip("vllm is not installed", allow_module_level=True)
 
 from engine_suite import CONTEXT, EngineSuite, suite_model, write_suite_model
-from test_engine import prompts, reference
+from tiny_engine import prompts, reference
 from vllm_server import VLLMServer
 
 import agl

@@ -1,4 +1,4 @@
-"""Run an agent, on its own model or on a policy that stays as it is, and report its rewards; nothing is trained."""
+"""Run an agent, on its own model or on a frozen policy, and report its rewards; nothing is trained."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from agl.errors import ConfigError, checked_options, nearest
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.local.policy import PolicySpec
+from agl.trainer.run.config import require_positive
 from agl.trainer.run.frozen_policy import FrozenPolicy, policy_directory
-from agl.trainer.run.run import Run, mean_rewards, require_positive, require_some
+from agl.trainer.run.run import Run, mean_rewards, require_some
 from agl.trainer.store.base import Mode
 
 if TYPE_CHECKING:
@@ -22,18 +23,18 @@ if TYPE_CHECKING:
 @checked_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """Measures an agent as it is.
+    """Measures an agent without training it.
 
     With `model` or `engine` the selected agents are answered by that policy, with the sampling parameters that they ask
     for, and what is sampled is in the store with its tokens, for `agl explain` and `agl export`. Without, nothing is
-    routed: every agent keeps its own model. `history` has one entry: "train/reward", and "val/reward" where `fit` is
-    given a validation dataset.
+    routed: every agent keeps its own model. `history` has one entry: "train/reward", and "val/reward" where `fit` has
+    a validation dataset.
 
     Attributes:
         repeats: rollouts per task.
         engine: a server that holds the policy; of several policies one each, by name.
         model: a Hugging Face directory or hub id, or the directory of a run or checkpoint: loaded here, or with
-            `engine`, where tokenizer and chat template come from (what the server says that it loaded, if None).
+            `engine`, where tokenizer and chat template come from (if None, the model that the server reports).
         renderer: a name from the `renderers` package; None chooses by the model.
     """
 
@@ -61,12 +62,15 @@ class Baseline:
     async def _measure(self, run: Run, train: Sequence[Any], val: Sequence[Any], repeats: int) -> None:
         run.progress.start(1)
         policies = await self._policies(run)
+
+        def register(gateway: Gateway) -> None:
+            for name, policy in policies.items():
+                policy.serve(gateway, name)
+
         try:
-            if policies:
-                run.gateway = Gateway(run.store, capture_content=run.capture_content)
-                for name, policy in policies.items():
-                    policy.serve(run.gateway, name)
-            await run.start(lambda mode: SamplingRules(), next(iter(policies), ""), routed=bool(policies))
+            await run.start(
+                lambda mode: SamplingRules(), next(iter(policies), ""), register=register, routed=bool(policies)
+            )
             entry: dict[str, Any] = {"step": 0}
             if train:
                 entry |= await _rewards(run, "train", "dev", train, repeats)
@@ -81,7 +85,7 @@ class Baseline:
                 run.progress.stop()
 
     async def _policies(self, run: Run) -> dict[str, FrozenPolicy]:
-        """Those that answer, by name."""
+        """The policies that answer, by name."""
         if self.engine is None and self.model is None:
             return {}
         names = run.selection.policies
@@ -90,26 +94,26 @@ class Baseline:
             wrong = next(iter(set(engines) ^ set(names)))
             what = f"has no policy {wrong!r}" if wrong in names else f"has {wrong!r}, to which no agent is sent"
             raise ConfigError(f"engine= {what}", hint=nearest(wrong, names))
-        opened: dict[str, FrozenPolicy] = {}
+        policies: dict[str, FrozenPolicy] = {}
         try:
             for name, engine in engines.items():
                 if engine is not None:
                     model = None if self.model is None else policy_directory(self.model)
-                    opened[name] = await FrozenPolicy.held(engine, model, self.renderer)
+                    policies[name] = await FrozenPolicy.connect(engine, model, self.renderer)
                 else:
                     spec = PolicySpec(policy_directory(str(self.model)), name)
-                    opened[name] = await FrozenPolicy.load(spec, self.renderer)
+                    policies[name] = await FrozenPolicy.load(spec, self.renderer)
         except BaseException:
-            await _close(opened.values())
+            await _close(policies.values())
             raise
-        return opened
+        return policies
 
 
 async def _rewards(run: Run, name: str, mode: Mode, tasks: Sequence[Any], repeats: int) -> dict[str, Any]:
-    """Run the tasks; what they earned, under `name`."""
+    """Run the tasks; returns their mean rewards under `name`."""
     results = await run.rollouts(list(enumerate(tasks)), mode=mode, step=0, group_size=repeats)
-    good = require_some(results, "the run")
-    return {**mean_rewards(good, name), f"{name}/failed_rollouts": len(results) - len(good)}
+    succeeded = require_some(results, "the run")
+    return {**mean_rewards(succeeded, name), f"{name}/failed_rollouts": len(results) - len(succeeded)}
 
 
 async def _close(policies: Any) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints: everything that a resumed run needs to go on as if it had never stopped, written all or nothing."""
+"""Checkpoints: everything that a resumed run needs to continue as if it had never stopped, written all or nothing."""
 
 from __future__ import annotations
 
@@ -29,9 +29,14 @@ async def save(run: Run, policies: Policies, step: int, identity: dict[str, Any]
     await policies.save_states(part)
     await policies.save_models(part)
     facts = {
-        "run_id": run.run_id, "step": step, "seed": run.seed, "policy_versions": policies.versions,
-        "algorithm": identity, "tasks": len(run.train), "history": run.history,
-    }  # fmt: skip
+        "run_id": run.run_id,
+        "step": step,
+        "seed": run.seed,
+        "policy_versions": policies.versions,
+        "algorithm": identity,
+        "tasks": len(run.train),
+        "history": run.history,
+    }
     with (part / "run.json").open("w") as f:
         json.dump(facts, f)
         f.flush()
@@ -58,7 +63,7 @@ async def restore(run: Run, policies: Policies, identity: dict[str, Any]) -> Res
         facts = json.loads((path / "run.json").read_text())
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"the checkpoint cannot be read: {error}", hint="delete it to go on from the one before", path=path
+            f"the checkpoint cannot be read: {error}", hint="delete it to resume from the one before", path=path
         ) from error
     now = {"seed": run.seed, "tasks": len(run.train), **identity}
     then = {"seed": facts["seed"], "tasks": facts["tasks"], **facts["algorithm"]}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -14,15 +15,16 @@ from agl.credit import PerCall
 from agl.errors import ConfigError, NoTrainableDataError, nearest
 from agl.trainer.algorithms import checkpoints
 from agl.trainer.algorithms.shaping import Overlong
-from agl.trainer.algorithms.step import Sampled, learn
+from agl.trainer.algorithms.step import Sample, facts, has_signal, make_rows, record, update
 from agl.trainer.gateway.access import SamplingRules
-from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.local.config import LearnerConfig, LoraSpec
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.objectives import Estimator, KLKind, LossAgg, PolicyLossKind, RolloutIS
-from agl.trainer.objectives.advantages import GROUPED, Scored, score
+from agl.trainer.objectives.advantages import GROUPED, StepAdvantages, compute_advantages
+from agl.trainer.run.batches import Batches
+from agl.trainer.run.config import require_positive
 from agl.trainer.run.policies import Policies
-from agl.trainer.run.run import Batches, Run, mean_rewards, require_positive, require_some, require_tasks
+from agl.trainer.run.run import Run, mean_rewards, require_some, require_tasks
 from agl.trainer.runners.protocol import RolloutResult
 
 SMALL_MODEL = 20_000_000
@@ -50,7 +52,7 @@ class PolicyGradient:
         loss_agg: "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", or "seq-mean-token-sum-norm" (divided by
             `max_response_tokens`).
         normalize_std: divide advantages by the group's standard deviation.
-        dynamic_sampling: sample further tasks in place of those whose rollouts all came to the same, so that
+        dynamic_sampling: sample further tasks in place of those whose rollouts all had the same return, so that
             `batch_size` tasks have something to learn from; at most `max_gen_batches` rounds of sampling a step.
         overlong: a penalty for answers near their limit.
         update_epochs: passes over a step's rows. minibatches: optimiser steps per pass.
@@ -115,11 +117,19 @@ class PolicyGradient:
     def __post_init__(self) -> None:
         name = type(self).__name__
         require_positive(
-            group_size=self.group_size, batch_size=self.batch_size, steps=self.steps, epochs=self.epochs,
-            learning_rate=self.learning_rate, temperature=self.temperature, val_every=self.val_every,
-            max_response_tokens=self.max_response_tokens, checkpoint_every=self.checkpoint_every,
-            max_gen_batches=self.max_gen_batches, update_epochs=self.update_epochs, minibatches=self.minibatches,
-        )  # fmt: skip
+            group_size=self.group_size,
+            batch_size=self.batch_size,
+            steps=self.steps,
+            epochs=self.epochs,
+            learning_rate=self.learning_rate,
+            temperature=self.temperature,
+            val_every=self.val_every,
+            max_response_tokens=self.max_response_tokens,
+            checkpoint_every=self.checkpoint_every,
+            max_gen_batches=self.max_gen_batches,
+            update_epochs=self.update_epochs,
+            minibatches=self.minibatches,
+        )
         if (self.steps is None) == (self.epochs is None):
             raise ConfigError(f"{name} needs either steps= or epochs=", hint="for example steps=200")
         if self.adv_estimator not in get_args(Estimator):
@@ -137,28 +147,35 @@ class PolicyGradient:
                 hint="choose a shorter buffer: it is the last part of the longest answer",
             )
 
-    # -- phases -------------------------------------------------------------------------------------------------------
+    # -- the loop -----------------------------------------------------------------------------------------------------
 
     async def run(self, run: Run) -> None:
         require_tasks(run.train, "the training dataset")
         batches = Batches(run.train, self.batch_size, run.seed)
         steps = self.steps or batches.steps_per_epoch() * (self.epochs or 1)
+        identity = self._identity(run, steps)
         policies = await self._load(run, steps)
         try:
-            state = await checkpoints.restore(run, policies, self._identity(run, steps)) if run.resume else None
+            state = await checkpoints.restore(run, policies, identity) if run.resume else None
             start = state.step if state else 0
             if run.resume:
-                await run.take_up(start, policies.versions)
-            self._gateway(run, policies)
-            await run.start(self._rules, policies.names[0])
+                await run.resume_from(start, policies.versions)
+            await run.start(self._rules, policies.names[0], register=policies.serve)
             run.progress.start(steps, start)
             for name, policy in policies:
                 await run.store.add_policy_version(run.run_id, name, policy.version, start)
             if start == 0 and self.val_before_train and run.val and not run.history:
-                run.history.append(await self._validate(run, 0, {"step": 0}))
-            await self._steps(run, policies, batches, start, steps)
+                run.history.append({"step": 0, **await self._validate(run, 0)})
+            await self._train(run, policies, batches, start, steps, identity)
             run.policy_paths = await policies.save_models(run.directory)
-            _require_trained(run, policies)
+            never = [name for name, version in policies.versions.items() if version == 0]
+            if never and len(policies) > 1:
+                raise NoTrainableDataError(
+                    f"training ended, and policy {', '.join(map(repr, never))} was never updated",
+                    hint=f"agents={run.selection} gave it no call with anything to learn from; the other policies are "
+                    "saved",
+                    directory=run.directory,
+                )
         finally:
             try:
                 await run.stop()
@@ -166,133 +183,121 @@ class PolicyGradient:
                 await policies.close()
                 run.progress.stop()
 
-    async def _steps(self, run: Run, policies: Policies, batches: Batches, start: int, steps: int) -> None:
-        """Sample, learn, validate, save; when cancelled between updates, the last completed step is saved first."""
+    async def _train(
+        self, run: Run, policies: Policies, batches: Batches, start: int, steps: int, identity: dict[str, Any]
+    ) -> None:
+        """Sample, update, record, validate, save; when cancelled between updates, the last completed step is saved."""
+        assert run.gateway is not None
+        parameters = sum(policy.info.trainable_parameters for _, policy in policies)
+        checkpoint_every = self.checkpoint_every or (1 if parameters < SMALL_MODEL else 10)
+        # A value head and penalties learn from rollouts that are all alike, too.
+        flat_learns = bool(self.kl_coef or self.entropy_coef) or self.adv_estimator == "gae"
         completed = saved = start
         updating = False
-        parameters = sum(policy.info.trainable_parameters for _, policy in policies)
-        every = self.checkpoint_every or (1 if parameters < SMALL_MODEL else 10)
-        # A value head and penalties learn from rollouts that are all alike, too.
-        always = bool(self.kl_coef or self.entropy_coef) or self.adv_estimator == "gae"
         try:
             for step in range(start, steps):
                 began = time.monotonic()
-                sampled = await self._sample(run, batches, step)
-                took = time.monotonic() - began
-                _note_absent(run, policies, sampled, step)
+                sample = await self._sample(run, batches, step)
+                sampling_seconds = time.monotonic() - began
+
+                # Each policy learns from its own calls alone, and every sampled token is in one row.
                 updating = True
-                entry = await learn(run, policies, sampled, step, always=always)
-                entry |= {
+                rows = make_rows(sample, policies, step)
+                due = {name: r for name, r in rows.items() if has_signal(r, flat_learns)}
+                metrics: dict[str, Mapping[str, float]] = {}
+                if due:
+                    # Requests are held, so that no answer is sampled from two versions of the weights.
+                    async with run.gateway.hold():
+                        updates = await asyncio.gather(*(update(policies[name], r, step) for name, r in due.items()))
+                    metrics = dict(zip(due, updates, strict=True))
+                else:
+                    run.progress.note(f"step {step + 1}: no update: all rollouts of each task had the same return")
+
+                await record(run, policies, sample.advantages, rows, step)
+                for name in due:
+                    await run.store.add_policy_version(run.run_id, name, policies[name].version, step + 1)
+                entry = facts(sample, policies, rows, metrics, step) | {
                     "seconds": time.monotonic() - began,
-                    "rollouts_per_second": len(sampled.results) / max(1e-9, took),
+                    "rollouts_per_second": len(sample.results) / max(1e-9, sampling_seconds),
                 }
                 if run.val and ((step + 1) % self.val_every == 0 or step + 1 == steps):
-                    entry = await self._validate(run, step + 1, entry)
+                    entry |= await self._validate(run, step + 1)
                 run.history.append(entry)
                 run.progress.step(entry)
+
                 completed, updating = step + 1, False
-                if completed % every == 0 or completed == steps:
-                    await checkpoints.save(run, policies, completed, self._identity(run, steps))
+                if completed % checkpoint_every == 0 or completed == steps:
+                    await checkpoints.save(run, policies, completed, identity)
                     saved = completed
         except asyncio.CancelledError:
             if completed > saved and not updating:
-                await checkpoints.save(run, policies, completed, self._identity(run, steps))
+                await checkpoints.save(run, policies, completed, identity)
             raise
 
-    async def dev(self, run: Run, n_tasks: int) -> None:
-        from rich.console import Console
-
-        from agl.trainer.report.explain import describe, renderable
-
-        require_tasks(run.train, "the dataset")
-        policies = await self._load(run, 1)
-        try:
-            self._gateway(run, policies)
-            await run.start(self._rules, policies.names[0])
-            tasks = list(enumerate(run.train))[:n_tasks]
-            results = await run.rollouts(tasks, mode="dev", step=0, metadata=self._metadata(run))
-            for result in results:
-                report = await describe(run.store, result.rollout.rollout_id, credit=run.credit)
-                Console(highlight=False).print(renderable(report))
-            good = require_some(results, "the dry run")
-            run.history.append({"step": 0, **mean_rewards(good, "train"), "train/rollouts": len(results)})
-        finally:
-            await run.stop()
-            await policies.close()
-
-    # -- parts --------------------------------------------------------------------------------------------------------
-
-    async def _load(self, run: Run, steps: int) -> Policies:
-        return await Policies.start(self._template(run, steps), run.selection.policies, run.policies, self.renderer)
-
-    def _template(self, run: Run, steps: int) -> PolicySpec:
-        return PolicySpec(
-            model=self.model,
-            device=self.device,
-            dtype=self.dtype,
-            lora=self.lora,
-            seed=run.seed,
-            max_context=self.max_context,
-            threads=self.threads,
-            max_batch=self.max_batch,
-            learner=LearnerConfig(
-                learning_rate=self.learning_rate,
-                betas=self.betas,
-                weight_decay=self.weight_decay,
-                grad_clip=self.grad_clip,
-                warmup_steps=self.warmup_steps,
-                schedule=self.schedule,
-                total_steps=steps if self.schedule == "linear" else None,
-                clip_low=self.clip_low,
-                clip_high=self.clip_high,
-                policy_loss=self.policy_loss,
-                rollout_is=self.rollout_is,
-                rollout_is_threshold=self.rollout_is_threshold,
-                critic=self.adv_estimator == "gae",
-                gamma=self.gamma,
-                lam=self.lam,
-                value_coef=self.value_coef,
-                value_clip=self.value_clip,
-                value_learning_rate=self.value_learning_rate,
-                kl_coef=self.kl_coef,
-                kl_kind=self.kl_kind,
-                entropy_coef=self.entropy_coef,
-                epochs=self.update_epochs,
-                minibatches=self.minibatches,
-                loss_agg=self.loss_agg,
-                loss_scale_factor=float(self.max_response_tokens) if self.loss_agg.endswith("-norm") else None,
-                seed=run.seed,
-                max_tokens_per_microbatch=self.max_tokens_per_microbatch,
-            ),
-        )
-
-    def _gateway(self, run: Run, policies: Policies) -> None:
-        run.gateway = Gateway(run.store, capture_content=run.capture_content)
-        policies.serve(run.gateway)
-
-    def _rules(self, mode: str) -> SamplingRules:
-        if mode == "train":
-            return SamplingRules(self.temperature, 1.0, 0, self.max_response_tokens)
-        return SamplingRules(temperature=self.val_temperature, max_tokens=self.max_response_tokens)
-
-    async def _sample(self, run: Run, batches: Batches, step: int) -> Sampled:
+    async def _sample(self, run: Run, batches: Batches, step: int) -> Sample:
         """The step's rollouts; with dynamic sampling, further tasks take the place of groups that are all alike."""
         indices = batches.indices(step)
         results = await self._rollouts(run, indices, step)
+        replacements = batches.further(step)
         resampled = 0
-        rounds = batches.further(step)
         for _ in range(self.max_gen_batches - 1 if self.dynamic_sampling else 0):
-            useless = len(self._score(run, results, step).flat) + _lost_groups(results)
+            groups = {r.rollout.group for r in results}
+            lost_groups = groups - {r.rollout.group for r in results if r.built is not None}
+            useless = len(self._advantages(run, results, step).flat_groups) + len(lost_groups)
             missing = self.batch_size - (len(indices) - useless)
-            more = [next(rounds) for _ in range(missing)]
+            more = [next(replacements) for _ in range(missing)]
             if not more:
                 break
             results += await self._rollouts(run, more, step, first=len(indices))
             indices += more
             resampled += len(more)
-        good = require_some(results, f"step {step + 1}")
-        scored = self._score(run, results, step)
-        return Sampled(results, good, scored.without_flat() if self.dynamic_sampling else scored, resampled)
+        succeeded = require_some(results, f"step {step + 1}")
+        advantages = self._advantages(run, results, step)
+        # A policy without a call: its pattern matches no agent's name, or its agent is seldom called.
+        agents = dict.fromkeys(a for r in succeeded if r.built is not None for a in r.built.agents)
+        for name in run.selection.policies:
+            if all(c.policy != name for c in advantages.calls):
+                run.progress.note(
+                    f"step {step + 1}: no agent of policy {name!r} was called; agents seen: {', '.join(agents)}"
+                )
+        advantages = advantages.without_flat() if self.dynamic_sampling else advantages
+        return Sample(results, succeeded, advantages, resampled)
+
+    def _advantages(self, run: Run, results: Seq[RolloutResult], step: int) -> StepAdvantages:
+        trajectories = [r.built.trajectory for r in results if r.built is not None]
+        own_rewards = any(x.rewards for t in trajectories for x in t.transitions)
+        advantages = compute_advantages(
+            trajectories,
+            run.credit,
+            estimator=self.adv_estimator,
+            normalize_std=self.normalize_std,
+            shaping=None if self.overlong is None else self.overlong.of(self.max_response_tokens),
+        )
+        if trajectories and not own_rewards and isinstance(run.credit, PerCall) and not run.credit.shared:
+            raise NoTrainableDataError(
+                f"credit {run.credit!r} counts the calls' own rewards alone, and no call of step {step + 1} earned one",
+                hint="emit rewards where calls earn them (agl.emit_reward in a tool, agl.air), or use Uniform()",
+                step=step + 1,
+            )
+        return advantages
+
+    async def _validate(self, run: Run, step: int) -> dict[str, Any]:
+        results = await run.rollouts(list(enumerate(run.val)), mode="val", step=step, metadata=self._metadata(run))
+        succeeded = require_some(results, f"the validation after step {step}")
+        return {**mean_rewards(succeeded, "val"), "val/failed_rollouts": len(results) - len(succeeded)}
+
+    async def dev(self, run: Run, n_tasks: int) -> list[RolloutResult]:
+        require_tasks(run.train, "the dataset")
+        policies = await self._load(run, 1)
+        try:
+            await run.start(self._rules, policies.names[0], register=policies.serve)
+            tasks = list(enumerate(run.train))[:n_tasks]
+            return await run.rollouts(tasks, mode="dev", step=0, metadata=self._metadata(run))
+        finally:
+            await run.stop()
+            await policies.close()
+
+    # -- rollouts -----------------------------------------------------------------------------------------------------
 
     async def _rollouts(self, run: Run, indices: Seq[int], step: int, first: int = 0) -> list[RolloutResult]:
         tasks = [(i, run.train[i]) for i in indices]
@@ -300,71 +305,50 @@ class PolicyGradient:
             tasks, mode="train", step=step, group_size=self.group_size, metadata=self._metadata(run), first=first
         )
 
-    def _score(self, run: Run, results: Seq[RolloutResult], step: int) -> Scored:
-        trajectories = [r.built.trajectory for r in results if r.built is not None]
-        scored = score(
-            trajectories,
-            run.credit,
-            estimator=self.adv_estimator,
-            normalize_std=self.normalize_std,
-            shaping=None if self.overlong is None else self.overlong.of(self.max_response_tokens),
-        )
-        own = any(x.rewards for t in trajectories for x in t.transitions)
-        if trajectories and not own and isinstance(run.credit, PerCall) and not run.credit.shared:
-            raise NoTrainableDataError(
-                f"credit {run.credit!r} counts the calls' own rewards alone, and no call of step {step + 1} earned one",
-                hint="emit rewards where calls earn them (agl.emit_reward in a tool, agl.air), or use Uniform()",
-                step=step + 1,
-            )
-        return scored
-
-    async def _validate(self, run: Run, step: int, entry: dict[str, Any]) -> dict[str, Any]:
-        results = await run.rollouts(list(enumerate(run.val)), mode="val", step=step, metadata=self._metadata(run))
-        good = require_some(results, f"the validation after step {step}")
-        return {**entry, **mean_rewards(good, "val"), "val/failed_rollouts": len(results) - len(good)}
+    def _rules(self, mode: str) -> SamplingRules:
+        if mode == "train":
+            return SamplingRules(self.temperature, 1.0, 0, self.max_response_tokens)
+        return SamplingRules(temperature=self.val_temperature, max_tokens=self.max_response_tokens)
 
     def _metadata(self, run: Run) -> dict[str, Any]:
-        """What explains a rollout later: the models, whose tokenizers turn ids into text."""
-        models = {name: (own.model if (own := run.policies.get(name)) else None) or self.model
-                  for name in run.selection.policies}  # fmt: skip
-        paths = {n: str(Path(m).resolve()) if Path(m).exists() else m for n, m in models.items()}
-        return {"model": next(iter(paths.values())), **({"models": paths} if len(paths) > 1 else {})}
+        """The models by policy: `explain` needs their tokenizers to turn ids into text."""
+        models: dict[str, str] = {}
+        for name in run.selection.policies:
+            policy = run.policies.get(name)
+            model = (policy.model if policy else None) or self.model
+            models[name] = str(Path(model).resolve()) if Path(model).exists() else model
+        return {"model": next(iter(models.values())), **({"models": models} if len(models) > 1 else {})}
+
+    # -- settings -----------------------------------------------------------------------------------------------------
+
+    async def _load(self, run: Run, steps: int) -> Policies:
+        spec = self.policy_spec(run.seed, steps)
+        return await Policies.start(spec, run.selection.policies, run.policies, self.renderer)
+
+    def policy_spec(self, seed: int, steps: int) -> PolicySpec:
+        """The settings of the policy process: fields of the same name are passed on, the others are derived."""
+        learner = _common(self, LearnerConfig) | {
+            "epochs": self.update_epochs,  # here `epochs` counts passes over the tasks
+            "critic": self.adv_estimator == "gae",
+            "total_steps": steps if self.schedule == "linear" else None,
+            "loss_scale_factor": float(self.max_response_tokens) if self.loss_agg.endswith("-norm") else None,
+            "seed": seed,
+        }
+        return PolicySpec(**_common(self, PolicySpec) | {"seed": seed, "learner": LearnerConfig(**learner)})
 
     def _identity(self, run: Run, steps: int) -> dict[str, Any]:
-        """What a resumed run must have in common with the one it goes on from."""
-        fields = replace(self, steps=steps, epochs=None)
-        skip = {"checkpoint_every", "threads", "device", "val_every"}
-        own = {f: getattr(fields, f) for f in self.__dataclass_fields__ if f not in skip}
-        facts = {
+        """What a resumed run must have in common with the one that it continues."""
+        settings = replace(self, steps=steps, epochs=None)
+        changeable = {"checkpoint_every", "threads", "device", "val_every"}
+        identity = {
             "algorithm": type(self).__name__,
-            **own,
+            **{f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in changeable},
             "policies": {n: run.policies.get(n) for n in run.selection.policies},
         }
-        return json.loads(json.dumps(facts, default=str))
+        return json.loads(json.dumps(identity, default=str))
 
 
-def _lost_groups(results: Seq[RolloutResult]) -> int:
-    """Tasks of which no rollout succeeded."""
-    groups = {r.rollout.group for r in results}
-    return len(groups - {r.rollout.group for r in results if r.built is not None})
-
-
-def _note_absent(run: Run, policies: Policies, sampled: Sampled, step: int) -> None:
-    """Say which policies this step has no call of: an agent's name that matches nobody, or an agent seldom called."""
-    present = {c.policy for c in sampled.scored.calls}
-    seen = dict.fromkeys(a for r in sampled.good if r.built is not None for a in r.built.agents)
-    for name in policies.names:
-        if name not in present:
-            run.progress.note(
-                f"step {step + 1}: no agent of policy {name!r} was called; agents seen: {', '.join(seen)}"
-            )
-
-
-def _require_trained(run: Run, policies: Policies) -> None:
-    never = [name for name, version in policies.versions.items() if version == 0]
-    if never and len(policies) > 1:
-        raise NoTrainableDataError(
-            f"training ended, and policy {', '.join(map(repr, never))} was never updated",
-            hint=f"agents={run.selection} gave it no call with anything to learn from; the other policies are saved",
-            directory=run.directory,
-        )
+def _common(source: PolicyGradient, target: type[LearnerConfig | PolicySpec]) -> dict[str, Any]:
+    """The values of the fields that both have."""
+    names = {f.name for f in fields(source)} & {f.name for f in fields(target)}
+    return {name: getattr(source, name) for name in names}

@@ -1,4 +1,4 @@
-"""What is added to a call's return beside its rewards."""
+"""Terms that are added to a call's return, next to its rewards."""
 
 from __future__ import annotations
 

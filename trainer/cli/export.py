@@ -11,13 +11,13 @@ from typing import Any
 
 from agl.errors import ConfigError, ExportError
 from agl.trainer.http.aio import run_in_thread
-from agl.trainer.report.explain import find_store
 from agl.trainer.report.export.meter import Meter
 from agl.trainer.report.export.otlp import send
 from agl.trainer.report.export.rows import Record, Which, record, records
 from agl.trainer.report.export.to_files import to_files
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
+from agl.trainer.store.location import find_store
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 

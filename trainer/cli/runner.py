@@ -13,7 +13,7 @@ from rich.console import Console
 from agl.agents.agent import Agent
 from agl.errors import ConfigError
 from agl.trainer.runners.protocol import Lease, Report
-from agl.trainer.runners.remote.runner import work
+from agl.trainer.runners.remote.worker import run_worker
 
 LINE_SECONDS = 5.0
 
@@ -37,7 +37,7 @@ def run_runner(agent: Agent, url: str | None, key_file: Path | None, workers: in
     counts: Counter[str] = Counter()
     started = last = time.monotonic()
 
-    def count(lease: Lease, report: Report) -> None:
+    def on_report(lease: Lease, report: Report) -> None:
         nonlocal last
         counts[report.status] += 1
         if report.error is not None and not quiet:
@@ -51,7 +51,7 @@ def run_runner(agent: Agent, url: str | None, key_file: Path | None, workers: in
     if not quiet:
         console.print(f"{agent.name}: {workers} at once for {server}; Ctrl-C ends it", markup=False)
     try:
-        run_in_thread(work(agent, server, key=_key(key_file), n_workers=workers, told=count))
+        run_in_thread(run_worker(agent, server, key=_key(key_file), n_workers=workers, on_report=on_report))
     except KeyboardInterrupt:
         pass
     if not quiet:

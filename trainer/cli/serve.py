@@ -50,21 +50,21 @@ def run_serve(
         settings = settings.under(Settings.of({name: value}, f"--{_OPTIONS.get(name, name)}"))
     console = Console(stderr=True, highlight=False)
 
-    def announce(service: Service) -> None:
-        url = service.front.url
+    def on_start(service: Service) -> None:
+        url = service.mount.url
         model = settings.get("model") or settings.get("engine")
         write({"url": url, "out": str(service.out), "model": model, "process": os.getpid()})
         if not quiet:
             what = settings.get("algorithm") or "serves the policy without training it"
             console.print(f"agl serve listens on {url} ({model}, {what}); Ctrl-C ends it", markup=False)
-            if (present := service.present) is not None:
-                console.print(f"run {present.run_id} resumes after step {present.step}", markup=False)
+            if (current := service.current) is not None:
+                console.print(f"run {current.run_id} resumes after step {current.step}", markup=False)
 
     # Containers are stopped by it. It acts like Ctrl-C, so that the run is saved.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     keys = Keys.find(key_file)
     try:
-        run_in_thread(serve(settings, keys, announce, data=data, start=start, progress=not quiet))
+        run_in_thread(serve(settings, keys, on_start, data=data, start=start, progress=not quiet))
     except KeyboardInterrupt:
         if not quiet:
             console.print("stopped; start it again with the same --out, and it resumes its run", markup=False)

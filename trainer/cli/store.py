@@ -54,7 +54,7 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
         loop.add_signal_handler(number, stop.set)
     opened = await open_store(db)
     coordinator = StoreCoordinator.of_store(opened)
-    server = StoreServer(opened, host=host, port=port, keys=keys, beside=coordinator.routes(keys))
+    server = StoreServer(opened, host=host, port=port, keys=keys, extra_routes=coordinator.routes(keys))
     try:
         url = await server.start()
         facts = {"url": url, "traces": f"{url}/v1/traces", "db": _shown(db), "keys": keys.operator is not None}
@@ -91,8 +91,8 @@ def prune(
     ] = None,
 ) -> None:
     """Delete attempts, calls and spans of old rollouts; the rollouts and what was trained stay."""
-    from agl.trainer.report.explain import find_store
     from agl.trainer.store import open_store
+    from agl.trainer.store.location import find_store
 
     before = time.time() - seconds(older_than)
 

@@ -12,18 +12,24 @@ from agl.errors import ConfigError
 from agl.trainer.compat import types as T
 from agl.trainer.compat.emitter import get_reward_value
 
-__all__ = ["Adapter", "LlmProxyTraceToTriplet", "TraceAdapter", "TraceToMessages", "TraceToTripletBase",
-           "TracerTraceToTriplet"]  # fmt: skip
+__all__ = [
+    "Adapter",
+    "LlmProxyTraceToTriplet",
+    "TraceAdapter",
+    "TraceToMessages",
+    "TraceToTripletBase",
+    "TracerTraceToTriplet",
+]
 
 V = TypeVar("V")
 
 LLM_CALL = r"openai\.chat\.completion"
-_NAMES = ("openai.chat.completion", "chat")
-"""What 0.3's instrumentations call an LLM call's span; ours is `chat <model>`."""
+_CALL_NAMES = ("openai.chat.completion", "chat")
+"""Names of an LLM call's span in 0.3; agl's is `chat <model>`."""
 
 
 class TraceAdapter(Generic[V]):
-    """Spans -> something; subclasses override `adapt`."""
+    """Turns spans into a `V`; subclasses override `adapt`."""
 
     def adapt(self, source: Sequence[Any], /) -> V:
         raise NotImplementedError(f"{type(self).__name__} does not say how to adapt spans")
@@ -36,17 +42,17 @@ Adapter = TraceAdapter
 
 
 class TraceToTripletBase(TraceAdapter[list[T.Triplet]]):
-    """Adapters that give triplets."""
+    """Adapters that make triplets."""
 
 
 class TracerTraceToTriplet(TraceToTripletBase):
-    """Which agents' LLM calls are trained: given to `Trainer(adapter=)`, `agent_match` becomes the selection.
+    """Selects the agents whose LLM calls are trained: in `Trainer(adapter=)`, `agent_match` becomes the selection.
 
     Args:
         agent_match: regular expression (`re.search`) on the name of the agent that made the call; None = every agent.
         llm_call_match: regular expression on the name of the call's span.
-        repair_hierarchy, exclude_llm_call_in_reward, reward_match: taken and without effect: calls are joined to agents
-            and rewards by ids here, so nothing is to be repaired or guessed.
+        repair_hierarchy, exclude_llm_call_in_reward, reward_match: without effect: calls are joined to agents and
+            rewards by ids.
     """
 
     def __init__(
@@ -64,12 +70,12 @@ class TracerTraceToTriplet(TraceToTripletBase):
 
     @property
     def selection(self) -> re.Pattern[str] | None:
-        """What `Trainer(agents=)` takes.
+        """The value for `agl.Trainer(agents=)`.
 
         Raises:
             ConfigError: `llm_call_match` matches no LLM call, so nothing would be trained.
         """
-        if self._calls is not None and not any(self._calls.search(name) for name in _NAMES):
+        if self._calls is not None and not any(self._calls.search(name) for name in _CALL_NAMES):
             raise ConfigError(
                 f"llm_call_match={self.llm_call_match!r} matches no LLM call: their spans are named 'chat <model>'",
                 hint="leave it out; agent_match selects the agents to train",
@@ -83,15 +89,15 @@ class TracerTraceToTriplet(TraceToTripletBase):
             reward = get_reward_value(span)
             if reward is not None and triplets:
                 triplets[-1].reward = reward
-            elif self._wanted(span):
+            elif self._matches(span):
                 triplets.append(_triplet(span))
         return [t for t in triplets if t.response["token_ids"]] if self._skip_empty else triplets
 
-    def _wanted(self, span: Any) -> bool:
+    def _matches(self, span: Any) -> bool:
         attributes = span.attributes or {}
         if attributes.get(semconv.OPERATION_NAME) != semconv.CHAT:
             return False
-        named = self._calls is None or any(self._calls.search(name) for name in (span.name, *_NAMES))
+        named = self._calls is None or any(self._calls.search(name) for name in (span.name, *_CALL_NAMES))
         return named and (self._agents is None or bool(self._agents.search(str(attributes[semconv.AGENT_NAME]))))
 
 
@@ -106,15 +112,15 @@ class TraceToMessages(TraceAdapter[list[dict[str, Any]]]):
     """One OpenAI-style conversation per LLM call: {"messages": [...], "tools": None}."""
 
     def adapt(self, source: Sequence[Any], /) -> list[dict[str, Any]]:
-        found = []
+        conversations = []
         for span in source:
             attributes: Mapping[str, Any] = span.attributes or {}
             if attributes.get(semconv.OPERATION_NAME) == semconv.CHAT:
-                asked = json.loads(attributes.get(semconv.INPUT_MESSAGES) or "[]")
-                asked = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
-                said = json.loads(attributes.get(semconv.OUTPUT_MESSAGES) or "[]")
-                found.append({"messages": [*asked, *said], "tools": None})
-        return found
+                prompt = json.loads(attributes.get(semconv.INPUT_MESSAGES) or "[]")
+                prompt = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+                answer = json.loads(attributes.get(semconv.OUTPUT_MESSAGES) or "[]")
+                conversations.append({"messages": [*prompt, *answer], "tools": None})
+        return conversations
 
 
 def _triplet(span: Any) -> T.Triplet:
@@ -135,8 +141,8 @@ def _triplet(span: Any) -> T.Triplet:
     )
 
 
-def _pattern(name: str, given: str | None) -> re.Pattern[str] | None:
+def _pattern(name: str, text: str | None) -> re.Pattern[str] | None:
     try:
-        return None if given is None else re.compile(given)
+        return None if text is None else re.compile(text)
     except re.error as error:
-        raise ConfigError(f"{name}={given!r} is not a regular expression: {error}", hint="see Python's re") from error
+        raise ConfigError(f"{name}={text!r} is not a regular expression: {error}", hint="see Python's re") from error

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import sys
-import types
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from agl._alias import make_callable
 from agl.errors import ConfigError, reject_unknown
 from agl.trainer.compat.litagent import LitAgent
-from agl.trainer.compat.missing import APO, refuse
+from agl.trainer.compat.missing import APO, refuse, require
 from agl.trainer.compat.store import LightningStore
 
 if TYPE_CHECKING:
@@ -40,20 +39,20 @@ class Algorithm:
         self._trainer = trainer
 
     def get_trainer(self) -> Any:
-        return _given(self._trainer, "trainer")
+        return require(self._trainer, "algorithm", "trainer")
 
     def set_store(self, store: LightningStore) -> None:
         self._store = store
 
     def get_store(self) -> LightningStore:
-        return _given(self._store, "store")
+        return require(self._store, "algorithm", "store")
 
     def get_adapter(self) -> Any:
-        """What `Trainer(adapter=)` was given."""
+        """The trainer's adapter."""
         return self.get_trainer().adapter
 
     def get_initial_resources(self) -> Mapping[str, Any] | None:
-        """What `Trainer(initial_resources=)` was given."""
+        """The trainer's initial resources."""
         return self.get_trainer().initial_resources
 
     def get_llm_proxy(self) -> None:
@@ -80,10 +79,10 @@ class FunctionalAlgorithm(Algorithm):
         return self._function(*args, **kwargs)
 
     def run(self, train_dataset: Any = None, val_dataset: Any = None) -> Any:
-        """Call the function with what it asks for by name.
+        """Call the function with those of its arguments that exist.
 
         Raises:
-            ConfigError: a dataset was given that the function does not take.
+            ConfigError: a dataset that the function does not take.
         """
         values: dict[str, Any] = {"train_dataset": train_dataset, "val_dataset": val_dataset, "llm_proxy": None}
         for name in ("train_dataset", "val_dataset"):
@@ -115,6 +114,10 @@ def algo(function: Callable[..., Any]) -> FunctionalAlgorithm:
     return FunctionalAlgorithm(function)
 
 
+algorithm = algo
+"""Its name as `agl.algorithm`."""
+
+
 def VERL(config: Mapping[str, Any], trainer_cls: Any = None, daemon_cls: Any = None) -> Any:
     """`agl.VERL(config)`."""
     if trainer_cls is not None or daemon_cls is not None:
@@ -125,16 +128,16 @@ def VERL(config: Mapping[str, Any], trainer_cls: Any = None, daemon_cls: Any = N
 
 
 def Baseline(*, n_epochs: int = 1, **polling: Any) -> Any:
-    """`agl.Baseline(repeats=n_epochs)`; how the queue is polled is not needed here."""
+    """`agl.Baseline(repeats=n_epochs)`; the options for polling the queue have no effect."""
     reject_unknown(polling, ("train_split", "polling_interval", "max_queue_length", "span_verbosity"), "Baseline")
     from agl.trainer.algorithms import Baseline as Ours
 
     return Ours(repeats=n_epochs)
 
 
-class Driven:
-    """An algorithm of 0.3's kind as one of ours: the run's workers serve what it enqueues; nothing is routed, so agents
-    call the models that their resources name."""
+class StoreAlgorithm:
+    """One of 0.3's algorithms for `agl.Trainer`: the run's workers serve the rollouts that it enqueues. Nothing is
+    routed, so agents call the models that their resources name."""
 
     needs_tasks = False
 
@@ -169,17 +172,4 @@ class Driven:
         await self.run(run)
 
 
-def _given(value: Any, what: str) -> Any:
-    if value is None:
-        raise ConfigError(f"this algorithm has no {what} yet", hint="it has one while a trainer runs it")
-    return value
-
-
-class _Callable(types.ModuleType):
-    """This module is `@algorithm` too."""
-
-    def __call__(self, function: Callable[..., Any]) -> FunctionalAlgorithm:
-        return algo(function)
-
-
-sys.modules[__name__].__class__ = _Callable
+make_callable(__name__, algo)

@@ -1,4 +1,4 @@
-"""0.3's emitters and reward readers."""
+"""0.3's emitters and reward readers; the module is its `@reward` decorator too, as its module `reward` is."""
 
 from __future__ import annotations
 
@@ -9,14 +9,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agl import rewards, semconv, tracing
+from agl._alias import make_callable
 from agl.errors import RewardError
 from agl.trainer.compat.missing import refuse
 
 __all__ = [
-    "emit_annotation", "emit_exception", "emit_message", "emit_object", "emit_reward", "find_final_reward",
-    "find_reward_spans", "get_message_value", "get_object_value", "get_reward_value", "is_reward_span", "operation",
-    "reward",
-]  # fmt: skip
+    "emit_annotation",
+    "emit_exception",
+    "emit_message",
+    "emit_object",
+    "emit_reward",
+    "find_final_reward",
+    "find_reward_spans",
+    "get_message_value",
+    "get_object_value",
+    "get_reward_value",
+    "is_reward_span",
+    "operation",
+]
 
 
 def emit_reward(
@@ -26,7 +36,7 @@ def emit_reward(
     attributes: Mapping[str, Any] | None = None,
     propagate: bool = True,
 ) -> None:
-    """`agl.emit_reward`. 0.3's attributes linked a reward to a call by hand; ours finds the call itself."""
+    """`agl.emit_reward`. 0.3's attributes linked a reward to a call by hand; agl links it to the call itself."""
     if not propagate:
         raise refuse("emit_reward(propagate=False)", "call it where the reward is to be recorded")
     if attributes:
@@ -56,7 +66,7 @@ def emit_exception(
 
 
 def emit_annotation(annotation: Mapping[str, Any], propagate: bool = True) -> None:
-    """A span that says something of what is happening now; nested values become JSON."""
+    """A span with these attributes; nested values become JSON."""
     plain = (str, bool, int, float)
     _emit("annotation", {k: v if isinstance(v, plain) else json.dumps(v) for k, v in annotation.items()}, propagate)
 
@@ -90,11 +100,11 @@ class _Operation:
         self._block.__exit__(*error)
 
     def set_input(self, *args: Any, **kwargs: Any) -> None:
-        """Record what the operation was given."""
+        """Record the operation's arguments."""
         self._set("agl.operation.input", {**{str(i): a for i, a in enumerate(args)}, **kwargs})
 
     def set_output(self, output: Any) -> None:
-        """Record what came of it."""
+        """Record the operation's result."""
         self._set("agl.operation.output", output)
 
     def _set(self, key: str, value: Any) -> None:
@@ -104,7 +114,7 @@ class _Operation:
 
 
 def reward(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: what the function returns is emitted as a reward too."""
+    """Decorator: the function's result is emitted as a reward too."""
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
@@ -125,7 +135,7 @@ def reward(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def get_reward_value(span: Any) -> float | None:
-    """The primary reward of a span, ours or 0.3's; None if it holds none."""
+    """The primary reward of a span, agl's or 0.3's; None if it holds none."""
     attributes = span.attributes or {}
     if attributes.get(semconv.OPERATION_NAME) == semconv.REWARD:
         return float(attributes[semconv.REWARD_VALUE]) if attributes.get(semconv.REWARD_PRIMARY, True) else None
@@ -139,14 +149,14 @@ def is_reward_span(span: Any) -> bool:
 
 
 def find_reward_spans(spans: Sequence[Any]) -> list[Any]:
-    """Those that do."""
+    """The spans that hold a primary reward."""
     return [span for span in spans if is_reward_span(span)]
 
 
 def find_final_reward(spans: Sequence[Any]) -> float | None:
     """The last primary reward; None if there is none."""
-    found = [value for span in spans if (value := get_reward_value(span)) is not None]
-    return found[-1] if found else None
+    values = [value for span in spans if (value := get_reward_value(span)) is not None]
+    return values[-1] if values else None
 
 
 def get_message_value(span: Any) -> str | None:
@@ -163,3 +173,6 @@ def get_object_value(span: Any) -> Any:
 def _value(span: Any, kind: str) -> str | None:
     attributes = span.attributes or {}
     return attributes.get(semconv.VALUE) if attributes.get(semconv.OPERATION_NAME) == kind else None
+
+
+make_callable(__name__, reward)

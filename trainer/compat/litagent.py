@@ -17,13 +17,14 @@ from agl.errors import ConfigError
 from agl.mdp.spans import Span, from_otel
 from agl.trainer.compat import types as T
 from agl.trainer.compat.emitter import find_final_reward
+from agl.trainer.compat.missing import require
 from agl.trainer.compat.store import LightningStore
 
 __all__ = ["FunctionalLitAgent", "LitAgent", "llm_rollout", "prompt_rollout", "rollout"]
 
 V = TypeVar("V")
 MAIN_LLM = "main_llm"
-"""The name that VERL gave the policy's endpoint in 0.3; ours is "llm"."""
+"""The name of the policy's endpoint in 0.3; agl's is "llm"."""
 
 
 class LitAgent(own.LitAgent, Generic[V]):
@@ -46,29 +47,19 @@ class LitAgent(own.LitAgent, Generic[V]):
         names = ("rollout_async", "training_rollout_async", "validation_rollout_async")
         return any(getattr(type(self), n) is not getattr(own.LitAgent, n) for n in names)
 
-    @property
-    def trainer(self) -> Any:
-        """The trainer that runs this."""
-        return _given(self._trainer, "trainer")
-
-    @property
-    def runner(self) -> Any:
-        """The runner that runs this."""
-        return _given(self._runner or self._trainer, "runner")
-
-    @property
-    def tracer(self) -> Any:
-        """Its tracer."""
-        return self.runner.tracer
-
     def get_trainer(self) -> Any:
-        return self.trainer
+        """The trainer that runs this."""
+        return require(self._trainer, "agent", "trainer")
 
     def get_runner(self) -> Any:
-        return self.runner
+        """The runner that runs this."""
+        return require(self._runner or self._trainer, "agent", "runner")
 
     def get_tracer(self) -> Any:
-        return self.tracer
+        """The tracer of its runner."""
+        return self.get_runner().tracer
+
+    trainer, runner, tracer = property(get_trainer), property(get_runner), property(get_tracer)
 
     def set_trainer(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -82,37 +73,37 @@ class LitAgent(own.LitAgent, Generic[V]):
         if self.is_async():
 
             async def run_async(task: Any, resources: T.NamedResources, info: RolloutInfo) -> Outcome:
-                rollout, given = await self._given(task, resources, info)
+                rollout, named = await self._arguments_of(task, resources, info)
                 train = rollout.mode == "train"
                 method = self.training_rollout_async if train else self.validation_rollout_async
-                return _outcome(await method(task, given, rollout))  # type: ignore[arg-type]
+                return _outcome(await method(task, named, rollout))  # type: ignore[arg-type]
 
             return Agent(name, run_async, True)
 
         def run(task: Any, resources: T.NamedResources, info: RolloutInfo) -> Outcome:
-            # A sync agent has a thread of its own, without an event loop.
-            rollout, given = asyncio.run(self._given(task, resources, info))
+            # A sync agent runs in a separate thread, without an event loop.
+            rollout, named = asyncio.run(self._arguments_of(task, resources, info))
             train = rollout.mode == "train"
             method = self.training_rollout if train else self.validation_rollout
-            return _outcome(method(task, given, rollout))  # type: ignore[arg-type]
+            return _outcome(method(task, named, rollout))  # type: ignore[arg-type]
 
         return Agent(name, run, False)
 
-    async def _given(
+    async def _arguments_of(
         self, task: Any, resources: T.NamedResources, info: RolloutInfo
     ) -> tuple[T.AttemptedRollout, T.NamedResources]:
-        """The rollout and its resources: the store's where there is one, in which our own come first."""
-        given = {**({MAIN_LLM: resources["llm"]} if "llm" in resources else {}), **resources}
+        """The rollout and its resources: the trainer's, then the store's where there is one."""
+        named = {**({MAIN_LLM: resources["llm"]} if "llm" in resources else {}), **resources}
         if self._store is None:
-            return _derived(task, info), given
+            return _storeless_rollout(task, info), named
         ours = await self._store.ours.get_rollout(info.rollout_id)
         attempt = (await self._store.ours.query_attempts(info.rollout_id))[info.attempt - 1]
         rollout = T.AttemptedRollout(**vars(T.Rollout.of(ours)), attempt=T.Attempt.of(attempt))
         if ours.resources_id is not None:
-            named = await self._store.get_resources_by_id(ours.resources_id)
+            update = await self._store.get_resources_by_id(ours.resources_id)
         else:
-            named = await self._store.get_latest_resources()
-        return rollout, {**given, **(named.resources if named else {})}
+            update = await self._store.get_latest_resources()
+        return rollout, {**named, **(update.resources if update else {})}
 
 
 class FunctionalLitAgent(LitAgent[V]):
@@ -137,16 +128,13 @@ class FunctionalLitAgent(LitAgent[V]):
         return await self._function(task, **self._arguments(resources, rollout))
 
     def _arguments(self, resources: T.NamedResources, rollout: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        if "rollout" in self._parameters:
-            found["rollout"] = rollout
-        if "llm" in self._parameters:
-            found["llm"] = _first(resources, T.LLM)
-        if "prompt_template" in self._parameters:
-            found["prompt_template"] = _first(resources, T.PromptTemplate)
-        if "resources" in self._parameters:
-            found["resources"] = resources
-        return found
+        values: dict[str, Callable[[], Any]] = {
+            "rollout": lambda: rollout,
+            "llm": lambda: _first(resources, T.LLM),
+            "prompt_template": lambda: _first(resources, T.PromptTemplate),
+            "resources": lambda: resources,
+        }
+        return {name: value() for name, value in values.items() if name in self._parameters}
 
 
 def rollout(function: Callable[..., Any] | None = None, *, strip_proxy: bool = True) -> Any:
@@ -172,13 +160,13 @@ llm_rollout = prompt_rollout = rollout
 
 
 def _first(resources: T.NamedResources, kind: type) -> Any:
-    found = next((value for value in resources.values() if isinstance(value, kind)), None)
-    if found is None:
+    resource = next((value for value in resources.values() if isinstance(value, kind)), None)
+    if resource is None:
         raise ConfigError(
             f"the agent asks for a {kind.__name__}, but the resources are {', '.join(resources) or 'none'}",
             hint="give it with Trainer(initial_resources={...}), or add it to the store",
         )
-    return found
+    return resource
 
 
 def _required(function: Callable[..., Any], name: str) -> bool:
@@ -189,13 +177,16 @@ def _required(function: Callable[..., Any], name: str) -> bool:
     )
 
 
-def _derived(task: Any, info: RolloutInfo) -> T.AttemptedRollout:
+def _storeless_rollout(task: Any, info: RolloutInfo) -> T.AttemptedRollout:
     """The rollout as far as it is known without the store."""
     now = time.time()
     attempt = T.Attempt(
-        rollout_id=info.rollout_id, attempt_id=T.attempt_id(info.rollout_id, info.attempt), sequence_id=info.attempt,
-        start_time=now, status="running",
-    )  # fmt: skip
+        rollout_id=info.rollout_id,
+        attempt_id=T.attempt_id(info.rollout_id, info.attempt),
+        sequence_id=info.attempt,
+        start_time=now,
+        status="running",
+    )
     mode: Any = None if info.mode == "dev" else info.mode
     return T.AttemptedRollout(
         rollout_id=info.rollout_id, input=task, start_time=now, mode=mode, status="running", attempt=attempt
@@ -203,9 +194,11 @@ def _derived(task: Any, info: RolloutInfo) -> T.AttemptedRollout:
 
 
 def _outcome(value: Any) -> Outcome:
-    """What 0.3 lets an agent return: a reward, nothing, or spans, which join the attempt's."""
-    if isinstance(value, Outcome) or not isinstance(value, list):
-        return value if isinstance(value, Outcome) else Outcome(value, value)
+    """The outcome of what 0.3 lets an agent return: a reward, nothing, or spans, which join the attempt's."""
+    if isinstance(value, Outcome):
+        return value
+    if not isinstance(value, list):
+        return Outcome(value, value)
     here = tracing.current()
     assert here is not None
     ours = [_span(s, here.rollout) for s in value]
@@ -216,9 +209,3 @@ def _outcome(value: Any) -> Outcome:
 def _span(value: Any, rollout: tracing.RolloutContext) -> Span:
     ours = value.to_ours() if isinstance(value, T.Span) else from_otel(value)
     return dataclasses.replace(ours, rollout_id=rollout.rollout_id, attempt=rollout.attempt)
-
-
-def _given(value: Any, what: str) -> Any:
-    if value is None:
-        raise ConfigError(f"this agent has no {what} yet", hint="it has one while a trainer or a runner runs it")
-    return value

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from agl.errors import reject_unknown
 
-__all__ = ["configure_logger", "setup", "setup_logging", "setup_module"]
+__all__ = ["setup", "setup_logging"]
 
 _FORMAT = "%(asctime)s [%(levelname)s] (%(name)s) %(message)s"
 
@@ -53,14 +53,3 @@ def setup_logging(
 
 
 setup = setup_logging
-
-
-def configure_logger(level: int | str = "INFO", name: str = "agl") -> logging.Logger:
-    """0.2's form."""
-    setup_logging(level, apply_to=() if name in ("agl", "agentlightning") else (name,))
-    return logging.getLogger(name.replace("agentlightning", "agl", 1))
-
-
-def setup_module(level: int | str = "INFO", *, name: str = "agl", **options: object) -> logging.Logger:
-    """`setup_logging` for one logger."""
-    return configure_logger(level, name)

@@ -15,27 +15,31 @@ from agl.mdp.selection import select
 from agl.trainer.compat import types as T
 from agl.trainer.compat.litagent import LitAgent
 from agl.trainer.compat.store import LightningStore
-from agl.trainer.compat.store_spans import with_calls
 from agl.trainer.compat.tracer import AgentOpsTracer
 
 __all__ = ["LitAgentRunner", "Runner"]
 
 POLL_SECONDS = 0.2
+_POLLING = (
+    "poll_interval",
+    "heartbeat_interval",
+    "interval_jitter",
+    "heartbeat_launch_mode",
+    "heartbeat_include_gpu",
+)
 
 
 class LitAgentRunner:
-    """Runs rollouts here, calls to models as the agent makes them: nothing is routed or trained.
+    """Runs rollouts in this process. The agent's calls go to its own models: nothing is routed or trained.
 
     Args:
         tracer: switched on while the runner is initialised; every imported framework's if None.
-        max_rollouts: how many `iter` runs; None = until it is told to stop.
-        **polling: 0.3's intervals, which are not needed.
+        max_rollouts: how many rollouts `iter` runs; None = until its event is set.
+        **polling: 0.3's intervals, which have no effect.
     """
 
     def __init__(self, tracer: Any = None, max_rollouts: int | None = None, **polling: Any) -> None:
-        known = ("poll_interval", "heartbeat_interval", "interval_jitter", "heartbeat_launch_mode",
-                 "heartbeat_include_gpu")  # fmt: skip
-        reject_unknown(polling, known, "LitAgentRunner")
+        reject_unknown(polling, _POLLING, "LitAgentRunner")
         self.tracer = tracer or AgentOpsTracer()
         self.max_rollouts = max_rollouts
         self.worker_id: int | None = None
@@ -97,7 +101,7 @@ class LitAgentRunner:
         mode: T.RolloutMode | None = None,
         event: Any = None,
     ) -> T.Rollout:
-        """Run one task and return its rollout; what the agent raised is raised."""
+        """Run one task and return its rollout. An error of the agent is raised."""
         store = self.get_store()
         named = await store.add_resources(resources) if resources is not None else None
         own_run = store.bound(f"step-{uuid.uuid4().hex}")
@@ -129,16 +133,19 @@ class LitAgentRunner:
 
         results: list[Any] = []
         errors: list[BaseException] = []
-        desk = RunCoordinator(
-            self.get_store().ours, selection=select(None), resources={}, done=results.append, rewarded=False
+        coordinator = RunCoordinator(
+            self.get_store().ours, selection=select(None), resources={}, on_result=results.append, rewarded=False
         )
         runner = LocalRunner(
-            as_agent(self._agent), desk, n_workers=0, broken=errors.append,
-            hooks=[Hooked(h, self._agent, self) for h in self._hooks],
-        )  # fmt: skip
+            as_agent(self._agent),
+            coordinator,
+            n_workers=0,
+            on_failure=errors.append,
+            hooks=[HookAdapter(h, self._agent, self) for h in self._hooks],
+        )
 
         async def run_one(leased: Any) -> None:
-            await runner.attempt(await desk.open(leased, self.get_worker_id()))
+            await runner.attempt(await coordinator.open(leased, self.get_worker_id()))
 
         await runner.start()
         try:
@@ -150,8 +157,8 @@ class LitAgentRunner:
 Runner = LitAgentRunner
 
 
-class Hooked(own.Hook):
-    """A hook that is given what 0.3 gave it: the user's agent, the attempted rollout, spans of 0.3's form."""
+class HookAdapter(own.Hook):
+    """Calls a hook with 0.3's arguments: the user's agent, the attempted rollout, spans of 0.3's form."""
 
     def __init__(self, hook: Any, agent: Any, runner: Any) -> None:
         self._hook, self._agent, self._runner = hook, agent, runner
@@ -170,7 +177,7 @@ class Hooked(own.Hook):
         await self._hook.on_trace_end(tracer=self._runner.tracer, **self._facts(rollout))
 
     async def on_rollout_end(self, *, agent: Any, runner: Any, rollout: Any, spans: Sequence[Any]) -> None:
-        ordered = T.numbered(with_calls(sorted(spans, key=lambda s: s.start), ()))
+        ordered = T.numbered(T.with_calls(sorted(spans, key=lambda s: s.start), ()))
         await self._hook.on_rollout_end(spans=ordered, **self._facts(rollout))
 
     def _facts(self, rollout: Any) -> dict[str, Any]:

@@ -35,11 +35,18 @@ class LightningServer:
     ) -> None:
         from agl.trainer.service.settings import Settings
 
-        given = {
-            "model": model_path, "algorithm": rl_algorithm, "out": str(checkpoint_dir), "batch_size": batch_size,
-            "learning_rate": learning_rate, "epochs": num_epochs, "host": host, "port": port, **settings,
-        }  # fmt: skip
-        self.settings = Settings.of(given, "LightningServer()")
+        options = {
+            "model": model_path,
+            "algorithm": rl_algorithm,
+            "out": str(checkpoint_dir),
+            "batch_size": batch_size,
+            "learning_rate": learning_rate,
+            "epochs": num_epochs,
+            "host": host,
+            "port": port,
+            **settings,
+        }
+        self.settings = Settings.of(options, "LightningServer()")
         self.settings.check()
         self.dataset_path = None if dataset_path is None else Path(dataset_path)
         self.url: str | None = None
@@ -60,16 +67,16 @@ class LightningServer:
         from agl.trainer.service.server import serve
         from agl.trainer.service.service import Service
 
-        def told(service: Service) -> None:
-            self.url = service.front.url
+        def announce(service: Service) -> None:
+            self.url = service.mount.url
             print(f"listening on {self.url}", flush=True)
 
         data: dict[Any, Path] = {} if self.dataset_path is None else {"train": self.dataset_path}
-        await serve(self.settings, Keys.find(), told, data=data)
+        await serve(self.settings, Keys.find(), announce, data=data)
 
 
 class LightningClient:
-    """The agents' side of a `LightningServer`.
+    """The client of a `LightningServer`, which runs the agents.
 
     Args:
         server_url: the server's; AGENT_LIGHTNING_SERVER_URL, or port 8000 of this machine, if None.

@@ -2,49 +2,76 @@
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import threading
+import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from agl.agents.resources import resource_from_json, resource_to_json
 from agl.errors import ConfigError
 from agl.trainer.compat import types as T
-from agl.trainer.compat.missing import refuse
-from agl.trainer.compat.store_base import page
-from agl.trainer.compat.store_resources import ResourceMethods
-from agl.trainer.compat.store_spans import SpanMethods
+from agl.trainer.compat.missing import missing_method, refuse
+from agl.trainer.compat.store_server import LightningStoreServer
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
     from agl.trainer.store.base import Store
-    from agl.trainer.store.http.server import StoreServer
 
 __all__ = [
-    "InMemoryLightningStore", "LightningStore", "LightningStoreClient", "LightningStoreServer",
+    "InMemoryLightningStore",
+    "LightningStore",
+    "LightningStoreClient",
+    "LightningStoreServer",
     "LightningStoreThreaded",
-]  # fmt: skip
+]
 
+V = TypeVar("V")
 UNSET: Any = object()
 _STARTED = "/started"
-"""Rollouts that their caller runs itself are in a run of their own, where no runner looks for work."""
+"""Rollouts that their caller runs itself are in a separate run, where no runner looks for work."""
+_FACTS = "agl.compat"
+"""The key, next to the named resources, of their version (from 1) and when they were stored."""
+_WORKER_HINT = "an attempt names its worker: query_attempts(...)[i].worker_id"
 
 
-class LightningStore(SpanMethods, ResourceMethods):
+class LightningStore:
     """A store with 0.3's methods; every method may be called from any event loop.
 
     Args:
-        store: an open store, or the URL of one ("sqlite:///run.db"); None keeps it in memory.
+        store: an open store, or the URL of one ("sqlite:///run.db"), which is opened on first use; None keeps it in
+            memory.
         run_id: rollouts are enqueued for, and seen of, this run alone; None = all.
     """
 
     def __init__(self, store: Store | str | None = None, *, run_id: str | None = None) -> None:
-        super().__init__(store)
+        self._url = store if isinstance(store, str) else None
+        self._store: Store | None = None if isinstance(store, str) else store
+        self._opening = threading.Lock()
         self.run_id = run_id
+        self._sequence = itertools.count(1)
+        self._stored_ids: dict[str, str] = {}
+        """The caller's id of resources -> the store's."""
+        self._live: dict[str, T.NamedResources] = {}
+        """The store's id -> resources of this process, with their keys, which are not stored."""
+
+    @property
+    def ours(self) -> Store:
+        """The store itself, opened on first use."""
+        with self._opening:
+            if self._store is None:
+                from agl.trainer.http.aio import run_in_thread
+                from agl.trainer.store import open_store
+
+                self._store = run_in_thread(open_store(self._url))
+            return self._store
 
     def bound(self, run_id: str) -> LightningStore:
         """The same store, seen from one run."""
         other = LightningStore(self.ours, run_id=run_id)
-        other.share_resources(self)
+        other._stored_ids, other._live = self._stored_ids, self._live
         return other
 
     @property
@@ -59,10 +86,15 @@ class LightningStore(SpanMethods, ResourceMethods):
             counts[rollout.status] = counts.get(rollout.status, 0) + 1
         return counts
 
+    async def close(self) -> None:
+        """Release the database."""
+        if self._store is not None:
+            await self._store.close()
+
     def otlp_traces_endpoint(self) -> str:
         raise refuse("the OTLP endpoint of a store")
 
-    # -- rollouts -------------------------------------------------------------------------------------------------
+    # -- rollouts -----------------------------------------------------------------------------------------------------
     async def enqueue_rollout(
         self,
         input: Any,
@@ -133,13 +165,10 @@ class LightningStore(SpanMethods, ResourceMethods):
             leased.append(one)
         return leased
 
-    async def start_attempt(self, rollout_id: str, worker_id: str | None = None) -> T.AttemptedRollout:
-        raise refuse("start_attempt", "give the rollout RolloutConfig(max_attempts=..., retry_condition=[...])")
-
     async def get_rollout_by_id(self, rollout_id: str) -> T.Rollout | None:
         """One rollout, or None."""
-        found = await self.query_rollouts(rollout_id_in=[rollout_id])
-        return found[0] if found else None
+        rollouts = await self.query_rollouts(rollout_id_in=[rollout_id])
+        return rollouts[0] if rollouts else None
 
     async def query_rollouts(
         self,
@@ -157,22 +186,16 @@ class LightningStore(SpanMethods, ResourceMethods):
     ) -> Sequence[T.Rollout]:
         """Rollouts that fit the filters, oldest first unless sorted otherwise."""
         states, ids = status_in or status, rollout_id_in or rollout_ids
-        filters: list[Callable[[T.Rollout], bool]] = []
-        if states is not None:
-            filters.append(lambda r: r.status in states)
-        if ids is not None:
-            filters.append(lambda r: r.rollout_id in ids)
-        if rollout_id_contains is not None:
-            filters.append(lambda r: rollout_id_contains in r.rollout_id)
-        return page(await self._rollouts(), filters, filter_logic, sort_by, sort_order, limit, offset)
+        among, contains = {"status": states, "rollout_id": ids}, {"rollout_id": rollout_id_contains}
+        return _page(await self._rollouts(), among, contains, filter_logic, sort_by, sort_order, limit, offset)
 
     async def _rollouts(self) -> list[T.Rollout]:
-        found = await self.ours.query_rollouts()
-        if self.run_id is not None:
-            found = [
-                r for r in found if r.run_id == self.run_id or str(r.run_id).startswith(f"{self.run_id}{_STARTED}")
-            ]
-        return [T.Rollout.of(r) for r in found]
+        started = f"{self.run_id}{_STARTED}"
+        return [
+            T.Rollout.of(r)
+            for r in await self.ours.query_rollouts()
+            if self.run_id in (None, r.run_id) or str(r.run_id).startswith(started)
+        ]
 
     async def wait_for_rollouts(self, *, rollout_ids: list[str], timeout: float | None = None) -> list[T.Rollout]:
         """Those that have ended, as soon as all have or `timeout` seconds have passed."""
@@ -189,15 +212,15 @@ class LightningStore(SpanMethods, ResourceMethods):
         metadata: Any = UNSET,
     ) -> T.Rollout:
         """Cancel a rollout (`status="cancelled"`); nothing else of a rollout changes once it is enqueued."""
-        given = {"input": input, "mode": mode, "resources_id": resources_id, "config": config, "metadata": metadata}
-        changed = [name for name, value in given.items() if value is not UNSET]
+        fields = {"input": input, "mode": mode, "resources_id": resources_id, "config": config, "metadata": metadata}
+        changed = [name for name, value in fields.items() if value is not UNSET]
         if changed or status != "cancelled":
             what = ", ".join(changed) or f"status={status!r}"
             raise refuse(f"update_rollout({what})", "enqueue another rollout; update_attempt moves one on")
         await self.ours.cancel_rollouts([rollout_id])
         return T.Rollout.of(await self.ours.get_rollout(rollout_id))
 
-    # -- attempts -------------------------------------------------------------------------------------------------
+    # -- attempts -----------------------------------------------------------------------------------------------------
     async def query_attempts(
         self,
         rollout_id: str,
@@ -208,13 +231,13 @@ class LightningStore(SpanMethods, ResourceMethods):
         offset: int = 0,
     ) -> Sequence[T.Attempt]:
         """A rollout's attempts."""
-        found = [T.Attempt.of(a) for a in await self.ours.query_attempts(rollout_id)]
-        return page(found, [], "and", sort_by, sort_order, limit, offset)
+        attempts = [T.Attempt.of(a) for a in await self.ours.query_attempts(rollout_id)]
+        return _page(attempts, {}, {}, "and", sort_by, sort_order, limit, offset)
 
     async def get_latest_attempt(self, rollout_id: str) -> T.Attempt | None:
         """The last attempt, or None."""
-        found = await self.ours.query_attempts(rollout_id)
-        return T.Attempt.of(found[-1]) if found else None
+        attempts = await self.ours.query_attempts(rollout_id)
+        return T.Attempt.of(attempts[-1]) if attempts else None
 
     async def update_attempt(
         self,
@@ -225,25 +248,143 @@ class LightningStore(SpanMethods, ResourceMethods):
         last_heartbeat_time: Any = UNSET,
         metadata: Any = UNSET,
     ) -> T.Attempt:
-        """Move an attempt on, its rollout with it; `attempt_id` may be "latest"."""
+        """Change an attempt's status, and so its rollout's; `attempt_id` may be "latest"."""
         if worker_id is not UNSET or metadata is not UNSET:
             raise refuse("update_attempt(worker_id=, metadata=)", "emit what you want to keep as a span")
-        number = await self.number(rollout_id, attempt_id)
+        number = await self._number(rollout_id, attempt_id)
         if last_heartbeat_time is not UNSET:
             await self.ours.heartbeat(rollout_id, number)
         if status is not UNSET:
             await self.ours.update_attempt(rollout_id, number, status)
         return T.Attempt.of((await self.ours.query_attempts(rollout_id))[number - 1])
 
-    # -- workers --------------------------------------------------------------------------------------------------
-    async def query_workers(self, **_: Any) -> Sequence[Any]:
-        raise refuse("query_workers", "an attempt names its worker: query_attempts(...)[i].worker_id")
+    async def _number(self, rollout_id: str, attempt_id: str) -> int:
+        """The number of the attempt that `attempt_id` names; "latest" is the last one."""
+        if attempt_id != "latest":
+            return T.attempt_number(attempt_id)
+        attempts = await self.ours.query_attempts(rollout_id)
+        if not attempts:
+            raise ConfigError(f"rollout {rollout_id} has no attempt yet", hint="dequeue it first")
+        return attempts[-1].attempt
 
-    async def get_worker_by_id(self, worker_id: str) -> Any:
-        raise refuse("get_worker_by_id", "an attempt names its worker: query_attempts(...)[i].worker_id")
+    # -- resources ----------------------------------------------------------------------------------------------------
+    def stored_id(self, resources_id: str) -> str:
+        """The store's own id for one that the caller may have chosen."""
+        return self._stored_ids.get(resources_id, resources_id)
 
-    async def update_worker(self, worker_id: str, heartbeat_stats: Any = UNSET) -> Any:
-        raise refuse("update_worker", "runners send heartbeats by themselves")
+    async def add_resources(self, resources: T.NamedResources) -> T.ResourcesUpdate:
+        """A new version of the named resources; rollouts that name none get the latest."""
+        latest = await self.ours.get_resources()
+        version = latest[1].get(_FACTS, {}).get("version", 0) + 1 if latest else 1
+        body = {name: resource_to_json(value) for name, value in resources.items()}
+        body[_FACTS] = {"version": version, "created": time.time()}
+        resources_id = await self.ours.update_resources(body)
+        self._live[resources_id] = dict(resources)
+        return self._update(resources_id, resources_id, body)
+
+    async def update_resources(self, resources_id: str, resources: T.NamedResources) -> T.ResourcesUpdate:
+        """The same under an id that the caller chooses and later calls of this store may use."""
+        update = await self.add_resources(resources)
+        self._stored_ids[resources_id] = update.resources_id
+        return update.model_copy(update={"resources_id": resources_id})
+
+    async def get_resources_by_id(self, resources_id: str) -> T.ResourcesUpdate | None:
+        """That version, or None."""
+        stored = await self.ours.get_resources(self.stored_id(resources_id))
+        return None if stored is None else self._update(resources_id, *stored)
+
+    async def get_latest_resources(self) -> T.ResourcesUpdate | None:
+        """The latest version, or None."""
+        stored = await self.ours.get_resources()
+        return None if stored is None else self._update(stored[0], *stored)
+
+    def _update(self, name: str, resources_id: str, body: Mapping[str, Any]) -> T.ResourcesUpdate:
+        facts = body.get(_FACTS, {})
+        created = float(facts.get("created", 0.0))
+        stored = {k: resource_from_json(v) for k, v in body.items() if k != _FACTS and isinstance(v, Mapping)}
+        return T.ResourcesUpdate(
+            resources_id=name,
+            create_time=created,
+            update_time=created,
+            version=int(facts.get("version", 1)),
+            resources={**stored, **self._live.get(resources_id, {})},
+        )
+
+    # -- spans --------------------------------------------------------------------------------------------------------
+    async def add_span(self, span: T.Span) -> T.Span:
+        """Store a span; an attempt's first span moves it to "running"."""
+        return (await self.add_many_spans([span]))[0]
+
+    async def add_many_spans(self, spans: Sequence[T.Span]) -> Sequence[T.Span]:
+        """Store several."""
+        await self.ours.add_spans([span.to_ours() for span in spans])
+        for rollout_id, number in {(s.rollout_id, T.attempt_number(s.attempt_id)) for s in spans}:
+            attempts = await self.ours.query_attempts(rollout_id)
+            if number <= len(attempts) and attempts[number - 1].status in ("preparing", "unresponsive"):
+                await self.ours.update_attempt(rollout_id, number, "running")
+        return spans
+
+    async def add_otel_span(
+        self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
+    ) -> T.Span:
+        """Store an SDK span."""
+        number = await self.get_next_span_sequence_id(rollout_id, attempt_id) if sequence_id is None else sequence_id
+        return await self.add_span(T.Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number))
+
+    async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
+        """A number above every earlier one."""
+        return next(self._sequence)
+
+    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
+        """One such number each."""
+        return [next(self._sequence) for _ in rollout_attempt_ids]
+
+    async def query_spans(
+        self,
+        rollout_id: str,
+        attempt_id: str | None = None,
+        *,
+        trace_id: str | None = None,
+        trace_id_contains: str | None = None,
+        span_id: str | None = None,
+        span_id_contains: str | None = None,
+        parent_id: str | None = None,
+        parent_id_contains: str | None = None,
+        name: str | None = None,
+        name_contains: str | None = None,
+        filter_logic: Literal["and", "or"] = "and",
+        limit: int = -1,
+        offset: int = 0,
+        sort_by: str | None = "sequence_id",
+        sort_order: Literal["asc", "desc"] = "asc",
+    ) -> Sequence[T.Span]:
+        """A rollout's spans, in order; `attempt_id` may be "latest", None is every attempt.
+
+        The `chat` spans of trained agents carry what was sampled: `prompt_token_ids`, `response_token_ids`, and the
+        conversation as `gen_ai.input.messages` and `gen_ai.output.messages`.
+        """
+        number = None if attempt_id is None else await self._number(rollout_id, attempt_id)
+        ours = await self.ours.query_spans(rollout_id, number)
+        calls = await self.ours.query_calls(rollout_id, number)
+        spans = T.numbered(T.with_calls(ours, calls))
+        exact = {"trace_id": trace_id, "span_id": span_id, "parent_id": parent_id, "name": name}
+        among = {field: None if value is None else (value,) for field, value in exact.items()}
+        contains = {
+            "trace_id": trace_id_contains,
+            "span_id": span_id_contains,
+            "parent_id": parent_id_contains,
+            "name": name_contains,
+        }
+        return _page(spans, among, contains, filter_logic, sort_by, sort_order, limit, offset)
+
+    # -- what is missing ----------------------------------------------------------------------------------------------
+    start_attempt = missing_method(
+        "start_attempt", "give the rollout RolloutConfig(max_attempts=..., retry_condition=[...])"
+    )
+    query_resources = missing_method("query_resources", "use get_resources_by_id or get_latest_resources")
+    query_workers = missing_method("query_workers", _WORKER_HINT)
+    get_worker_by_id = missing_method("get_worker_by_id", _WORKER_HINT)
+    update_worker = missing_method("update_worker", "runners send heartbeats by themselves")
 
 
 class InMemoryLightningStore(LightningStore):
@@ -254,17 +395,17 @@ class InMemoryLightningStore(LightningStore):
 
 
 class LightningStoreThreaded(LightningStore):
-    """The store as it is: it may be called from any thread."""
+    """The same store; every store here may be called from any thread."""
 
     def __init__(self, store: LightningStore) -> None:
         super().__init__(store.ours, run_id=store.run_id)
 
 
 class LightningStoreClient(LightningStore):
-    """The store that a server has.
+    """The store of a server.
 
     Args:
-        server_address: its URL, as `agl store` or `LightningStoreServer.endpoint` tells it; a key in it or in AGL_KEY.
+        server_address: its URL, as `agl store` or `LightningStoreServer.endpoint` shows it; a key in it or in AGL_KEY.
     """
 
     def __init__(self, server_address: str) -> None:
@@ -272,55 +413,35 @@ class LightningStoreClient(LightningStore):
         self.server_address = server_address
 
 
-class LightningStoreServer:
-    """Serves a store over HTTP, to `LightningStoreClient`, runners and OTLP exporters.
+def as_store(store: Any) -> LightningStore:
+    """A `LightningStore` from one, from an open store, or from a URL."""
+    return store if isinstance(store, LightningStore) else LightningStore(store)
+
+
+def _page(
+    items: Sequence[V],
+    among: Mapping[str, Sequence[str] | None],
+    contains: Mapping[str, str | None],
+    logic: str,
+    sort_by: str | None,
+    order: str,
+    limit: int,
+    offset: int,
+) -> list[V]:
+    """The items that all (or any) filters let through, sorted; `limit` of them from `offset` on, -1 is all.
 
     Args:
-        store: what to serve. host, port: where; None = this machine alone, a free port. Other hosts need a key in
-            AGL_OPERATOR_KEY.
+        among: field -> its values that pass. contains: field -> a part of its value. None in either is no filter.
+        logic: "and" or "or". order: "asc" or "desc".
     """
-
-    def __init__(self, store: LightningStore, host: str | None = None, port: int | None = None) -> None:
-        self.store, self._where = store, (host or "127.0.0.1", port or 0)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._server: StoreServer | None = None
-
-    @property
-    def endpoint(self) -> str:
-        """Where it listens; ConfigError before `start`."""
-        if self._server is None:
-            raise ConfigError("the store's server has not been started", hint="await server.start()")
-        return self._server.url
-
-    async def start(self) -> None:
-        """Listen; StoreError if the port is taken."""
-        from agl.trainer.http.auth import Keys
-        from agl.trainer.store.http.server import StoreServer
-
-        host, port = self._where
-        server = StoreServer(self.store.ours, host=host, port=port, keys=Keys.find())
-        # On a loop of its own: a client in this process may hold up the caller's while it connects.
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="agl-store-server", daemon=True).start()
-        try:
-            await self._there(server.start())
-        except BaseException:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            raise
-        self._server = server
-
-    async def stop(self) -> None:
-        """Stop listening; the store stays open. Idempotent."""
-        server, self._server = self._server, None
-        if server is not None and self._loop is not None:
-            await self._there(server.stop())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-
-    async def _there(self, work: Coroutine[Any, Any, Any]) -> Any:
-        assert self._loop is not None
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
-
-
-def as_store(given: Any) -> LightningStore:
-    """A `LightningStore` from one, from an open store, or from a URL."""
-    return given if isinstance(given, LightningStore) else LightningStore(given)
+    filters: list[Callable[[V], bool]] = []
+    for field, values in among.items():
+        if values is not None:
+            filters.append(lambda i, field=field, values=values: getattr(i, field) in values)
+    for field, part in contains.items():
+        if part is not None:
+            filters.append(lambda i, field=field, part=part: part in (getattr(i, field) or ""))
+    passing = [i for i in items if not filters or (all if logic == "and" else any)(f(i) for f in filters)]
+    if sort_by is not None:
+        passing.sort(key=lambda i: (getattr(i, sort_by) is not None, getattr(i, sort_by)), reverse=order == "desc")
+    return passing[offset:] if limit < 0 else passing[offset : offset + limit]

@@ -1,4 +1,4 @@
-"""0.3's tracers: switching them on switches on our adapters of every framework that the program uses."""
+"""0.3's tracers: switching one on switches on the adapters of every framework that the program uses."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from agl.agents.registry import adapters
 from agl.mdp.selection import select
 from agl.tracing.context import RolloutContext
 from agl.trainer.compat import types as T
-from agl.trainer.compat.missing import refuse
+from agl.trainer.compat.missing import MissingClass
 from agl.trainer.compat.store import LightningStore
-from agl.trainer.compat.store_spans import with_calls
 
 __all__ = [
-    "AgentOpsTracer", "DummyTracer", "OtelTracer", "Tracer", "WeaveTracer", "clear_active_tracer",
-    "get_active_tracer", "set_active_tracer",
-]  # fmt: skip
+    "AgentOpsTracer",
+    "DummyTracer",
+    "OtelTracer",
+    "Tracer",
+    "WeaveTracer",
+    "clear_active_tracer",
+    "get_active_tracer",
+    "set_active_tracer",
+]
 
-_MODULES: Mapping[str, tuple[str, ...]] = {
-    "autogen": ("autogen_agentchat", "autogen"),
-    "langchain": ("langchain_core",),
-    "openai_agents": ("agents",),
-}
-"""Adapter -> the modules that tell that its framework is in use; its own name for the others."""
 _CLIENTS = ("openai", "anthropic")
-"""Bare SDKs, on wherever they are installed: a function may import them when it first runs."""
+"""Bare SDKs, traced wherever they are installed: a function may import them when it first runs."""
 
 
 class Tracer:
-    """0.3's interface over our spans.
+    """0.3's interface over agl's spans.
 
     Every framework imported by the time it is switched on is traced, and so are bare `openai` and `anthropic` clients.
     Subclasses may override `init` and `teardown` and call `super()`.
@@ -74,8 +73,7 @@ class Tracer:
         self._on = True
         self._switched = []
         for name, adapter in adapters().items():
-            modules = _MODULES.get(name, (name,))
-            used = importlib.util.find_spec(name) is not None if name in _CLIENTS else _imported(modules)
+            used = importlib.util.find_spec(name) is not None if name in _CLIENTS else _imported(name, adapter)
             tracer = adapter() if used else None
             if tracer is not None and not getattr(tracer, "instrumented", False):
                 tracer.instrument()
@@ -104,7 +102,7 @@ class Tracer:
             self.teardown_worker(0)
             self.teardown()
 
-    # -- a trace of one's own, outside a trainer -----------------------------------------------------------------
+    # -- a trace outside a trainer -------------------------------------------------------------------------------
     @contextlib.asynccontextmanager
     async def trace_context(
         self,
@@ -114,8 +112,8 @@ class Tracer:
         rollout_id: str | None = None,
         attempt_id: str | None = None,
     ) -> AsyncIterator[Tracer]:
-        """What runs inside is traced; nothing is sent to a gateway. The spans go to `get_last_trace`, and to the store
-        when an attempt is named."""
+        """Trace the block; nothing is sent to a gateway. The spans go to `get_last_trace`, and to the store if
+        `rollout_id` is set."""
         number = T.attempt_number(attempt_id) if attempt_id else 1
         context = RolloutContext(
             rollout_id or f"trace-{uuid.uuid4().hex[:12]}", number, name or "agent", select(None), prompts=True
@@ -128,9 +126,9 @@ class Tracer:
                 yield self
         finally:
             set_active_tracer(before)
-            where = store or self._store
-            if where is not None and rollout_id is not None:
-                await where.ours.add_spans(context.spans)
+            target = store or self._store
+            if target is not None and rollout_id is not None:
+                await target.ours.add_spans(context.spans)
 
     def get_last_trace(self) -> list[T.Span]:
         """The spans of the latest `trace_context`, or of the attempt that is running here."""
@@ -138,7 +136,7 @@ class Tracer:
         context = here.rollout if here is not None else self._last
         if context is None:
             return []
-        return T.numbered(with_calls(sorted(context.spans, key=lambda s: s.start), ()))
+        return T.numbered(T.with_calls(sorted(context.spans, key=lambda s: s.start), ()))
 
     async def trace_run_async(self, func: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
         """Run a coroutine function inside `trace_context`."""
@@ -148,7 +146,7 @@ class Tracer:
     def create_span(
         self, name: str, attributes: Mapping[str, Any] | None = None, timestamp: float | None = None, status: Any = None
     ) -> None:
-        """A span of one's own, here and now."""
+        """An `operation` span without a duration."""
         scope = tracing.start(semconv.OPERATION, name, attributes=attributes)
         if scope is not None:
             tracing.end(scope)
@@ -170,15 +168,14 @@ class AgentOpsTracer(Tracer):
 
 
 class DummyTracer(Tracer):
-    """Traces nothing but the bare clients' calls, which the trainer sees to."""
+    """Traces nothing but the bare clients' calls, which the trainer does."""
 
     def init(self, *_: Any, **__: Any) -> None:
         self._on = True
 
 
-class WeaveTracer(Tracer):
-    def __init__(self, *_: Any, **__: Any) -> None:
-        raise refuse("WeaveTracer", "use OtelTracer; agl.tracing.provider() takes span processors")
+class WeaveTracer(MissingClass, instead="use OtelTracer; agl.tracing.provider() takes span processors"):
+    """Weave's tracer."""
 
 
 _active: Tracer | None = None
@@ -198,5 +195,7 @@ def clear_active_tracer() -> None:
     set_active_tracer(None)
 
 
-def _imported(modules: tuple[str, ...]) -> bool:
-    return any(name in sys.modules for name in modules)
+def _imported(name: str, adapter: Any) -> bool:
+    """Whether the program has imported the framework of an adapter."""
+    imported = any(module in sys.modules for module in (name, *getattr(adapter, "modules", ())))
+    return imported and getattr(adapter, "recognises", lambda: True)()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agl.errors import ConfigError, reject_unknown
 from agl.trainer.compat.adapter import TraceAdapter, TracerTraceToTriplet
-from agl.trainer.compat.algorithm import Algorithm, Baseline, Driven
+from agl.trainer.compat.algorithm import Algorithm, Baseline, StoreAlgorithm
 from agl.trainer.compat.litagent import LitAgent
 from agl.trainer.compat.missing import refuse
-from agl.trainer.compat.runner import Hooked, LitAgentRunner
+from agl.trainer.compat.runner import HookAdapter, LitAgentRunner
 from agl.trainer.compat.store import LightningStore, as_store
 from agl.trainer.compat.tracer import AgentOpsTracer
 
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["SharedMemoryExecutionStrategy", "Trainer"]
 
-_OURS = ("agents", "credit", "directory", "seed", "max_attempts", "timeout", "capture_content", "progress")
+_TRAINER_OPTIONS = ("agents", "credit", "directory", "seed", "max_attempts", "timeout", "capture_content", "progress")
 
 
 class SharedMemoryExecutionStrategy:
-    """Runners in this process, as they are anyway."""
+    """Runners in this process, which is the only strategy."""
 
     def __init__(self, n_runners: int = 1, **_: Any) -> None:
         self.n_runners = n_runners
@@ -41,9 +42,9 @@ class Trainer:
         adapter: `TracerTraceToTriplet(agent_match=...)` selects the agents that are trained.
         n_runners, n_workers: rollouts at once; 1 if neither is given.
         store: a `LightningStore`, or a URL; None keeps it in the run's directory.
-        initial_resources: for algorithms, and for agents beside the policy's `main_llm`.
+        initial_resources: for algorithms, and for agents in addition to the policy's `main_llm`.
         hooks: one or several. port: where the gateway listens. dev: `fit` is a dry run.
-        **options: what else `agl.Trainer` takes: agents, credit, directory, seed, max_attempts, timeout, ...
+        **options: other options of `agl.Trainer`: agents, credit, directory, seed, max_attempts, timeout, ...
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Trainer:
         hooks: Any = None,
         **options: Any,
     ) -> None:
-        reject_unknown(options, _OURS, "Trainer")
+        reject_unknown(options, _TRAINER_OPTIONS, "Trainer")
         if max_rollouts is not None or max_tasks is not None:
             raise refuse("Trainer(max_rollouts=)", "say how long to train: total_epochs, or GRPO(steps=...)")
         if llm_proxy is not None:
@@ -91,22 +92,22 @@ class Trainer:
         self.port = port
         self.llm_proxy = None
         self.result: Result | None = None
-        self._given_store = None if store is None else as_store(_build_store(store))
+        self._users_store = None if store is None else as_store(_build_store(store))
         self._bound: LightningStore | None = None
         self._options = options
 
     @property
     def store(self) -> LightningStore:
-        """The store: the one given, else that of the latest run."""
+        """The store of `Trainer(store=)`, else that of the latest run."""
         if self._bound is None:
-            if self._given_store is None and self.result is None:
+            if self._users_store is None and self.result is None:
                 raise ConfigError("there is no store yet", hint="give Trainer(store=...), or ask after fit()")
-            self._bound = self._given_store or LightningStore(self.result.store if self.result else None)
+            self._bound = self._users_store or LightningStore(self.result.store if self.result else None)
         return self._bound
 
     def bind(self, store: Store, run_id: str) -> LightningStore:
         """The store as this run's algorithm sees it."""
-        self._bound = self._given_store.bound(run_id) if self._given_store else LightningStore(store, run_id=run_id)
+        self._bound = self._users_store.bound(run_id) if self._users_store else LightningStore(store, run_id=run_id)
         return self._bound
 
     def fit(
@@ -125,12 +126,12 @@ class Trainer:
             raise ConfigError("there is nothing to train with", hint="give algorithm=, for example VERL(config)")
         trainer = self._trainer(agent, self.algorithm)
         val = val_dataset if val_dataset is not None else val_data
-        return self._ran(agent, lambda: trainer.fit(agent, train_dataset or [], val, resume=resume))
+        return self._run(agent, lambda: trainer.fit(agent, train_dataset or [], val, resume=resume))
 
     def dev(self, agent: Any, train_dataset: Any = None, val_dataset: Any = None) -> Result:
         """A dry run over a few tasks, without an update; `Baseline()` if there is no algorithm."""
         trainer = self._trainer(agent, self.algorithm or Baseline())
-        return self._ran(agent, lambda: trainer.dev(agent, train_dataset or []))
+        return self._run(agent, lambda: trainer.dev(agent, train_dataset or []))
 
     def _trainer(self, agent: Any, algorithm: Any) -> Any:
         from agl.trainer.run.trainer import Trainer as Ours
@@ -138,26 +139,24 @@ class Trainer:
         options = dict(self._options)
         options.setdefault("agents", self._selection(agent))
         runner = LitAgentRunner(self.tracer)
-        runner._agent, runner._store = agent, self._given_store
+        runner._agent, runner._store = agent, self._users_store
         return Ours(
-            Driven(algorithm, self, agent) if isinstance(algorithm, Algorithm) else algorithm,
+            StoreAlgorithm(algorithm, self, agent) if isinstance(algorithm, Algorithm) else algorithm,
             tracer=self.tracer,
             n_workers=self.n_runners,
-            store=self._given_store.ours if self._given_store else None,
+            store=self._users_store.ours if self._users_store else None,
             port=self.port or 0,
             initial_resources=self.initial_resources,
-            hooks=[Hooked(hook, agent, runner) for hook in self.hooks],
+            hooks=[HookAdapter(hook, agent, runner) for hook in self.hooks],
             **options,
         )
 
     def _selection(self, agent: Any) -> Any:
-        import re
-
-        chosen = self.adapter.selection if isinstance(self.adapter, TracerTraceToTriplet) else None
+        selection = self.adapter.selection if isinstance(self.adapter, TracerTraceToTriplet) else None
         trained = getattr(agent, "trained_agents", None)
-        return chosen or (re.compile(trained) if isinstance(trained, str) else None)
+        return selection or (re.compile(trained) if isinstance(trained, str) else None)
 
-    def _ran(self, agent: Any, run: Callable[[], Result]) -> Result:
+    def _run(self, agent: Any, run: Callable[[], Result]) -> Result:
         self._bound = None
         if isinstance(agent, LitAgent):
             agent.set_trainer(self)
@@ -166,7 +165,7 @@ class Trainer:
         finally:
             if isinstance(agent, LitAgent):
                 agent._store = None
-            self._bound = None  # a store of the run's own is closed now, and opened again when it is asked for
+            self._bound = None  # the run's store is closed now; `store` opens it again
         return self.result
 
 
@@ -187,9 +186,9 @@ def _build(spec: Any) -> Any:
     """A component from its specification; ConfigError for a name that does not exist."""
     if isinstance(spec, Mapping):
         options = dict(spec)
-        return _named(options.pop("type"))(**options)
+        return _class_named(options.pop("type"))(**options)
     if isinstance(spec, str):
-        return _named(spec)()
+        return _class_named(spec)()
     if isinstance(spec, type) or (callable(spec) and not _is_component(spec)):
         return spec()
     return spec
@@ -199,7 +198,7 @@ def _is_component(spec: Any) -> bool:
     return isinstance(spec, Algorithm | LightningStore | TraceAdapter) or hasattr(spec, "instrument")
 
 
-def _named(name: str) -> Any:
+def _class_named(name: str) -> Any:
     module, _, attribute = name.replace("agentlightning", "agl.trainer.compat", 1).rpartition(".")
     try:
         return getattr(importlib.import_module(module or "agl.trainer.compat"), attribute)

@@ -1,9 +1,10 @@
-"""Agent Lightning 0.3's data classes: our records under the field names that its users know."""
+"""Agent Lightning 0.3's data classes: agl's records under the field names that 0.3's users know."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,29 +19,47 @@ from agl.mdp import spans as own
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
+    from agl.mdp.types import Call
     from agl.trainer.store import base
 
 __all__ = [
-    "LLM", "Attempt", "AttemptStatus", "AttemptedRollout", "Dataset", "EnqueueRolloutRequest", "Event", "Hook",
-    "NamedResources", "PromptTemplate", "ProxyLLM", "ResourcesUpdate", "Rollout", "RolloutConfig", "RolloutMode",
-    "RolloutStatus", "Span", "TaskInput", "TraceStatus", "Triplet",
-]  # fmt: skip
+    "LLM",
+    "Attempt",
+    "AttemptStatus",
+    "AttemptedRollout",
+    "Dataset",
+    "EnqueueRolloutRequest",
+    "Event",
+    "Hook",
+    "NamedResources",
+    "PromptTemplate",
+    "ProxyLLM",
+    "ResourcesUpdate",
+    "Rollout",
+    "RolloutConfig",
+    "RolloutMode",
+    "RolloutStatus",
+    "Span",
+    "TaskInput",
+    "TraceStatus",
+    "Triplet",
+]
 
 RolloutStatus = Literal["queuing", "preparing", "running", "failed", "succeeded", "cancelled", "requeuing"]
 AttemptStatus = Literal["preparing", "running", "failed", "succeeded", "unresponsive", "timeout"]
 RolloutMode = Literal["train", "val", "test"]
 TaskInput = Any
 ProxyLLM = LLM
-"""The endpoint that a rollout is given is its own already, so there is nothing to rewrite."""
+"""Each rollout gets a separate endpoint, so there is nothing to rewrite."""
 
-MODE = "agl.trainer.compat.mode"
-"""Metadata: the mode as it was asked for ("test" and None are "dev" to us)."""
-SEQUENCE_ID = "agl.trainer.compat.sequence_id"
+MODE = "agl.compat.mode"
+"""Key in a rollout's metadata: the mode as requested ("test" and None are stored as "dev")."""
+SEQUENCE_ID = "agl.compat.sequence_id"
 PROMPT_TOKEN_IDS = "prompt_token_ids"
 RESPONSE_TOKEN_IDS = "response_token_ids"
 
 
-class _Record:
+class _PydanticMethods:
     """The part of pydantic's interface that users of 0.3 call."""
 
     def model_dump(self, **_: Any) -> dict[str, Any]:
@@ -54,7 +73,7 @@ class _Record:
 
 
 @dataclass(kw_only=True)
-class RolloutConfig(_Record):
+class RolloutConfig(_PydanticMethods):
     """Retries and time limits of a rollout; seconds, None for no limit."""
 
     timeout_seconds: float | None = None
@@ -69,7 +88,7 @@ class RolloutConfig(_Record):
 
 
 @dataclass(kw_only=True)
-class Attempt(_Record):
+class Attempt(_PydanticMethods):
     """One try of a rollout; `sequence_id` counts from 1, times are seconds since the epoch."""
 
     rollout_id: str
@@ -85,14 +104,20 @@ class Attempt(_Record):
     @classmethod
     def of(cls, ours: base.Attempt) -> Attempt:
         return cls(
-            rollout_id=ours.rollout_id, attempt_id=attempt_id(ours.rollout_id, ours.attempt), sequence_id=ours.attempt,
-            start_time=ours.started_at, end_time=ours.ended_at, status=ours.status, worker_id=ours.worker_id,
-            last_heartbeat_time=ours.last_heartbeat_at, metadata={"error": ours.error} if ours.error else None,
-        )  # fmt: skip
+            rollout_id=ours.rollout_id,
+            attempt_id=attempt_id(ours.rollout_id, ours.attempt),
+            sequence_id=ours.attempt,
+            start_time=ours.started_at,
+            end_time=ours.ended_at,
+            status=ours.status,
+            worker_id=ours.worker_id,
+            last_heartbeat_time=ours.last_heartbeat_at,
+            metadata={"error": ours.error} if ours.error else None,
+        )
 
 
 @dataclass(kw_only=True)
-class Rollout(_Record):
+class Rollout(_PydanticMethods):
     """A rollout: `input` is the task."""
 
     rollout_id: str
@@ -142,7 +167,7 @@ def _facts(ours: base.Rollout) -> dict[str, Any]:
 
 
 @dataclass(kw_only=True)
-class EnqueueRolloutRequest(_Record):
+class EnqueueRolloutRequest(_PydanticMethods):
     """A rollout to enqueue."""
 
     input: TaskInput
@@ -153,7 +178,7 @@ class EnqueueRolloutRequest(_Record):
 
 
 @dataclass(kw_only=True)
-class ResourcesUpdate(_Record):
+class ResourcesUpdate(_PydanticMethods):
     """A version of the named resources."""
 
     resources_id: str
@@ -167,8 +192,8 @@ class ResourcesUpdate(_Record):
 
 
 @dataclass(kw_only=True)
-class Triplet(_Record):
-    """One LLM call: what it was asked, what it said, what that earned."""
+class Triplet(_PydanticMethods):
+    """One LLM call: its prompt, its response, its reward."""
 
     prompt: Any
     response: Any
@@ -177,7 +202,7 @@ class Triplet(_Record):
 
 
 @dataclass(kw_only=True)
-class TraceStatus(_Record):
+class TraceStatus(_PydanticMethods):
     """`status_code`: "UNSET", "OK" or "ERROR"."""
 
     status_code: str = "UNSET"
@@ -185,8 +210,8 @@ class TraceStatus(_Record):
 
 
 @dataclass(kw_only=True)
-class Event(_Record):
-    """A point in a span's life; `timestamp` is seconds since the epoch."""
+class Event(_PydanticMethods):
+    """An event of a span; `timestamp` is seconds since the epoch."""
 
     name: str
     attributes: dict[str, Any] = field(default_factory=dict)
@@ -194,7 +219,7 @@ class Event(_Record):
 
 
 @dataclass(kw_only=True)
-class Span(_Record):
+class Span(_PydanticMethods):
     """A finished span; ids are hex, times seconds since the epoch."""
 
     rollout_id: str
@@ -247,7 +272,7 @@ class Span(_Record):
 
     @classmethod
     def from_opentelemetry(cls, src: ReadableSpan, rollout_id: str, attempt_id: str, sequence_id: int) -> Span:
-        """An SDK span as one of that attempt."""
+        """An SDK span as a span of that attempt."""
         ours = dataclasses.replace(own.from_otel(src), rollout_id=rollout_id)
         return dataclasses.replace(cls.of(ours, sequence_id), attempt_id=attempt_id)
 
@@ -267,16 +292,21 @@ class Span(_Record):
         end_time: float | None = None,
         status: TraceStatus | None = None,
     ) -> Span:
-        """A span from its attributes, ids made up where none is given."""
-        import secrets
-
+        """A span from its attributes; trace and span ids are random where None."""
         now = time.time()
         return cls(
-            rollout_id=rollout_id or "", attempt_id=attempt_id or "", sequence_id=sequence_id or 0,
-            trace_id=trace_id or secrets.token_hex(16), span_id=span_id or secrets.token_hex(8), parent_id=parent_id,
-            name=name or "agl.annotation", status=status or TraceStatus(status_code="OK"), attributes=dict(attributes),
-            start_time=now if start_time is None else start_time, end_time=now if end_time is None else end_time,
-        )  # fmt: skip
+            rollout_id=rollout_id or "",
+            attempt_id=attempt_id or "",
+            sequence_id=sequence_id or 0,
+            trace_id=trace_id or secrets.token_hex(16),
+            span_id=span_id or secrets.token_hex(8),
+            parent_id=parent_id,
+            name=name or "agl.annotation",
+            status=status or TraceStatus(status_code="OK"),
+            attributes=dict(attributes),
+            start_time=now if start_time is None else start_time,
+            end_time=now if end_time is None else end_time,
+        )
 
     @property
     def operation(self) -> str:
@@ -285,8 +315,34 @@ class Span(_Record):
 
 
 def numbered(spans: Sequence[own.Span]) -> list[Span]:
-    """Our spans, in order, as 0.3's; those that bring a sequence id of their own keep it."""
+    """agl's spans as 0.3's, in order; a span that was stored with a sequence id keeps it."""
     return sorted((Span.of(s, i) for i, s in enumerate(spans, start=1)), key=lambda s: s.sequence_id)
+
+
+def with_calls(spans: Sequence[own.Span], calls: Sequence[Call]) -> list[own.Span]:
+    """The spans; those of sampled calls have the tokens and messages of their call added."""
+    by_span = {call.span_id: call for call in calls if call.span_id}
+    messages: dict[str, list[Any]] = {}
+    """Call id -> the conversation that the call was sent."""
+    by_id = {call.id: call for call in calls}
+    for call in calls:
+        parent = by_id.get(call.parent_id or "")
+        history = [*messages.get(parent.id, []), dict(parent.response)] if parent and parent.response else []
+        messages[call.id] = [*history, *call.request.get("messages", [])]
+    result = []
+    for span in spans:
+        call = by_span.get(span.span_id)
+        if call is None or span.operation != semconv.CHAT:
+            result.append(span)
+            continue
+        facts: Mapping[str, Any] = {
+            PROMPT_TOKEN_IDS: call.prompt_ids.tolist(),
+            RESPONSE_TOKEN_IDS: call.response_ids.tolist(),
+            semconv.INPUT_MESSAGES: json.dumps(messages[call.id], default=str),
+            semconv.OUTPUT_MESSAGES: json.dumps([dict(call.response)] if call.response else [], default=str),
+        }
+        result.append(dataclasses.replace(span, attributes={**span.attributes, **facts}))
+    return result
 
 
 def attempt_id(rollout_id: str, attempt: int) -> str:
@@ -294,13 +350,13 @@ def attempt_id(rollout_id: str, attempt: int) -> str:
     return f"{rollout_id}-at-{attempt}"
 
 
-def attempt_number(given: str) -> int:
-    """The attempt, from 1, that `attempt_id` named.
+def attempt_number(id: str) -> int:
+    """The number, from 1, of the attempt with an id of `attempt_id`.
 
     Raises:
-        ConfigError: an id that it did not make.
+        ConfigError: another id.
     """
-    tail = given.rpartition("-at-")[2]
+    tail = id.rpartition("-at-")[2]
     if not tail.isdecimal():
-        raise ConfigError(f"{given!r} is not an attempt's id", hint="take it from rollout.attempt.attempt_id")
+        raise ConfigError(f"{id!r} is not an attempt's id", hint="take it from rollout.attempt.attempt_id")
     return int(tail)

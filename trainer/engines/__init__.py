@@ -1,4 +1,4 @@
-"""What samples tokens: the `Engine` protocol, and engines that are servers of their own."""
+"""What samples tokens: the `Engine` protocol, and the engine that is a separate vLLM server."""
 
 from agl.trainer.engines.base import Completion, Engine, OnTokens, Sampling, StopReason
 

@@ -1,4 +1,4 @@
-"""What samples tokens: the one method that the gateway calls, whatever runs behind it."""
+"""The engine protocol: the one method that the gateway calls to sample tokens, whatever runs behind it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Sampling:
     """How to sample one answer.
 
     Attributes:
-        max_tokens: at most this many tokens, >= 1.
+        max_tokens: most tokens of the answer, >= 1.
         temperature: >= 0; 0 takes the most likely token.
         top_p: nucleus in (0, 1]; 1 keeps every token.
         top_k: keep the k most likely tokens; 0 keeps all.
         stop: texts that end the answer; the tokens up to and including the one that completes the text are kept.
         stop_token_ids: tokens that end the answer; the token itself is kept.
-        seed: of this request's own generator; the same prompt, weights, batch shape and seed give the same answer.
+        seed: of this request's generator; the same prompt, weights, batch shape and seed give the same answer.
         top_logprobs: how many alternatives to report per token.
     """
 
@@ -41,14 +41,15 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """What was sampled.
+    """A sampled answer.
 
     Attributes:
-        token_ids: int32 [R]. logprobs: float32 [R], of `token_ids` under the distribution that they were drawn from
-            (after temperature, top-k and top-p); at temperature 0, under the model's own distribution.
-        finish_reason: "stop" (stop token or text), "length", or "cancelled" (aborted; what was sampled so far is here).
-        policy_version: of the weights that sampled it, the oldest one if an update came in between.
-        top_logprobs: per token, (token id, log-prob) of the most likely ones; empty unless asked for.
+        token_ids: int32 [R].
+        logprobs: float32 [R], of `token_ids` under the distribution that they were drawn from (after temperature, top-k
+            and top-p); at temperature 0, under the model's unchanged distribution.
+        finish_reason: "stop" (stop token or text), "length", or "cancelled" (aborted, with the tokens sampled so far).
+        policy_version: of the weights that sampled it; the oldest one if an update happened meanwhile.
+        top_logprobs: per token, (token id, log-prob) of the most likely ones; empty unless requested.
     """
 
     token_ids: IntArray
@@ -84,10 +85,10 @@ class Engine(Protocol):
 
         Args:
             prompt_ids: int32 [P], P >= 1.
-            sampling: how.
-            policy: which of the served policies.
-            session: calls of one session share prefixes, which the engine may keep computed.
-            on_tokens: for streaming; without it the answer comes whole.
+            sampling: the parameters of the answer.
+            policy: name of the served policy.
+            session: calls of one session share prefixes, which the engine may cache.
+            on_tokens: called with the tokens as they are sampled; None for no streaming.
 
         Cancelling the awaiting task aborts the sampling.
 
@@ -105,9 +106,9 @@ def empty_completion(policy_version: int) -> Completion:
 
 def check_sampling(sampling: Sampling) -> None:
     """Raise `ConfigError` for a sampling parameter that is out of range."""
-    wrong = [
+    errors = [
         text
-        for bad, text in (
+        for invalid, text in (
             (sampling.max_tokens < 1, f"max_tokens={sampling.max_tokens} is below 1"),
             (not 0.0 <= sampling.temperature < float("inf"), f"temperature={sampling.temperature} is not >= 0"),
             (not 0.0 < sampling.top_p <= 1.0, f"top_p={sampling.top_p} is not in (0, 1]"),
@@ -116,10 +117,10 @@ def check_sampling(sampling: Sampling) -> None:
             (sampling.top_logprobs < 0, f"top_logprobs={sampling.top_logprobs} is below 0"),
             ("" in sampling.stop, "an empty stop text"),
         )
-        if bad
+        if invalid
     ]
-    if wrong:
-        raise ConfigError(f"cannot sample with {', '.join(wrong)}", hint="correct the request's sampling parameters")
+    if errors:
+        raise ConfigError(f"cannot sample with {', '.join(errors)}", hint="correct the request's sampling parameters")
 
 
 def check_prompt(prompt_ids: IntArray, max_context: int) -> IntArray:

@@ -1,7 +1,7 @@
-"""An engine over HTTP: samples from a model that any `vllm serve` holds, token ids in and token ids out.
+"""An engine over HTTP: samples from the model of any `vllm serve`, token ids in and token ids out.
 
-Invariant: what is returned are the ids that the server drew, and their log-probs under the distribution that it drew
-them from; where it would report others, the request is refused.
+Invariant: it returns the ids that the server drew, and their log-probs under the distribution that they were drawn
+from. A request for which the server would report other log-probs is refused.
 """
 
 from __future__ import annotations
@@ -17,59 +17,60 @@ import numpy as np
 import orjson
 import tenacity
 
-from agl.errors import AglError, ConfigError, EngineError, checked_options, nearest
+from agl.errors import ConfigError, EngineError, checked_options, nearest
 from agl.mdp.types import IntArray
 from agl.trainer.engines.base import Completion, OnTokens, Sampling, check_prompt, check_sampling
 from agl.trainer.engines.vllm_answers import (
     FLAG,
-    PROBED,
+    PROBE_TOP,
     SEE_LOG,
+    LogprobKind,
     Part,
-    Reported,
     choice,
     completion,
+    logprob_kind,
     refusal,
-    reported,
     shown,
 )
 
 CONNECT_SECONDS = 20.0
-"""How long a connection may take to be made."""
+"""How long connecting may take."""
 IDLE_SECONDS = 2.0
-"""How long an unused connection is kept: less than the 5 s after which vLLM closes it."""
+"""How long an unused connection stays open: less than the 5 s after which vLLM closes it."""
 TRIES = 5
-"""Of a request that the server did not take."""
+"""How often a request is sent that the server does not accept."""
 
 
 @checked_options
 class VLLMEngine:
-    """A model that a `vllm serve` (0.10.2 or newer) holds, as an `agl.trainer.engines.Engine`.
+    """The model of a `vllm serve` (0.10.2 or newer), as an `agl.trainer.engines.Engine`.
 
-    Requests go to `/v1/completions` with token ids. The given sampling parameters alone apply: what the server or the
-    model's generation_config.json would add (repetition penalty, min-p, an end at the end-of-text token) is switched
-    off. An answer is streamed only if `on_tokens` is given, since that costs both sides more. Cancelling a call closes
-    its connection, and the server stops sampling.
+    Requests go to `/v1/completions` with token ids. Only the request's sampling parameters apply: what the server or
+    the model's generation_config.json would add (repetition penalty, min-p, an end at the end-of-text token) is
+    switched off. An answer is streamed only with `on_tokens`, since streaming costs both sides more. Cancelling a call
+    closes its connection, and the server stops sampling.
 
-    **Log-probs.** By default vLLM reports those of the model's own distribution, before temperature, top-k and top-p
-    (`--logprobs-mode raw_logprobs`). They cannot be corrected from what is reported, so with such a server only
-    temperature 1 or 0 without top-k and top-p is sampled, where both kinds are the same, and all else is refused. Start
-    it with `--logprobs-mode processed_logprobs` to sample with any parameters. Which of the two a server does is
-    measured by two one-token requests before the first answer; one that reports logits is refused. vLLM takes
+    **Log-probs.** By default vLLM reports those of the model's unchanged distribution, before temperature, top-k and
+    top-p (`--logprobs-mode raw_logprobs`). They cannot be corrected from what is reported. Such a server is therefore
+    used only at temperature 1 or 0 without top-k and top-p, where both kinds are the same; other requests are refused.
+    Start it with `--logprobs-mode processed_logprobs` to sample with any parameters. Two one-token requests before the
+    first answer measure which of the two a server reports; a server that reports logits is refused. vLLM accepts
     temperatures up to 2, and samples those between 0 and 0.01 at 0.01.
 
     **Stop texts** are matched by the server, with the model's tokenizer. A server with speculative decoding may keep
-    tokens after the one that completes the text, as many as it accepted in the same step.
+    tokens after the one that completes the text: those that it accepted in the same step.
 
     Args:
         url: of the server, with or without `/v1`.
         model: one of the names that it serves (such as a LoRA adapter's); None takes its base model.
         api_key: of `vllm serve --api-key`; VLLM_API_KEY if None.
-        version: of the weights; set the attribute when the server has loaded others.
-        timeout: how long the server may be silent, in seconds: until a whole answer, or between streamed tokens.
+        version: of the weights; set the attribute when the server has loaded other weights.
+        timeout: how long the server may send nothing, in seconds: until a whole answer, or between streamed tokens.
 
     Attributes:
-        url, version: as above. model, root: the served name, and the directory or hub id of the base model; `root` is
-            None until `connect`.
+        url, version: as above.
+        model: the served name.
+        root: directory or hub id of the base model; None until `connect`.
     """
 
     def __init__(
@@ -89,9 +90,9 @@ class VLLMEngine:
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=timeout)
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._asking = asyncio.Lock()
+        self._connect_lock = asyncio.Lock()
         self._max_context: int | None = None
-        self._reported: Reported | None = None
+        self._logprob_kind: LogprobKind | None = None
 
     def __repr__(self) -> str:
         return f"VLLMEngine({self.url!r}, {self.model!r})"
@@ -101,14 +102,14 @@ class VLLMEngine:
         """Longest prompt + answer, in tokens.
 
         Raises:
-            EngineError: the server was not asked yet.
+            EngineError: not connected yet.
         """
         if self._max_context is None:
             raise EngineError(f"{self.url} was not asked yet what it serves", hint="await engine.connect() first")
         return self._max_context
 
     async def connect(self) -> None:
-        """Ask the server what it serves. Idempotent; `generate` does it where it was not done.
+        """Ask the server what it serves. Idempotent; `generate` connects if needed.
 
         Raises:
             ConfigError: it does not serve `model`, or refuses the key.
@@ -117,9 +118,9 @@ class VLLMEngine:
         session = self._connections()
         if self._max_context is not None:
             return
-        async with self._asking:
+        async with self._connect_lock:
             if self._max_context is None:
-                self._choose(await self._whole(session, "GET", "/v1/models"))
+                self._choose_model(await self._request(session, "GET", "/v1/models"))
 
     async def close(self) -> None:
         """Close the connections; calls that use them fail. Idempotent; the engine may be connected again."""
@@ -150,11 +151,11 @@ class VLLMEngine:
         """Sample one answer; see `agl.trainer.engines.Engine.generate`.
 
         Args:
-            policy: whatever the policy is called: one model is served here.
-            session: sent on as `X-Session-ID`, by which routers keep a conversation on one server.
+            policy: ignored, since one model is served here.
+            session: sent as `X-Session-ID`, by which routers keep a conversation on one server.
 
         Raises:
-            ConfigError: a parameter that vLLM refuses, or one with which it would report other log-probs.
+            ConfigError: a parameter that vLLM refuses, or with which it would report other log-probs.
         """
         check_sampling(sampling)
         await self.connect()
@@ -164,9 +165,9 @@ class VLLMEngine:
         body = self._body(prompt, sampling)
         headers = {"X-Session-ID": session} if session else {}
         if on_tokens is None:
-            parts = [Part(await self._post(body, headers), sampling.top_logprobs)]
+            parts = [Part(await self._whole_choice(body, headers), sampling.top_logprobs)]
         else:
-            parts = await self._streamed(body, headers, sampling.top_logprobs, on_tokens)
+            parts = await self._streamed_parts(body, headers, sampling.top_logprobs, on_tokens)
         if parts and not np.array_equal(parts[0].prompt_ids, prompt):
             raise EngineError(
                 f"the server sampled after another prompt ({len(parts[0].prompt_ids)} tokens instead of {prompt.size})",
@@ -176,18 +177,18 @@ class VLLMEngine:
         return completion(parts, version)
 
     async def tokenize(self, text: str) -> list[int] | None:
-        """`text` as the server tokenises it, without tokens added; None if it does not tell."""
+        """`text` as the server tokenises it, without added tokens; None if it has no such endpoint."""
         await self.connect()
         data = orjson.dumps({"model": self.model, "prompt": text, "add_special_tokens": False})
         try:
-            return orjson.loads(await self._whole(self._connections(), "POST", "/tokenize", data))["tokens"]
+            return orjson.loads(await self._request(self._connections(), "POST", "/tokenize", data))["tokens"]
         except (ConfigError, KeyError):
             return None
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def _connections(self) -> aiohttp.ClientSession:
-        """Those of the running event loop."""
+        """The connections of the running event loop."""
         loop = asyncio.get_running_loop()
         if self._session is None or self._session.closed or self._loop is not loop:
             headers = {"Content-Type": "application/json"}
@@ -195,49 +196,49 @@ class VLLMEngine:
                 headers["Authorization"] = f"Bearer {self._key}"
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
             self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, headers=headers)
-            self._loop, self._asking = loop, asyncio.Lock()
+            self._loop, self._connect_lock = loop, asyncio.Lock()
         return self._session
 
-    async def _whole(
+    async def _request(
         self, session: aiohttp.ClientSession, method: str, path: str, data: bytes | None = None, headers: Any = None
     ) -> bytes:
-        """The body of a good answer, after as many tries as it takes for the server to take the request."""
+        """The body of a successful response; a request that the server does not accept is sent again."""
 
         async def once() -> bytes:
             try:
-                async with session.request(method, self.url + path, data=data, headers=headers) as answer:
-                    return await _good(answer)
+                async with session.request(method, self.url + path, data=data, headers=headers) as response:
+                    return await _good_body(response)
             except (aiohttp.ClientError, TimeoutError) as error:
-                raise self._broken(error) from error
+                raise self._connection_error(error) from error
 
         return await _retrying()(once)
 
-    async def _post(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        """A whole answer."""
+    async def _whole_choice(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+        """The answer to a request without streaming."""
         data = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
-        return choice(await self._whole(self._connections(), "POST", "/v1/completions", data, headers))
+        return choice(await self._request(self._connections(), "POST", "/v1/completions", data, headers))
 
-    async def _streamed(
+    async def _streamed_parts(
         self, body: Mapping[str, Any], headers: Mapping[str, str], top: int, on_tokens: OnTokens
     ) -> list[Part]:
-        """The parts of an answer, each told to `on_tokens` as it comes."""
+        """The parts of an answer; `on_tokens` is called with each as it comes."""
         data = orjson.dumps({**body, "stream": True}, option=orjson.OPT_SERIALIZE_NUMPY)
         session, parts = self._connections(), []
 
         async def begin() -> aiohttp.ClientResponse:
             try:
-                answer = await session.post(f"{self.url}/v1/completions", data=data, headers=headers)
-                if answer.status != 200:
-                    async with answer:
-                        await _good(answer)
-                return answer
+                response = await session.post(f"{self.url}/v1/completions", data=data, headers=headers)
+                if response.status != 200:
+                    async with response:
+                        await _good_body(response)
+                return response
             except (aiohttp.ClientError, TimeoutError) as error:
-                raise self._broken(error) from error
+                raise self._connection_error(error) from error
 
         # Leaving a stream before its end closes the connection, which ends the sampling.
-        async with await _retrying()(begin) as answer:
+        async with await _retrying()(begin) as response:
             try:
-                async for event in _events(answer.content):
+                async for event in _events(response.content):
                     part = Part(choice(event), top)
                     parts.append(part)
                     if part.ids:
@@ -245,14 +246,14 @@ class VLLMEngine:
             except (aiohttp.ClientError, TimeoutError) as error:
                 n = sum(len(part.ids) for part in parts)
                 raise EngineError(
-                    f"the answer broke off after {n} tokens: {_named(error)}", hint=SEE_LOG, url=self.url
+                    f"the answer broke off after {n} tokens: {_describe(error)}", hint=SEE_LOG, url=self.url
                 ) from error
         return parts
 
-    def _broken(self, error: Exception) -> EngineError:
+    def _connection_error(self, error: Exception) -> EngineError:
         if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-            return _NotTaken(
-                f"{self.url} cannot be reached: {_named(error)}",
+            return _NotAccepted(
+                f"{self.url} cannot be reached: {_describe(error)}",
                 hint="is `vllm serve` running there, on an address that this machine reaches (--host)?",
             )
         if isinstance(error, TimeoutError):
@@ -260,10 +261,10 @@ class VLLMEngine:
                 f"{self.url} was silent for {self._timeout.sock_read:g} s",
                 hint="raise VLLMEngine(timeout=), or allow fewer requests at once",
             )
-        return EngineError(f"the connection to {self.url} broke: {_named(error)}", hint=SEE_LOG)
+        return EngineError(f"the connection to {self.url} broke: {_describe(error)}", hint=SEE_LOG)
 
-    def _choose(self, body: bytes) -> None:
-        """Read the answer of `/v1/models`."""
+    def _choose_model(self, body: bytes) -> None:
+        """Set model, root and context length from the answer of `/v1/models`."""
         try:
             cards = {card["id"]: card for card in orjson.loads(body)["data"]}
             base = next(card for card in cards.values() if card.get("max_model_len"))
@@ -275,12 +276,12 @@ class VLLMEngine:
         name = self.model or base["id"]
         if name not in cards:
             raise ConfigError(f"{self.url} serves no model {name!r}", hint=nearest(name, cards))
-        # An adapter's card has no length of its own, and its directory no tokenizer.
+        # A LoRA adapter's card has no context length, and its directory no tokenizer.
         card = cards[name] if cards[name].get("max_model_len") else base
         self.model, self.root, self._max_context = name, card.get("root") or card["id"], int(card["max_model_len"])
 
     def _body(self, prompt: IntArray, sampling: Sampling) -> dict[str, Any]:
-        """What is asked, with every parameter that has a default in the server or in generation_config.json."""
+        """The request's JSON, with every parameter that has a default in the server or in generation_config.json."""
         return {
             "model": self.model,
             "prompt": prompt,
@@ -306,56 +307,55 @@ class VLLMEngine:
         }
 
     async def _check_logprobs(self, prompt: IntArray, sampling: Sampling) -> None:
-        """Refuse what the server would report other log-probs for."""
-        kind = self._reported
+        """Refuse sampling parameters for which the server would report other log-probs."""
+        kind = self._logprob_kind
         if kind is None:
-            async with self._asking:
-                kind = self._reported = self._reported or await self._measured(prompt)
-        own = sampling.temperature == 0 or (sampling.temperature, sampling.top_p, sampling.top_k) == (1, 1, 0)
-        if kind != "processed" and not own:
+            async with self._connect_lock:
+                kind = self._logprob_kind = self._logprob_kind or await self._measure_logprobs(prompt)
+        unchanged = sampling.temperature == 0 or (sampling.temperature, sampling.top_p, sampling.top_k) == (1, 1, 0)
+        if kind != "processed" and not unchanged:
             raise ConfigError(
                 f"{self.url} reports the model's own log-probs, not those of the distribution that it draws from at "
                 f"temperature={sampling.temperature:g}, top_p={sampling.top_p:g}, top_k={sampling.top_k}",
                 hint=f"start it with `vllm serve ... {FLAG}`, or sample at temperature 1 without top-p and top-k",
             )
 
-    async def _measured(self, prompt: IntArray) -> Reported | None:
-        asked = [Sampling(max_tokens=1, temperature=t, top_logprobs=PROBED) for t in (1.0, 2.0)]
-        return reported(*[Part(await self._post(self._body(prompt, s), {}), PROBED) for s in asked])
+    async def _measure_logprobs(self, prompt: IntArray) -> LogprobKind | None:
+        probes = [Sampling(max_tokens=1, temperature=t, top_logprobs=PROBE_TOP) for t in (1.0, 2.0)]
+        parts = [Part(await self._whole_choice(self._body(prompt, probe), {}), PROBE_TOP) for probe in probes]
+        return logprob_kind(*parts)
 
 
-class _NotTaken(EngineError):
-    """A request that the server did not take, so that nothing was sampled."""
+class _NotAccepted(EngineError):
+    """A request that the server did not accept, so that nothing was sampled."""
 
 
 def _retrying() -> tenacity.AsyncRetrying:
     return tenacity.AsyncRetrying(
-        retry=tenacity.retry_if_exception_type(_NotTaken),
+        retry=tenacity.retry_if_exception_type(_NotAccepted),
         stop=tenacity.stop_after_attempt(TRIES),
         wait=tenacity.wait_exponential_jitter(initial=0.2, max=5.0),
         reraise=True,
     )
 
 
-async def _good(answer: aiohttp.ClientResponse) -> bytes:
-    """The body, where the status is good.
+async def _good_body(response: aiohttp.ClientResponse) -> bytes:
+    """The body of a response whose status is 200.
 
     Raises:
-        AglError: what a refusal means; `_NotTaken` where the server is too busy or not ready.
+        AglError: the server refuses the request; `_NotAccepted` where it is too busy or not ready.
     """
-    body = await answer.read()
-    if answer.status in (429, 503):
-        raise _NotTaken(
-            f"{answer.url.origin()} takes no requests now ({answer.status}): {shown(body)}",
+    body = await response.read()
+    origin = response.url.origin()
+    if response.status in (429, 503):
+        raise _NotAccepted(
+            f"{origin} takes no requests now ({response.status}): {shown(body)}",
             hint="wait until it is ready, or allow fewer requests at once",
         )
-    if answer.status != 200:
-        raise _placed(refusal(answer.status, body), answer)
+    if response.status != 200:
+        error = refusal(response.status, body)
+        raise type(error)(error.message, hint=error.hint, url=str(origin))
     return body
-
-
-def _placed(error: AglError, answer: aiohttp.ClientResponse) -> AglError:
-    return type(error)(error.message, hint=error.hint, url=str(answer.url.origin()))
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
@@ -375,5 +375,5 @@ def _base_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-def _named(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

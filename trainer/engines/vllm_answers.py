@@ -1,4 +1,4 @@
-"""What a vLLM server's answers mean: tokens and log-probs, which log-probs they are, and what a refusal says."""
+"""How a vLLM server's answers are read: tokens and log-probs, the kind of log-probs, and refusals as our errors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from agl.trainer.engines.base import Completion, StopReason
 FLAG = "--logprobs-mode processed_logprobs"
 SEE_LOG = "the server's log says more; the call may be made again"
 
-Reported = Literal["processed", "raw"]
-"""Log-probs of the distribution drawn from (after temperature, top-k and top-p), or of the model's own."""
+LogprobKind = Literal["processed", "raw"]
+"""Log-probs of the distribution drawn from (after temperature, top-k and top-p), or of the model's unchanged one."""
 
-PROBED = 5
-"""How many of the likeliest tokens tell which log-probs a server reports."""
+PROBE_TOP = 5
+"""How many of the likeliest tokens are compared to find out which log-probs a server reports."""
 
 _REASONS: Mapping[str, StopReason] = {"stop": "stop", "length": "length", "abort": "cancelled"}
 _IMPOSSIBLE = -9999.0
@@ -30,12 +30,14 @@ class Part:
     """An answer, or a streamed part of one.
 
     Args:
-        choice: of vLLM, asked for with `return_token_ids` and `return_tokens_as_token_ids`.
+        choice: vLLM's, of a request with `return_token_ids` and `return_tokens_as_token_ids`.
         top: how many of the likeliest tokens to keep.
 
     Attributes:
-        ids, logprobs: of its tokens. top: per token, (id, log-prob) of the likeliest ones.
-        reason: why the answer ended, in its last part. prompt_ids: where the server repeats them.
+        ids, logprobs: of its tokens.
+        top: per token, (id, log-prob) of the likeliest ones.
+        reason: why the answer ended; None in all parts but the last.
+        prompt_ids: of the request, in a part where the server repeats them.
 
     Raises:
         EngineError: the model failed, or the server leaves something out.
@@ -44,19 +46,19 @@ class Part:
     __slots__ = ("ids", "logprobs", "prompt_ids", "reason", "top")
 
     def __init__(self, choice: Mapping[str, Any], top: int) -> None:
-        given = choice.get("logprobs") or {}
-        if choice.get("token_ids") is None or given.get("token_logprobs") is None:
+        logprobs = choice.get("logprobs") or {}
+        if choice.get("token_ids") is None or logprobs.get("token_logprobs") is None:
             raise EngineError(
                 "the server returns no token ids or log-probs",
                 hint="it needs vLLM 0.10.2 or newer, reached without anything that removes fields from answers",
             )
         self.ids: list[int] = choice["token_ids"]
-        self.logprobs: list[float] = given["token_logprobs"]
+        self.logprobs: list[float] = logprobs["token_logprobs"]
         if len(self.ids) != len(self.logprobs):
             raise EngineError(f"vLLM returned {len(self.ids)} tokens with {len(self.logprobs)} log-probs", hint=SEE_LOG)
         if any(p is None or not p > _IMPOSSIBLE for p in self.logprobs):
             raise EngineError("the model's output is not finite", hint="have its weights diverged?")
-        self.top = [_likeliest(found, top) for found in given["top_logprobs"]] if top else []
+        self.top = [_likeliest(likeliest, top) for likeliest in logprobs["top_logprobs"]] if top else []
         self.prompt_ids: Sequence[int] = choice.get("prompt_token_ids") or ()
         reason = choice.get("finish_reason")
         if reason is not None and reason not in _REASONS:
@@ -65,7 +67,7 @@ class Part:
 
 
 def completion(parts: Sequence[Part], version: int) -> Completion:
-    """The answer that these parts are.
+    """The answer that consists of these parts.
 
     Raises:
         EngineError: it has no end.
@@ -78,7 +80,7 @@ def completion(parts: Sequence[Part], version: int) -> Completion:
         np.asarray([x for p in parts for x in p.logprobs], np.float32),
         reason,
         version,
-        [found for p in parts for found in p.top],
+        [top for p in parts for top in p.top],
     )
 
 
@@ -86,7 +88,7 @@ def choice(text: bytes) -> dict[str, Any]:
     """The only choice of an answer, or of a streamed part of one.
 
     Raises:
-        AglError: it is a refusal, or not an answer of vLLM.
+        AglError: it is a refusal, or not vLLM's.
     """
     try:
         answer = orjson.loads(text)
@@ -98,64 +100,65 @@ def choice(text: bytes) -> dict[str, Any]:
 
 
 def refusal(status: int, body: bytes) -> AglError:
-    """What a refusal means."""
+    """A refusal as our error."""
     try:
         error = orjson.loads(body)
         error = error.get("error", error)
         message, param = str(error.get("message") or error), error.get("param")
     except (orjson.JSONDecodeError, AttributeError):
         message, param = shown(body), None
-    said = f"the server refuses ({status}): {message}"
+    text = f"the server refuses ({status}): {message}"
     if status in (401, 403):
-        return ConfigError(said, hint="give its key: VLLMEngine(api_key=), or VLLM_API_KEY")
+        return ConfigError(text, hint="give its key: VLLMEngine(api_key=), or VLLM_API_KEY")
     if status == 404:
-        return ConfigError(said, hint="is it a vLLM server, and does it still serve this model? Its /v1/models tells")
+        return ConfigError(text, hint="is it a vLLM server, and does it still serve this model? Its /v1/models tells")
     if status == 400 and (param == "input_tokens" or "context length" in message):
         return ContextLengthError(message, hint="shorten the prompt, or raise the server's --max-model-len")
     if status == 400 and "vocabulary" in message:
-        return EngineError(said, hint="encode the prompt with the tokenizer of the model that is served")
+        return EngineError(text, hint="encode the prompt with the tokenizer of the model that is served")
     if 400 <= status < 500:
-        return ConfigError(said, hint="correct the request's sampling parameters, or the server's limits")
-    return EngineError(said, hint=SEE_LOG)
+        return ConfigError(text, hint="correct the request's sampling parameters, or the server's limits")
+    return EngineError(text, hint=SEE_LOG)
 
 
-def reported(plain: Part, warped: Part) -> Reported | None:
-    """Which log-probs a server reports, from those of the likeliest tokens after one prompt, at two temperatures.
+def logprob_kind(plain: Part, warped: Part) -> LogprobKind | None:
+    """The kind of log-probs that a server reports, from the likeliest tokens after one prompt, at two temperatures.
 
-    At temperature 1 both kinds are the model's own, a. At temperature 2 the raw ones are a again, and the processed
-    ones a / 2 - c with c = log(sum of exp(a / 2) over the vocabulary), which is at least that sum over the likeliest.
+    At temperature 1 both kinds are the model's unchanged ones, a. At temperature 2 the raw ones are a again, and the
+    processed ones a / 2 - c with c = log(sum of exp(a / 2) over the vocabulary), which is at least that sum over the
+    likeliest tokens.
 
     Args:
         plain: one token at temperature 1. warped: one at temperature 2; both with `top=PROBED`.
 
     Returns:
-        None where both kinds would be the same, as after a prompt that all tokens are alike likely after.
+        None where both kinds would be the same, as where all tokens are equally likely.
 
     Raises:
         ConfigError: neither: the server reports logits.
     """
-    # By rank, since tokens that are alike likely come in any order.
+    # By rank, since equally likely tokens come in any order.
     pairs = list(zip((p for _, p in plain.top[0]), (p for _, p in warped.top[0]), strict=False))
     c = sum(a / 2 - b for a, b in pairs) / len(pairs)
     raw = max(abs(a - b) for a, b in pairs)
     processed = max(abs(a / 2 - c - b) for a, b in pairs)
     # Wide enough for the rounding of half precision.
-    near = 0.1 + 0.02 * max(abs(a) for a, _ in pairs)
-    if c < math.log(math.fsum(math.exp(a / 2) for a, _ in pairs)) - near:
+    tolerance = 0.1 + 0.02 * max(abs(a) for a, _ in pairs)
+    if c < math.log(math.fsum(math.exp(a / 2) for a, _ in pairs)) - tolerance:
         processed = math.inf
-    if min(raw, processed) > near or math.fsum(math.exp(a) for a, _ in pairs) > 1.01:
+    if min(raw, processed) > tolerance or math.fsum(math.exp(a) for a, _ in pairs) > 1.01:
         raise ConfigError("the server reports logits instead of log-probs", hint=f"start it with {FLAG}")
-    if max(raw, processed) <= near:
+    if max(raw, processed) <= tolerance:
         return None
-    return "raw" if raw <= near else "processed"
-
-
-def _likeliest(found: Mapping[str, float] | None, n: int) -> list[tuple[int, float]]:
-    """The `n` likeliest tokens that can be drawn at all; vLLM adds the sampled one, and calls them "token_id:<id>"."""
-    pairs = [(int(name.rpartition(":")[2]), p) for name, p in (found or {}).items() if p > _IMPOSSIBLE]
-    return sorted(pairs, key=lambda pair: -pair[1])[:n]
+    return "raw" if raw <= tolerance else "processed"
 
 
 def shown(body: bytes) -> str:
     """The beginning of a text, for an error."""
     return repr(body[:200].decode("utf-8", "replace"))
+
+
+def _likeliest(logprobs: Mapping[str, float] | None, n: int) -> list[tuple[int, float]]:
+    """The `n` likeliest tokens that can be drawn at all; vLLM adds the sampled one, and names them "token_id:<id>"."""
+    pairs = [(int(name.rpartition(":")[2]), p) for name, p in (logprobs or {}).items() if p > _IMPOSSIBLE]
+    return sorted(pairs, key=lambda pair: -pair[1])[:n]

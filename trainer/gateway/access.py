@@ -1,4 +1,4 @@
-"""An attempt's way in: a URL and a key that are good for this attempt alone and die with it."""
+"""An open attempt: its URL, its key that dies with it, and the requests that it has made."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ import hashlib
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from agl.mdp.selection import Selection
 from agl.mdp.types import Call
+from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.sessions import Sessions
+from agl.trainer.gateway.stored_responses import StoredResponses
 from agl.trainer.http.auth import key_hash, key_of, matches
-
-if TYPE_CHECKING:
-    from agl.trainer.gateway.calls import PendingRequest
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRules:
-    """What the trainer decides about sampling, whatever the agent asks for.
+    """The trainer's sampling parameters, which take precedence over the agent's.
 
     Attributes:
-        temperature, top_p, top_k: override the agent's; None leaves its own.
-        max_tokens: an upper bound on the agent's own; None leaves it.
+        temperature, top_p, top_k: replace the agent's; None keeps the agent's.
+        max_tokens: an upper bound on the agent's; None sets none.
     """
 
     temperature: float | None = None
@@ -38,11 +37,18 @@ class Access:
     """An open attempt.
 
     Attributes:
-        rollout_id, attempt: which. selection: which agents are trained, by which policy.
+        rollout_id, attempt: identify the attempt.
+        selection: which agents are trained, by which policy.
         seed: of the rollout; with the attempt and the call's index it fixes each request's sampling.
-        rules: the trainer's sampling rules. url: the attempt's base URL, without the agent.
-        sessions: its conversations. arrived: how many requests came in. unsettled: those not recorded yet.
-        finished: recorded calls. writes: of these to the store. closed: whether the attempt has ended.
+        rules: the trainer's sampling parameters.
+        url: the attempt's base URL, without the agent.
+        key_hash: of the attempt's key.
+        sessions: its conversations.
+        responses: its stored responses, which a request of the Responses API can continue.
+        request_count: requests received so far.
+        pending: requests that are not recorded yet.
+        calls: recorded calls. writes: the tasks that write them to the store.
+        closed: whether the attempt has ended.
     """
 
     rollout_id: str
@@ -53,20 +59,20 @@ class Access:
     url: str
     key_hash: bytes
     sessions: Sessions = field(default_factory=Sessions)
-    arrived: int = 0
-    unsettled: set[PendingRequest] = field(default_factory=set)
-    finished: list[Call] = field(default_factory=list)
+    responses: StoredResponses = field(default_factory=StoredResponses)
+    request_count: int = 0
+    pending: set[PendingRequest] = field(default_factory=set)
+    calls: list[Call] = field(default_factory=list)
     writes: list[asyncio.Task[None]] = field(default_factory=list)
     closed: bool = False
 
-    def request_seed(self, index: int, choice: int, asked: int = 0) -> int:
-        """The seed of one answer: 63 bits, fixed by the rollout's seed, the attempt, the call, the choice, and the seed
-        that the agent asked for."""
-        text = f"{self.seed}/{self.attempt}/{index}/{choice}/{asked}".encode()
+    def request_seed(self, index: int, choice: int, agent_seed: int = 0) -> int:
+        """The seed of one answer: 63 bits, fixed by the rollout's seed, attempt, call, choice and the agent's seed."""
+        text = f"{self.seed}/{self.attempt}/{index}/{choice}/{agent_seed}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
     def tool_call_id(self, index: int, choice: int, k: int) -> str:
-        """Nine letters and digits, which every template accepts; the same in a run that is resumed."""
+        """Nine letters and digits, which every template accepts; the same in a resumed run."""
         text = f"{self.seed}/{self.attempt}/{index}/{choice}/{k}/tool".encode()
         n = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
         alphabet = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -75,6 +81,44 @@ class Access:
             n, rest = divmod(n, 36)
             letters.append(alphabet[rest])
         return "".join(letters)
+
+
+@dataclass(slots=True, eq=False)
+class PendingRequest:
+    """A request from its arrival to its record.
+
+    Attributes:
+        access, agent: identify who sent it.
+        policy: what answers it; None when the agent is not selected.
+        index: its number in the attempt, from 0.
+        response_id: of the answer, and of the call recorded for its first choice.
+        span_id: of the client's span, hex.
+        started_at: epoch seconds.
+        task: what serves it, while it is being served.
+        cancel_cause: why the gateway cancelled it; None if the gateway did not.
+        recorded: whether its calls are recorded.
+    """
+
+    access: Access
+    agent: str
+    policy: str | None
+    index: int
+    response_id: str
+    span_id: str | None
+    started_at: float
+    task: asyncio.Task[Any] | None = None
+    cancel_cause: RequestError | None = None
+    recorded: bool = False
+
+    def call_id(self, choice: int) -> str:
+        """The id of the call that is recorded for a choice."""
+        return f"{self.response_id}:{choice}" if choice else self.response_id
+
+    def cancel(self, cause: RequestError) -> None:
+        """Cancel it; the client gets `cause`, or the cause of an earlier cancellation."""
+        self.cancel_cause = self.cancel_cause or cause
+        if self.task is not None:
+            self.task.cancel()
 
 
 class AccessTable:
@@ -89,7 +133,7 @@ class AccessTable:
     def open(
         self, rollout_id: str, attempt: int, selection: Selection, seed: int, rules: SamplingRules, base_url: str
     ) -> tuple[Access, str]:
-        """Let an attempt in; returns its access and its key, which is not kept."""
+        """Open an attempt; returns its access and its key, which is not stored."""
         key = f"agl-{secrets.token_urlsafe(24)}"
         url = f"{base_url}/rollouts/{rollout_id}/attempts/{attempt}"
         access = Access(rollout_id, attempt, selection, seed, rules, url, key_hash(key))
@@ -99,9 +143,9 @@ class AccessTable:
     def find(self, rollout_id: str, attempt: int, headers: Mapping[str, str]) -> Access | None:
         """The open attempt, if the request carries its key; None otherwise."""
         access = self._open.get((rollout_id, attempt))
-        # Compare before looking at the result, so that an unknown attempt takes as long as a wrong key.
-        good = matches(key_of(headers), access.key_hash if access is not None else b"")
-        return access if good else None
+        # The comparison comes first, so that an unknown attempt takes as long as a wrong key.
+        authorized = matches(key_of(headers), access.key_hash if access is not None else b"")
+        return access if authorized else None
 
     def close(self, rollout_id: str, attempt: int) -> Access | None:
         """End an attempt's access."""

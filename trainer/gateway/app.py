@@ -1,25 +1,34 @@
-"""The gateway's HTTP face: attempt-scoped URLs, one route per dialect, errors in the dialect's own shape."""
+"""The gateway's routes: every URL belongs to an attempt, every dialect's errors are in the dialect's form."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from agl.trainer.gateway import http
-from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, ServedPolicy
-from agl.trainer.gateway.dialects import chat, messages, responses
-from agl.trainer.gateway.errors import RequestError
+from agl.trainer.gateway.dialects.chat import CHAT
+from agl.trainer.gateway.dialects.common import openai_error
+from agl.trainer.gateway.dialects.messages import MESSAGES
+from agl.trainer.gateway.dialects.messages.body import read as read_messages
+from agl.trainer.gateway.dialects.responses import RESPONSES
+from agl.trainer.gateway.errors import RequestError, refusal
 from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.http.errors import error_handlers
 from agl.trainer.http.limits import Limits, Refused, refusal_body
 
 
-def build_app(gateway: Gateway, beside: Sequence[Route] = (), limits: Limits | None = None) -> Starlette:
-    """The ASGI application that serves a gateway, and what else is to be served beside it."""
+def build_app(gateway: Gateway, extra_routes: Sequence[Route] = (), limits: Limits | None = None) -> Starlette:
+    """The ASGI application that serves a gateway.
+
+    Args:
+        gateway: what to serve. extra_routes: other routes at the same address. limits: what clients may do.
+    """
 
     async def models(request: Request) -> Response:
         http.attempt_of(gateway, request)
@@ -33,24 +42,10 @@ def build_app(gateway: Gateway, beside: Sequence[Route] = (), limits: Limits | N
             raise RequestError(404, f"no policy {name!r} is served here", code="model_not_found", param="model")
         return http.answer({"id": name, "object": "model", "created": 0, "owned_by": "agl"})
 
-    async def chat_completions(request: Request) -> Response:
-        wire = http.begin_request(gateway, request, chat.new_id())
-        try:
-            asked, body = chat.read(await http.body_of(request))
-        except Exception as error:
-            gateway.refuse(wire, error)
-            raise
-        if body.stream:
-            begin = functools.partial(_ChatEvents, wire.response_id, body, asked)
-            return await http.stream(gateway, request, wire, asked, begin)
-        replies = await http.unless_gone(request, gateway.complete(wire, asked))
-        served = gateway.served(wire.policy)
-        return http.answer(chat.response(wire.response_id, served.name, replies, body, served.rendering))
-
     async def health(_: Request) -> Response:
         return http.answer({"status": "ok", "models": gateway.models})
 
-    async def not_here(request: Request) -> Response:
+    async def not_found(request: Request) -> Response:
         raise RequestError(
             404,
             f"{request.method} {request.url.path} is not served; this gateway has POST chat/completions, responses "
@@ -59,51 +54,51 @@ def build_app(gateway: Gateway, beside: Sequence[Route] = (), limits: Limits | N
         )
 
     routes = [
-        *beside,
+        *extra_routes,
         Route("/health", health),
         Route(f"{http.PREFIX}/models", models),
         Route(f"{http.PREFIX}/models/{{model:path}}", model),
-        Route(f"{http.PREFIX}/chat/completions", chat_completions, methods=["POST"]),
-        *responses.responses_routes(gateway),
-        *messages.messages_routes(gateway),
-        Route("/{path:path}", not_here, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
+        Route(f"{http.PREFIX}/chat/completions", http.generation_endpoint(gateway, CHAT), methods=["POST"]),
+        Route(f"{http.PREFIX}/responses", http.generation_endpoint(gateway, RESPONSES), methods=["POST"]),
+        *_messages_routes(gateway),
+        Route("/{path:path}", not_found, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
     ]
-    handlers = {RequestError: _refused, Refused: _over_a_bound, ClientDisconnect: _hung_up, Exception: _failed}
-    app = Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
+    app = Starlette(routes=routes, exception_handlers=error_handlers(_describe, RequestError))
     app.state.limits = limits or Limits()
     return app
 
 
-class _ChatEvents:
-    """A chat stream as it is sent."""
+def _messages_routes(gateway: Gateway) -> list[Route]:
+    """The routes of Anthropic Messages, which also counts tokens and has its own form of errors."""
 
-    def __init__(self, response_id: str, body: chat.ChatBody, asked: ChatRequest, served: ServedPolicy) -> None:
-        self._streamer = chat.Streamer(response_id, served.name, body, asked, served.rendering)
+    async def count_tokens(request: Request) -> Response:
+        access = http.attempt_of(gateway, request)
+        chat = read_messages(await http.body_of(request), access, counting=True).chat
+        rendering = gateway.served(access.selection.policy_for(request.path_params["agent"])).rendering
+        try:
+            prompt = await asyncio.to_thread(rendering.prompt, chat.messages, chat.tools, force_tool=chat.force_tool)
+        except Exception as error:
+            raise refusal(error) from error
+        return http.answer({"input_tokens": int(prompt.ids.size)})
 
-    def push(self, choice: Choice) -> Iterator[bytes]:
-        return map(http.sse, self._streamer.push(choice))
+    async def not_found(request: Request) -> Response:
+        raise RequestError(404, f"{request.method} {request.url.path} is not served; this gateway has messages")
 
-    def finish(self, replies: Sequence[Reply]) -> Iterator[bytes]:
-        yield from map(http.sse, self._streamer.finish(replies))
-        yield b"data: [DONE]\n\n"
-
-    def fail(self, error: RequestError) -> Iterator[bytes]:
-        yield http.sse(chat.error_body(error))
-
-
-async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return http.answer(chat.error_body(error), error.status)
-
-
-async def _over_a_bound(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    return http.answer(refusal_body(error), error.status)
-
-
-async def _hung_up(_: Request, error: Exception) -> Response:
-    return Response(status_code=499)
+    endpoints = {
+        "messages": (http.generation_endpoint(gateway, MESSAGES), ["POST"]),
+        "messages/count_tokens": (http.with_errors_of(MESSAGES, count_tokens), ["POST"]),
+        "messages/{rest:path}": (http.with_errors_of(MESSAGES, not_found), ["GET", "POST", "DELETE"]),
+    }
+    # A client whose base URL ends in /v1 adds another /v1.
+    return [
+        Route(f"{prefix}/{path}", endpoint, methods=methods)
+        for prefix in (f"{http.PREFIX}/v1", http.PREFIX)
+        for path, (endpoint, methods) in endpoints.items()
+    ]
 
 
-async def _failed(_: Request, error: Exception) -> Response:
-    return http.answer(chat.error_body(RequestError(500, f"{type(error).__name__}: {error}")), 500)
+def _describe(_: Request, error: Exception) -> tuple[Any, int]:
+    if isinstance(error, Refused):
+        return refusal_body(error), error.status
+    refused = error if isinstance(error, RequestError) else RequestError(500, f"{type(error).__name__}: {error}")
+    return openai_error(refused), refused.status

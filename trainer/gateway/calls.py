@@ -1,17 +1,16 @@
-"""What passes through the gateway in no dialect: a request, its wire call, its replies."""
+"""What passes through the gateway in every dialect: a request, its choices while they are sampled, its replies."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from agl.mdp.outcomes import TOOL_RESULTS, UNKNOWN_TOOLS
 from agl.mdp.types import IntArray
 from agl.trainer.engines.base import Completion, Engine, Sampling
-from agl.trainer.gateway.access import Access
-from agl.trainer.gateway.errors import RequestError
+from agl.trainer.gateway.sessions import SessionMatch
 from agl.trainer.rendering.normalise import with_tool_names
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.rendering.toolparsers import ParsedMessage
@@ -19,7 +18,12 @@ from agl.trainer.rendering.toolparsers import ParsedMessage
 
 @dataclass(frozen=True, slots=True)
 class ServedPolicy:
-    """A policy that the gateway serves: its engine, how its messages become tokens, and which tokens end an answer."""
+    """A policy that the gateway serves.
+
+    Attributes:
+        name: the policy's. engine: samples its tokens. rendering: converts between messages and tokens.
+        stop_token_ids: the tokens that end an answer.
+    """
 
     name: str
     engine: Engine
@@ -29,13 +33,15 @@ class ServedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What an agent asks for, in no dialect.
+    """What an agent requests, in the form of Chat Completions for every dialect.
 
     Attributes:
-        messages, tools: as OpenAI chat messages and tools. force_tool: a name, or True for any.
-        sampling: as the agent asked (its `seed` is mixed with the request's own).
-        n: how many answers. asked: the sampling fields as sent, for the record.
-        failed_tools: the ids of the tool calls whose results say that they failed, where the dialect can say so.
+        messages, tools: OpenAI's chat messages and tools.
+        force_tool: the name of a tool that must be called, True for any tool, None for no force.
+        sampling: the agent's parameters; its `seed` is one part of each answer's own.
+        n: number of answers.
+        options: the sampling fields of the client's body, for the record.
+        failed_tools: ids of the tool calls whose results are marked as errors, in dialects with such a mark.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -43,41 +49,8 @@ class ChatRequest:
     force_tool: str | Literal[True] | None
     sampling: Sampling
     n: int = 1
-    asked: Mapping[str, Any] | None = None
+    options: Mapping[str, Any] | None = None
     failed_tools: frozenset[str] = frozenset()
-
-
-@dataclass(slots=True, eq=False)
-class PendingRequest:
-    """A request from its arrival to its record.
-
-    Attributes:
-        access, agent, policy: whose; policy None when the agent is not selected. index: among the attempt's calls.
-        response_id: of the answer and of its first choice's call. span_id: the client's span. started: epoch seconds.
-        task: what serves it, while it is being served. why: what cancelled it, unless the client did.
-        settled: whether its calls are recorded.
-    """
-
-    access: Access
-    agent: str
-    policy: str | None
-    index: int
-    response_id: str
-    span_id: str | None
-    started: float
-    task: asyncio.Task[Any] | None = None
-    why: RequestError | None = None
-    settled: bool = False
-
-    def call_id(self, choice: int) -> str:
-        """The id of the call that is recorded for a choice."""
-        return f"{self.response_id}:{choice}" if choice else self.response_id
-
-    def cancel(self, why: RequestError) -> None:
-        """Cancel it and tell the client why."""
-        self.why = self.why or why
-        if self.task is not None:
-            self.task.cancel()
 
 
 @dataclass(slots=True, eq=False)
@@ -85,8 +58,11 @@ class Choice:
     """One answer while it is sampled.
 
     Attributes:
-        number: from 0. prompt: int32 [P], `forced` included. forced: int32 [F], the beginning written for the model.
-        ids, logprobs: sampled so far, of a stream. recorded: whether its call is.
+        number: from 0.
+        prompt: int32 [P], `forced` included.
+        forced: int32 [F], the beginning of the answer that was written for the model.
+        ids, logprobs: tokens streamed so far.
+        recorded: whether its call is recorded.
     """
 
     number: int
@@ -102,14 +78,16 @@ class Reply:
     """One answer.
 
     Attributes:
-        call_id: of the recorded call. message: the assistant message in OpenAI's form.
-        parsed: what the message was made from. completion: the sampled tokens.
-        finish_reason: "stop", "length" or "tool_calls". prompt_tokens: P. cached_tokens: of these, continued exactly.
+        call_id: of the recorded call.
+        message: the assistant message in OpenAI's form.
+        completion: the sampled tokens.
+        finish_reason: "stop", "length" or "tool_calls".
+        prompt_tokens: P.
+        cached_tokens: how many of the P continue an earlier call exactly.
     """
 
     call_id: str
     message: Mapping[str, Any]
-    parsed: ParsedMessage
     completion: Completion
     finish_reason: str
     prompt_tokens: int
@@ -121,7 +99,7 @@ OnTokens = Callable[[Choice, Sequence[int]], None]
 
 
 def cut_at_stop(parsed: ParsedMessage, stop: Sequence[str]) -> ParsedMessage:
-    """The stop text itself is not part of the answer's text, though its tokens are part of what was sampled."""
+    """Remove a stop text and what follows it from the answer's text; its tokens stay in the completion."""
     ends = [at for s in stop if (at := parsed.content.find(s)) >= 0]
     return replace(parsed, content=parsed.content[: min(ends)]) if ends else parsed
 
@@ -144,21 +122,46 @@ def assistant_message(
     return message, ids
 
 
-def tool_results(request: ChatRequest, new: int) -> list[dict[str, Any]]:
-    """What the messages from index `new` on say of tool calls: `{"id", "name", "failed"}` for each result."""
-    if not any(m.get("role") == "tool" for m in request.messages[new:]):
-        return []
-    return [
-        {"id": m.get("tool_call_id"), "name": m.get("name"), "failed": m.get("tool_call_id") in request.failed_tools}
-        for m in with_tool_names(request.messages)[new:]
-        if m.get("role") == "tool"
-    ]
+def request_record(
+    request: ChatRequest,
+    match: SessionMatch | None = None,
+    sampling: Sampling | None = None,
+    answer: Mapping[str, Any] | None = None,
+    *,
+    content: bool,
+) -> dict[str, Any]:
+    """What is stored of a request with its call; messages that the parent call holds are left out.
 
-
-def unknown_tools(request: ChatRequest, message: Mapping[str, Any]) -> list[str]:
-    """The ids of an answer's tool calls that name a tool which was not offered."""
-    offered = {t["function"]["name"] for t in request.tools or ()}
-    return [c["id"] for c in message.get("tool_calls") or () if c["function"]["name"] not in offered]
+    Args:
+        request: of the agent. match: its place in the attempt's conversations, once known.
+        sampling: the parameters that were applied. answer: the assistant message.
+        content: whether messages and tools are stored.
+    """
+    record: dict[str, Any] = {"asked": dict(request.options or {})}
+    if sampling is not None:
+        record["used"] = {
+            name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "max_tokens", "seed")
+        }
+    if match is not None and match.detail:
+        record["fork_detail"] = match.detail
+    new = match.new if match else 0
+    if any(m.get("role") == "tool" for m in request.messages[new:]):
+        failed = request.failed_tools
+        record[TOOL_RESULTS] = [
+            {"id": m.get("tool_call_id"), "name": m.get("name"), "failed": m.get("tool_call_id") in failed}
+            for m in with_tool_names(request.messages)[new:]
+            if m.get("role") == "tool"
+        ]
+    if answer is not None:
+        offered = {t["function"]["name"] for t in request.tools or ()}
+        unknown = [c["id"] for c in answer.get("tool_calls") or () if c["function"]["name"] not in offered]
+        if unknown:
+            record[UNKNOWN_TOOLS] = unknown
+    if content:
+        record["messages"] = [dict(m) for m in request.messages[new:]]
+        if match is None or match.parent is None:
+            record["tools"] = [dict(t) for t in request.tools or ()]
+    return record
 
 
 def _json_text(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What a client is told when a request cannot be served, in a form that each dialect puts in its own shape."""
+"""Why a request cannot be served: one error, which each dialect writes in its API's form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class RequestError(Exception):
     """A request that cannot be served.
 
     Attributes:
-        status: HTTP status. message: for the caller. code: machine-readable. param: the field at fault.
+        status: HTTP status. message: for the client. code: machine-readable. param: the field at fault.
     """
 
     def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
@@ -22,14 +22,14 @@ class RequestError(Exception):
 
     @property
     def kind(self) -> str:
-        """The error's type, as OpenAI names them."""
+        """The error's type in OpenAI's terms."""
         return {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}.get(
             self.status, "invalid_request_error" if self.status < 500 else "server_error"
         )
 
 
 def invalid_key(rollout_id: str, attempt: int) -> RequestError:
-    """The same for a wrong key and for an attempt that is not open, so that nothing can be probed."""
+    """The refusal of a wrong key; an attempt that is not open gets the same, so that nothing can be probed."""
     return RequestError(
         401,
         f"the key is not valid for rollout {rollout_id}, attempt {attempt}; keys end with their attempt",
@@ -38,7 +38,7 @@ def invalid_key(rollout_id: str, attempt: int) -> RequestError:
 
 
 def refusal(error: Exception) -> RequestError:
-    """How an error is told to the client."""
+    """An error as the client gets it."""
     match error:
         case RequestError():
             return error

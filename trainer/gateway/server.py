@@ -1,4 +1,4 @@
-"""Runs the gateway's HTTP server on the caller's event loop; loopback unless told otherwise."""
+"""Runs the gateway's HTTP server on the caller's event loop; loopback by default."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class GatewayServer:
     """A listening gateway.
 
     Args:
-        gateway: what to serve. beside: other routes to serve.
+        gateway: what to serve. extra_routes: other routes at the same address.
         host: address to bind. port: 0 takes a free one. limits: what clients may do.
     """
 
@@ -28,12 +28,12 @@ class GatewayServer:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        beside: Sequence[Route] = (),
+        extra_routes: Sequence[Route] = (),
         limits: Limits | None = None,
     ) -> None:
         self.gateway = gateway
         limits = limits or Limits()
-        app = build_app(gateway, beside, limits)
+        app = build_app(gateway, extra_routes, limits)
         self._server = HttpServer(app, error=GatewayError, host=host, port=port, limits=limits)
 
     @property

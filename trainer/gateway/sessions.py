@@ -1,6 +1,6 @@
 """An attempt's conversations: which earlier call a request continues, or why it continues none.
 
-Invariant: a request continues a call only if its messages are that call's messages, the assistant message as it was
+Invariant: a request continues a call only if its messages are that call's messages, the assistant message that was
 returned, and then new ones. Everything else is a new conversation or a fork with a cause; nothing is repaired.
 """
 
@@ -19,12 +19,12 @@ from agl.mdp.types import IntArray
 
 Message = Mapping[str, Any]
 
-TELLING = 8
-"""An answer of at least this many characters that is met again was taken from here; a shorter one can be chance."""
+DISTINCTIVE_LENGTH = 8
+"""An answer of at least this many characters that appears in a request came from here; a shorter one can be chance."""
 
 
 class ForkCause(StrEnum):
-    """Why a conversation that went on could not be continued token for token."""
+    """Why the next request of a conversation could not be continued token for token."""
 
     HISTORY_REWRITTEN = "history_rewritten"
     ASSISTANT_REWRITTEN = "assistant_rewritten"
@@ -49,13 +49,16 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SessionMatch:
-    """Where a request stands.
+    """How a request relates to the attempt's earlier calls.
 
     Attributes:
         parent: the turn it continues; None if it continues none.
         new: index of the first message that the parent does not hold.
-        cause: why not, if the conversation went on without a parent; detail says where.
-        digests: of its messages. chain: entry n stands for the first n of them. tools: digest of its tools and policy.
+        cause: why an earlier conversation is not continued; None if it is, or if the conversation is new.
+        detail: the cause in words, with the message at fault.
+        digests: of its messages.
+        chain: entry n is a hash of the first n messages.
+        tools: digest of its policy and tools.
     """
 
     parent: Turn | None
@@ -72,7 +75,7 @@ class Sessions:
     """The turns of one attempt."""
 
     _turns: dict[bytes, dict[bytes, Turn]] = field(default_factory=dict)
-    """Chain entry of a conversation that ends with a sampled answer -> tools -> turn."""
+    """Chain entry of a conversation that ends with a sampled answer -> digest of policy and tools -> turn."""
     _prompts: set[bytes] = field(default_factory=set)
     """Chain entries of whole requests."""
     _prefixes: set[bytes] = field(default_factory=set)
@@ -82,56 +85,63 @@ class Sessions:
     _tool_calls: set[str] = field(default_factory=set)
     """Ids of the tool calls in sampled answers."""
 
-    def place(self, policy: str, messages: Sequence[Message], tools: Sequence[Any] | None) -> SessionMatch:
+    def match(self, policy: str, messages: Sequence[Message], tools: Sequence[Any] | None) -> SessionMatch:
         """Find the longest earlier conversation that this request extends."""
         digests = tuple(map(digest, messages))
         chain = _chain(digests)
-        kit = _hash(orjson.dumps([policy, list(tools or ())], option=orjson.OPT_SORT_KEYS))
+        tools_digest = _hash(orjson.dumps([policy, list(tools or ())], option=orjson.OPT_SORT_KEYS))
         parent, new, cause, detail = None, 0, None, None
         for n in range(len(digests) - 1, 0, -1):
-            ended_here = self._turns.get(chain[n])
-            if ended_here is None:
+            turns = self._turns.get(chain[n])
+            if turns is None:
                 continue
             if any(m.get("role") == "assistant" for m in messages[n:]):
                 cause, detail = self._rewritten(messages, chain)
-            elif kit in ended_here:
-                parent, new = ended_here[kit], n
+            elif tools_digest in turns:
+                parent, new = turns[tools_digest], n
             else:
                 cause, detail = ForkCause.TOOLS_CHANGED, "the tools are not those of the turn before"
             break
         else:
-            if self._went_on(messages, digests, chain):
+            if self._is_known(messages, digests, chain):
                 cause, detail = self._rewritten(messages, chain)
-        return SessionMatch(parent, new, cause, detail, digests, chain, kit)
+        return SessionMatch(parent, new, cause, detail, digests, chain, tools_digest)
 
     def remember(
         self,
-        place: SessionMatch,
+        match: SessionMatch,
         call_id: str,
         session: str,
         prompt_ids: IntArray,
         response_ids: IntArray,
         reply: Message,
     ) -> None:
-        """Make a finished call continuable."""
-        said = digest(reply)
-        end = _hash(place.chain[-1] + said)
-        self._turns.setdefault(end, {})[place.tools] = Turn(call_id, prompt_ids, response_ids, session)
-        self._prompts.add(place.chain[-1])
-        self._prefixes.update(place.chain[1:], (end,))
-        self._replies.setdefault(said, set()).add(place.digests[-1])
+        """Make a finished call continuable.
+
+        Args:
+            match: the result of `match` for the call's request.
+            call_id, session: of the call.
+            prompt_ids, response_ids: int32, exactly as sampled.
+            reply: the assistant message that the client gets.
+        """
+        reply_digest = digest(reply)
+        end = _hash(match.chain[-1] + reply_digest)
+        self._turns.setdefault(end, {})[match.tools] = Turn(call_id, prompt_ids, response_ids, session)
+        self._prompts.add(match.chain[-1])
+        self._prefixes.update(match.chain[1:], (end,))
+        self._replies.setdefault(reply_digest, set()).add(match.digests[-1])
         self._tool_calls.update(_tool_call_ids(reply))
 
-    def _known(self, chain: Sequence[bytes]) -> int:
-        """How many messages begin some conversation seen before."""
+    def _known_prefix(self, chain: Sequence[bytes]) -> int:
+        """How many of the messages are the beginning of an earlier conversation."""
         n = 0
         while n + 1 < len(chain) and chain[n + 1] in self._prefixes:
             n += 1
         return n
 
-    def _went_on(self, messages: Sequence[Message], digests: Sequence[bytes], chain: Sequence[bytes]) -> bool:
-        """Tell a conversation that went on from a new one, which can hold assistant messages of its own (few-shot)."""
-        known = self._known(chain)
+    def _is_known(self, messages: Sequence[Message], digests: Sequence[bytes], chain: Sequence[bytes]) -> bool:
+        """Whether an earlier conversation goes on here; a new one can hold assistant messages too (few-shot)."""
+        known = self._known_prefix(chain)
         for i in range(known, len(messages)):
             message = messages[i]
             if not self._tool_calls.isdisjoint(_tool_call_ids(message)):
@@ -140,15 +150,16 @@ class Sessions:
                 continue
             if i == known and chain[i] in self._prompts:
                 return True
-            followed = self._replies.get(digests[i])
-            if followed is not None and (
-                (i > 0 and digests[i - 1] in followed) or len(text_of(message.get("content"))) >= TELLING
+            predecessors = self._replies.get(digests[i])
+            if predecessors is not None and (
+                (i > 0 and digests[i - 1] in predecessors) or len(text_of(message.get("content"))) >= DISTINCTIVE_LENGTH
             ):
                 return True
         return False
 
     def _rewritten(self, messages: Sequence[Message], chain: Sequence[bytes]) -> tuple[ForkCause, str]:
-        known = self._known(chain)
+        """The cause and detail of a fork: the first message that differs from the earlier conversation."""
+        known = self._known_prefix(chain)
         if known == len(messages):
             return ForkCause.HISTORY_REWRITTEN, "an earlier state of the conversation was taken up again"
         if messages[known].get("role") != "assistant":
@@ -162,22 +173,22 @@ class Sessions:
 
 
 def digest(message: Message) -> bytes:
-    """A hash of what a message says, equal for every way in which clients echo the same message.
+    """A hash of a message's content, equal for every form in which clients send back the same message.
 
     Clients re-serialise a tool call's JSON arguments, turn "" into null, split text into parts, drop the reasoning and
-    add fields of their own; none of that changes what was said.
+    add their own fields; none of that changes the content.
     """
     role = message.get("role")
-    answers = message.get("tool_call_id") if role == "tool" else None
+    answered_id = message.get("tool_call_id") if role == "tool" else None
     calls = [(call.get("id"), call.get("function") or {}) for call in message.get("tool_calls") or ()]
-    said = [role, text_of(message.get("content")), answers]
+    content = [role, text_of(message.get("content")), answered_id]
     try:
-        read = [[call_id, f.get("name"), _arguments(f.get("arguments"))] for call_id, f in calls]
-        return _hash(orjson.dumps([*said, read], option=orjson.OPT_SORT_KEYS))
+        parsed = [[call_id, f.get("name"), _arguments(f.get("arguments"))] for call_id, f in calls]
+        return _hash(orjson.dumps([*content, parsed], option=orjson.OPT_SORT_KEYS))
     except orjson.JSONEncodeError:
-        # Arguments too deep to be written again are compared as they stand.
-        as_sent = [[call_id, f.get("name"), f.get("arguments")] for call_id, f in calls]
-        return _hash(orjson.dumps([*said, as_sent], option=orjson.OPT_SORT_KEYS))
+        # Arguments nested too deep to be serialised are compared as text.
+        raw = [[call_id, f.get("name"), f.get("arguments")] for call_id, f in calls]
+        return _hash(orjson.dumps([*content, raw], option=orjson.OPT_SORT_KEYS))
 
 
 def text_of(content: Any) -> str:
@@ -190,7 +201,7 @@ def text_of(content: Any) -> str:
 
 
 def _arguments(value: Any) -> Any:
-    """Arguments as what they mean. Python's JSON, which a model may write, also has NaN and half surrogate pairs."""
+    """Arguments as values. Python's JSON, which a model may write, also has NaN and half surrogate pairs."""
     if not isinstance(value, str):
         return value
     try:

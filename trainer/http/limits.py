@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agl.trainer.http.responses import RETRY_SECONDS
@@ -82,6 +84,22 @@ def parse_json(body: bytes | bytearray, depth: int) -> Any:
         if "recursion" in str(error).lower():
             raise ValueError(f"nested more than {depth} deep") from None
     return data
+
+
+async def json_body(request: Request, depth: int, parse: Callable[[bytes, int], Any] = parse_json) -> Any:
+    """The value of a request's body.
+
+    Raises:
+        Refused: 415, it is not sent as JSON; 400, it is no JSON, or nested deeper than `depth`.
+        ClientDisconnect: the client hung up.
+    """
+    # A browser may send any page's text to this machine, but no JSON that it calls JSON.
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise Refused(415, "send application/json", "unsupported_media_type")
+    try:
+        return parse(await request.body(), depth)
+    except ValueError as error:
+        raise Refused(400, f"the body is not JSON that can be read: {error}", "invalid_json") from None
 
 
 class Bounded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable
 from typing import Any
 
@@ -17,7 +18,12 @@ RETRY_SECONDS = 1
 def answer(data: Any, status: int = 200) -> Response:
     """A JSON answer."""
     headers = {"retry-after": str(RETRY_SECONDS)} if status in (429, 503) else None
-    return Response(orjson.dumps(data), status, headers, "application/json")
+    try:
+        body = orjson.dumps(data)
+    except TypeError:
+        # orjson refuses lone surrogates, which an error's text may have.
+        body = json.dumps(data).encode()
+    return Response(body, status, headers, "application/json")
 
 
 async def unless_gone(request: Request, work: Awaitable[Any]) -> Any:

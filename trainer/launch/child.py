@@ -1,4 +1,4 @@
-"""The launched command: it has the terminal, gets the signals, and its exit status is ours."""
+"""Runs the launched command with this process's terminal, signals and exit status."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from types import FrameType
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """Exit statuses of a shell for a command that does not start."""
 GRACE_SECONDS = 1.0
-_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""How long after Ctrl-C the command may run before it gets the signal from here."""
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +33,15 @@ class ProcessExit:
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> ProcessExit:
     """Run a command to its end, with this process's standard streams. From the main thread."""
-    started: list[subprocess.Popen[bytes]] = []
-    with _signals_to(started):
+    processes: list[subprocess.Popen[bytes]] = []
+    with _signals_forwarded_to(processes):
         try:
             process = subprocess.Popen(command, env=dict(environment))
         except FileNotFoundError:
             return ProcessExit(NOT_FOUND, f"there is no command {command[0]!r}")
         except OSError as error:
             return ProcessExit(NOT_EXECUTABLE, f"{command[0]!r} cannot be run: {error.strerror}")
-        started.append(process)
+        processes.append(process)
         status = process.wait()
     if status == 0:
         return ProcessExit(0, None)
@@ -54,17 +55,20 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> ProcessExit:
 
 
 @contextlib.contextmanager
-def _signals_to(started: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Signals that reach this process alone go on to the child. Ctrl-C in a terminal reaches both by itself; of one
-    from elsewhere that cannot be told, so the child gets a second to end before it is sent again."""
+def _signals_forwarded_to(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Forwards signals that reach this process alone to the child.
+
+    Ctrl-C in a terminal reaches both. For an interrupt from another source that is unknown, so it is forwarded after
+    a second, which the child gets to end.
+    """
 
     def send(number: int) -> None:
-        for process in started:
+        for process in processes:
             # `send_signal` does nothing once the process has ended.
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)
 
-    def pass_on(number: int, _: FrameType | None) -> None:
+    def forward(number: int, _: FrameType | None) -> None:
         if number != signal.SIGINT:
             send(number)
         elif not _in_terminal():
@@ -72,7 +76,7 @@ def _signals_to(started: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
             timer.daemon = True
             timer.start()
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, *_PASSED_ON)}
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, *_FORWARDED)}
     try:
         yield
     finally:
@@ -81,7 +85,7 @@ def _signals_to(started: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
 
 
 def _in_terminal() -> bool:
-    """Whether we are in the foreground of a terminal, which sends Ctrl-C to all of its foreground processes."""
+    """Whether this process is in the foreground of a terminal, which sends Ctrl-C to all foreground processes."""
     try:
         with open("/dev/tty") as terminal:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()

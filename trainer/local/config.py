@@ -1,6 +1,6 @@
 """The learner's and the adapter's settings, as plain data: importing them loads no torch.
 
-Invariant: a value that could not be used is refused here, when it is given.
+Invariant: a value that could not be used is refused here, when the settings are made.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ from agl.trainer.objectives.reduction import check_scale_factor
 Schedule = Literal["constant", "linear"]
 Autocast = Literal["bfloat16", "float32"]
 _CHOICES = {
-    "schedule": Schedule, "kl_kind": KLKind, "loss_agg": LossAgg, "autocast": Autocast,
-    "policy_loss": PolicyLossKind, "rollout_is": RolloutIS,
-}  # fmt: skip
+    "schedule": Schedule,
+    "kl_kind": KLKind,
+    "loss_agg": LossAgg,
+    "autocast": Autocast,
+    "policy_loss": PolicyLossKind,
+    "rollout_is": RolloutIS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,27 +33,27 @@ class LearnerConfig:
         grad_clip: largest norm of the gradient; None for no limit.
         warmup_steps: updates in which the learning rate grows linearly to its peak.
         schedule: after that "constant", or "linear" down to 0 at `total_steps` updates.
-        total_steps: updates in all; for "linear" alone.
+        total_steps: updates in all; only for "linear".
         clip_low, clip_high, dual_clip: see `agl.trainer.objectives.losses.policy_loss` (clip_low, clip_high, clip_c).
         policy_loss: "vanilla" (PPO's clipped ratio of each token) or "gspo" (of each answer); see
             `agl.trainer.objectives.losses`.
         rollout_is, rollout_is_threshold: take the ratio against the learner's own log-probs before the update, and
             weigh each token by how these differ from the sampler's, truncated at the threshold; see
             `agl.trainer.objectives.importance`. None takes the ratio against the sampler's log-probs.
-        critic: train a value head on the policy's last hidden states, and turn each call's return, given as its
+        critic: train a value head on the policy's last hidden states, and turn each call's return, passed as its
             advantage, into advantages token by token with `gamma` and `lam`; see `agl.trainer.objectives.gae`.
         value_coef, value_clip: weight of its loss, and how far a value may move in one update; None for no limit.
         value_learning_rate: of the value head; None = `learning_rate`.
         kl_coef: weight of the KL penalty against the weights that training began with; 0 keeps no reference model.
         kl_kind: see `agl.trainer.objectives.kl.kl_penalty`.
         entropy_coef: weight of the entropy bonus.
-        epochs: passes over the data of an update. minibatches: optimiser steps per pass; whole rollouts are dealt out.
+        epochs: passes over the data of an update. minibatches: optimiser steps per pass; a rollout is never divided.
         max_tokens_per_microbatch: tokens of one forward pass, padding included; a longer row goes alone. None = 16384
             on cuda and 4096 on CPU, where larger passes fall out of the caches.
         loss_agg, loss_scale_factor: see `agl.trainer.objectives.reduction.token_weights`.
         autocast: dtype that updates compute in; None = "bfloat16" on cuda and "float32" on CPU. A CPU with bfloat16
             instructions is about twice as fast with "bfloat16", at importance ratios that are off by half a percent.
-        seed: of the dealing into mini-batches and of adapter dropout.
+        seed: of the division into mini-batches and of adapter dropout.
     """
 
     learning_rate: float = 1e-6
@@ -145,13 +149,13 @@ class LoraSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """A policy in training, where it differs from what the algorithm says.
+    """A policy in training, where it differs from the algorithm's settings.
 
     Attributes:
         model: a Hugging Face directory or hub id. lora: train an adapter of this shape. lr: peak learning rate.
-            None leaves each as the algorithm has it.
+            None: as the algorithm has it.
 
-    Policies with LoRA on the same model share one base, one engine and one batch; any other has weights of its own.
+    Policies with LoRA on the same model share one base, one engine and one batch; any other has separate weights.
     """
 
     model: str | None = None

@@ -1,6 +1,6 @@
 """The LoRA adapters on one base model: which of them each row of a forward pass goes through.
 
-Invariant: outside of `mixed`, the whole model is one policy's: the one that was last given to `use`.
+Invariant: outside of `mixed`, the whole model is one policy's: the one that `use` was last called with.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Adapters:
                     module.register_forward_pre_hook(self._with_rows, with_kwargs=True)  # type: ignore[attr-defined]
 
     def use(self, policy: str) -> None:
-        """Make the whole model this policy's, and its weights alone the trainable ones."""
+        """Make the whole model this policy's, and only its weights trainable."""
         if policy != self._used:
             self._model.set_adapter(self._names[policy])
             self._used = policy

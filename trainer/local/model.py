@@ -117,8 +117,8 @@ def add_adapter(policy: LoadedPolicy, lora: LoraSpec, seed: int = 0) -> LoadedPo
 def save_model(policy: LoadedPolicy, path: str | os.PathLike[str], adapter: str | None = None) -> None:
     """Write a Hugging Face model directory that `load_policy` and `AutoModelForCausalLM` load.
 
-    With LoRA the directory holds the base merged with one adapter (the only one, if `adapter` does not say), and
-    `adapter/` in it that adapter alone.
+    With LoRA the directory holds the base merged with one adapter (the only one, if `adapter` is None), and
+    `adapter/` in it that adapter by itself.
     """
     target = Path(path)
     if not policy.adapters:
@@ -126,11 +126,11 @@ def save_model(policy: LoadedPolicy, path: str | os.PathLike[str], adapter: str 
     else:
         name = adapter or policy.adapters[0]
         # Merging in place and back would leave rounding errors in the weights that are being trained on.
-        alone = copy.deepcopy(policy.model)
+        merged = copy.deepcopy(policy.model)
         for other in policy.adapters:
             if other != name:
-                alone.delete_adapter(other)
-        alone.merge_and_unload().save_pretrained(target)
+                merged.delete_adapter(other)
+        merged.merge_and_unload().save_pretrained(target)
         folder = target / "adapter"
         policy.model.save_pretrained(folder, selected_adapters=[name])
         # peft puts an adapter that is not called "default" one folder deeper.
@@ -181,18 +181,18 @@ def _check_files(name: str) -> None:
         return
     if not directory.is_dir():
         raise ModelLoadError("not a directory", hint="give the directory that holds config.json", path=name)
-    found = f"it holds: {', '.join(sorted(p.name for p in directory.iterdir())[:12]) or 'nothing'}"
+    contents = f"it holds: {', '.join(sorted(p.name for p in directory.iterdir())[:12]) or 'nothing'}"
     if not (directory / "config.json").is_file():
         adapter = (directory / "adapter_config.json").is_file()
         raise ModelLoadError(
             "only an adapter, no model" if adapter else "no config.json in the directory",
-            hint="merge the adapter into its base model and save that" if adapter else found,
+            hint="merge the adapter into its base model and save that" if adapter else contents,
             path=name,
         )
     if not any(any(directory.glob(pattern)) for pattern in WEIGHT_FILES):
-        raise ModelLoadError("no weights in the directory (*.safetensors)", hint=found, path=name)
+        raise ModelLoadError("no weights in the directory (*.safetensors)", hint=contents, path=name)
     if not any((directory / file).is_file() for file in TOKENIZER_FILES):
-        raise ModelLoadError("no tokenizer in the directory (tokenizer.json)", hint=found, path=name)
+        raise ModelLoadError("no tokenizer in the directory (tokenizer.json)", hint=contents, path=name)
 
 
 def _load_config(name: str) -> Any:
@@ -229,7 +229,7 @@ def _load_model(name: str, config: Any, dtype: torch.dtype, attention: str) -> A
     if getattr(model, "_is_stateful", False):
         raise ModelLoadError(
             f"{type(model).__name__} carries a recurrent state, and calls that share a prefix cannot be merged on it",
-            hint="choose a model of attention layers alone",
+            hint="choose a model that has only attention layers",
             path=name,
         )
     return model
@@ -286,7 +286,7 @@ def _check_tokens(name: str, tokenizer: Any) -> None:
         raise ModelLoadError(
             f"{type(tokenizer).__name__} does not tokenise as the directory's tokenizer.json says: token {at} of a "
             f"probe text is {_shown(declared, got, at)} instead of {_shown(declared, expected, at)}",
-            hint="its model_type makes transformers use a pre-tokenizer of its own; for a tokenizer of your own choose "
+            hint="its model_type makes transformers use another pre-tokenizer; for your own tokenizer choose "
             "a model_type that keeps tokenizer.json, such as llama or mistral",
             path=name,
         )

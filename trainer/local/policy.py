@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from agl.errors import ConfigError, EngineError
-from agl.mdp.sequence import Sequence
+from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray, IntArray
 from agl.trainer.engines.base import Completion, OnTokens, Sampling
 from agl.trainer.local.process import PolicyProcess
@@ -24,13 +24,13 @@ __all__ = ["LocalPolicy", "PolicyInfo", "PolicySpec", "start_policies"]
 
 
 class LocalPolicy:
-    """A policy in a process of its own, or in one shared with other adapters on the same base model.
+    """A policy in a separate process, or in one shared with other adapters on the same base model.
 
     An `agl.trainer.engines.Engine`, and the control of its learner. Made by `start` or `start_policies`, ended by
     `close`; every call must come from the event loop that started it.
 
     Attributes:
-        spec: what was asked for. info: what was loaded. version: of the weights, grown by each `train`.
+        spec: the settings. info: what was loaded. version: of the weights, grown by each `train`.
         process: where it lives.
     """
 
@@ -73,7 +73,7 @@ class LocalPolicy:
             raise EngineError(f"no policy {policy!r} is served here", hint=f"this engine serves {self.spec.name!r}")
         return await self.process.generate(self.spec.name, prompt_ids, sampling, session, on_tokens)
 
-    async def train(self, sequences: list[Sequence], *, lr_scale: float = 1.0) -> dict[str, float]:
+    async def train(self, sequences: list[TrainingRow], *, lr_scale: float = 1.0) -> dict[str, float]:
         """One update of the weights; returns the learner's metrics. The version grows by one.
 
         Raises:
@@ -82,7 +82,7 @@ class LocalPolicy:
         foreign = next((s for s in sequences if s.policy != self.spec.name), None)
         if foreign is not None:
             raise EngineError(
-                f"a row of policy {foreign.policy!r} was given to policy {self.spec.name!r} to train on",
+                f"a row of policy {foreign.policy!r} was passed to policy {self.spec.name!r} to train on",
                 hint="please report this: a policy is trained on its own tokens alone",
                 rollout=foreign.rollout_id,
             )
@@ -107,7 +107,7 @@ class LocalPolicy:
         await self._command("save_state", path=os.path.abspath(path))
 
     async def load_state(self, path: str | Path) -> None:
-        """Go back to what `save_state` wrote.
+        """Restore what `save_state` wrote.
 
         Raises:
             CheckpointError: the file is missing, broken or of another model.
@@ -115,7 +115,7 @@ class LocalPolicy:
         await self._command("load_state", path=os.path.abspath(path))
 
     async def close(self, *, timeout: float = 5.0) -> None:
-        """End the process: ask, wait `timeout` seconds, terminate, kill. Idempotent. Ends policies beside it too."""
+        """End the process: ask, wait `timeout` seconds, terminate, kill. Idempotent. Ends its other policies, too."""
         await self.process.close(timeout=timeout)
 
     async def _command(self, name: str, **arguments: Any) -> Any:
@@ -126,10 +126,10 @@ class LocalPolicy:
 
 async def start_policies(specs: Seq[PolicySpec], *, timeout: float = 120.0) -> dict[str, LocalPolicy]:
     """Load several policies: adapters on the same base in one process, which samples them in one batch; any other in a
-    process of its own.
+    separate process.
 
     Returns:
-        Policies by name, in the order given.
+        Policies by name, in the order of `specs`.
 
     Raises:
         ConfigError: two have the same name.
@@ -139,7 +139,7 @@ async def start_policies(specs: Seq[PolicySpec], *, timeout: float = 120.0) -> d
     names: set[str] = set()
     for spec in specs:
         if spec.name in names:
-            raise ConfigError(f"two policies are named {spec.name!r}", hint="give each a name of its own")
+            raise ConfigError(f"two policies are named {spec.name!r}", hint="give each its own name")
         names.add(spec.name)
         groups.setdefault(spec.base if spec.lora is not None else spec.name, []).append(spec)
     started = await asyncio.gather(
@@ -150,5 +150,5 @@ async def start_policies(specs: Seq[PolicySpec], *, timeout: float = 120.0) -> d
     if failed is not None:
         await asyncio.gather(*(p.close(timeout=0.0) for p in processes))
         raise failed
-    found = {spec.name: LocalPolicy(spec, process) for process in processes for spec in process.specs}
-    return {spec.name: found[spec.name] for spec in specs}
+    policies = {spec.name: LocalPolicy(spec, process) for process in processes for spec in process.specs}
+    return {spec.name: policies[spec.name] for spec in specs}

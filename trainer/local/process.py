@@ -1,4 +1,4 @@
-"""The parent's end of a policy process: starts it, sends it requests and commands, and ends it.
+"""The parent's side of a policy process: starts it, sends it requests and commands, and ends it.
 
 Invariant: nothing waits for a dead child: when it ends, every waiting call fails with its exit code and last output.
 When this process ends, however it ends, the child ends too.
@@ -32,7 +32,7 @@ from agl.trainer.local.protocol import (
     PolicySpec,
     Shutdown,
     Tokens,
-    pack,
+    to_frame,
 )
 
 _TAIL_BYTES = 2000
@@ -48,10 +48,10 @@ class _Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for messages in self._reader.feed(data):
-            self._process._received(messages)
+            self._process._on_messages(messages)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._process._lost()
+        self._process._on_connection_lost()
 
 
 class PolicyProcess:
@@ -71,7 +71,7 @@ class PolicyProcess:
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._pending: dict[int, asyncio.Future[Any]] = {}
         self._streams: dict[int, OnTokens] = {}
         self._transport: asyncio.Transport | None = None
         self._reaper: asyncio.Task[None] | None = None
@@ -84,7 +84,7 @@ class PolicyProcess:
         """Start the process and load the policies.
 
         Args:
-            specs: policies of one `base`; more than one only with a LoRA adapter each.
+            specs: policies of one `base`; more than one only where each has a LoRA adapter.
             timeout: seconds.
 
         Raises:
@@ -109,7 +109,7 @@ class PolicyProcess:
         finally:
             theirs.close()
         process = cls(specs, child, log)
-        ready = process._wait_for(0)
+        ready = process._new_future(0)
         try:
             ours.setblocking(False)
             process._transport, _ = await process._loop.create_unix_connection(lambda: _Link(process), sock=ours)
@@ -129,12 +129,12 @@ class PolicyProcess:
 
     @property
     def pid(self) -> int:
-        """Of the child."""
+        """Process id of the child."""
         return self._process.pid
 
     @property
     def returncode(self) -> int | None:
-        """Of the child; None while it runs."""
+        """Exit code of the child; None while it runs."""
         return self._process.poll()
 
     async def generate(
@@ -143,7 +143,7 @@ class PolicyProcess:
         """Sample one answer; see `agl.trainer.engines.Engine.generate`."""
         self._check()
         request_id = next(self._ids)
-        future = self._wait_for(request_id)
+        future = self._new_future(request_id)
         if on_tokens is not None:
             self._streams[request_id] = on_tokens
         self._send(Generate(request_id, policy, int_array(prompt_ids), sampling, session, on_tokens is not None))
@@ -156,10 +156,10 @@ class PolicyProcess:
             self._forget(request_id)
 
     async def command(self, policy: str, name: str, **arguments: Any) -> Done:
-        """Have the worker run one of its commands for a policy; whatever it raises is raised here."""
+        """Run one of the worker's commands for a policy; what it raises there is raised here."""
         self._check()
         request_id = next(self._ids)
-        future = self._wait_for(request_id)
+        future = self._new_future(request_id)
         self._send(Command(request_id, policy, name, arguments))
         try:
             return await future
@@ -172,12 +172,12 @@ class PolicyProcess:
         if self._process.poll() is None:
             if first and timeout > 0 and asyncio.get_running_loop() is self._loop:
                 self._send(Shutdown())
-                await self._ended(timeout)
+                await self._wait_for_exit(timeout)
             if self._process.poll() is None:
                 self._process.terminate()
-                if not await self._ended(_TERM_SECONDS):
+                if not await self._wait_for_exit(_TERM_SECONDS):
                     self._process.kill()
-                    await self._ended(_TERM_SECONDS)
+                    await self._wait_for_exit(_TERM_SECONDS)
         self._fail("the policy process was closed")
         if self._transport is not None and asyncio.get_running_loop() is self._loop:
             self._transport.close()
@@ -187,17 +187,17 @@ class PolicyProcess:
 
     # -- the child's side -----------------------------------------------------------------------------------------
 
-    def _received(self, messages: list[Any]) -> None:
+    def _on_messages(self, messages: list[Any]) -> None:
         for message in messages:
             match message:
                 case Tokens():
                     self._stream(message)
                 case Finished():
-                    self._settle(message.request_id, message.completion)
+                    self._resolve(message.request_id, message.completion)
                 case Done():
-                    self._settle(message.request_id, message)
+                    self._resolve(message.request_id, message)
                 case Failed():
-                    future = self._waiting.get(message.request_id)
+                    future = self._pending.get(message.request_id)
                     if future is not None and not future.done():
                         future.set_exception(message.error)
 
@@ -209,30 +209,30 @@ class PolicyProcess:
             on_tokens(message.token_ids, message.logprobs)
         except Exception as error:
             self._send(Abort(message.request_id))
-            future = self._waiting.get(message.request_id)
+            future = self._pending.get(message.request_id)
             self._forget(message.request_id)
             if future is not None and not future.done():
                 future.set_exception(error)
 
-    def _settle(self, request_id: int, result: Any) -> None:
-        future = self._waiting.get(request_id)
+    def _resolve(self, request_id: int, result: Any) -> None:
+        future = self._pending.get(request_id)
         if future is not None and not future.done():
             future.set_result(result)
 
-    def _lost(self) -> None:
+    def _on_connection_lost(self) -> None:
         if not self._closing:
             self._reaper = self._loop.create_task(self._report_death())
 
     async def _report_death(self) -> None:
-        ended = await self._ended(_TERM_SECONDS)
-        how = f"exit code {self._process.returncode}" if ended else "connection lost"
+        exited = await self._wait_for_exit(_TERM_SECONDS)
+        how = f"exit code {self._process.returncode}" if exited else "connection lost"
         self._fail(f"the policy process died ({how})", self._last_output())
 
     def _last_output(self) -> str:
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace").strip()
 
-    async def _ended(self, seconds: float) -> bool:
+    async def _wait_for_exit(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while self._process.poll() is None and time.monotonic() < deadline:
             await asyncio.sleep(0.005)
@@ -249,24 +249,24 @@ class PolicyProcess:
         if self._closing or self._failure is not None:
             raise self._error()
 
-    def _wait_for(self, request_id: int) -> asyncio.Future[Any]:
+    def _new_future(self, request_id: int) -> asyncio.Future[Any]:
         future = self._loop.create_future()
-        self._waiting[request_id] = future
+        self._pending[request_id] = future
         return future
 
     def _forget(self, request_id: int) -> None:
-        self._waiting.pop(request_id, None)
+        self._pending.pop(request_id, None)
         self._streams.pop(request_id, None)
 
     def _send(self, message: Any) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(pack(message))
+            self._transport.write(to_frame(message))
 
     def _fail(self, what: str, output: str = "") -> None:
         """End every waiting call, and all later ones, with the same error; the first cause stays."""
         if self._failure is None:
             self._failure, self._tail = what, output
-        for future in self._waiting.values():
+        for future in self._pending.values():
             if not future.done():
                 future.set_exception(self._error())
 

@@ -27,7 +27,7 @@ class PolicySpec:
         lora: train an adapter instead of all weights.
         seed: of the adapter's start.
         max_context: longest prompt + answer in tokens; None = the model's own limit.
-        threads: torch threads on CPU; None = one less than the cores, at least one.
+        threads: torch threads on CPU; None = the number of cores less one, at least one.
         learner: how to train.
         max_batch: at most this many answers are sampled at once.
     """
@@ -149,20 +149,20 @@ EngineEvent = Tokens | Finished | Failed
 _LENGTH = struct.Struct("<Q")
 
 
-def pack(message: Any) -> bytes:
-    """One frame."""
+def to_frame(message: Any) -> bytes:
+    """A message as one frame."""
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(body)) + body
 
 
 class FrameReader:
-    """Puts frames together from the bytes of a stream."""
+    """Reassembles the messages from the bytes of a stream."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Any]:
-        """Take bytes; the messages that they complete."""
+        """Add bytes; returns the messages that they complete."""
         self._buffer += data
         messages, at = [], 0
         while len(self._buffer) - at >= _LENGTH.size:

@@ -1,4 +1,4 @@
-"""The policy process: `python -m agl.trainer.local.worker FD`, a base model that is sampled and trained in turn.
+"""The policy process, `python -m agl.trainer.local.worker FD`: a base model that is sampled and trained in turn.
 
 Invariant: it lives no longer than its parent. It reads commands from the socket FD, samples while it has requests, and
 ends when the socket closes.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agl.errors import AglError, CheckpointError, EngineError, ModelLoadError
-from agl.mdp.sequence import Sequence as Row
+from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray, IntArray
 from agl.trainer.local.protocol import (
     Abort,
@@ -32,7 +32,7 @@ from agl.trainer.local.protocol import (
     PolicyInfo,
     PolicySpec,
     Shutdown,
-    pack,
+    to_frame,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _PARENT_CHECK_MS = 2000
 
 
 @dataclass(slots=True, eq=False)
-class _Trained:
+class _Policy:
     """A policy of this process."""
 
     learner: Learner
@@ -60,7 +60,7 @@ class Worker:
         self._connection = connection
         self._reader = FrameReader()
         self._inbox: list[Any] = []
-        self._policies: dict[str, _Trained] = {}
+        self._policies: dict[str, _Policy] = {}
         self._commands: dict[str, Callable[..., Any]] = {
             "train": self.train,
             "logprobs": self.logprobs,
@@ -71,14 +71,14 @@ class Worker:
         }
 
     def run(self) -> None:
-        """Load what the first message asks for, then serve until told to stop or until the parent is gone."""
-        specs = self._first()
+        """Load the policies that the first message names, then serve until `Shutdown` or until the parent is gone."""
+        specs = self._receive_specs()
         if specs is None:
             return
         try:
             info = self.load(specs)
         except Exception as error:
-            self._send([Failed(0, _crossing(error, f"cannot load {specs[0].model}", ModelLoadError))])
+            self._send([Failed(0, _to_agl_error(error, f"cannot load {specs[0].model}", ModelLoadError))])
             return
         self._send([Done(0, info)])
         poller = select.poll()
@@ -112,9 +112,7 @@ class Worker:
         loaded = load_policy(first.model, device=first.device, dtype=first.dtype, lora=first.lora, seed=first.seed)
         for spec in specs[1:]:
             if spec.lora is None:
-                raise EngineError(
-                    f"policy {spec.name!r} has no adapter of its own", hint="whole models take a process each"
-                )
+                raise EngineError(f"policy {spec.name!r} has no adapter", hint="whole models take a process each")
             loaded = add_adapter(loaded, spec.lora, spec.seed)
         self._loaded: LoadedPolicy = loaded
         names = dict(zip([spec.name for spec in specs], loaded.adapters, strict=False))
@@ -122,7 +120,7 @@ class Worker:
         model, device = loaded.model, loaded.device
         for spec in specs:
             use = functools.partial(adapters.use, spec.name) if adapters is not None else None
-            self._policies[spec.name] = _Trained(Learner(model, spec.learner, device, use), names.get(spec.name))
+            self._policies[spec.name] = _Policy(Learner(model, spec.learner, device, use), names.get(spec.name))
         self._engine: LocalEngine = LocalEngine(
             model,
             loaded.tokenizer,
@@ -134,12 +132,12 @@ class Worker:
             adapters=adapters,
         )
         total = sum(p.numel() for p in model.parameters())
-        own = {name: policy.learner.n_parameters for name, policy in self._policies.items()}
-        shared = total - sum(own.values()) if adapters is not None else 0
+        trainable = {name: policy.learner.n_parameters for name, policy in self._policies.items()}
+        shared = total - sum(trainable.values()) if adapters is not None else 0
         return {
             name: PolicyInfo(
-                parameters=shared + own[name],
-                trainable_parameters=own[name],
+                parameters=shared + trainable[name],
+                trainable_parameters=trainable[name],
                 device=str(device),
                 dtype=str(loaded.dtype).removeprefix("torch."),
                 max_context=self._engine.max_context,
@@ -151,11 +149,11 @@ class Worker:
 
     # -- commands -----------------------------------------------------------------------------------------------
 
-    def train(self, policy: str, sequences: list[Row], lr_scale: float) -> dict[str, float]:
+    def train(self, policy: str, sequences: list[TrainingRow], lr_scale: float) -> dict[str, float]:
         """One update; the engine serves the new weights from its next step on."""
         self._engine.drop_caches()
         metrics = self._policies[policy].learner.update(sequences, lr_scale=lr_scale)
-        self._serve(policy, self._policies[policy].version + 1)
+        self._set_version(policy, self._policies[policy].version + 1)
         return metrics
 
     def logprobs(self, policy: str, token_ids: IntArray, temperature: float) -> FloatArray:
@@ -164,7 +162,7 @@ class Worker:
 
     def engine_logprobs(self, policy: str, token_ids: IntArray, temperature: float) -> FloatArray:
         """Log-probs by the engine's cached decoding."""
-        return self._engine.score(token_ids, temperature, policy)
+        return self._engine.logprobs(token_ids, temperature, policy)
 
     def save_model(self, policy: str, path: str) -> None:
         """Write a Hugging Face directory."""
@@ -184,7 +182,7 @@ class Worker:
         os.replace(partial, target)
 
     def load_state(self, policy: str, path: str) -> None:
-        """Go back to what `save_state` wrote."""
+        """Restore what `save_state` wrote."""
         import torch
 
         if not Path(path).is_file():
@@ -200,9 +198,9 @@ class Worker:
                 f"the checkpoint cannot be read: {error}", hint="take an earlier checkpoint", path=path
             ) from error
         self._policies[policy].learner.load_state_dict(learner)
-        self._serve(policy, version)
+        self._set_version(policy, version)
 
-    def _serve(self, policy: str, version: int) -> None:
+    def _set_version(self, policy: str, version: int) -> None:
         self._policies[policy].version = version
         self._engine.on_weights_changed(version, policy)
 
@@ -221,18 +219,20 @@ class Worker:
                         message.policy,
                     )
                 except Exception as error:
-                    self._send([Failed(message.request_id, _crossing(error, "cannot sample", EngineError))])
+                    self._send([Failed(message.request_id, _to_agl_error(error, "cannot sample", EngineError))])
             case Abort():
                 self._engine.abort(message.request_id)
             case Command():
                 try:
                     result = self._commands[message.name](message.policy, **message.arguments)
                 except Exception as error:
-                    self._send([Failed(message.request_id, _crossing(error, f"{message.name} failed", EngineError))])
+                    self._send(
+                        [Failed(message.request_id, _to_agl_error(error, f"{message.name} failed", EngineError))]
+                    )
                 else:
                     self._send([Done(message.request_id, result, self._policies[message.policy].version)])
 
-    def _first(self) -> Sequence[PolicySpec] | None:
+    def _receive_specs(self) -> Sequence[PolicySpec] | None:
         while not self._inbox:
             if not self._receive():
                 return None
@@ -245,18 +245,18 @@ class Worker:
         return bool(data)
 
     def _send(self, messages: list[Any]) -> None:
-        self._connection.sendall(pack(messages))
+        self._connection.sendall(to_frame(messages))
 
 
-def _crossing(error: Exception, what: str, kind: type[AglError]) -> AglError:
-    """The error as the parent is to see it: our own as they are, others named, their traceback in the process's log."""
+def _to_agl_error(error: Exception, what: str, kind: type[AglError]) -> AglError:
+    """The error for the parent: ours unchanged, others with their type's name; their traceback goes to the log."""
     if isinstance(error, AglError):
         return error
     traceback.print_exception(error)
     return kind(f"{what}: {type(error).__name__}: {error}")
 
 
-def _end_with_parent(connection: socket.socket, parent: int) -> None:
+def _exit_with_parent(connection: socket.socket, parent: int) -> None:
     """End this process, whatever it is computing, when the other end of the socket closes or the parent dies."""
     poller = select.poll()
     poller.register(connection, 0)
@@ -270,13 +270,13 @@ def main() -> None:
     # Ctrl-C reaches the whole process group; the parent decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=int(sys.argv[1]))
-    threading.Thread(target=_end_with_parent, args=(connection, os.getppid()), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(connection, os.getppid()), daemon=True).start()
     try:
         Worker(connection).run()
     except (BrokenPipeError, ConnectionResetError):
         pass
     sys.stderr.flush()
-    # Everything that was asked for is on disk; taking the libraries down in order would take about a second.
+    # All that was requested is on disk; taking the libraries down in order would take about a second.
     os._exit(0)
 
 

@@ -9,7 +9,7 @@ KLKind = Literal["k1", "k2", "k3"]
 """See `agl.trainer.objectives.kl.kl_penalty`."""
 
 Estimator = Literal["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"]
-"""How returns become advantages, by verl's names; see `agl.trainer.objectives.advantages.score`."""
+"""How returns become advantages, by verl's names; see `agl.trainer.objectives.advantages.compute_advantages`."""
 
 PolicyLossKind = Literal["vanilla", "gspo"]
 """See `agl.trainer.objectives.losses`."""

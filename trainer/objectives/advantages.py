@@ -12,25 +12,25 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agl.credit import Credit, Level, Leveled, levels
+from agl.credit import Credit, Leveled, levels
 from agl.errors import ConfigError
 from agl.mdp.types import Trajectory, Transition
 from agl.trainer.objectives import Estimator
 from agl.trainer.objectives.estimators import group_statistics, leave_one_out, relative, whiten
 
 GROUPED = ("grpo", "rloo", "reinforce_plus_plus_baseline")
-"""Estimators that compare the rollouts of a task with each other, so that one alone says nothing."""
+"""Estimators that compare the rollouts of a task with each other, which needs at least two."""
 
 Shaping = Callable[[Transition], float]
 """What is added to a call's return, such as a penalty for its length."""
 
-FLAT = "its group came to the same in every rollout (dynamic sampling)"
-"""Why a call that could be trained was left out of its step."""
+FLAT = "every rollout of its group had the same return (dynamic sampling)"
+"""Why a trainable call was left out of its step."""
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredCall:
-    """A call's numbers, as `TrainedCall` records them."""
+class CallAdvantage:
+    """A call's reward, return and advantage, as `TrainedCall` records them; `dropped` says why it is not trained."""
 
     call_id: str
     rollout_id: str
@@ -42,41 +42,48 @@ class ScoredCall:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scored:
+class StepAdvantages:
     """A step's trajectories with their advantages.
 
     Attributes:
-        kept: trajectories to train, one per rollout and policy, without the calls that were dropped.
-        advantages: call id -> advantage, for all calls; with "gae", their returns, which the learner takes from there.
-        calls: every call's numbers, dropped ones included.
+        trajectories: those to train, one per rollout and policy, without the calls that were dropped.
+        advantages: call id -> advantage, for all calls; with "gae", their returns, from which the learner's value head
+            makes the advantages.
+        calls: the numbers of every call, dropped ones included.
         dropped_groups: comparisons of a task, policy and agent with fewer than two rollouts left.
-        zero_variance_groups: those in which every rollout came to the same.
-        flat: the tasks' groups in which no call has anything to learn from.
+        zero_variance_groups: those in which every rollout had the same return.
+        flat_groups: the tasks' groups in which no call has anything to learn from.
     """
 
-    kept: tuple[Trajectory, ...]
+    trajectories: tuple[Trajectory, ...]
     advantages: Mapping[str, float]
-    calls: tuple[ScoredCall, ...]
+    calls: tuple[CallAdvantage, ...]
     dropped_groups: int
     zero_variance_groups: int
-    flat: frozenset[str]
+    flat_groups: frozenset[str]
 
     def of(self, policy: str) -> tuple[Trajectory, ...]:
         """The trajectories that train one policy."""
-        return tuple(t for t in self.kept if t.policy == policy)
+        return tuple(t for t in self.trajectories if t.policy == policy)
 
-    def without_flat(self) -> Scored:
+    def without_flat(self) -> StepAdvantages:
         """Without the groups that have nothing to learn from."""
-        groups = {t.rollout_id: t.group for t in self.kept}
-        calls = tuple(
-            replace(c, dropped=c.dropped or FLAT) if groups.get(c.rollout_id) in self.flat else c for c in self.calls
+        flat = {t.rollout_id for t in self.trajectories if t.group in self.flat_groups}
+        return replace(
+            self,
+            trajectories=tuple(t for t in self.trajectories if t.rollout_id not in flat),
+            calls=tuple(replace(c, dropped=c.dropped or FLAT) if c.rollout_id in flat else c for c in self.calls),
         )
-        return replace(self, kept=tuple(t for t in self.kept if t.group not in self.flat), calls=calls)
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A call on its way to an advantage."""
+    """A call in one comparison.
+
+    Attributes:
+        rollout: index of its trajectory. key: the group that it is compared in. value: its return.
+        alone: whether its group has no other rollout. flat: whether all rollouts of its group had the same return.
+    """
 
     rollout: int
     transition: Transition
@@ -84,17 +91,17 @@ class _Entry:
     value: float
     advantage: float = 0.0
     alone: bool = False
-    level: bool = False
+    flat: bool = False
 
 
-def score(
+def compute_advantages(
     trajectories: Sequence[Trajectory],
     credit: Credit,
     *,
     estimator: Estimator = "grpo",
     normalize_std: bool = True,
     shaping: Shaping | None = None,
-) -> Scored:
+) -> StepAdvantages:
     """Advantages of every call of a step.
 
     With r a call's return, and its group the calls of the same task, policy and agent, in whose statistics a rollout
@@ -114,29 +121,38 @@ def score(
 
     Raises:
         RewardError: a return that is not finite, or not one per call.
-        ConfigError: a credit rule with comparisons of its own, and an estimator that makes none.
+        ConfigError: a credit rule that makes its own comparisons, and an estimator that makes none.
     """
     if isinstance(credit, Leveled) and estimator not in ("grpo", "rloo"):
         raise ConfigError(
             f"credit {credit!r} compares calls with each other, but {estimator!r} does not",
             hint="use it with GRPO or RLOO",
         )
-    by_level = [levels(credit, t) for t in trajectories]
+    credit_levels = [levels(credit, t) for t in trajectories]
     shaped = [[shaping(x) if shaping else 0.0 for x in t.transitions] for t in trajectories]
     total: dict[str, float] = defaultdict(float)
     first: list[_Entry] = []
-    for n in range(len(by_level[0]) if by_level else 0):
+    for n in range(len(credit_levels[0]) if credit_levels else 0):
         entries = [
-            _Entry(i, x, (t.group, x.call.policy, by_level[i][n].keys[k]), by_level[i][n].returns[k] + shaped[i][k])
+            _Entry(i, x, (t.group, x.call.policy, level.keys[k]), level.returns[k] + shaped[i][k])
             for i, t in enumerate(trajectories)
+            for level in [credit_levels[i][n]]
             for k, x in enumerate(t.transitions)
         ]
         _compare(entries, estimator, normalize_std)
         for entry in entries:
-            total[entry.transition.call.id] += by_level[entry.rollout][n].weight * entry.advantage
+            total[entry.transition.call.id] += credit_levels[entry.rollout][n].weight * entry.advantage
         first = first or entries
+    if isinstance(credit, Leveled):
+        # With several comparisons, a call's return is that of the rule itself.
+        returns = [list(credit(t)) for t in trajectories]
+    else:
+        returns = [
+            [r + s for r, s in zip(one[0].returns, extra, strict=True)]
+            for one, extra in zip(credit_levels, shaped, strict=True)
+        ]
     by_call = {e.transition.call.id: e for e in first}
-    return _report(trajectories, _returned(trajectories, credit, by_level, shaped), total, by_call, estimator)
+    return _summarise(trajectories, returns, total, by_call, estimator)
 
 
 def _compare(entries: Sequence[_Entry], estimator: Estimator, normalize_std: bool) -> None:
@@ -145,27 +161,29 @@ def _compare(entries: Sequence[_Entry], estimator: Estimator, normalize_std: boo
     for entry in entries:
         cells[entry.key, entry.rollout].append(entry)
     keys = [key for key, _ in cells]
-    own = [_mean([e.value for e in members]) for members in cells.values()]
-    means, deviations = group_statistics(own, keys)
+    rollout_returns = [_mean([e.value for e in members]) for members in cells.values()]
+    means, deviations = group_statistics(rollout_returns, keys)
     sizes: dict[Hashable, int] = defaultdict(int)
     for key in keys:
         sizes[key] += 1
-    for (key, _), members, mine, mean, deviation in zip(cells, cells.values(), own, means, deviations, strict=True):
+    for key, members, own, mean, deviation in zip(
+        keys, cells.values(), rollout_returns, means, deviations, strict=True
+    ):
         values, size = [e.value for e in members], sizes[key]
         alone = size < 2 and estimator in GROUPED
         if alone:
             advantages = np.zeros(len(values), dtype=np.float32)
         elif estimator == "grpo":
-            # Rollouts that came to the same still differ call by call under some credit rules: nothing to divide by.
+            # Rollouts with the same return still differ call by call under some credit rules: nothing to divide by.
             advantages = relative(values, mean, deviation, normalize_std=normalize_std and deviation > 0)
         elif estimator == "rloo":
-            advantages = leave_one_out(values, mine, mean, size)
+            advantages = leave_one_out(values, own, mean, size)
         elif estimator == "reinforce_plus_plus_baseline":
             advantages = relative(values, mean, deviation, normalize_std=False)
         else:
             advantages = np.asarray(values, dtype=np.float64)
         for entry, advantage in zip(members, advantages.tolist(), strict=True):
-            entry.advantage, entry.alone, entry.level = advantage, alone, bool(deviation == 0)
+            entry.advantage, entry.alone, entry.flat = advantage, alone, bool(deviation == 0)
     if estimator.startswith("reinforce"):
         for policy in {e.transition.call.policy for e in entries}:
             trained = [e for e in entries if e.transition.call.policy == policy and e.transition.trainable]
@@ -174,52 +192,44 @@ def _compare(entries: Sequence[_Entry], estimator: Estimator, normalize_std: boo
                 entry.advantage = advantage
 
 
-def _returned(
+def _summarise(
     trajectories: Sequence[Trajectory],
-    credit: Credit,
-    by_level: Sequence[Sequence[Level]],
-    shaped: Sequence[Sequence[float]],
-) -> list[list[float]]:
-    """What is shown as each call's return: with several comparisons, that of the rule itself."""
-    if isinstance(credit, Leveled):
-        return [list(credit(t)) for t in trajectories]
-    return [
-        [r + s for r, s in zip(x[0].returns, extra, strict=True)] for x, extra in zip(by_level, shaped, strict=True)
-    ]
-
-
-def _report(
-    trajectories: Sequence[Trajectory],
-    returned: Sequence[Sequence[float]],
-    advantages: Mapping[str, float],
+    returns: Sequence[Sequence[float]],
+    totals: Mapping[str, float],
     by_call: Mapping[str, _Entry],
     estimator: Estimator,
-) -> Scored:
-    kept: list[Trajectory] = []
-    calls: list[ScoredCall] = []
-    final: dict[str, float] = {}
-    for trajectory, own in zip(trajectories, returned, strict=True):
-        for transition, value in zip(trajectory.transitions, own, strict=True):
+) -> StepAdvantages:
+    to_train: list[Trajectory] = []
+    calls: list[CallAdvantage] = []
+    advantages: dict[str, float] = {}
+    for trajectory, call_returns in zip(trajectories, returns, strict=True):
+        for transition, return_ in zip(trajectory.transitions, call_returns, strict=True):
             call = transition.call
-            reason = None if transition.trainable else f"its answer was {call.finish_reason}"
+            dropped = None if transition.trainable else f"its answer was {call.finish_reason}"
+            advantage = float(np.float32(totals[call.id]))
             if by_call[call.id].alone:
-                reason = "its group has no other rollout to compare with"
-            final[call.id] = 0.0 if by_call[call.id].alone else float(np.float32(advantages[call.id]))
+                dropped, advantage = "its group has no other rollout to compare with", 0.0
+            advantages[call.id] = advantage
             calls.append(
-                ScoredCall(
-                    call.id, trajectory.rollout_id, call.policy, transition.reward, value, final[call.id], reason
+                CallAdvantage(
+                    call.id, trajectory.rollout_id, call.policy, transition.reward, return_, advantage, dropped
                 )
             )
         for policy in trajectory.policies:
-            mine = trajectory.of(policy)
-            left = tuple(t for t in mine.transitions if not by_call[t.call.id].alone)
-            if left:
-                kept.append(replace(mine, transitions=left))
+            part = trajectory.of(policy)
+            compared = tuple(t for t in part.transitions if not by_call[t.call.id].alone)
+            if compared:
+                to_train.append(replace(part, transitions=compared))
     groups: dict[Hashable, _Entry] = {e.key: e for e in by_call.values()}
-    dropped = sum(e.alone for e in groups.values())
-    level = sum(e.level and not e.alone for e in groups.values()) if estimator in GROUPED else 0
-    learns = {t.group for t in trajectories if any(final[x.call.id] for x in t.transitions if x.trainable)}
-    return Scored(tuple(kept), final, tuple(calls), dropped, level, frozenset({t.group for t in trajectories} - learns))
+    learns = {t.group for t in trajectories if any(advantages[x.call.id] for x in t.transitions if x.trainable)}
+    return StepAdvantages(
+        tuple(to_train),
+        advantages,
+        tuple(calls),
+        dropped_groups=sum(e.alone for e in groups.values()),
+        zero_variance_groups=(sum(e.flat and not e.alone for e in groups.values()) if estimator in GROUPED else 0),
+        flat_groups=frozenset({t.group for t in trajectories} - learns),
+    )
 
 
 def _mean(values: Sequence[float]) -> float:

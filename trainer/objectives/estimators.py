@@ -1,4 +1,7 @@
-"""Advantages from returns: a rollout's are compared within its group, or with those of the whole batch."""
+"""Advantages from returns, which are compared within a task's group or over the whole batch.
+
+Shapes in names: R rollouts, G rollouts of one group, C calls.
+"""
 
 from __future__ import annotations
 
@@ -14,45 +17,45 @@ FloatArray64 = npt.NDArray[np.float64]
 
 
 def group_statistics(
-    returns: FloatArray64 | Sequence[float], groups: Sequence[Hashable]
+    returns_R: FloatArray64 | Sequence[float], groups_R: Sequence[Hashable]
 ) -> tuple[FloatArray64, FloatArray64]:
-    """Mean and sample standard deviation (N - 1) of each rollout's group.
+    """Mean and sample standard deviation (R - 1) of each rollout's group.
 
     A group of one has nothing to compare with; its mean is taken as 0 and its deviation as 1, as in verl. Where all
     returns of a group are equal, its mean is that return and its deviation 0, free of rounding.
 
     Args:
-        returns: float64 [N], one per rollout.
-        groups: [N], the group of each.
+        returns_R: float64, one per rollout.
+        groups_R: the group of each.
 
     Returns:
-        (mean, deviation), float64 [N] each.
+        (mean, deviation), float64 [R] each.
 
     Raises:
         RewardError: a return is not finite.
         ValueError: not one group per return.
     """
-    values = np.asarray(returns, dtype=np.float64)
-    if values.ndim != 1 or values.size != len(groups):
-        raise ValueError(f"returns of shape {values.shape} but {len(groups)} groups")
-    if not np.isfinite(values).all():
-        bad = int(np.flatnonzero(~np.isfinite(values))[0])
+    values_R = np.asarray(returns_R, dtype=np.float64)
+    if values_R.ndim != 1 or values_R.size != len(groups_R):
+        raise ValueError(f"returns of shape {values_R.shape} but {len(groups_R)} groups")
+    if not np.isfinite(values_R).all():
+        bad = int(np.flatnonzero(~np.isfinite(values_R))[0])
         raise RewardError(
-            f"the return of rollout {bad} of {values.size} is {values[bad]}",
+            f"the return of rollout {bad} of {values_R.size} is {values_R[bad]}",
             hint="rewards must be finite numbers: check the reward function for this group's task",
-            group=groups[bad],
+            group=groups_R[bad],
         )
     members: dict[Hashable, list[int]] = {}
-    for i, group in enumerate(groups):
+    for i, group in enumerate(groups_R):
         members.setdefault(group, []).append(i)
-    means, deviations = np.zeros_like(values), np.ones_like(values)
-    for rows in members.values():
-        of_group = values[rows]
-        if len(rows) > 1:
-            equal = (of_group == of_group[0]).all()
-            means[rows] = of_group[0] if equal else of_group.mean()
-            deviations[rows] = 0.0 if equal else of_group.std(ddof=1)
-    return means, deviations
+    means_R, deviations_R = np.zeros_like(values_R), np.ones_like(values_R)
+    for rollouts in members.values():
+        values_G = values_R[rollouts]
+        if len(rollouts) > 1:
+            equal = (values_G == values_G[0]).all()
+            means_R[rollouts] = values_G[0] if equal else values_G.mean()
+            deviations_R[rollouts] = 0.0 if equal else values_G.std(ddof=1)
+    return means_R, deviations_R
 
 
 def relative(
@@ -70,8 +73,8 @@ def relative(
 
 
 def grpo_advantages(
-    returns: FloatArray64 | Sequence[float],
-    groups: Sequence[Hashable],
+    returns_R: FloatArray64 | Sequence[float],
+    groups_R: Sequence[Hashable],
     *,
     normalize_std: bool = True,
     epsilon: float = 1e-6,
@@ -82,18 +85,18 @@ def grpo_advantages(
     calls.
 
     Args:
-        returns, groups: as in `group_statistics`, which raises the same errors.
+        returns_R, groups_R: as in `group_statistics`, which raises the same errors.
         normalize_std: False leaves the division out (Dr. GRPO, arXiv 2503.20783).
         epsilon: keeps the division finite where all returns are equal.
 
     Returns:
-        float32 [N].
+        float32 [R].
 
-    Source: GRPO, arXiv 2402.03300, eq. 4, with the sample standard deviation (N - 1), as verl's
+    Source: GRPO, arXiv 2402.03300, eq. 4, with the sample standard deviation (R - 1), as verl's
     `compute_grpo_outcome_advantage`.
     """
-    means, deviations = group_statistics(returns, groups)
-    return relative(returns, means, deviations, normalize_std=normalize_std, epsilon=epsilon)
+    means_R, deviations_R = group_statistics(returns_R, groups_R)
+    return relative(returns_R, means_R, deviations_R, normalize_std=normalize_std, epsilon=epsilon)
 
 
 def leave_one_out(
@@ -111,18 +114,18 @@ def leave_one_out(
     return np.asarray(np.asarray(values, dtype=np.float64) - others, dtype=np.float32)
 
 
-def whiten(values: FloatArray64 | Sequence[float], n_tokens: Sequence[int] | npt.NDArray[np.int64]) -> FloatArray:
+def whiten(values_C: FloatArray64 | Sequence[float], tokens_C: Sequence[int] | npt.NDArray[np.int64]) -> FloatArray:
     """(value - mean) / sqrt(variance + 1e-8), float32 [C], over the tokens of a batch.
 
     Args:
-        values: [C], one per call, which all of its tokens share. n_tokens: [C], how many there are.
+        values_C: one per call, which all of its tokens share. tokens_C: how many tokens the call has.
 
     Source: REINFORCE++, arXiv 2501.03262, eq. 3; verl's `masked_whiten` (sample variance, N - 1).
     """
-    x, n = np.asarray(values, dtype=np.float64), np.asarray(n_tokens, dtype=np.float64)
-    total = n.sum()
+    x_C, n_C = np.asarray(values_C, dtype=np.float64), np.asarray(tokens_C, dtype=np.float64)
+    total = n_C.sum()
     if total <= 1:
-        return np.zeros(x.shape, dtype=np.float32)
-    mean = (n * x).sum() / total
-    variance = (n * (x - mean) ** 2).sum() / (total - 1)
-    return np.asarray((x - mean) / np.sqrt(variance + 1e-8), dtype=np.float32)
+        return np.zeros(x_C.shape, dtype=np.float32)
+    mean = (n_C * x_C).sum() / total
+    variance = (n_C * (x_C - mean) ** 2).sum() / (total - 1)
+    return np.asarray((x_C - mean) / np.sqrt(variance + 1e-8), dtype=np.float32)

@@ -1,4 +1,7 @@
-"""Per-token losses on log-probs: no mask, no mean; which tokens count and how much is the reduction's business."""
+"""Per-token losses on log-probs: no mask, no mean; which tokens count and how much is decided by the reduction.
+
+Shapes in names: N trained tokens, C calls, V ids of the vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ class PolicyLoss:
     """The clipped policy objective, per token.
 
     Attributes:
-        loss: float32 [n], to be minimised.
-        log_ratio: float32 [n], new minus old log-prob, without gradient.
-        clipped: bool [n], where the upper or lower clip took the gradient away.
-        dual_clipped: bool [n], where the dual clip did.
+        loss: float32 [N], to be minimised.
+        log_ratio: float32 [N], new minus old log-prob, without gradient.
+        clipped: bool [N], where the upper or lower clip took the gradient away.
+        dual_clipped: bool [N], where the dual clip did.
     """
 
     loss: Tensor
@@ -29,9 +32,9 @@ class PolicyLoss:
 
 
 def policy_loss(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
+    logprobs_N: Tensor,
+    old_logprobs_N: Tensor,
+    advantages_N: Tensor,
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
@@ -40,26 +43,26 @@ def policy_loss(
     """PPO's clipped objective on importance ratios against the policy that sampled.
 
     Args:
-        logprobs: float32 [n], of the sampled tokens under the policy in training; carries the gradient.
-        old_logprobs: float32 [n], when they were sampled.
-        advantages: float32 [n].
+        logprobs_N: float32, of the sampled tokens under the policy in training; carries the gradient.
+        old_logprobs_N: float32, when they were sampled.
+        advantages_N: float32.
         clip_low, clip_high: the ratio counts between 1 - clip_low and 1 + clip_high.
         clip_c: dual clip: with a negative advantage the loss is at most -clip_c * advantage; > 1, None for none.
 
     Source: PPO, arXiv 1707.06347, eq. 7; dual clip, arXiv 1912.09729, eq. 5; verl's `compute_policy_loss_vanilla`.
     """
-    log_ratio = torch.clamp(logprobs - old_logprobs, -MAX_LOG_RATIO, MAX_LOG_RATIO)
-    ratio = log_ratio.exp()
-    plain = -advantages * ratio
-    limited = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
-    loss = torch.maximum(plain, limited)
-    clipped = limited > plain
-    dual_clipped = torch.zeros_like(clipped)
+    log_ratio_N = torch.clamp(logprobs_N - old_logprobs_N, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratio_N = log_ratio_N.exp()
+    plain_N = -advantages_N * ratio_N
+    limited_N = -advantages_N * ratio_N.clamp(1 - clip_low, 1 + clip_high)
+    loss_N = torch.maximum(plain_N, limited_N)
+    clipped_N = limited_N > plain_N
+    dual_clipped_N = torch.zeros_like(clipped_N)
     if clip_c is not None:
-        bound = -advantages * clip_c
-        dual_clipped = (advantages < 0) & (loss > bound)
-        loss = torch.where(advantages < 0, torch.minimum(loss, bound), loss)
-    return PolicyLoss(loss, log_ratio.detach(), clipped, dual_clipped)
+        bound_N = -advantages_N * clip_c
+        dual_clipped_N = (advantages_N < 0) & (loss_N > bound_N)
+        loss_N = torch.where(advantages_N < 0, torch.minimum(loss_N, bound_N), loss_N)
+    return PolicyLoss(loss_N, log_ratio_N.detach(), clipped_N, dual_clipped_N)
 
 
 MAX_SEQUENCE_LOG_RATIO = 10.0
@@ -67,10 +70,10 @@ MAX_SEQUENCE_LOG_RATIO = 10.0
 
 
 def gspo_loss(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    calls: Tensor,
+    logprobs_N: Tensor,
+    old_logprobs_N: Tensor,
+    advantages_N: Tensor,
+    calls_N: Tensor,
     *,
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
@@ -78,25 +81,26 @@ def gspo_loss(
     """The clipped objective on the importance ratio of whole answers: the geometric mean of their tokens' ratios.
 
     Args:
-        logprobs, old_logprobs, advantages: as in `policy_loss`.
-        calls: int64 [n], from 0: which answer each token belongs to. All of an answer's trained tokens must be here.
+        logprobs_N, old_logprobs_N, advantages_N: as in `policy_loss`.
+        calls_N: int64, from 0: the answer that each token belongs to. All of an answer's trained tokens must be here.
         clip_low, clip_high: the ratio counts between 1 - clip_low and 1 + clip_high.
 
     Source: GSPO, arXiv 2507.18071, section 4.3 (GSPO-token); verl's `compute_policy_loss_gspo`.
     """
-    log_ratio = (logprobs - old_logprobs).detach()
-    n = int(calls.max()) + 1 if calls.numel() else 0
-    total = torch.zeros(n, dtype=log_ratio.dtype, device=log_ratio.device).index_add_(0, calls, log_ratio)
-    mean = total / torch.bincount(calls, minlength=n).clamp(min=1)
+    log_ratio_N = (logprobs_N - old_logprobs_N).detach()
+    n_calls = int(calls_N.max()) + 1 if calls_N.numel() else 0
+    total_C = torch.zeros(n_calls, dtype=log_ratio_N.dtype, device=log_ratio_N.device)
+    total_C = total_C.index_add_(0, calls_N, log_ratio_N)
+    mean_C = total_C / torch.bincount(calls_N, minlength=n_calls).clamp(min=1)
     # The value is the answer's ratio; the gradient is that of the token's own log-prob.
-    ratio = torch.clamp(logprobs - logprobs.detach() + mean[calls], max=MAX_SEQUENCE_LOG_RATIO).exp()
-    plain = -advantages * ratio
-    limited = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
-    clipped = limited > plain
-    return PolicyLoss(torch.maximum(plain, limited), log_ratio, clipped, torch.zeros_like(clipped))
+    ratio_N = torch.clamp(logprobs_N - logprobs_N.detach() + mean_C[calls_N], max=MAX_SEQUENCE_LOG_RATIO).exp()
+    plain_N = -advantages_N * ratio_N
+    limited_N = -advantages_N * ratio_N.clamp(1 - clip_low, 1 + clip_high)
+    clipped_N = limited_N > plain_N
+    return PolicyLoss(torch.maximum(plain_N, limited_N), log_ratio_N, clipped_N, torch.zeros_like(clipped_N))
 
 
-def entropy(logits: Tensor) -> Tensor:
-    """Entropy in nats of each row of logits [n, V]; float32 [n]."""
-    logits = logits.float()
-    return logits.logsumexp(-1) - (logits.softmax(-1) * logits).sum(-1)
+def entropy(logits_NV: Tensor) -> Tensor:
+    """Entropy in nats of the distribution in each row of logits; float32 [N]."""
+    logits_NV = logits_NV.float()
+    return logits_NV.logsumexp(-1) - (logits_NV.softmax(-1) * logits_NV).sum(-1)

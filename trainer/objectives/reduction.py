@@ -13,13 +13,13 @@ from typing import assert_never
 import numpy as np
 
 from agl.errors import ConfigError
-from agl.mdp.sequence import Sequence
+from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray
 from agl.trainer.objectives import LossAgg
 
 
 def token_weights(
-    sequences: Seq[Sequence], loss_agg: LossAgg = "token-mean", *, loss_scale_factor: float | None = None
+    sequences: Seq[TrainingRow], loss_agg: LossAgg = "token-mean", *, loss_scale_factor: float | None = None
 ) -> list[FloatArray]:
     """The weight of each token of an optimiser step; 0 where a token is not trained.
 
@@ -39,35 +39,35 @@ def token_weights(
         float32 [T] per row; all zero when nothing is trained.
 
     Raises:
-        ConfigError: `loss_scale_factor` is missing where it is needed, given where it means nothing, or not positive.
+        ConfigError: `loss_scale_factor` is missing where it is needed, set where it means nothing, or not positive.
     """
     check_scale_factor(loss_agg, loss_scale_factor)
     lengths = [np.bincount(s.calls[s.action_mask], minlength=len(s.call_ids)) for s in sequences]
-    n_tokens = sum(int(n.sum()) for n in lengths)
-    n_calls = sum(int((n > 0).sum()) for n in lengths)
+    n_tokens = sum(int(length_C.sum()) for length_C in lengths)
+    n_calls = sum(int((length_C > 0).sum()) for length_C in lengths)
     weights = []
-    for sequence, length in zip(sequences, lengths, strict=True):
-        out = np.zeros(len(sequence), dtype=np.float32)
-        mask = sequence.action_mask
+    for sequence, length_C in zip(sequences, lengths, strict=True):
+        weights_T = np.zeros(len(sequence), dtype=np.float32)
+        mask_T = sequence.action_mask
         match loss_agg:
             case "token-mean":
-                out[mask] = 1 / max(n_tokens, 1)
+                weights_T[mask_T] = 1 / max(n_tokens, 1)
             case "seq-mean-token-sum":
-                out[mask] = 1 / max(n_calls, 1)
+                weights_T[mask_T] = 1 / max(n_calls, 1)
             case "seq-mean-token-mean":
-                out[mask] = 1 / (n_calls * length[sequence.calls[mask]])
+                weights_T[mask_T] = 1 / (n_calls * length_C[sequence.calls[mask_T]])
             case "seq-mean-token-sum-norm":
                 assert loss_scale_factor is not None
-                out[mask] = 1 / (max(n_calls, 1) * loss_scale_factor)
+                weights_T[mask_T] = 1 / (max(n_calls, 1) * loss_scale_factor)
             case _:
                 assert_never(loss_agg)
-        weights.append(out)
+        weights.append(weights_T)
     return weights
 
 
 def weighted(
-    sequences: Seq[Sequence], loss_agg: LossAgg = "token-mean", *, loss_scale_factor: float | None = None
-) -> list[Sequence]:
+    sequences: Seq[TrainingRow], loss_agg: LossAgg = "token-mean", *, loss_scale_factor: float | None = None
+) -> list[TrainingRow]:
     """The rows with their `weights` set by `token_weights`."""
     weights = token_weights(sequences, loss_agg, loss_scale_factor=loss_scale_factor)
     return [replace(s, weights=w) for s, w in zip(sequences, weights, strict=True)]

@@ -1,8 +1,8 @@
-"""Continue a conversation token for token from any chat template: the old ids stay, only what is new is tokenised.
+"""Continues a conversation token for token with any chat template: the old ids stay, only new text is tokenised.
 
-The text between a sampled answer and the next generation prompt is read off a placeholder conversation. Before it is
-used for a kind of continuation, the template is proven to be append-only for that kind on synthetic conversations;
-where it is not, there is no continuation and a reason.
+The text between a sampled answer and the next generation prompt is taken from a placeholder conversation. Before it is
+used for a kind of continuation, synthetic conversations must show that the template is append-only for that kind. Where
+it is not, there is a reason instead of a continuation.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _TOOLS = (
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a continuation looks like, all that a template may branch on.
+    """A kind of continuation: everything that a template may branch on.
 
     Attributes:
         roles: of the new messages.
         tools: whether the request has tools.
         system: whether the history begins with a system message.
-        reasoning: whether a reasoning block stands anywhere in the old ids.
+        reasoning: whether the old ids contain a reasoning block.
     """
 
     roles: tuple[str, ...]
@@ -50,18 +50,18 @@ class Kind:
 
     @property
     def n_calls(self) -> int:
-        """How many tool results come first; the answer before them made as many calls."""
+        """How many tool results the new messages begin with; the answer before them made as many calls."""
         return next((i for i, role in enumerate(self.roles) if role != "tool"), len(self.roles))
 
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """Where an answer ends and the template goes on.
+    """The text between the placeholder answer and the next generation prompt.
 
     Attributes:
-        rest: text of the assistant's turn after the placeholder's last marker, sampled in a real answer.
-        close: the control token that ends the turn, sampled in a whole answer; "" when the template writes none.
-        tail: what comes then, up to and including the next generation prompt, for the synthetic messages.
+        rest: text of the assistant's turn after the placeholder's last marker; part of a real, sampled answer.
+        close: the control token that ends the turn, sampled in a complete answer; "" when the template writes none.
+        tail: the text after it, up to and including the next generation prompt, for the synthetic messages.
     """
 
     rest: str
@@ -70,7 +70,7 @@ class Joint:
 
 
 class _NotAppendOnly(Exception):
-    """Why a template cannot be continued."""
+    """A template cannot be continued; the message is the reason."""
 
 
 class TemplateBridge:
@@ -78,9 +78,12 @@ class TemplateBridge:
 
     Args:
         render: the template.
-        encode: text -> ids, control tokens in the text recognised, none added.
+        encode: text -> ids; control tokens in the text are recognised, none is added.
         control: text of each control token -> its id.
         eos: ids that the model is known to stop on.
+
+    Attributes:
+        stop_ids: `eos` and the control tokens that the template ends an assistant's turn with.
     """
 
     def __init__(
@@ -91,13 +94,12 @@ class TemplateBridge:
         self._control = control
         self._joints: dict[Kind, Joint | str] = {}
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(eos))
-        """`eos` and the control tokens that the template ends an assistant's turn with."""
         for kind in (Kind(("user",), False, False, False), Kind(("tool",), True, False, False)):
             close = self._turn_close(kind)
             if close is not None and close not in self.stop_ids:
                 self.stop_ids = (*self.stop_ids, close)
 
-    def why_not(self, kind: Kind) -> str | None:
+    def fork_reason(self, kind: Kind) -> str | None:
         """Why continuations of this kind fork; None when they are exact."""
         joint = self._joint(kind)
         return joint if isinstance(joint, str) else None
@@ -114,7 +116,7 @@ class TemplateBridge:
             tools: of the request, the same as in the old prompt.
 
         Returns:
-            The ids of the difference, or why there are none.
+            The ids of the difference, or the reason of the fork.
         """
         joint = self._joint(kind)
         if isinstance(joint, str):
@@ -131,16 +133,21 @@ class TemplateBridge:
         return self._encode(tail)
 
     def _joint(self, kind: Kind) -> Joint | str:
-        found = self._joints.get(kind)
-        if found is None:
+        joint = self._joints.get(kind)
+        if joint is None:
             try:
-                found = self._prove(kind)
+                joint = self._prove(kind)
             except (_NotAppendOnly, TemplateError) as error:
-                found = str(error)
-            self._joints[kind] = found
-        return found
+                joint = str(error)
+            self._joints[kind] = joint
+        return joint
 
     def _prove(self, kind: Kind) -> Joint:
+        """The joint of a kind, checked on every shape of history.
+
+        Raises:
+            _NotAppendOnly, TemplateError: there is none.
+        """
         tools = _TOOLS if kind.tools else None
         new = synthetic(kind.roles)
         history = _history(kind, _call_ids(new))
@@ -152,7 +159,7 @@ class TemplateBridge:
         return joint
 
     def _split(self, kind: Kind, history: list[dict[str, Any]], text: str, end: int, tools: Tools) -> Joint:
-        """The joint in `text`, the rendered `history` and new messages, whose answer's last marker ends at `end`."""
+        """The joint in `text`, the rendered `history` and new messages; the answer's last marker ends at `end`."""
         first_new = text.find(_new_text(0), end)
         if first_new < 0:
             raise _NotAppendOnly("the chat template does not write the new messages after the answer")
@@ -162,8 +169,8 @@ class TemplateBridge:
             close = min(stops, key=between.index)
             at = between.index(close)
             return Joint(between[:at], close, text[end + at + len(close) :])
-        alone = self._render(history, tools, False)
-        rest = alone[_answer_end(alone, kind) :]
+        history_text = self._render(history, tools, False)
+        rest = history_text[_answer_end(history_text, kind) :]
         if not text[end:].startswith(rest):
             raise _NotAppendOnly("the chat template ends an answer differently once the conversation goes on")
         return Joint(rest, "", text[end + len(rest) :])
@@ -171,7 +178,7 @@ class TemplateBridge:
     def _check(
         self, kind: Kind, joint: Joint, earlier: list[dict[str, Any]], new: list[dict[str, Any]], tools: Tools
     ) -> None:
-        """Raise unless prompt + answer + difference is what the template writes for the whole conversation."""
+        """Raise `_NotAppendOnly` unless prompt + answer + joint is the template's text of the whole conversation."""
         *_, answer = _history(kind, _call_ids(new))
         prompt = self._render(earlier, tools, True)
         whole = self._render([*earlier, answer, *new], tools, True)
@@ -181,8 +188,8 @@ class TemplateBridge:
                 + (" and there are tools" if kind.tools else "")
             )
         sampled = whole[len(prompt) : _answer_end(whole, kind)]
-        thinks = "<think>" in sampled or "</think>" in sampled
-        if (_THOUGHT in sampled) != kind.reasoning or (thinks and not kind.reasoning):
+        has_marks = "<think>" in sampled or "</think>" in sampled
+        if (_THOUGHT in sampled) != kind.reasoning or (has_marks and not kind.reasoning):
             raise _NotAppendOnly(
                 f"the chat template {'drops' if kind.reasoning else 'adds'} reasoning in earlier answers "
                 f"when a {kind.roles[0]} message follows"
@@ -219,12 +226,14 @@ class TemplateBridge:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A synthetic conversation that a continuation can be tried on.
+    """A synthetic conversation for trying a continuation.
 
     Attributes:
-        prompt: text up to the answer. answer: text of the answer, with the control token that ends it where one does.
-        new: the messages that follow, normalised. tools: of the requests.
-        whole: text of it all, up to the next generation prompt.
+        prompt: text up to the answer.
+        answer: text of the answer, with the control token that ends it if there is one.
+        new: the messages that follow, normalised.
+        tools: of the requests.
+        whole: text of the whole conversation, up to the next generation prompt.
     """
 
     prompt: str
@@ -235,7 +244,7 @@ class Example:
 
 
 def example(render: Render, kind: Kind, stops: Sequence[str]) -> Example | str:
-    """The shortest conversation of a kind, its answer as `render` writes it; or why there is none.
+    """The shortest conversation of a kind, with its answer as `render` writes it; or the reason why there is none.
 
     Args:
         render: of the model.
@@ -291,15 +300,15 @@ def _answer(kind: Kind, call_ids: Sequence[str]) -> dict[str, Any]:
 
 
 def _history(kind: Kind, call_ids: Sequence[str]) -> list[dict[str, Any]]:
-    """A shortest history whose last message is an answer that `kind` can follow."""
+    """The shortest history for `kind`, which ends with an answer."""
     return [*([_SYSTEM] if kind.system else []), _USER, _answer(kind, call_ids)]
 
 
 def _earlier(kind: Kind) -> list[list[dict[str, Any]]]:
     """Conversations up to a generation prompt, of every shape that templates are known to branch on."""
     start = [*([_SYSTEM] if kind.system else []), _USER]
-    said = {"role": "assistant", "content": "earlier answer"}
-    shapes = [start, [*start, said, {"role": "user", "content": "another user"}]]
+    answer = {"role": "assistant", "content": "earlier answer"}
+    shapes = [start, [*start, answer, {"role": "user", "content": "another user"}]]
     if kind.tools:
         calls = [placeholder_call("placeholder_tool", "early0001", "-")]
         call: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": calls}
@@ -307,7 +316,7 @@ def _earlier(kind: Kind) -> list[list[dict[str, Any]]]:
             call["reasoning_content"] = "earlier thought"
         result = {"role": "tool", "content": "earlier result", "tool_call_id": "early0001", "name": "placeholder_tool"}
         shapes.append([*start, call, result])
-        shapes.append([*start, call, result, said, {"role": "user", "content": "another user"}])
+        shapes.append([*start, call, result, answer, {"role": "user", "content": "another user"}])
     return shapes
 
 

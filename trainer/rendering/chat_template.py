@@ -1,4 +1,4 @@
-"""Any tokenizer with a chat template: renders with the template, parses by the form it writes tool calls in."""
+"""Any tokenizer with a chat template: renders with the template, parses the tool-call format that it writes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PROBE_TOOLS = [
 
 
 class ChatTemplate:
-    """A model as its chat template describes it. Thread-safe.
+    """Rendering and parsing for one chat template. Thread-safe.
 
     Args:
         tokenizer: of Hugging Face, with a chat template.
@@ -104,7 +104,7 @@ class ChatTemplate:
     def extend(
         self, prompt: IntArray, response: IntArray, new: Sequence[Message], tools: Tools, system: bool
     ) -> list[int] | str:
-        """The ids to put after `prompt` and `response`, or why there are none."""
+        """The ids to put after `prompt` and `response`, or the reason of the fork."""
         messages = self._normalise(new)
         if self._short_ids and messages[0]["role"] == "tool":
             messages = with_native_ids(messages, [call.id for call in self.parse(response, tools, prompt).tool_calls])
@@ -118,12 +118,12 @@ class ChatTemplate:
         kind = Kind(tuple(m["role"] for m in messages), bool(tools), system, reasoning)
         return self._bridge.extend(kind, int(response[-1]) if response.size else None, messages, tools)
 
-    def why_not(self, roles: tuple[str, ...], tools: bool, system: bool, reasoning: bool) -> str | None:
+    def fork_reason(self, roles: tuple[str, ...], tools: bool, system: bool, reasoning: bool) -> str | None:
         """Why continuations with these new messages fork."""
-        return self._bridge.why_not(Kind(roles, tools, system, reasoning and self._reasons))
+        return self._bridge.fork_reason(Kind(roles, tools, system, reasoning and self._reasons))
 
     def parse(self, ids: IntArray, tools: Tools, prompt: IntArray) -> ParsedMessage:
-        """The message that `ids`, an answer with what was forced in front of it, says."""
+        """The message in `ids`: an answer, with its forced beginning in front."""
         ids = ids[:-1] if ids.size and int(ids[-1]) in self.stop_token_ids else ids
         text = self.decode(ids)
         reasoning = None
@@ -161,7 +161,7 @@ class ChatTemplate:
         return "think>" in self.decode(prompt)
 
     def _wants_short_ids(self) -> bool:
-        """Whether the template takes tool-call ids of nine letters and digits alone, as Mistral's do."""
+        """Whether the template takes only tool-call ids of nine letters and digits, as Mistral's do."""
         user, tools = {"role": "user", "content": "probe"}, _PROBE_TOOLS
         function = {"name": "probe_tool", "arguments": {"probe": "probe"}}
         for call_id, short in (("call_0123456789abcdef", False), ("call00001", True)):
@@ -187,7 +187,7 @@ class ChatTemplate:
 
 
 def short_id(call_id: str) -> str:
-    """A tool-call id of nine letters and digits; one that is such already stays."""
+    """A tool-call id of nine letters and digits; an id of that form is unchanged."""
     if len(call_id) == 9 and call_id.isalnum():
         return call_id
     return hashlib.blake2b(call_id.encode()).hexdigest()[:9]

@@ -1,4 +1,4 @@
-"""Token ids to text as they are sampled; the texts add up to the whole and none ends within a character."""
+"""Token ids to text as they are sampled; the texts add up to the whole answer and none ends within a character."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Detokenizer:
         return self._take(final=False)
 
     def flush(self) -> str:
-        """What was held back, at the end of the answer."""
+        """The text held back until the end of the answer."""
         return self._take(final=True)
 
     def _take(self, *, final: bool) -> str:
-        # Ids already sent stay in front as context: some tokenizers drop a leading space at the start of a decode.
+        # The last ids that were sent stay in front as context: some tokenizers drop a leading space when decoding.
         before = self._decode(self._ids[self._context : self._sent])
         after = self._decode(self._ids[self._context :])
         if len(after) <= len(before) or (after.endswith(_REPLACEMENT) and not final):

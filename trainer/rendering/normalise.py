@@ -1,4 +1,4 @@
-"""Bring wire messages into the one shape that chat templates read; the text of a message is never changed."""
+"""Brings clients' messages into the form that chat templates read; the text of a message is never changed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Tools = Sequence[Mapping[str, Any]] | None
 
 
 def normalise(messages: Sequence[Message], *, parse_arguments: bool, developer: bool) -> list[dict[str, Any]]:
-    """OpenAI-shaped messages as chat templates expect them.
+    """Messages in OpenAI's form as chat templates expect them.
 
-    Text parts are joined, a missing content is "", tool messages carry the name of the tool they answer, and fields
-    that no template knows are dropped.
+    Text parts are joined, missing content becomes "", tool messages get the name of their tool, and fields that no
+    template knows are dropped.
 
     Args:
-        messages: of the wire.
+        messages: of a request.
         parse_arguments: turn the JSON text of tool-call arguments into objects; text that is no JSON object stays text.
         developer: whether the template knows the role "developer"; otherwise it becomes "system".
 
@@ -46,10 +46,14 @@ def with_tool_names(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def with_native_ids(messages: list[dict[str, Any]], sampled: Sequence[str | None]) -> list[dict[str, Any]]:
-    """`messages` after an answer, its leading tool results under the call ids that the model itself wrote.
+    """`messages` after an answer, with the leading tool results under the call ids that the model sampled.
 
-    Clients know a call by the id that they were given, the model by the one it sampled. Results are matched to calls by
-    their order; nothing changes when the numbers differ or the model wrote no ids.
+    Clients have other ids for the calls than the model. Results are matched to calls by their order; nothing changes
+    when the numbers differ or the model wrote no ids.
+
+    Args:
+        messages: normalised.
+        sampled: the call ids of the answer; None for a call without an id.
     """
     first = next((i for i, m in enumerate(messages) if m["role"] != "tool"), len(messages))
     if first != len(sampled) or None in sampled:

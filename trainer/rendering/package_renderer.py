@@ -1,4 +1,4 @@
-"""Models that the `renderers` package has a hand-written renderer for: its rendering, parsing and continuation."""
+"""Models with a hand-written renderer in the `renderers` package: its rendering, parsing and continuation."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from agl.trainer.rendering.bridge import Kind, example
 from agl.trainer.rendering.normalise import Message, Tools, normalise, rename_call_ids, with_native_ids
 from agl.trainer.rendering.toolparsers import Malformed, ParsedMessage, Piece, ToolCall, assemble
 
-# With an object for arguments, INVALID_JSON says that an XML format's untyped value is text: a readable call.
+# If the arguments are an object, INVALID_JSON only means that an XML format's untyped value is text: a readable call.
 _READABLE = {ToolCallParseStatus.OK, ToolCallParseStatus.UNKNOWN_TOOL, ToolCallParseStatus.INVALID_JSON}
 
 
 class PackageRenderer:
-    """A hand-written renderer, whose continuations are tried on synthetic conversations before use. Thread-safe.
+    """A hand-written renderer; its continuations are tested on synthetic conversations before use. Thread-safe.
 
     Args:
         tokenizer: of Hugging Face.
@@ -88,21 +88,21 @@ class PackageRenderer:
     def extend(
         self, prompt: IntArray, response: IntArray, new: Sequence[Message], tools: Tools, system: bool
     ) -> list[int] | str:
-        """The ids to put after `prompt` and `response`, or why there are none."""
+        """The ids to put after `prompt` and `response`, or the reason of the fork."""
         old, sampled = prompt.tolist(), response.tolist()
         messages = self._normalise(new)
         if self._kimi and messages[0]["role"] == "tool":
             messages = with_native_ids(messages, [call.id for call in self.parse(response, tools, prompt).tool_calls])
         stopped = bool(sampled) and sampled[-1] in self._stops
-        why = self._unproven(tuple(m["role"] for m in messages), bool(tools), system, stopped)
-        return why if why is not None else self._bridge(old, sampled, messages, tools)
+        reason = self._unproven_reason(tuple(m["role"] for m in messages), bool(tools), system, stopped)
+        return reason if reason is not None else self._bridge(old, sampled, messages, tools)
 
-    def why_not(self, roles: tuple[str, ...], tools: bool, system: bool, reasoning: bool) -> str | None:
+    def fork_reason(self, roles: tuple[str, ...], tools: bool, system: bool, reasoning: bool) -> str | None:
         """Why continuations with these new messages fork."""
         return self._try(Kind(roles, tools, system, reasoning), stopped=True)
 
     def parse(self, ids: IntArray, tools: Tools, prompt: IntArray) -> ParsedMessage:
-        """The message that `ids`, an answer with what was forced in front of it, says."""
+        """The message in `ids`: an answer, with its forced beginning in front."""
         answer = ids.tolist()
         parsed = self._renderer.parse_response(answer, tools=list(tools) if tools else None, prompt_ids=prompt.tolist())
         pieces = self._pieces(parsed.content, parsed.tool_calls, answer, bool(tools))
@@ -123,29 +123,29 @@ class PackageRenderer:
             return f"the renderer {self._name!r} changes the ids of an answer that goes on after its end token"
         return ids[len(old) + len(sampled) :]
 
-    def _unproven(self, roles: tuple[str, ...], tools: bool, system: bool, stopped: bool) -> str | None:
-        """Why no conversation of this kind, with reasoning or without, is continued as the renderer would render it."""
+    def _unproven_reason(self, roles: tuple[str, ...], tools: bool, system: bool, stopped: bool) -> str | None:
+        """Why this kind of continuation forks; None if it equals the whole rendering, with reasoning or without."""
         key = (roles, tools, system, stopped)
         if key not in self._proofs:
-            tries = [self._try(Kind(roles, tools, system, reasoning), stopped) for reasoning in (False, True)]
-            self._proofs[key] = None if None in tries else tries[0]
+            reasons = [self._try(Kind(roles, tools, system, reasoning), stopped) for reasoning in (False, True)]
+            self._proofs[key] = None if None in reasons else reasons[0]
         return self._proofs[key]
 
     def _try(self, kind: Kind, stopped: bool) -> str | None:
-        """Continue a synthetic conversation; why that differs from rendering it whole, None when it does not."""
+        """Continue a synthetic conversation: how the result differs from rendering it whole; None if it does not."""
         try:
-            tried = example(self.render, kind, [self.decode([i]) for i in self._stops])
+            conversation = example(self.render, kind, [self.decode([i]) for i in self._stops])
         except (ValueError, TypeError, KeyError) as error:
             return f"the renderer {self._name!r} refuses such messages: {error}"
-        if isinstance(tried, str):
-            return tried
-        prompt, answer = self.encode(tried.prompt), self.encode(tried.answer)
+        if isinstance(conversation, str):
+            return conversation
+        prompt, answer = self.encode(conversation.prompt), self.encode(conversation.answer)
         if not stopped and answer[-1] in self._stops:
             answer = answer[:-1]
-        ids = self._bridge(prompt, answer, tried.new, tried.tools)
+        ids = self._bridge(prompt, answer, conversation.new, conversation.tools)
         if isinstance(ids, str):
             return ids
-        if self.decode([*prompt, *answer, *ids]) != tried.whole:
+        if self.decode([*prompt, *answer, *ids]) != conversation.whole:
             return (
                 f"the renderer {self._name!r} goes on after {'a whole' if stopped else 'a cut-short'} answer "
                 f"with other text than it renders when a {kind.roles[0]} message follows"

@@ -24,7 +24,7 @@ Ids = Sequence[int] | npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """What the model continues.
+    """A prompt that the model continues.
 
     Attributes:
         ids: int32 [P], `forced_ids` included.
@@ -38,11 +38,11 @@ class Prompt:
 class Rendering:
     """Renders, parses and continues conversations for one model. Thread-safe; calls are CPU-bound, for a worker thread.
 
-    Text that looks like a control token is tokenised as one, in whosever message it stands, as Hugging Face's
+    Text that looks like a control token is tokenised as one, in messages of every role, as Hugging Face's
     `apply_chat_template` does.
 
     Args:
-        tokenizer: of Hugging Face, with a chat template unless a renderer brings its own.
+        tokenizer: of Hugging Face, with a chat template unless the renderer has one.
         renderer: a name from the `renderers` package; "default" takes the tokenizer's chat template; None chooses by
             `tokenizer.name_or_path`.
 
@@ -55,7 +55,7 @@ class Rendering:
     """
 
     def __init__(self, tokenizer: Any, *, renderer: str | None = None) -> None:
-        # Here, since who runs agents for a policy elsewhere has neither renderers nor templates.
+        # Imported here, since processes without the package import this module too.
         from renderers.base import MODEL_RENDERER_MAP
 
         self.renderer = renderer or MODEL_RENDERER_MAP.get(getattr(tokenizer, "name_or_path", ""), "default")
@@ -79,7 +79,7 @@ class Rendering:
     def prompt(
         self, messages: Sequence[Message], tools: Tools = None, *, force_tool: str | Literal[True] | None = None
     ) -> Prompt:
-        """A conversation from its beginning, up to where the assistant speaks.
+        """A conversation from its beginning, up to and including the generation prompt.
 
         Args:
             messages: OpenAI-shaped: content a text, text parts or None; tool-call arguments JSON text.
@@ -93,10 +93,10 @@ class Rendering:
         return self.force(self._model.ids(messages, tools or None), tools, force_tool)
 
     def force(self, ids: Ids, tools: Tools, force_tool: str | Literal[True] | None) -> Prompt:
-        """`ids`, which end where the assistant speaks, with the beginning of a tool call after them.
+        """`ids` followed by the beginning of a tool call.
 
         Args:
-            ids: of `prompt` or `extend`.
+            ids: of `prompt` or `extend`; they end with a generation prompt.
             tools: of the request.
             force_tool: a tool's name, True for any tool, None for no force.
 
@@ -115,24 +115,24 @@ class Rendering:
         *,
         history_has_system: bool = False,
     ) -> IntArray | None:
-        """The conversation goes on: the old ids, exactly, and the new messages up to where the assistant speaks.
+        """A continued conversation: the old ids, exactly, then the new messages and the generation prompt.
 
         Args:
             previous_prompt_ids: of the previous call, forced ids included.
-            previous_response_ids: what was sampled; without a stop token at its end the turn is closed here.
+            previous_response_ids: the sampled ids; if they do not end with a stop token, the turn is closed here.
             new_messages: those after the previous answer; tool messages with a `name` (`normalise.with_tool_names`).
             tools: of the request, the same as those of the previous call.
             history_has_system: whether the conversation begins with a system message.
 
         Returns:
-            int32 [P]; None when the continuation cannot be proven exact (`why_not` tells why): render anew and fork.
+            int32 [P]; None when the continuation is not proven exact: fork, for the `fork_reason`, and use `prompt`.
         """
         ids = self._extend(previous_prompt_ids, previous_response_ids, new_messages, tools, history_has_system)
         if isinstance(ids, str):
             return None
         return int_array(np.concatenate([_array(previous_prompt_ids), _array(previous_response_ids), _array(ids)]))
 
-    def why_not(
+    def fork_reason(
         self,
         previous_prompt_ids: Ids,
         previous_response_ids: Ids,
@@ -141,7 +141,7 @@ class Rendering:
         *,
         history_has_system: bool = False,
     ) -> str | None:
-        """Why `extend` gives None for these arguments; None when it does not."""
+        """Why `extend` returns None for these arguments; None when it does not."""
         ids = self._extend(previous_prompt_ids, previous_response_ids, new_messages, tools, history_has_system)
         return ids if isinstance(ids, str) else None
 
@@ -158,16 +158,16 @@ class Rendering:
         """
         if role == "assistant":
             return _ASSISTANT
-        return self._model.why_not((role,), tools or role == "tool", history_has_system, reasoning)
+        return self._model.fork_reason((role,), tools or role == "tool", history_has_system, reasoning)
 
     def can_extend(self, role: str, tools: bool = False) -> bool:
-        """Whether a conversation without a system message and reasoning goes on exactly at a new message of `role`."""
+        """Whether a conversation without system message and reasoning is continued exactly at a message of `role`."""
         return self.cannot_extend(role, tools) is None
 
     def parse(
         self, response_ids: Ids, tools: Tools = None, *, forced_ids: Ids = (), prompt_ids: Ids = ()
     ) -> ParsedMessage:
-        """The assistant's message that was sampled.
+        """The sampled message of the assistant.
 
         Args:
             response_ids: sampled, stop token included where there was one.
@@ -194,7 +194,7 @@ class Rendering:
     def _extend(
         self, prompt: Ids, response: Ids, new: Sequence[Message], tools: Tools, system: bool
     ) -> list[int] | str:
-        """The ids after the old ones, or why there are none."""
+        """The ids to put after the old ones, or the reason of the fork."""
         if not new:
             return "there is no new message"
         if any(m.get("role") == "assistant" for m in new):

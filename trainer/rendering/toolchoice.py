@@ -1,6 +1,6 @@
 """The opening of a tool call as the chat template writes it, so that a required call can be begun in the prompt.
 
-The opener is read off a rendered placeholder call: what stands between the generation prompt and the tool's name (any
+The opening is taken from a rendered placeholder call: the text between the generation prompt and the tool's name (any
 tool), or its arguments (one tool).
 """
 
@@ -29,9 +29,9 @@ def placeholder_call(name: str, call_id: str, value: str = VALUE) -> dict[str, A
 
 
 def rendered_call(render: Render, tools: Tools, name: str) -> str | None:
-    """What follows the generation prompt when the assistant calls `name`; None when the template writes no call there.
+    """The text after the generation prompt when the assistant calls `name`; None if the template writes no call there.
 
-    The call is followed by its result: some templates write a last answer as they never write an earlier one.
+    The call is followed by its result, since some templates write the last answer differently from earlier ones.
     """
     user = {"role": "user", "content": "placeholder"}
     assistant = {"role": "assistant", "content": "", "tool_calls": [placeholder_call(name, "call00001")]}

@@ -1,4 +1,4 @@
-"""Find tool calls in what a model wrote; a call that cannot be read stays in the text, so nothing is lost."""
+"""Finds tool calls in sampled text; a call that cannot be parsed stays in the text, so nothing is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agl.trainer.rendering.normalise import Tools
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the model made: `arguments` is the JSON text of an object, `id` one that the model itself wrote."""
+    """A call that the model made: `arguments` is the JSON text of an object, `id` the id that the model sampled."""
 
     name: str
     arguments: str
@@ -22,13 +22,13 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedMessage:
-    """An assistant turn, read from its tokens.
+    """An assistant turn, parsed from its tokens.
 
     Attributes:
         content: the text, the raw text of malformed calls included.
-        reasoning: what stood in the reasoning block; None when there was none.
+        reasoning: the text of the reasoning block; None if there is none.
         tool_calls: the calls, in order.
-        malformed: raw text of each attempted call that could not be read.
+        malformed: raw text of each attempted call that could not be parsed.
     """
 
     content: str
@@ -39,13 +39,13 @@ class ParsedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Raw text of an attempted call that could not be read."""
+    """Raw text of an attempted call that could not be parsed."""
 
     raw: str
 
 
 Piece = str | ToolCall | Malformed
-"""What a response is made of: text, calls, and attempted calls."""
+"""A part of a response: text, a call, or an attempted call."""
 
 ToolFormat = Callable[[str, Tools], Iterator[Piece]]
 """Splits a response's text into its pieces, in order; together they are the whole text."""

@@ -14,9 +14,8 @@ from rich.tree import Tree
 from agl import semconv
 from agl.mdp.spans import Span
 from agl.tracing.inferred import completed, totals
-from agl.trainer.report.explain import find_store
-from agl.trainer.store import open_store
-from agl.trainer.store.base import Attempt
+from agl.trainer.store.base import Attempt, Store
+from agl.trainer.store.location import read_store
 
 SHOWN = 200
 """Longest text of what was said, or of an argument or result; the terminal's width cuts it further."""
@@ -33,27 +32,22 @@ def show_trace(rollout_id: str, store: str | Path | None = None, *, attempt: int
     Raises:
         StoreError: no such store or rollout.
     """
-    from agl.trainer.http.aio import run_in_thread
 
-    async def main() -> tuple[str, list[tuple[Attempt, list[Span]]]]:
-        opened = await open_store(find_store(store))
-        try:
-            found = (await opened.get_rollout(rollout_id)).rollout_id
-            attempts = [a for a in await opened.query_attempts(found) if attempt in (None, a.attempt)]
-            return found, [
-                (a, completed(await opened.query_spans(found, a.attempt), await opened.query_calls(found, a.attempt)))
-                for a in attempts
-            ]
-        finally:
-            await opened.close()
+    async def query(opened: Store) -> tuple[str, list[tuple[Attempt, list[Span]]]]:
+        whole_id = (await opened.get_rollout(rollout_id)).rollout_id
+        return whole_id, [
+            (a, completed(await opened.query_spans(whole_id, a.attempt), await opened.query_calls(whole_id, a.attempt)))
+            for a in await opened.query_attempts(whole_id)
+            if attempt in (None, a.attempt)
+        ]
 
-    found, traced = run_in_thread(main())
+    whole_id, traces = read_store(store, query)
     console = Console(highlight=False)
-    for one, spans in traced:
-        console.print(tree(heading(found, one, spans), spans))
-    if not traced:
-        console.print(f"{found} has no attempt" if attempt is None else f"{found} has no attempt {attempt}")
-    return [as_json(s) for _, spans in traced for s in spans]
+    for one, spans in traces:
+        console.print(tree(heading(whole_id, one, spans), spans))
+    if not traces:
+        console.print(f"{whole_id} has no attempt" if attempt is None else f"{whole_id} has no attempt {attempt}")
+    return [as_json(s) for _, spans in traces for s in spans]
 
 
 def heading(rollout_id: str, attempt: Attempt, spans: Sequence[Span]) -> Text:

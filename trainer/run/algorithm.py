@@ -1,10 +1,12 @@
-"""What an algorithm is to the trainer."""
+"""The protocol that the trainer expects of an algorithm."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from agl.trainer.run.run import Run
+from agl.trainer.runners.protocol import RolloutResult
 
 
 @runtime_checkable
@@ -19,6 +21,11 @@ class Algorithm(Protocol):
         """
         ...
 
-    async def dev(self, run: Run, n_tasks: int) -> None:
-        """A dry run: `n_tasks` rollouts, no update; prints what training would have seen."""
+    async def dev(self, run: Run, n_tasks: int) -> Sequence[RolloutResult] | None:
+        """A dry run: `n_tasks` rollouts, no update.
+
+        Returns:
+            The rollouts, failed ones included, which the trainer reports and counts in `run.history`; None where the
+            algorithm has filled `run.history` itself.
+        """
         ...

@@ -1,4 +1,4 @@
-"""Where a run's checkpoints are found, whoever wrote them, and whether one may be resumed."""
+"""Finds a run's checkpoints, the local trainer's or verl's, and checks whether one may be resumed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def latest_local(directory: Path) -> Path | None:
 
 
 def latest_of_verl(directory: Path) -> Path | None:
-    """The last whole checkpoint that verl wrote; verl keeps its step in a file of its own."""
+    """The last whole checkpoint that verl wrote; verl stores its step in a separate file."""
     try:
         step = int((checkpoints_folder(directory) / "latest_checkpointed_iteration.txt").read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Tasks in JSON Lines: read line by line, so that what is wrong is said with its file, line and field."""
+"""Tasks in JSON Lines: read line by line, so that an error names the file, the line and the field."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def read_tasks(path: str | Path) -> list[Any]:
 
 
 def parse_tasks(text: str, path: object) -> list[Any]:
-    """One JSON value per line; empty lines are passed over.
+    """One JSON value per line; empty lines are skipped.
 
     Args:
-        path: what errors call it.
+        path: its name in errors.
 
     Raises:
         DatasetError: no task in it, a line that is not JSON, or one that lacks a field which the first lines have.
@@ -47,8 +47,8 @@ def parse_tasks(text: str, path: object) -> list[Any]:
         try:
             tasks.append(json.loads(line))
         except (json.JSONDecodeError, RecursionError) as error:
-            told = isinstance(error, json.JSONDecodeError)
-            why = f"{error.msg} at column {error.colno}" if told else "nested too deep"
+            is_syntax = isinstance(error, json.JSONDecodeError)
+            why = f"{error.msg} at column {error.colno}" if is_syntax else "nested too deep"
             raise DatasetError(f"line {number} is not JSON: {why}", hint=_EXAMPLE, path=path) from None
         numbers.append(number)
     if not tasks:
@@ -76,8 +76,10 @@ def check_tasks(tasks: Iterable[Any], path: object, numbers: Iterable[int] | Non
         if not isinstance(task, dict):
             raise DatasetError(
                 f"line {number} is {_kind(task)}, while line {lines[0]} is an object",
-                hint=_EXAMPLE, path=path, line=number,
-            )  # fmt: skip
+                hint=_EXAMPLE,
+                path=path,
+                line=number,
+            )
     # A field that two of the first lines lack is an optional one.
     fields = [f for f in fields if sum(f not in t for t in first) <= 1]
     for number, task in zip(lines, tasks, strict=True):
@@ -88,8 +90,10 @@ def check_tasks(tasks: Iterable[Any], path: object, numbers: Iterable[int] | Non
                 raise DatasetError(
                     f"line {number} has no field {field!r}, which the first lines have",
                     hint=f"{close}; where a task has no value for it, write null",
-                    path=path, line=number, field=field,
-                )  # fmt: skip
+                    path=path,
+                    line=number,
+                    field=field,
+                )
 
 
 def _kind(value: Any) -> str:

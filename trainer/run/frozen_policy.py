@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrozenPolicy:
-    """Made by `load` or `held`, ended by `close`.
+    """Made by `load` or `connect`, ended by `close`.
 
     Attributes:
-        engine: what samples. rendering: messages to tokens and back. stop_token_ids: what ends an answer beside the
-            rendering's own. model: where tokenizer and chat template come from.
+        engine: what samples. rendering: messages to tokens and back. stop_token_ids: what ends an answer in addition
+            to the rendering's. model: where tokenizer and chat template come from.
     """
 
     engine: Engine
@@ -35,7 +35,7 @@ class FrozenPolicy:
 
     @classmethod
     async def load(cls, spec: PolicySpec, renderer: str | None = None) -> FrozenPolicy:
-        """Load it into a process of its own.
+        """Load it into a separate process.
 
         Args:
             spec: what to load. renderer: a name from the `renderers` package; None chooses by the model.
@@ -52,12 +52,12 @@ class FrozenPolicy:
         return cls(policy, rendering, policy.info.stop_token_ids, spec.model, policy.close)
 
     @classmethod
-    async def held(cls, engine: VLLMEngine, model: str | None = None, renderer: str | None = None) -> FrozenPolicy:
-        """Use the one that a server holds.
+    async def connect(cls, engine: VLLMEngine, model: str | None = None, renderer: str | None = None) -> FrozenPolicy:
+        """Use the policy that a server holds.
 
         Args:
-            engine: of the server. model: a Hugging Face directory or hub id with its tokenizer and chat template; what
-                the server says that it loaded, if None.
+            engine: of the server. model: a Hugging Face directory or hub id with its tokenizer and chat template; if
+                None, the one that the server reports.
 
         Raises:
             ConfigError: the server tokenises otherwise.
@@ -83,7 +83,7 @@ class FrozenPolicy:
         return cls(engine, rendering, stops, directory, engine.close)
 
     def serve(self, gateway: Gateway, name: str) -> None:
-        """Let it answer as the policy of that name."""
+        """Register it with a gateway as the policy of that name."""
         gateway.serve(name, self.engine, self.rendering, self.stop_token_ids)
 
 

@@ -27,20 +27,20 @@ class Policies:
 
     @classmethod
     async def start(
-        cls, template: PolicySpec, names: Seq[str], own: Mapping[str, Policy], renderer: str | None
+        cls, template: PolicySpec, names: Seq[str], overrides: Mapping[str, Policy], renderer: str | None
     ) -> Policies:
         """Load every policy.
 
         Args:
-            template: what they have in common.
+            template: the settings that they have in common.
             names: of the policies.
-            own: name -> where that policy differs.
+            overrides: name -> where that policy differs.
             renderer: a name from the `renderers` package; None chooses by the model.
 
         Raises:
             ModelLoadError, EngineError: none is left running then.
         """
-        specs = [_spec(replace(template, name=name), own.get(name, Policy())) for name in names]
+        specs = [_spec(replace(template, name=name), overrides.get(name, Policy())) for name in names]
         policies = await start_policies(specs)
         try:
             by_model = {m: await asyncio.to_thread(_rendering, m, renderer) for m in {s.model for s in specs}}
@@ -60,16 +60,16 @@ class Policies:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """In order."""
+        """Their names, in order."""
         return tuple(self._policies)
 
     @property
     def versions(self) -> dict[str, int]:
-        """Of the weights, by name."""
+        """The weights' versions by name."""
         return {name: policy.version for name, policy in self}
 
     def serve(self, gateway: Gateway) -> None:
-        """Serve all of them."""
+        """Register all of them with a gateway."""
         for name, policy in self:
             gateway.serve(name, policy, self._renderings[name], policy.info.stop_token_ids)
 
@@ -78,11 +78,11 @@ class Policies:
         return root / "policy" if len(self) == 1 else root / "policies" / name
 
     async def save_models(self, root: Path) -> dict[str, Path]:
-        """Write a Hugging Face directory each; where they are."""
-        written = {name: self.directory(root, name) for name in self.names}
+        """Write a Hugging Face directory each; returns their paths by name."""
+        paths = {name: self.directory(root, name) for name in self.names}
         for name, policy in self:
-            await policy.save_model(written[name])
-        return written
+            await policy.save_model(paths[name])
+        return paths
 
     async def save_states(self, root: Path) -> None:
         """Write the exact state of each policy's training."""
@@ -90,7 +90,7 @@ class Policies:
             await policy.save_state(_state(root, name))
 
     async def load_states(self, root: Path) -> None:
-        """Go back to what `save_states` wrote.
+        """Restore what `save_states` wrote.
 
         Raises:
             CheckpointError: a file is missing, broken or of another model.
@@ -112,12 +112,12 @@ def _state(root: Path, name: str) -> Path:
     return root / "states" / f"{name}.pt"
 
 
-def _spec(template: PolicySpec, own: Policy) -> PolicySpec:
-    rate = own.lr if own.lr is not None else template.learner.learning_rate
+def _spec(template: PolicySpec, override: Policy) -> PolicySpec:
+    rate = override.lr if override.lr is not None else template.learner.learning_rate
     return replace(
         template,
-        model=own.model or template.model,
-        lora=own.lora or template.lora,
+        model=override.model or template.model,
+        lora=override.lora or template.lora,
         learner=replace(template.learner, learning_rate=rate),
     )
 

@@ -1,4 +1,4 @@
-"""What a person sees while training runs: step, reward, rate and time left; a bar on a terminal, lines elsewhere."""
+"""A run's progress on the screen: step, reward, rate and time left; a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class Progress:
             self._bar.update(self._task, completed=done, facts=self._facts)
         elif self.enabled and (time.monotonic() - self._last_line > 2 or done == self._steps or "val/reward" in entry):
             self._last_line = time.monotonic()
-            took = time.monotonic() - self._started
-            left = took / max(1, done - self._first_step) * (self._steps - done)
+            elapsed = time.monotonic() - self._started
+            left = elapsed / max(1, done - self._first_step) * (self._steps - done)
             self.console.print(f"step {done}/{self._steps} · {self._facts} · ETA {_clock(left)}")
 
     def note(self, text: str) -> None:

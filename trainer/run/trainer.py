@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import os
-import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from agl.agents.agent import Agent, Tracer, as_agent
 from agl.agents.hooks import Hook
 from agl.agents.registry import switched_on
 from agl.agents.resources import Dataset, as_tasks
 from agl.credit import Credit, Uniform
-from agl.errors import CheckpointError, ConfigError, checked_options, nearest
+from agl.errors import CheckpointError, ConfigError, checked_options
 from agl.mdp.selection import AgentFilter, select
-from agl.rewards.air import AIR, chosen
+from agl.rewards.air import AIR, rule_set
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.local.config import Policy
 from agl.trainer.run.algorithm import Algorithm
 from agl.trainer.run.checkpoints import latest_checkpoint
+from agl.trainer.run.config import RunConfig
 from agl.trainer.run.progress import Progress
-from agl.trainer.run.run import Run, Serve, require_positive, require_tasks
+from agl.trainer.run.run import Run, Serve, mean_rewards, require_some, require_tasks
 from agl.trainer.runners.loading import load_agent
 from agl.trainer.runners.options import RayRunners, Runners
+from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.runners.remote.coordinator import SILENT_SECONDS
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
@@ -33,10 +34,10 @@ from agl.trainer.store.base import Store
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What training came to.
+    """The result of training.
 
     Attributes:
-        run_id, directory: of the run. store: the URL of its store.
+        run_id, directory: identify the run. store: the URL of its store.
         history: one dict per step: "step", "train/reward", "val/reward" where there was a validation, each also
             by the reward's or agent's name ("train/reward/<name>"), ...
         policies: the trained policies by name, a Hugging Face directory each. policy: the only one; None if there is
@@ -58,12 +59,11 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A run that can start.
+class _Launch:
+    """What one call of `fit` or `dev` adds to the trainer's settings.
 
     Attributes:
-        payload: what worker processes are given instead of the agent. tracers: what is switched on here.
-        dev_tasks: how many tasks a dry run takes.
+        payload: what worker processes receive instead of the agent. tracers: those to switch on in this process.
     """
 
     run_id: str
@@ -73,7 +73,6 @@ class _Prepared:
     tracers: tuple[Tracer, ...]
     progress: Progress
     resume: bool
-    dev_tasks: int | None
 
 
 @checked_options
@@ -85,7 +84,7 @@ class Trainer:
         tracer: an adapter's tracer, or several; a wrapped agent brings its own.
         agents: which agents are trained: name, glob, re.Pattern, callable, several of them, or {pattern: policy};
             None = every agent.
-        policies: {policy: agl.Policy(...)}, where a policy of `agents` differs from what the algorithm says.
+        policies: {policy: agl.Policy(...)}, where a policy of `agents` differs from the algorithm's settings.
         credit: how rewards become returns; `agl.credit.Uniform()` if None.
         air: rules that reward tool outcomes, calls and handoffs: True = `agl.air`, or an `agl.AIR()` of your own.
         n_workers: rollouts that run at once.
@@ -96,11 +95,11 @@ class Trainer:
         runners: where rollouts are executed: "local" (threads and tasks of this process), "process" (worker processes,
             where a stuck agent is killed), "ray" or `agl.RayRunners(...)` (such processes on a Ray cluster), "remote"
             (wherever `agl runner --store URL` is started; `fit`'s agent is then not run here and may be None).
-        runner_key: what remote runners must show (AGL_RUNNER_KEY if None).
+        runner_key: the key that remote runners must show (AGL_RUNNER_KEY if None).
         silent_seconds: how long a remote runner may be silent before its rollouts are run again.
         host, port: where the gateway listens; other than loopback only for Ray and for remote runners with a key.
-        capture_content: whether texts are recorded beside the tokens.
-        initial_resources: what rollouts are given beside `llm`.
+        capture_content: whether texts are recorded in addition to the tokens.
+        initial_resources: what rollouts receive in addition to `llm`.
         hooks: an `agl.Hook`, or several, called around every attempt.
         progress: show progress.
     """
@@ -132,42 +131,28 @@ class Trainer:
     ) -> None:
         if not isinstance(algorithm, Algorithm):
             raise ConfigError(f"algorithm= is {algorithm!r}", hint="for example agl.GRPO(model=..., steps=200)")
-        require_positive(n_workers=n_workers, max_attempts=max_attempts, timeout=timeout, silent_seconds=silent_seconds)
-        if runners == "ray":
-            runners = RayRunners()
-        if not isinstance(runners, RayRunners) and runners not in get_args(Runners):
-            raise ConfigError(f"runners={runners!r}", hint=nearest(str(runners), get_args(Runners)))
-        self.runners: Runners | RayRunners = runners
-        self.runner_key = runner_key or os.environ.get("AGL_RUNNER_KEY")
-        keyed = isinstance(runners, RayRunners) or (runners == "remote" and self.runner_key is not None)
-        if host not in ("127.0.0.1", "::1", "localhost") and not keyed:
-            raise ConfigError(
-                f"host={host!r} is not a loopback address",
-                hint='leave it out; or serve runners elsewhere with runners="remote" and a key (runner_key=, '
-                "AGL_RUNNER_KEY)",
-            )
         self.algorithm = algorithm
-        self.tracers: tuple[Tracer, ...] = (
-            () if tracer is None else tuple(tracer) if isinstance(tracer, Iterable) else (tracer,)
+        self.tracers: tuple[Tracer, ...] = _as_tuple(tracer)
+        self.config = RunConfig(
+            selection=select(agents),
+            credit=credit or Uniform(),
+            policies=dict(policies or {}),
+            air=chosen(air),
+            n_workers=n_workers,
+            max_attempts=max_attempts,
+            timeout=timeout,
+            runners=RayRunners() if runners == "ray" else runners,
+            runner_key=runner_key or os.environ.get("AGL_RUNNER_KEY"),
+            silent_seconds=silent_seconds,
+            host=host,
+            port=port,
+            capture_content=capture_content,
+            initial_resources=dict(initial_resources or {}),
+            hooks=_as_tuple(hooks),
         )
-        self.selection = select(agents)
-        self.policies = dict(policies or {})
-        self._check_policies()
-        self.credit = credit or Uniform()
-        self.air = chosen(air)
-        self.n_workers = n_workers
         self.store = store
         self.directory = None if directory is None else Path(directory)
         self.seed = seed
-        self.max_attempts = max_attempts
-        self.timeout = timeout
-        self.silent_seconds = silent_seconds
-        self.host, self.port = host, port
-        self.capture_content = capture_content
-        self.initial_resources = dict(initial_resources or {})
-        self.hooks: tuple[Hook, ...] = (
-            () if hooks is None else tuple(hooks) if isinstance(hooks, Iterable) else (hooks,)
-        )
         self.progress = progress
 
     def fit(
@@ -184,22 +169,20 @@ class Trainer:
             agent: what `agl.wrap` or `@agl.rollout` made, a `LitAgent`, a function, or where to import one of these
                 from: "package.module:name" or "file.py:name".
             train_dataset, val_dataset: tasks; any JSON values, usually dicts.
-            resume: go on from the last completed step in `directory`.
+            resume: continue from the last completed step in `directory`.
 
         Raises:
             AglError: what went wrong, where, and what to do.
             KeyboardInterrupt: Ctrl-C, after everything was ended and the last completed step saved.
         """
-        train, val = as_tasks(train_dataset), as_tasks(val_dataset)
-        if getattr(self.algorithm, "needs_tasks", True):
-            require_tasks(train, "the training dataset")
-        return self._drive(agent, train, val, resume=resume, dev_tasks=None)
+        train, val = self._tasks(train_dataset, val_dataset)
+        return self._drive(self._prepare(agent, resume=resume), train, val)
 
     def dev(self, agent: Any, dataset: Dataset[Any] | Iterable[Any], n_tasks: int = 3) -> Result:
         """A dry run: a few tasks, no update; prints what the trainer would have seen. Arguments as `fit`."""
         tasks = as_tasks(dataset)
         require_tasks(tasks, "the dataset")
-        return self._drive(agent, tasks, [], resume=False, dev_tasks=n_tasks)
+        return self._drive(self._prepare(agent, resume=False, dry=True), tasks, [], dev_tasks=n_tasks)
 
     async def fit_async(
         self,
@@ -215,139 +198,140 @@ class Trainer:
         """As `fit`, on the caller's event loop; cancelling it ends the run cleanly.
 
         Args:
-            run_id: of the run; None = a new one. serve: how the gateway is reached; None: by a server of its own.
-            progress: where progress goes; None: as `Trainer(progress=)` says.
+            run_id: of the run; None = a new one. serve: makes the gateway reachable; None: a server for this run.
+            progress: receives the run's progress; None: as `Trainer(progress=)` says.
         """
+        train, val = self._tasks(train_dataset, val_dataset)
+        launch = self._prepare(agent, resume=resume, run_id=run_id, progress=progress)
+        with switched_on(launch.tracers):
+            return await self._run(launch, train, val, serve=serve)
+
+    def _drive(self, launch: _Launch, train: Any, val: Any, *, dev_tasks: int | None = None) -> Result:
+        with switched_on(launch.tracers):
+            try:
+                return run_in_thread(self._run(launch, train, val, dev_tasks=dev_tasks))
+            except KeyboardInterrupt:
+                launch.progress.stop()
+                saved = latest_checkpoint(launch.directory)
+                if saved is not None and dev_tasks is None:
+                    launch.progress.note(
+                        f"stopped; {saved.name} is saved in {launch.directory}. Resume it with resume=True / --resume"
+                    )
+                raise
+
+    async def _run(
+        self,
+        launch: _Launch,
+        train: Sequence[Any],
+        val: Sequence[Any],
+        *,
+        dev_tasks: int | None = None,
+        serve: Serve | None = None,
+    ) -> Result:
+        directory, user_store = launch.directory, None if isinstance(self.store, str) else self.store
+        url = repr(user_store) if user_store is not None else str(self.store or f"sqlite:///{directory / 'run.db'}")
+        store = user_store or await open_store(url)
+        try:
+            run = Run(
+                self.config,
+                launch.run_id,
+                self.seed,
+                directory,
+                launch.agent,
+                train,
+                val,
+                store,
+                launch.progress,
+                resume=launch.resume,
+                payload=launch.payload,
+                serve=serve,
+            )
+            if dev_tasks is None:
+                await self.algorithm.run(run)
+            elif (results := await self.algorithm.dev(run, dev_tasks)) is not None:
+                await _report(run, results)
+            return Result(run.run_id, directory, url, run.history, run.policy_paths, run.checkpoint)
+        finally:
+            if user_store is None:
+                await store.close()
+
+    # -- before the run -----------------------------------------------------------------------------------------------
+
+    def _tasks(self, train_dataset: Any, val_dataset: Any) -> tuple[Sequence[Any], Sequence[Any]]:
         train, val = as_tasks(train_dataset), as_tasks(val_dataset)
         if getattr(self.algorithm, "needs_tasks", True):
             require_tasks(train, "the training dataset")
-        prepared = self._prepare(agent, resume=resume, dev_tasks=None, run_id=run_id, progress=progress)
-        with switched_on(prepared.tracers):
-            return await self._train(prepared, train, val, serve)
-
-    def _drive(self, agent: Any, train: Any, val: Any, *, resume: bool, dev_tasks: int | None) -> Result:
-        prepared = self._prepare(agent, resume=resume, dev_tasks=dev_tasks)
-        with switched_on(prepared.tracers):
-            try:
-                return run_in_thread(self._train(prepared, train, val))
-            except KeyboardInterrupt:
-                prepared.progress.stop()
-                saved = latest_checkpoint(prepared.directory)
-                if saved is not None and dev_tasks is None:
-                    prepared.progress.note(
-                        f"stopped; {saved.name} is saved in {prepared.directory}. Go on with resume=True / --resume"
-                    )
-                raise
+        return train, val
 
     def _prepare(
         self,
         agent: Any,
         *,
         resume: bool,
-        dev_tasks: int | None,
+        dry: bool = False,
         run_id: str | None = None,
         progress: Progress | None = None,
-    ) -> _Prepared:
-        """Check what is given, and make the run's directory."""
+    ) -> _Launch:
+        """Check the agent and the directory, and make the directory."""
         runnable, payload = self._runnable(agent)
-        if self.air is not None:
-            self.air.require(capture_content=self.capture_content)
+        if self.config.air is not None:
+            self.config.air.require(capture_content=self.config.capture_content)
         run_id = run_id or f"run-{uuid.uuid4().hex[:8]}"
         directory = self.directory or Path("agl-runs") / run_id
-        if dev_tasks is None:
+        if not dry:
             self._check_directory(directory, resume)
         directory.mkdir(parents=True, exist_ok=True)
-        if dev_tasks is None:
-            run_id = _kept_id(directory, run_id, resume)
+        if not dry:
+            run_id = _stored_id(directory, run_id, resume)
         # Worker processes switch their own on.
         tracers = () if payload is not None else (*self.tracers, *runnable.tracers)
-        told = progress or Progress(self.progress)
-        return _Prepared(run_id, directory, runnable, payload, tracers, told, resume, dev_tasks)
-
-    async def _train(self, prepared: _Prepared, train: Any, val: Any, serve: Serve | None = None) -> Result:
-        directory, given = prepared.directory, None if isinstance(self.store, str) else self.store
-        url = repr(given) if given is not None else str(self.store or f"sqlite:///{directory / 'run.db'}")
-        store = given or await open_store(url)
-        try:
-            run = Run(
-                run_id=prepared.run_id,
-                seed=self.seed,
-                directory=directory,
-                agent=prepared.agent,
-                selection=self.selection,
-                credit=self.credit,
-                train=train,
-                val=val,
-                store=store,
-                progress=prepared.progress,
-                n_workers=self.n_workers,
-                max_attempts=self.max_attempts,
-                timeout=self.timeout,
-                resume=prepared.resume,
-                capture_content=self.capture_content,
-                runners=self.runners,
-                payload=prepared.payload,
-                runner_key=self.runner_key,
-                silent_seconds=self.silent_seconds,
-                serve=serve,
-                host=self.host,
-                port=self.port,
-                initial_resources=self.initial_resources,
-                policies=self.policies,
-                air=self.air,
-                hooks=self.hooks,
-            )
-            if prepared.dev_tasks is None:
-                await self.algorithm.run(run)
-            else:
-                await self.algorithm.dev(run, prepared.dev_tasks)
-            return Result(run.run_id, directory, url, run.history, run.policy_paths, run.checkpoint)
-        finally:
-            if given is None:
-                await store.close()
+        return _Launch(run_id, directory, runnable, payload, tracers, progress or Progress(self.progress), resume)
 
     def _runnable(self, agent: Any) -> tuple[Agent, bytes | None]:
-        """What is run here, and what is sent to worker processes instead."""
-        if self.runners == "remote":
-            return (_ELSEWHERE if agent is None or isinstance(agent, str) else as_agent(agent)), None
-        if self.runners == "local":
+        """The agent of this process, and what worker processes receive instead of it."""
+        config = self.config
+        if config.runners == "remote":
+            return (_REMOTE if agent is None or isinstance(agent, str) else as_agent(agent)), None
+        if config.runners == "local":
             return (load_agent(agent, None) if isinstance(agent, str) else as_agent(agent)), None
-        sent = agent if isinstance(agent, str) else as_agent(agent)
+        source = agent if isinstance(agent, str) else as_agent(agent)
         from agl.trainer.runners.process.payload import Payload, pack
 
-        packed = pack(Payload(sent, self.tracers, self.hooks, self.selection, self.initial_resources))
-        return _ELSEWHERE if isinstance(sent, str) else sent, packed
-
-    def _check_policies(self) -> None:
-        named = self.selection.policies
-        for name in named:
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-                raise ConfigError(
-                    f"{name!r} cannot be a policy's name", hint="use letters, digits, dots, dashes and underscores"
-                )
-        for name, policy in self.policies.items():
-            if name not in named:
-                raise ConfigError(
-                    f"policies= has {name!r}, but no agent is trained by it", hint=nearest(name, list(named))
-                )
-            if not isinstance(policy, Policy):
-                raise ConfigError(f"policies= maps {name!r} to {policy!r}", hint="map it to agl.Policy(...)")
+        payload = pack(Payload(source, self.tracers, config.hooks, config.selection, config.initial_resources))
+        return _REMOTE if isinstance(source, str) else source, payload
 
     def _check_directory(self, directory: Path, resume: bool) -> None:
-        """A run goes on in its own directory, and a new one needs a directory without another's checkpoints."""
+        """A run resumes in its own directory, and a new one needs a directory without another's checkpoints."""
         if resume and self.directory is None:
-            raise ConfigError("resume=True needs directory=", hint="name the directory of the run to go on with")
+            raise ConfigError("resume=True needs directory=", hint="name the directory of the run to resume")
         if resume and not directory.is_dir():
-            raise CheckpointError("there is no run to go on with", hint="name its directory", path=directory)
+            raise CheckpointError("there is no run to resume", hint="name its directory", path=directory)
         if not resume and (last := latest_checkpoint(directory)) is not None:
             raise ConfigError(
                 f"{directory} holds a run already ({last})",
-                hint="go on with it (resume=True or --resume), or choose another directory",
+                hint="resume it (resume=True or --resume), or choose another directory",
             )
 
 
-def _kept_id(directory: Path, new: str, resume: bool) -> str:
-    """The run's id, which its directory keeps from the start: a run is the same before its first checkpoint, too."""
+async def _report(run: Run, results: Sequence[RolloutResult]) -> None:
+    """Print each rollout of a dry run, and add what they earned to the history.
+
+    Raises:
+        AglError: all of them failed.
+    """
+    from rich.console import Console
+
+    from agl.trainer.report.explain import describe, renderable
+
+    for result in results:
+        report = await describe(run.store, result.rollout.rollout_id, credit=run.credit)
+        Console(highlight=False).print(renderable(report))
+    good = require_some(results, "the dry run")
+    run.history.append({"step": 0, **mean_rewards(good, "train"), "train/rollouts": len(results)})
+
+
+def _stored_id(directory: Path, new: str, resume: bool) -> str:
+    """The run's id, which its directory holds from the start: it stays the same before the first checkpoint, too."""
     path = directory / "run-id"
     if resume and path.is_file():
         return path.read_text().strip()
@@ -357,8 +341,14 @@ def _kept_id(directory: Path, new: str, resume: bool) -> str:
     return new
 
 
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    """Nothing, one thing or several as a tuple."""
+    return () if value is None else tuple(value) if isinstance(value, Iterable) else (value,)
+
+
 def _not_here(*_: Any) -> Any:
     raise ConfigError("the agent of this run is executed by its runners", hint="start one: agl runner --store URL")
 
 
-_ELSEWHERE = Agent("agent", _not_here, False)
+_REMOTE = Agent("agent", _not_here, False)
+"""Stands for an agent that only the runners load."""

@@ -1,4 +1,4 @@
-"""Executes leases in this process: async agents as tasks on a loop of their own, sync agents in threads of their own.
+"""Executes leases in this process: async agents as tasks on a separate loop, sync agents each in a separate thread.
 
 The agents' loop is not the gateway's, so an agent that blocks its loop cannot block the model it is waiting for.
 """
@@ -33,21 +33,21 @@ class Executor:
     """Runs one agent, any number of attempts at once. Lives on the caller's event loop.
 
     Args:
-        agent: what to run. desk: where leases come from and reports go. hooks: called around every attempt.
-        runner: what hooks are told runs it. span_ended: called with every span as it ends, in the thread that ended it.
+        agent: what to run. coordinator: gets the reports. hooks: called around every attempt.
+        runner: passed to the hooks. on_span_end: called with every span as it ends, in the thread that ended it.
     """
 
     def __init__(
         self,
         agent: Agent,
-        desk: Coordinator,
+        coordinator: Coordinator,
         *,
         hooks: Sequence[Hook] = (),
         runner: Any = None,
-        span_ended: Callable[[Span], None] | None = None,
+        on_span_end: Callable[[Span], None] | None = None,
     ) -> None:
-        self.agent, self.desk, self.hooks, self.runner = agent, desk, tuple(hooks), runner
-        self.span_ended = span_ended
+        self.agent, self.coordinator, self.hooks, self.runner = agent, coordinator, tuple(hooks), runner
+        self.on_span_end = on_span_end
         self._agents = _AgentLoop()
 
     def start(self) -> None:
@@ -55,63 +55,66 @@ class Executor:
         self._agents.start()
 
     async def stop(self) -> None:
-        """End it, and what runs there; bounded."""
+        """End the agents' loop and what runs there; bounded."""
         await asyncio.to_thread(self._agents.stop)
 
     async def attempt(self, lease: Lease) -> Report:
-        """Execute a lease and hand its report to the desk.
+        """Execute a lease and send its report to the coordinator.
 
         Raises:
-            AglError: the desk could not be reached, or does not want it.
+            AglError: the coordinator could not be reached, or refuses the report.
         """
         report = await self.execute(lease)
         if self.hooks:
-            await self.desk.deliver(lease, report.spans)
+            await self.coordinator.deliver(lease, report.spans)
             try:
                 await self._hook("on_rollout_end", lease, spans=tuple(report.spans))
             except Exception as raised:
                 if report.error is None:
-                    report = Report(report.spans, self._located(raised, lease))
+                    report = Report(report.spans, self._with_place(raised, lease))
                 else:
                     log.warning("rollout %s attempt %d: %s", *lease.id, raised)
-        await self.desk.finish(lease, report)
+        await self.coordinator.finish(lease, report)
         return report
 
     async def execute(self, lease: Lease) -> Report:
-        """Run the agent on a lease's task. What it raised is in the report.
+        """Run the agent on a lease's task. The report has the error that the agent raised.
 
         Raises:
             CancelledError: the awaiting task was cancelled.
         """
         rollout, attempt = lease.rollout, lease.attempt
         context = tracing.RolloutContext(
-            rollout.rollout_id, attempt, self.agent.name, lease.selection, capture_content=lease.capture_content,
-            # With a gateway, what is trained is recorded there; what the others ask grows with every turn.
-            prompts=lease.gateway is None, ended=self.span_ended,
-        )  # fmt: skip
-        given = dict(lease.resources)
+            rollout.rollout_id,
+            attempt,
+            self.agent.name,
+            lease.selection,
+            capture_content=lease.capture_content,
+            # The gateway records the prompts of trained agents; the prompts of the others grow with every turn.
+            prompts=lease.gateway is None,
+            on_span_end=self.on_span_end,
+        )
+        resources = dict(lease.resources)
         if lease.gateway is not None:
             context.gateway_url, context.key = lease.gateway, lease.key or ""
             name = urllib.parse.quote(self.agent.name, safe="")
-            given = {
-                "llm": LLM(f"{lease.url}/agents/{name}/v1", lease.model, lease.key, lease.sampling),
-                **lease.resources,
-            }
+            llm = LLM(f"{lease.url}/agents/{name}/v1", lease.model, lease.key, lease.sampling)
+            resources = {"llm": llm, **resources}
         error: BaseException | None = None
         try:
             info = RolloutInfo(rollout.rollout_id, attempt, rollout.mode, rollout.step)
             await self._hook("on_rollout_start", lease)
-            await self._run(context, Task.of(rollout.task), given, info, lease)
+            await self._run(context, Task.of(rollout.task), resources, info, lease)
         except TimeoutError:
             error = RolloutTimeoutError(
                 f"agent {self.agent.name!r} ran past its limit of {rollout.config.timeout_seconds:g} s",
                 hint="raise Trainer(timeout=...), or find out what it waits for; a sync agent's thread cannot be "
-                'stopped and goes on in the background: runners="process" kills it',
+                'stopped and continues in the background: runners="process" kills it',
                 rollout=rollout.rollout_id,
                 attempt=attempt,
             )
         except Exception as raised:
-            error = self._located(raised, lease)
+            error = self._with_place(raised, lease)
         finally:
             tracing.close(context)
         return Report(tuple(context.spans), error)
@@ -119,10 +122,10 @@ class Executor:
     async def _run(
         self, context: tracing.RolloutContext, task: Any, resources: dict[str, Any], info: RolloutInfo, lease: Lease
     ) -> None:
-        agent, leased = self.agent, lease.leased
+        agent = self.agent
         where = {"rollout": info.rollout_id, "attempt": info.attempt, "agent": agent.name}
 
-        def note(scope: tracing.Scope, outcome: Outcome) -> None:
+        def record_outcome(scope: tracing.Scope, outcome: Outcome) -> None:
             if outcome.reward is not None:
                 agents = {s.agent for s in list(context.spans) if s.operation == semconv.CHAT and s.agent is not None}
                 for reward in as_rewards(outcome.reward, agents=agents, **where):
@@ -130,12 +133,12 @@ class Executor:
             if context.capture_content and outcome.output is not None:
                 scope.span.set_attribute(OUTPUT, _as_text(outcome.output))
 
-        def failed(scope: tracing.Scope, error: Exception) -> None:
-            # The agent's own failure can be an outcome; the machinery's never is.
+        def record_failure(scope: tracing.Scope, error: Exception) -> None:
+            # The agent's own failure can have a reward; a failure of the infrastructure never has one.
             if agent.error_reward is None or isinstance(error, AglError) or _is_infrastructure(error):
                 raise error
             scope.span.record_exception(error)
-            note(scope, Outcome(agent.error_reward, f"{type(error).__name__}: {error}"))
+            record_outcome(scope, Outcome(agent.error_reward, f"{type(error).__name__}: {error}"))
 
         if agent.is_async:
 
@@ -146,9 +149,9 @@ class Executor:
                         result: Any = agent.run(task, resources, info)
                         outcome = await result
                         await self._each_hook("on_trace_end", lease, tracer=context)
-                        note(scope, outcome)
+                        record_outcome(scope, outcome)
                     except Exception as error:
-                        failed(scope, error)
+                        record_failure(scope, error)
 
             future = self._agents.submit(run_async())
         else:
@@ -156,53 +159,54 @@ class Executor:
             def run_sync() -> None:
                 with tracing.running(context) as scope:
                     try:
-                        # In this thread, so that the hook is inside the attempt too.
+                        # In this thread, so that the hook runs in the attempt's context.
                         if self.hooks:
                             asyncio.run(self._each_hook("on_trace_start", lease, tracer=context))
                         outcome: Any = agent.run(task, resources, info)
                         if self.hooks:
                             asyncio.run(self._each_hook("on_trace_end", lease, tracer=context))
-                        note(scope, outcome)
+                        record_outcome(scope, outcome)
                     except Exception as error:
-                        failed(scope, error)
+                        record_failure(scope, error)
 
             future = _in_thread(run_sync, f"agl-rollout-{info.rollout_id}")
-        await asyncio.wait_for(future, leased.rollout.config.timeout_seconds)
+        await asyncio.wait_for(future, lease.rollout.config.timeout_seconds)
 
     async def _hook(self, name: str, lease: Lease, **facts: Any) -> None:
-        """Call every hook from outside the attempt, on the agents' loop: one that blocks cannot block the gateway."""
+        """Call every hook outside the attempt's context, on the agents' loop: a hook cannot block the gateway."""
         if self.hooks:
             call = self._agents.submit(self._each_hook(name, lease, **facts))
             await asyncio.wait_for(call, lease.rollout.config.timeout_seconds)
 
     async def _each_hook(self, name: str, lease: Lease, **facts: Any) -> None:
+        facts |= {"agent": self.agent, "runner": self.runner, "rollout": lease.attempted_rollout}
         for hook in self.hooks:
             try:
-                await getattr(hook, name)(agent=self.agent, runner=self.runner, rollout=lease.leased, **facts)
+                await getattr(hook, name)(**facts)
             except Exception as error:
                 raise RolloutError(
                     f"the hook {hook.name}.{name} raised {type(error).__name__}: {error}",
-                    hint="what it was to do has not been done; catch in it what may fail",
+                    hint="the hook did not finish its work; catch in it what may fail",
                     rollout=lease.rollout.rollout_id,
                     attempt=lease.attempt,
                     agent=self.agent.name,
                 ) from error
 
-    def _located(self, error: Exception, lease: Lease) -> BaseException:
+    def _with_place(self, error: Exception, lease: Lease) -> BaseException:
         if isinstance(error, CaptureError | RewardError) or (isinstance(error, AglError) and "rollout" in error.where):
             return error
-        located = RolloutError(
+        rollout_error = RolloutError(
             f"agent {self.agent.name!r} raised {type(error).__name__}: {error}",
-            hint="it is tried again, then dropped from its group; agl.wrap(..., error_reward=x) would score it instead",
+            hint="it is tried again, then dropped from its group; agl.wrap(..., error_reward=x) scores it instead",
             rollout=lease.rollout.rollout_id,
             attempt=lease.attempt,
         )
-        located.__cause__ = error
-        return located
+        rollout_error.__cause__ = error
+        return rollout_error
 
 
 class _AgentLoop:
-    """The event loop, in a thread of its own, that async agents run on."""
+    """The event loop of async agents, in a separate thread."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -218,7 +222,7 @@ class _AgentLoop:
         return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
     def stop(self) -> None:
-        """End the loop; tasks that do not let themselves be cancelled within a second are left behind."""
+        """End the loop; tasks that cannot be cancelled within a second are left behind."""
         loop, thread = self._loop, self._thread
         if loop is None or thread is None:
             return
@@ -228,8 +232,8 @@ class _AgentLoop:
             for task in tasks:
                 task.cancel()
             if tasks:
-                _, deaf = await asyncio.wait(tasks, timeout=1.0)
-                for task in deaf:
+                _, pending = await asyncio.wait(tasks, timeout=1.0)
+                for task in pending:
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
             await loop.shutdown_asyncgens()
 
@@ -243,11 +247,11 @@ class _AgentLoop:
 
 
 def _in_thread(function: Callable[[], None], name: str) -> asyncio.Future[None]:
-    """Run in a daemon thread: one that hangs cannot be stopped, but must not keep the process alive either."""
+    """Run in a daemon thread, which does not keep the process alive when it hangs."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
 
-    def settle(error: BaseException | None) -> None:
+    def resolve(error: BaseException | None) -> None:
         if future.done():
             return
         if error is None:
@@ -262,14 +266,14 @@ def _in_thread(function: Callable[[], None], name: str) -> asyncio.Future[None]:
         except BaseException as raised:
             error = raised
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, error)
+            loop.call_soon_threadsafe(resolve, error)
 
     threading.Thread(target=body, name=name, daemon=True).start()
     return future
 
 
 def _is_infrastructure(error: BaseException) -> bool:
-    """Whether the connection to a model failed, rather than the agent: that must never become a reward."""
+    """Whether the connection to a model failed rather than the agent; such a failure must never become a reward."""
     names = {cls.__name__ for cls in type(error).__mro__}
     if names & {"APIConnectionError", "InternalServerError", "AuthenticationError", "RateLimitError"}:
         return True

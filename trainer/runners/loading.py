@@ -1,4 +1,4 @@
-"""Finds what a text names: agents and reward functions in Python files and modules, and commands as agents."""
+"""Loads what a command line names: agents and reward functions in Python files and modules, and commands as agents."""
 
 from __future__ import annotations
 
@@ -19,29 +19,65 @@ def load_object(spec: str, what: str) -> Any:
     """The object that `file.py:name` or `package.module:name` names.
 
     Raises:
-        ConfigError: no such file, module or name, or the file itself raised.
+        ConfigError: there is no such file, module or name, or importing it failed.
     """
-    where, _, name = spec.rpartition(":")
-    if not where:
+    module_name, _, name = spec.rpartition(":")
+    if not module_name:
         raise ConfigError(f"{what} is {spec!r}", hint="write it as file.py:name or package.module:name")
     try:
-        if where.endswith(".py"):
-            path = Path(where).resolve()
+        if module_name.endswith(".py"):
+            path = Path(module_name).resolve()
             if not path.is_file():
-                raise ConfigError(f"there is no file {where}", hint=f"{what} is looked up from the current directory")
+                raise ConfigError(
+                    f"there is no file {module_name}", hint=f"{what} is looked up from the current directory"
+                )
             known = sys.modules.get(f"agl_user_{path.stem}")
             module = known if known is not None and getattr(known, "__file__", None) == str(path) else _load(path)
         else:
             sys.path.insert(0, str(Path.cwd()))
-            module = importlib.import_module(where)
+            module = importlib.import_module(module_name)
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
     if not hasattr(module, name):
         names = [n for n in vars(module) if not n.startswith("_")]
-        raise ConfigError(f"{where} has no {name!r}", hint=nearest(name, names))
+        raise ConfigError(f"{module_name} has no {name!r}", hint=nearest(name, names))
     return getattr(module, name)
+
+
+def load_agent(spec: str, reward: str | None) -> Agent:
+    """The agent that a command line names, wrapped with its reward if it needs one.
+
+    Raises:
+        ConfigError: it cannot be loaded, or it needs a reward and `reward` is None.
+    """
+    value = load_object(spec, "--agent")
+    reward_function = load_object(reward, "--reward") if reward else None
+    if isinstance(value, Agent | FunctionAgent | LitAgent):
+        if reward_function is not None:
+            raise ConfigError(f"{spec} gives its own reward", hint="leave --reward out")
+        return as_agent(value)
+    if reward_function is None:
+        raise ConfigError(f"{spec} needs a reward", hint="add --reward file.py:function, (task, output) -> float")
+    return wrap(value, reward_function)
+
+
+def load_command(text: str, reward: str | None) -> Agent:
+    """A command as an agent.
+
+    Raises:
+        ConfigError: `reward` is None, or the command cannot be parsed.
+    """
+    if reward is None:
+        raise ConfigError(
+            "--agent-command needs a reward", hint="add --reward file.py:function, (task, output) -> float"
+        )
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"--agent-command cannot be read: {error}", hint="check its quotes") from None
+    return CommandAgent(words, reward=load_object(reward, "--reward"))
 
 
 def _load(path: Path) -> Any:
@@ -54,37 +90,3 @@ def _load(path: Path) -> Any:
     sys.path.insert(0, str(path.parent))
     spec.loader.exec_module(module)
     return module
-
-
-def load_agent(spec: str, reward: str | None) -> Agent:
-    """The agent that a command line names, wrapped with its reward if it needs one.
-
-    Raises:
-        ConfigError: it cannot be found, or it needs a reward and none is given.
-    """
-    value = load_object(spec, "--agent")
-    score = load_object(reward, "--reward") if reward else None
-    if isinstance(value, Agent | FunctionAgent | LitAgent):
-        if score is not None:
-            raise ConfigError(f"{spec} gives its own reward", hint="leave --reward out")
-        return as_agent(value)
-    if score is None:
-        raise ConfigError(f"{spec} needs a reward", hint="add --reward file.py:function, (task, output) -> float")
-    return wrap(value, score)
-
-
-def load_command(text: str, reward: str | None) -> Agent:
-    """The agent that a command makes.
-
-    Raises:
-        ConfigError: no reward is given, or the command cannot be read.
-    """
-    if reward is None:
-        raise ConfigError(
-            "--agent-command needs a reward", hint="add --reward file.py:function, (task, output) -> float"
-        )
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ConfigError(f"--agent-command cannot be read: {error}", hint="check its quotes") from None
-    return CommandAgent(words, reward=load_object(reward, "--reward"))

@@ -14,12 +14,12 @@ class RayRunners:
     """Rollouts on a Ray cluster: `Trainer(runners=agl.RayRunners(...))`; "ray" has these defaults.
 
     Attributes:
-        num_cpus: what Ray reserves for each worker; most agents wait for their model, so less than one. 0 reserves
+        num_cpus: CPUs that Ray reserves for each worker; most agents wait for their model, so less than one. 0 reserves
             nothing.
-        per_actor: worker processes in one actor, whose agent is imported once for all of them.
+        per_actor: worker processes in one actor, which imports the agent once for all of them.
 
     Raises:
-        ConfigError: a value that is out of range.
+        ConfigError: a value is out of range.
     """
 
     num_cpus: float = 0.25

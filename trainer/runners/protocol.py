@@ -1,4 +1,4 @@
-"""What passes between a run and whoever executes its rollouts: a lease goes out, a report comes back."""
+"""What a run's coordinator and its workers exchange: a lease goes out, a report comes back."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from agl.trainer.store.base import AttemptedRollout, AttemptStatus, Rollout
 LEASE_WAIT_SECONDS = 20.0
 """How long one request for work may wait for it."""
 HEARTBEAT_SECONDS = 5.0
+"""How often a worker says that its attempts are alive."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RolloutResult:
-    """What a rollout came to, after its last attempt.
+    """The result of a rollout after its last attempt.
 
     Attributes:
-        rollout: as stored. attempt: the last one, from 1.
+        rollout: as stored. attempt: the number of the last one, from 1.
         built: trajectories and rewards of that attempt; None when it failed.
         error: why it failed; None when it succeeded.
     """
@@ -39,16 +40,16 @@ class Lease:
     """One attempt to execute, and all that it needs.
 
     Attributes:
-        leased: the rollout and its attempt.
+        attempted_rollout: the rollout and its attempt.
         selection: which agents are trained.
-        resources: what the rollout is given beside the policy.
+        resources: named values for the agent, in addition to the policy.
         gateway: base URL of the gateway; None when nothing is routed.
-        url: the attempt's own below it, without the agent. key: good for this attempt alone. model: the policy's name.
-        sampling: what the trainer decides about sampling and agents are told.
+        url: the attempt's URL below it, without the agent. key: valid for this attempt only. model: the policy's name.
+        sampling: the trainer's sampling parameters that agents can see.
         capture_content: whether texts are recorded.
     """
 
-    leased: AttemptedRollout
+    attempted_rollout: AttemptedRollout
     selection: Selection
     resources: Mapping[str, Any] = field(default_factory=dict)
     gateway: str | None = None
@@ -60,12 +61,12 @@ class Lease:
 
     @property
     def rollout(self) -> Rollout:
-        return self.leased.rollout
+        return self.attempted_rollout.rollout
 
     @property
     def attempt(self) -> int:
         """The attempt's number, from 1."""
-        return self.leased.attempt.attempt
+        return self.attempted_rollout.attempt.attempt
 
     @property
     def id(self) -> tuple[str, int]:
@@ -75,11 +76,11 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Report:
-    """What executing a lease came to.
+    """The result of executing a lease.
 
     Attributes:
-        spans: all of the attempt's. error: why it failed; None if it did not.
-        text: the error with its traceback, where it does not come with the error itself.
+        spans: all spans of the attempt. error: why it failed; None if it did not.
+        text: the error with its traceback, where `error` itself has none.
     """
 
     spans: Sequence[Span] = ()
@@ -88,54 +89,54 @@ class Report:
 
     @property
     def status(self) -> AttemptStatus:
-        """What the attempt becomes."""
+        """The attempt's status."""
         if self.error is None:
             return "succeeded"
         return "timeout" if isinstance(self.error, RolloutTimeoutError) else "failed"
 
     @property
     def traceback(self) -> str | None:
-        """The error as it is stored."""
+        """The error as text for the store."""
         if self.error is None:
             return None
         return self.text or "".join(traceback.format_exception(self.error)).strip()
 
 
 class Coordinator(Protocol):
-    """Where workers get rollouts and bring back what they came to. Each method may be repeated after a failure."""
+    """Where workers get rollouts and report their results. Each method may be repeated after a failure."""
 
     async def lease(self, worker_id: str, wait: float = LEASE_WAIT_SECONDS) -> Lease | None:
         """The next rollout, waiting for it up to `wait` seconds; None if there was none."""
         ...
 
     async def heartbeat(self, lease: Lease) -> bool:
-        """Say that the attempt is alive; False if it is no longer wanted."""
+        """Report that the attempt is alive; False if it is no longer wanted."""
         ...
 
     async def deliver(self, lease: Lease, spans: Sequence[Span]) -> None:
-        """End the attempt's calls and store its spans, before it is finished; for who wants to look at them then."""
+        """End the attempt's calls and store its spans, before it is finished; for callers that read them first."""
         ...
 
     async def finish(self, lease: Lease, report: Report) -> None:
         """End the attempt; a failed one is queued again where its rollout has attempts left.
 
         Raises:
-            AttemptOverError: it was cancelled or given up; what it came to is not wanted.
+            AttemptOverError: it was cancelled or given up; its result is not wanted.
         """
         ...
 
     async def abandon(self, lease: Lease, why: str) -> None:
-        """Give the lease up unfinished; another worker may take the rollout."""
+        """Give up the lease unfinished; another worker may take the rollout."""
         ...
 
 
 class Runner(Protocol):
-    """Executes a run's rollouts, wherever that is."""
+    """Executes a run's rollouts; the run's side of workers in threads, processes or on other machines."""
 
     async def start(self) -> None:
-        """Start its workers; errors of theirs that no rollout can be blamed for go to the run."""
+        """Start the workers; a failure of theirs that is no rollout's is reported to the run."""
         ...
 
     async def stop(self) -> None:
-        """End what runs and the workers; bounded, idempotent."""
+        """End running attempts and the workers; bounded, idempotent."""
         ...

@@ -1,6 +1,6 @@
-"""Rollouts on a Ray cluster: an actor on each of some nodes keeps worker processes, which speak to the run's desk.
+"""Rollouts on a Ray cluster: actors keep worker processes on its nodes, which reach the run's coordinator by HTTP.
 
-Invariant: of a Ray that others started nothing is left changed; one that was started here is shut down.
+Invariant: a Ray that others started is left unchanged; one that was started here is shut down.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from agl.mdp.spans import Span
 from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.options import RayRunners
 from agl.trainer.runners.process.fork_server import STOP_SECONDS
-from agl.trainer.runners.process.runner import STRIKES, reap, spans_of
+from agl.trainer.runners.process.runner import MAX_CRASHES, reap, spans_of
 from agl.trainer.runners.process.worker_pool import CrashLoopGuard, WorkerExit, WorkerPool
 from agl.trainer.runners.protocol import Lease, Report
 
 log = logging.getLogger("agl.runner")
 
-PLACE_SECONDS = 20.0
-"""After how long it is said that Ray has not yet placed an actor."""
-_STORE_BYTES = 80 * 1024 * 1024
-_PAUSE_SECONDS = 1.0
+PLACEMENT_SECONDS = 20.0
+"""After how long a warning is logged that Ray has not yet placed an actor."""
+_OBJECT_STORE_BYTES = 80 * 1024 * 1024
+_RESTART_SECONDS = 1.0
 
 
 class Cluster:
     """The Ray that runners use: made by `join`, left by `leave`.
 
     Attributes:
-        host: address of this machine that every node reaches. n_nodes: alive at the time.
+        host: address of this machine that every node reaches. n_nodes: nodes that were alive when it was joined.
     """
 
     def __init__(self, host: str, n_nodes: int, started: bool) -> None:
@@ -56,16 +56,19 @@ class Cluster:
         started = False
         if not ray.is_initialized():
             started = not os.environ.get("RAY_ADDRESS")
-            # Ray warns that it sets no signal handler in this thread, which is as it should be.
-            wanted: dict[str, Any] = {"log_to_driver": True, "logging_level": logging.ERROR}
+            # Only errors: Ray warns that it sets no signal handler in this thread, which is intended.
+            init: dict[str, Any] = {"log_to_driver": True, "logging_level": logging.ERROR}
             if started:
                 cpus = max(os.cpu_count() or 1, math.ceil(n_workers * options.num_cpus))
-                wanted |= {
-                    "address": "local", "num_cpus": cpus, "num_gpus": 0, "include_dashboard": False,
-                    "object_store_memory": _STORE_BYTES,
-                }  # fmt: skip
+                init |= {
+                    "address": "local",
+                    "num_cpus": cpus,
+                    "num_gpus": 0,
+                    "include_dashboard": False,
+                    "object_store_memory": _OBJECT_STORE_BYTES,
+                }
             try:
-                await asyncio.to_thread(ray.init, **wanted)
+                await asyncio.to_thread(ray.init, **init)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise ConfigError(
                     f"Ray cannot be joined: {error}", hint="see RAY_ADDRESS, or call ray.init(...) before fit"
@@ -86,13 +89,19 @@ class Cluster:
             await asyncio.to_thread(ray.shutdown)
 
 
-class _Host:
-    """An actor: worker processes on its node."""
+class _WorkerActor:
+    """An actor: keeps worker processes on its node."""
 
     def __init__(self, payload: bytes, url: str, key: str, n_workers: int, name: str) -> None:
-        self._ended: asyncio.Queue[WorkerExit | BaseException] = asyncio.Queue()
+        self._exits: asyncio.Queue[WorkerExit | BaseException] = asyncio.Queue()
         self._pool = WorkerPool(
-            payload, url, key, n_workers=n_workers, name=name, ended=self._ended.put, broken=self._ended.put_nowait
+            payload,
+            url,
+            key,
+            n_workers=n_workers,
+            name=name,
+            on_exit=self._exits.put,
+            on_failure=self._exits.put_nowait,
         )
 
     async def start(self) -> str:
@@ -100,11 +109,11 @@ class _Host:
         return ray.get_runtime_context().get_node_id()
 
     async def next(self) -> WorkerExit:
-        """The next worker that is over."""
-        ended = await self._ended.get()
-        if isinstance(ended, BaseException):
-            raise ended
-        return ended
+        """The next end of a worker."""
+        worker_exit = await self._exits.get()
+        if isinstance(worker_exit, BaseException):
+            raise worker_exit
+        return worker_exit
 
     async def kill(self, worker: str) -> WorkerExit | None:
         return await self._pool.kill(worker)
@@ -114,143 +123,148 @@ class _Host:
 
 
 class RayRunner:
-    """N workers in actors of a Ray cluster, spread over its nodes; an actor that dies is made anew.
+    """N workers in actors of a Ray cluster, spread over its nodes; an actor that dies is replaced.
 
     Args:
-        cluster: joined; left by `stop`. desk: the run's; this runner makes itself its `given_up`.
-        payload: packed agent. url: of the desk's routes, as the nodes reach it. key: that they ask for.
+        cluster: joined; left by `stop`. coordinator: the run's; this runner sets its `end_worker`.
+        payload: the packed agent. url: of the coordinator's routes, as the nodes reach it. key: for them.
         options: of `Trainer(runners=)`. n_workers: how many rollouts run at once.
-        broken: called when workers die that no rollout can be blamed for.
+        on_failure: called when workers die that had no rollout.
 
     Attributes:
-        nodes: name of an actor -> id of the node that it is on.
+        nodes: name of an actor -> id of its node.
     """
 
     def __init__(
         self,
         cluster: Cluster,
-        desk: RunCoordinator,
+        coordinator: RunCoordinator,
         payload: bytes,
         url: str,
         key: str,
         *,
         options: RayRunners,
         n_workers: int,
-        broken: Callable[[BaseException], None],
+        on_failure: Callable[[BaseException], None],
     ) -> None:
-        self.cluster, self.desk, self.url, self.key = cluster, desk, url, key
-        self.options, self.n_workers, self.broken = options, n_workers, broken
+        self.cluster, self.coordinator, self.url, self.key = cluster, coordinator, url, key
+        self.options, self.n_workers, self.on_failure = options, n_workers, on_failure
         self.nodes: dict[str, str] = {}
         self._payload = payload
-        self._hosts: dict[str, Any] = {}
-        self._tending: list[asyncio.Task[None]] = []
+        self._actors: dict[str, Any] = {}
+        self._actor_tasks: list[asyncio.Task[None]] = []
         self._up = asyncio.Event()
         self._numbers = itertools.count()
-        self._strikes = CrashLoopGuard(STRIKES)
+        self._crashes = CrashLoopGuard(MAX_CRASHES)
 
     async def start(self) -> None:
-        """Start the actors, and wait for the first of them to have imported the agent.
+        """Start the actors, and wait until the first of them has imported the agent.
 
         Raises:
             ConfigError: it cannot be imported on a node.
         """
-        self.desk.given_up = self._given_up
-        self.desk.watch()
+        self.coordinator.end_worker = self._end_worker
+        self.coordinator.watch()
         payload = ray.put(self._payload)
-        sizes = _shares(self.n_workers, self.options.per_actor, self.cluster.n_nodes)
-        self._tending = [asyncio.ensure_future(self._tend(payload, size)) for size in sizes]
+        sizes = _actor_sizes(self.n_workers, self.options.per_actor, self.cluster.n_nodes)
+        self._actor_tasks = [asyncio.ensure_future(self._keep_actor(payload, size)) for size in sizes]
         up = asyncio.ensure_future(self._up.wait())
-        await asyncio.wait((up, *self._tending), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((up, *self._actor_tasks), return_when=asyncio.FIRST_COMPLETED)
         up.cancel()
-        for task in self._tending:
+        for task in self._actor_tasks:
             if task.done():
                 task.result()
-            task.add_done_callback(self._tended)
+            task.add_done_callback(self._on_actor_task_end)
 
     async def stop(self) -> None:
-        for task in self._tending:
+        for task in self._actor_tasks:
             task.cancel()
-        await asyncio.gather(*self._tending, return_exceptions=True)
-        hosts = list(self._hosts.values())
-        self._hosts.clear()
-        if hosts:
-            stopping = [asyncio.ensure_future(_answer(host.stop.remote())) for host in hosts]
+        await asyncio.gather(*self._actor_tasks, return_exceptions=True)
+        actors = list(self._actors.values())
+        self._actors.clear()
+        if actors:
+            stopping = [asyncio.ensure_future(_result(actor.stop.remote())) for actor in actors]
             await asyncio.wait(stopping, timeout=STOP_SECONDS + 4.0)
             for task in stopping:
                 task.cancel()
             await asyncio.gather(*stopping, return_exceptions=True)
-        for host in hosts:
-            ray.kill(host)
+        for actor in actors:
+            ray.kill(actor)
         await self.cluster.leave()
 
-    def _tended(self, task: asyncio.Task[None]) -> None:
+    def _on_actor_task_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.broken(error)
+            self.on_failure(error)
 
-    async def _tend(self, payload: Any, n_workers: int) -> None:
+    async def _keep_actor(self, payload: Any, n_workers: int) -> None:
         """Keep one actor alive."""
         while True:
             name = f"ray-{next(self._numbers)}"
-            remote: Any = ray.remote(_Host)
-            actor = remote.options(
-                num_cpus=self.options.num_cpus * n_workers, num_gpus=0, scheduling_strategy="SPREAD", max_restarts=0,
+            remote: Any = ray.remote(_WorkerActor)
+            actor_class = remote.options(
+                num_cpus=self.options.num_cpus * n_workers,
+                num_gpus=0,
+                scheduling_strategy="SPREAD",
+                max_restarts=0,
                 max_concurrency=100,
-            )  # fmt: skip
-            host = self._hosts[name] = actor.remote(payload, self.url, self.key, n_workers, name)
+            )
+            actor = self._actors[name] = actor_class.remote(payload, self.url, self.key, n_workers, name)
             try:
-                self.nodes[name] = await self._placed(host, n_workers)
+                self.nodes[name] = await self._start_actor(actor, n_workers)
                 self._up.set()
                 while True:
-                    ended = await _answer(host.next.remote())
-                    self._strikes.check(ended, had_work=await reap(self.desk, ended))
+                    worker_exit = await _result(actor.next.remote())
+                    self._crashes.check(worker_exit, had_work=await reap(self.coordinator, worker_exit))
             except ray.exceptions.RayTaskError as error:
                 raise error.cause if isinstance(error.cause, Exception) else error from None
             except ray.exceptions.RayError as error:
                 log.warning("the Ray actor %s is gone, another one takes its place: %s", name, _first_line(error))
-                self._hosts.pop(name, None)
-                await self._lost(name, error)
-                await asyncio.sleep(_PAUSE_SECONDS)
+                self._actors.pop(name, None)
+                await self._fail_leases(name, error)
+                await asyncio.sleep(_RESTART_SECONDS)
 
-    async def _placed(self, host: Any, n_workers: int) -> str:
-        starting = asyncio.ensure_future(_answer(host.start.remote()))
+    async def _start_actor(self, actor: Any, n_workers: int) -> str:
+        starting = asyncio.ensure_future(_result(actor.start.remote()))
         try:
-            done, _ = await asyncio.wait((starting,), timeout=PLACE_SECONDS)
+            done, _ = await asyncio.wait((starting,), timeout=PLACEMENT_SECONDS)
             if not done:
-                asked, free = self.options.num_cpus * n_workers, ray.available_resources().get("CPU", 0)
                 log.warning(
-                    "Ray has not started an actor for %d workers for %g s; it asks for %g CPUs, and free are %g",
-                    n_workers, PLACE_SECONDS, asked, free,
-                )  # fmt: skip
+                    "Ray has not started an actor for %d workers for %g s; it needs %g CPUs, and %g are free",
+                    n_workers,
+                    PLACEMENT_SECONDS,
+                    self.options.num_cpus * n_workers,
+                    ray.available_resources().get("CPU", 0),
+                )
             return await starting
         finally:
             starting.cancel()
 
-    async def _lost(self, name: str, error: Exception) -> None:
-        for lease in self.desk.dismiss(name):
-            lost = RolloutError(
+    async def _fail_leases(self, name: str, error: Exception) -> None:
+        for lease in self.coordinator.dismiss(name):
+            failure = RolloutError(
                 f"the Ray actor whose worker ran the agent is gone: {_first_line(error)}",
-                hint="its node died or it was killed; the rollout is run again elsewhere if it has attempts left",
+                hint="its node died or it was killed; another worker runs the rollout again if it has attempts left",
                 rollout=lease.rollout.rollout_id,
                 attempt=lease.attempt,
             )
-            await self.desk.finish(lease, Report((), lost))
+            await self.coordinator.finish(lease, Report((), failure))
 
-    async def _given_up(self, lease: Lease, worker: str) -> Sequence[Span]:
-        host = self._hosts.get(worker.partition("/")[0])
-        if host is None:
+    async def _end_worker(self, lease: Lease, worker: str) -> Sequence[Span]:
+        actor = self._actors.get(worker.partition("/")[0])
+        if actor is None:
             return ()
         with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
-            ended = await asyncio.wait_for(_answer(host.kill.remote(worker)), 15.0)
-            return () if ended is None else spans_of(ended, lease)
+            worker_exit = await asyncio.wait_for(_result(actor.kill.remote(worker)), 15.0)
+            return () if worker_exit is None else spans_of(worker_exit, lease)
         return ()
 
 
-async def _answer(reference: Any) -> Any:
+async def _result(reference: Any) -> Any:
     return await reference
 
 
-def _shares(n_workers: int, per_actor: int, n_nodes: int) -> list[int]:
-    """How many workers each actor has: on every node one at least, as even as can be."""
+def _actor_sizes(n_workers: int, per_actor: int, n_nodes: int) -> list[int]:
+    """How many workers each actor has: at least one actor per node, sizes as even as possible."""
     n = min(n_workers, max(math.ceil(n_workers / per_actor), n_nodes))
     return [n_workers // n + (i < n_workers % n) for i in range(n)]
 

@@ -1,4 +1,4 @@
-"""The agents' side of a training server: uploads tasks, starts or joins a run, and executes its rollouts here."""
+"""The agents' side of a training server: uploads tasks, starts or joins a run, and executes its rollouts."""
 
 from __future__ import annotations
 
@@ -35,24 +35,25 @@ T = TypeVar("T")
 URL = "http://127.0.0.1:8000"
 N_WORKERS = 4
 REACH_SECONDS = 30.0
-"""How long a server may be away that was not heard of yet."""
+"""How long to try to reach a server."""
 LOST_SECONDS = 600.0
-"""How long one may be away in the midst of a run."""
+"""How long a server may be unreachable during a run."""
 _SILENT_SECONDS = 45.0
-"""A stream of events that says nothing for so long is dead."""
-_AGAIN = frozenset({408, 425, 429, 502, 503, 504})
+"""A stream of events that is silent for this long is dead."""
+_RETRIED = frozenset({408, 425, 429, 502, 503, 504})
+"""HTTP statuses after which a request is repeated."""
 
 
-class _Away(Exception):
+class _Unreachable(Exception):
     """The server could not be reached, or is not ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
-        run_id: of the run. status: "succeeded" or "stopped".
+        run_id: identifies the run. status: "succeeded" or "stopped".
         history: one dict per step: "step", "train/reward", "val/reward" where there was a validation, ...
         policies: by name, the trained policies' directories on the server.
     """
@@ -70,14 +71,14 @@ class TrainResult:
 
     @property
     def policy(self) -> str | None:
-        """The trained policy's directory on the server, where there is just one."""
+        """The trained policy's directory on the server; None unless there is exactly one."""
         return next(iter(self.policies.values())) if len(self.policies) == 1 else None
 
     def download(self, directory: str | Path, policy: str | None = None) -> Path:
         """Copy a trained policy here, as a Hugging Face directory.
 
         Args:
-            directory: where to; made if it is not there. policy: which; the only one if None.
+            directory: the destination; created if missing. policy: its name; the only policy if None.
 
         Raises:
             ServiceError: there is no such policy, or the server cannot be reached.
@@ -92,16 +93,16 @@ class Client:
     """A training server (`agl serve`) from the machine of the agents.
 
     Args:
-        url: the server's; AGENT_LIGHTNING_SERVER_URL, or port 8000 of this machine, if None.
-        key: the operator's, if the server asks for one; else from the URL (`http://:KEY@host:8000`) or AGL_KEY.
+        url: the server's address; AGENT_LIGHTNING_SERVER_URL, or port 8000 of this machine, if None.
+        key: the operator's, if the server needs one; otherwise from the URL (`http://:KEY@host:8000`) or AGL_KEY.
         progress: show progress.
     """
 
     def __init__(self, url: str | None = None, key: str | None = None, *, progress: bool = True) -> None:
-        given = url or os.environ.get(SERVER_VARIABLE) or URL
-        parts = urllib.parse.urlsplit(given if "://" in given else f"http://{given}")
+        address = url or os.environ.get(SERVER_VARIABLE) or URL
+        parts = urllib.parse.urlsplit(address if "://" in address else f"http://{address}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{given!r} is not a server's address", hint="for example http://127.0.0.1:8000")
+            raise ConfigError(f"{address!r} is not a server's address", hint="for example http://127.0.0.1:8000")
         host = parts.netloc.rpartition("@")[2]
         self.url = f"{parts.scheme}://{host}{parts.path}".rstrip("/")
         self.key = key or parts.password or os.environ.get(CLIENT_VARIABLE)
@@ -111,61 +112,61 @@ class Client:
     def upload_data(
         self, train: str | Path | Iterable[Any], test_file: str | Path | Iterable[Any] | None = None
     ) -> dict[str, int]:
-        """Upload the tasks, in place of any before them.
+        """Upload the tasks, which replace those of an earlier upload.
 
         Args:
-            train: a JSON Lines file, or tasks (JSON values, usually dicts). test_file: likewise, for validation.
+            train: a JSON Lines file, or tasks (JSON values, usually dicts). test_file: the same, for validation.
 
         Returns:
             How many tasks the server has, by "train" and "test".
 
         Raises:
-            DatasetError: which file, line and field is wrong; nothing was uploaded then.
+            DatasetError: a task is wrong; names file, line and field. Nothing was uploaded.
             ServiceError: the server cannot be reached, or refuses.
         """
         tasks = {"train": _tasks(train, "train"), "test": None if test_file is None else _tasks(test_file, "test_file")}
         _run(self._upload(tasks))
-        return _run(self._ask("GET", "/data"))
+        return _run(self._request("GET", "/data"))
 
     async def _upload(self, tasks: Mapping[str, tuple[str, list[Any]] | None]) -> None:
-        for split, given in tasks.items():
-            if given is None:
-                await self._ask("DELETE", f"/data/{split}")
+        for split, upload in tasks.items():
+            if upload is None:
+                await self._request("DELETE", f"/data/{split}")
                 continue
-            name, values = given
+            name, values = upload
             lines = b"".join(orjson.dumps(value) + b"\n" for value in values)
             query = urllib.parse.urlencode({"name": name})
-            await self._ask("PUT", f"/data/{split}?{query}", lines, "application/x-ndjson")
+            await self._request("PUT", f"/data/{split}?{query}", lines, "application/x-ndjson")
 
     # -- training -------------------------------------------------------------------------------------------------
     def train(self, agent: Any, nworkers: int | None = None, *, resume: bool = False, **settings: Any) -> TrainResult:
-        """Train the agent on the uploaded tasks, and return when done. A run that goes on already is joined.
+        """Train the agent on the uploaded tasks, and return when done. A current run is joined.
 
-        Ctrl-C ends the workers here; the run waits for others, or for this to be called again.
+        Ctrl-C ends the workers of this process; the run waits for others, or for another call of this.
 
         Args:
             agent: a function `agent(resource, task) -> float`, or what `agl.wrap`, `@agl.rollout` and `LitAgent` make.
-            nworkers: rollouts at once; as the server says if None, or 4.
-            resume: go on with the last run, which was stopped or failed.
-            **settings: of the run, over the server's: algorithm, epochs, steps, batch_size, learning_rate, ...
+            nworkers: rollouts at once; if None, the server's setting, or 4.
+            resume: resume the last run, which was stopped or failed.
+            **settings: of the run; they override the server's: algorithm, epochs, steps, batch_size, learning_rate, ...
 
         Raises:
             ConfigError: an option that does not exist, or a value that it cannot take.
             DatasetError: there are no tasks.
-            ServiceError: the server cannot be reached, another run goes on, or the run failed.
-            RolloutError: the server was away for too long.
+            ServiceError: the server cannot be reached, there is another current run, or the run failed.
+            RolloutError: the server could not be reached for too long.
         """
         runnable = client_agent(agent)
-        checked = Settings.of(settings, "train()", known=sorted(RUN_OPTIONS))
+        options = Settings.of(settings, "train()", known=sorted(RUN_OPTIONS))
         if nworkers is not None and nworkers < 1:
             raise ConfigError(f"nworkers is {nworkers}", hint="give a number above 0")
-        values = to_jsonable_python(dict(checked.values))
+        values = to_jsonable_python(dict(options.values))
         return _run(self._train(runnable, nworkers, {"settings": values, "join": True, "resume": resume}))
 
     async def _train(self, agent: Agent, nworkers: int | None, body: dict[str, Any]) -> TrainResult:
-        from agl.trainer.runners.remote.runner import work
+        from agl.trainer.runners.remote.worker import run_worker
 
-        run = await self._ask("POST", "/train", orjson.dumps(body))
+        run = await self._request("POST", "/train", orjson.dumps(body))
         run_id = run["run_id"]
         workers = nworkers or run["nworkers"] or N_WORKERS
         air = None
@@ -173,11 +174,13 @@ class Client:
             air = process_air
             air.require()
         progress = Progress(self.progress)
-        progress.note(f"{run_id} on {self.url}: {workers} of {agent.name} at once; after Ctrl-C it can be gone on with")
+        progress.note(f"{run_id} on {self.url}: {workers} of {agent.name} at once; after Ctrl-C it can be resumed")
         over = asyncio.Event()
         following = asyncio.ensure_future(self._follow(run_id, progress))
         following.add_done_callback(lambda _: over.set())
-        working = asyncio.ensure_future(work(agent, self.url, key=self.key, n_workers=workers, until=over, air=air))
+        working = asyncio.ensure_future(
+            run_worker(agent, self.url, key=self.key, n_workers=workers, until=over, air=air)
+        )
         try:
             await asyncio.wait((following, working), return_when=asyncio.FIRST_COMPLETED)
             if working.done() and not following.done():
@@ -191,36 +194,36 @@ class Client:
             await asyncio.gather(following, working, return_exceptions=True)
         if run["status"] == "failed":
             raise ServiceError(f"run {run_id} failed on the server: {run['error']}", hint=run["hint"])
-        run = await self._ask("GET", f"/runs/{run_id}/result")
+        run = await self._request("GET", f"/runs/{run_id}/result")
         return TrainResult(run_id, run["status"], run["history"], run["policies"], self)
 
     def run(self, run_id: str = "latest") -> dict[str, Any]:
-        """What the server knows of a run, with its history.
+        """The state of a run on the server, with its history.
 
         Raises:
-            ServiceError: there is none.
+            ServiceError: there is no such run.
         """
-        return _run(self._ask("GET", f"/runs/{urllib.parse.quote(run_id, safe='')}"))
+        return _run(self._request("GET", f"/runs/{urllib.parse.quote(run_id, safe='')}"))
 
     def stop(self, run_id: str = "latest") -> dict[str, Any]:
-        """End a run at its last completed step; `train(agent, resume=True)` goes on with it."""
-        return _run(self._ask("POST", f"/runs/{urllib.parse.quote(run_id, safe='')}/stop"))
+        """End a run at its last completed step; `train(agent, resume=True)` resumes it."""
+        return _run(self._request("POST", f"/runs/{urllib.parse.quote(run_id, safe='')}/stop"))
 
     def _download(self, run_id: str, policy: str, directory: Path) -> Path:
         async def load() -> None:
             base = f"/runs/{run_id}/policies/{urllib.parse.quote(policy, safe='')}"
-            files = (await self._ask("GET", base))["files"]
+            files = (await self._request("GET", base))["files"]
             directory.mkdir(parents=True, exist_ok=True)
             for name in files:
                 if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
-                    raise ServiceError(f"the policy has a file {name!r}, which is no model's", run=run_id)
+                    raise ServiceError(f"the policy has a file {name!r}, which does not belong to a model", run=run_id)
                 part = directory / f".{name}.part"
-                async with self._client() as client, client.stream("GET", f"{self.url}{base}/{name}") as answer:
-                    if answer.status_code != 200:
-                        await answer.aread()
-                        raise _error(answer)
+                async with self._client() as client, client.stream("GET", f"{self.url}{base}/{name}") as response:
+                    if response.status_code != 200:
+                        await response.aread()
+                        raise _error(response)
                     with part.open("wb") as file:
-                        async for chunk in answer.aiter_bytes():
+                        async for chunk in response.aiter_bytes():
                             file.write(chunk)
                 part.replace(directory / name)
 
@@ -233,67 +236,66 @@ class Client:
         timeout = httpx.Timeout(_SILENT_SECONDS, connect=10.0)
         return httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False)
 
-    async def _ask(self, method: str, path: str, content: bytes | None = None, kind: str = "application/json") -> Any:
-        """The answer's JSON.
+    async def _request(
+        self, method: str, path: str, content: bytes | None = None, content_type: str = "application/json"
+    ) -> Any:
+        """The response's JSON.
 
         Raises:
-            AglError: of the kind that the server said.
+            AglError: the error that the server sent.
         """
 
         async def once() -> Any:
-            headers = {} if content is None else {"content-type": kind}
+            headers = {} if content is None else {"content-type": content_type}
             async with self._client() as client:
-                answer = await client.request(method, f"{self.url}{path}", content=content, headers=headers)
-            if answer.status_code in _AGAIN:
-                raise _Away(f"it answers {answer.status_code}")
-            if answer.status_code >= 300:
-                raise _error(answer)
-            return orjson.loads(answer.content)
+                response = await client.request(method, f"{self.url}{path}", content=content, headers=headers)
+            if response.status_code in _RETRIED:
+                raise _Unreachable(f"it answers {response.status_code}")
+            if response.status_code >= 300:
+                raise _error(response)
+            return orjson.loads(response.content)
 
         return await self._reach(once, REACH_SECONDS)
 
     async def _reach(self, once: Callable[[], Awaitable[T]], seconds: float) -> T:
-        """Try until the server is there, so long at most."""
-        tries = AsyncRetrying(
-            retry=retry_if_exception_type((_Away, httpx.TransportError)),
+        """The result of `once`, which is repeated until it reaches the server, for this many seconds at most."""
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type((_Unreachable, httpx.TransportError)),
             wait=wait_random_exponential(multiplier=0.1, max=5.0),
             stop=stop_after_delay(seconds),
             reraise=True,
         )
         try:
-            async for one in tries:
-                with one:
-                    return await once()
-        except (_Away, httpx.TransportError) as error:
+            return await retrying(once)
+        except (_Unreachable, httpx.TransportError) as error:
             raise ServiceError(
                 f"the server at {self.url} could not be reached for {seconds:g} s: {type(error).__name__}: {error}",
                 hint="check that `agl serve` runs there, and its address, port and key",
             ) from None
-        raise AssertionError("unreachable")
 
     async def _follow(self, run_id: str, progress: Progress) -> dict[str, Any]:
-        """Show a run's progress until it is over; its facts. A server that is away is waited for."""
-        seen, began, away = -1, False, 0.0
+        """Show a run's progress until it ends; its final state. Waits for a server that cannot be reached."""
+        seen, started, lost_since = -1, False, 0.0
         while True:
             try:
                 async for name, number, data in self._events(run_id, seen):
-                    away = 0.0
+                    lost_since = 0.0
                     if name == "end":
                         return data
-                    if name == "state" and not began and data["steps"]:
+                    if name == "state" and not started and data["steps"]:
                         progress.start(data["steps"], max(0, data["step"]))
-                        began = True
+                        started = True
                     if name == "step" and number > seen:
                         seen = number
-                        if began and "train/reward" in data:
+                        if started and "train/reward" in data:
                             progress.step(data)
-            except (httpx.TransportError, _Away) as error:
+            except (httpx.TransportError, _Unreachable) as error:
                 log.debug("events: %s", error)
-            away = away or time.monotonic()
-            if time.monotonic() - away > LOST_SECONDS:
+            lost_since = lost_since or time.monotonic()
+            if time.monotonic() - lost_since > LOST_SECONDS:
                 raise ServiceError(
-                    f"the server at {self.url} was away for {LOST_SECONDS:g} s",
-                    hint="start it again with the same --out, and call train() again: the run goes on",
+                    f"the server at {self.url} could not be reached for {LOST_SECONDS:g} s",
+                    hint="start it again with the same --out, and call train() again: the run is resumed",
                 )
             await asyncio.sleep(1.0)
 
@@ -301,14 +303,14 @@ class Client:
         """Server-sent events: (name, id, data)."""
         headers = {"last-event-id": str(seen)} if seen >= 0 else {}
         url = f"{self.url}/runs/{run_id}/events"
-        async with self._client() as client, client.stream("GET", url, headers=headers) as answer:
-            if answer.status_code in _AGAIN:
-                raise _Away(f"it answers {answer.status_code}")
-            if answer.status_code != 200:
-                await answer.aread()
-                raise _error(answer)
+        async with self._client() as client, client.stream("GET", url, headers=headers) as response:
+            if response.status_code in _RETRIED:
+                raise _Unreachable(f"it answers {response.status_code}")
+            if response.status_code != 200:
+                await response.aread()
+                raise _error(response)
             name, number, data = "message", -1, ""
-            async for line in answer.aiter_lines():
+            async for line in response.aiter_lines():
                 field_name, _, value = line.partition(": ")
                 if field_name == "event":
                     name = value
@@ -322,24 +324,26 @@ class Client:
 
 
 def client_agent(value: Any) -> Agent:
-    """The `Agent` in what is given to `Client.train`: of a function with two arguments, whatever their names, the first
-    is the resource and the second the task.
+    """The `Agent` for an argument of `Client.train`.
+
+    A function with two arguments, whatever their names, gets the resource as the first and the task as the second.
 
     Raises:
-        ConfigError: nothing that can run.
+        ConfigError: the value cannot be run.
     """
     if inspect.isfunction(value) or inspect.ismethod(value):
         required = [
-            p for p in inspect.signature(value).parameters.values()
+            p
+            for p in inspect.signature(value).parameters.values()
             if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]  # fmt: skip
+        ]
         known = {"resource", "resources", "task", "llm", "rollout", "prompt_template"}
         if len(required) == 2 and not known & {p.name for p in required}:
-            return _by_place(value)
+            return _with_positional_arguments(value)
     return as_agent(value)
 
 
-def _by_place(function: Callable[..., Any]) -> Agent:
+def _with_positional_arguments(function: Callable[..., Any]) -> Agent:
     if inspect.iscoroutinefunction(function):
 
         async def run_async(resource: Any, task: Any) -> Any:
@@ -353,32 +357,33 @@ def _by_place(function: Callable[..., Any]) -> Agent:
     return FunctionAgent(run, function.__name__).agent
 
 
-def _tasks(given: str | Path | Iterable[Any], what: str) -> tuple[str, list[Any]]:
-    if isinstance(given, str | Path):
-        return Path(given).name, read_tasks(given)
-    tasks = list(given)
+def _tasks(source: str | Path | Iterable[Any], argument: str) -> tuple[str, list[Any]]:
+    """(name for errors, tasks) of an argument of `upload_data`."""
+    if isinstance(source, str | Path):
+        return Path(source).name, read_tasks(source)
+    tasks = list(source)
     if not tasks:
-        raise DatasetError(f"{what} is empty", hint="give at least one task: any JSON value, usually a dict")
+        raise DatasetError(f"{argument} is empty", hint="give at least one task: any JSON value, usually a dict")
     for number, task in enumerate(tasks, start=1):
         try:
             orjson.dumps(task)
         except TypeError as error:
-            raise DatasetError(f"task {number} is not JSON: {error}", path=what, line=number) from None
-    check_tasks(tasks, what)
-    return what, tasks
+            raise DatasetError(f"task {number} is not JSON: {error}", path=argument, line=number) from None
+    check_tasks(tasks, argument)
+    return argument, tasks
 
 
-def _error(answer: httpx.Response) -> AglError:
-    """The error that the server told."""
+def _error(response: httpx.Response) -> AglError:
+    """The error that the server sent."""
     try:
-        told = orjson.loads(answer.content)["error"]
-        kind, message, hint = told["type"], str(told["message"]), told.get("hint")
-        where = {k: v for k, v in (told.get("where") or {}).items() if k not in ("message", "hint")}
+        error = orjson.loads(response.content)["error"]
+        kind, message, hint = error["type"], str(error["message"]), error.get("hint")
+        where = {k: v for k, v in (error.get("where") or {}).items() if k not in ("message", "hint")}
     except (ValueError, KeyError, TypeError):
         return ServiceError(
-            f"the server answers {answer.status_code}: {answer.text[:200]}", hint="is this the URL of `agl serve`?"
+            f"the server answers {response.status_code}: {response.text[:200]}", hint="is this the URL of `agl serve`?"
         )
-    if answer.status_code in (401, 403):
+    if response.status_code in (401, 403):
         hint = "give the operator's key: agl.Client(url, key=...), or AGL_KEY in the environment"
     cls = getattr(errors, str(kind), None)
     if not (isinstance(cls, type) and issubclass(cls, AglError)) or cls is errors.StoreError:

@@ -12,32 +12,32 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from agl._version import __version__
 from agl.errors import AglError, StoreError
-from agl.trainer.http.limits import Refused, parse_json
+from agl.trainer.http.errors import describe_error, error_handlers
+from agl.trainer.http.limits import Refused, json_body
+from agl.trainer.http.openapi import REFERENCE, document, json_content, model_content, operation
 from agl.trainer.http.responses import answer
 from agl.trainer.service.service import Service
-from agl.trainer.store.http.protocol import error_json
 
 ALIVE_SECONDS = 10.0
-"""How often a stream of events says that it is alive."""
+"""How often a stream of events sends a comment when nothing else is sent."""
 
 
 class TrainBody(BaseModel):
-    """What starts a run: options over the server's own (docs/service.md lists them)."""
+    """A request for a run: options that override the server's (docs/service.md lists them)."""
 
     model_config = ConfigDict(extra="forbid")
     settings: dict[str, Any] = Field(default_factory=dict)
-    join: bool = Field(False, description="Take the run that goes on, if its settings agree.")
-    resume: bool = Field(False, description="Go on with the last run, which was stopped or failed.")
+    join: bool = Field(False, description="Join the current run, if its settings agree.")
+    resume: bool = Field(False, description="Resume the last run, which was stopped or failed.")
 
 
 class DataFacts(BaseModel):
-    """Tasks uploaded."""
+    """How many tasks are uploaded."""
 
     train: int
     test: int
@@ -68,7 +68,7 @@ class RunFacts(BaseModel):
 
 
 class ErrorFacts(BaseModel):
-    """What was wrong, in one shape everywhere."""
+    """The one shape of all errors."""
 
     class Error(BaseModel):
         type: str
@@ -85,7 +85,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A route, as served and as described. `body` and `result` are models, media types or nothing."""
+    """A route and its description. `body` and `result` are models, media types or None."""
 
     method: str
     path: str
@@ -100,13 +100,14 @@ def operations(service: Service, facts: Callable[[], Mapping[str, Any]], beside:
     """The API of a service.
 
     Args:
-        facts: what `/health` tells beside the run. beside: the schema of what is served beside it.
+        facts: for `/health`, in addition to the run's. beside: the schema of the other routes.
     """
 
     async def health(_: Request) -> Response:
-        run = service.present
-        told = {"status": "ok", **facts(), "run": run.facts() if run is not None else None}
-        return answer(told if service.front.keys.operator is None else {"status": "ok"})
+        if service.mount.keys.operator is not None:
+            return answer({"status": "ok"})
+        run = service.current
+        return answer({"status": "ok", **facts(), "run": run.facts() if run is not None else None})
 
     async def data(_: Request) -> Response:
         return answer(await asyncio.to_thread(service.data))
@@ -126,16 +127,16 @@ def operations(service: Service, facts: Callable[[], Mapping[str, Any]], beside:
         return answer(await asyncio.to_thread(service.data))
 
     async def train(request: Request) -> Response:
-        body = await _json(request)
+        body = await json_body(request, 32)
         try:
-            asked = TrainBody.model_validate(body)
+            train_body = TrainBody.model_validate(body)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the body"
             raise Refused(400, f"{where}: {first['msg'].lower()}", "invalid_request") from None
-        before = service.present
-        run = service.train(asked.settings, join=asked.join, resume=asked.resume)
-        return answer(run.facts(), 200 if run is before else 201)
+        current = service.current
+        run = service.train(train_body.settings, join=train_body.join, resume=train_body.resume)
+        return answer(run.facts(), 200 if run is current else 201)
 
     async def runs(_: Request) -> Response:
         return answer({"runs": [r.facts() for r in service.records.values()]})
@@ -147,7 +148,7 @@ def operations(service: Service, facts: Callable[[], Mapping[str, Any]], beside:
         record = service.find(request.path_params["run_id"])
         if not record.over:
             raise Refused(
-                409, f"run {record.run_id} goes on, at step {record.step} of {record.steps or '?'}", "run_goes_on"
+                409, f"run {record.run_id} is running, at step {record.step} of {record.steps or '?'}", "run_goes_on"
             )
         return answer(record.facts(history=True))
 
@@ -159,8 +160,9 @@ def operations(service: Service, facts: Callable[[], Mapping[str, Any]], beside:
         seen = request.headers.get("last-event-id", "")
         return StreamingResponse(
             _events(service, record.run_id, int(seen) if re.fullmatch(r"\d{1,9}", seen) else -1),
-            media_type="text/event-stream", headers={"cache-control": "no-cache"},
-        )  # fmt: skip
+            media_type="text/event-stream",
+            headers={"cache-control": "no-cache"},
+        )
 
     async def policy(request: Request) -> Response:
         root = service.policy_file(request.path_params["run_id"], request.path_params["policy"])
@@ -174,17 +176,17 @@ def operations(service: Service, facts: Callable[[], Mapping[str, Any]], beside:
 
     one = "/runs/{run_id}"
     listed = [
-        Operation("GET", "/health", "Whether the server lives; without keys, what it does.", health, public=True),
+        Operation("GET", "/health", "Whether the server is up; without keys, its state, too.", health, public=True),
         Operation("GET", "/openapi.json", "This document.", schema, public=True),
         Operation("GET", "/data", "How many tasks there are.", data, result=DataFacts),
         Operation("PUT", "/data/{split}", "Upload the tasks of `train` or `test`, one JSON value per line.", upload,
                   body="application/x-ndjson"),
-        Operation("DELETE", "/data/{split}", "Forget the tasks of `train` or `test`.", drop, result=DataFacts),
-        Operation("POST", "/train", "Start a run on the tasks, join the one that goes on, or go on with one.", train,
+        Operation("DELETE", "/data/{split}", "Delete the tasks of `train` or `test`.", drop, result=DataFacts),
+        Operation("POST", "/train", "Start a run on the tasks, join the current run, or resume the last.", train,
                   body=TrainBody, result=RunFacts),
         Operation("GET", "/runs", "All runs, oldest first.", runs),
         Operation("GET", one, "A run with its history; `latest` is the last one.", run, result=RunFacts),
-        Operation("GET", f"{one}/result", "The same of a run that is over; 409 before.", result, result=RunFacts),
+        Operation("GET", f"{one}/result", "The same for a run that has ended; 409 before.", result, result=RunFacts),
         Operation("POST", f"{one}/stop", "End a run at its last completed step.", stop, result=RunFacts),
         Operation("GET", f"{one}/events", "Its progress: events `step`, `state` and, last, `end`.", events,
                   result="text/event-stream"),
@@ -205,18 +207,12 @@ def build_app(service: Service, listed: Sequence[Operation], beside: Sequence[Ba
     def route(operation: Operation) -> Route:
         async def handle(request: Request) -> Response:
             if not operation.public:
-                service.front.check(request, "operator")
+                service.mount.check(request, "operator")
             return await operation.handle(request)
 
         return Route(operation.path, handle, methods=[operation.method])
 
-    handlers: dict[Any, Any] = {
-        AglError: _agl_error,
-        Refused: _refused,
-        HTTPException: _not_here,
-        ClientDisconnect: _hung_up,
-        Exception: _failed,
-    }
+    handlers = error_handlers(_describe, AglError, HTTPException)
     return Starlette(routes=[*map(route, listed), *beside], exception_handlers=handlers)
 
 
@@ -225,51 +221,39 @@ def openapi(listed: Sequence[Operation], beside: Mapping[str, Any]) -> dict[str,
     paths: dict[str, Any] = dict(beside["paths"])
     schemas: dict[str, Any] = dict(beside["components"]["schemas"])
     error = _content(ErrorFacts, schemas)
-    for operation in listed:
-        described: dict[str, Any] = {
-            "summary": operation.summary,
-            "parameters": [
+    for listing in listed:
+        paths.setdefault(listing.path, {})[listing.method.lower()] = operation(
+            listing.summary,
+            parameters=[
                 {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-                for name in re.findall(r"{(\w+)}", operation.path)
+                for name in re.findall(r"{(\w+)}", listing.path)
             ],
-            "responses": {
-                "200": {"description": "done", "content": _content(operation.result or "application/json", schemas)},
-                "default": {"description": "refused", "content": error},
-            },
-        }
-        if operation.body is not None:
-            described["requestBody"] = {"required": True, "content": _content(operation.body, schemas)}
-        if operation.public:
-            described["security"] = []
-        paths.setdefault(operation.path, {})[operation.method.lower()] = described
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "agl serve", "version": __version__},
-        "paths": paths,
-        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
-        "security": beside["security"],
-    }
+            body=None if listing.body is None else _content(listing.body, schemas),
+            result=_content(listing.result or "application/json", schemas),
+            failures={"default": "refused"},
+            error=error,
+            **{"security": []} if listing.public else {},
+        )
+    return document("agl serve", paths, schemas, security=beside["security"])
 
 
 def _content(kind: type[BaseModel] | str, schemas: dict[str, Any]) -> dict[str, Any]:
-    if isinstance(kind, str):
-        binary = kind == "application/octet-stream"
-        return (
-            {kind: {"schema": {"type": "string"} if not binary else {}}}
-            if kind != "application/json"
-            else {kind: {"schema": {"type": "object"}}}
-        )
-    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+    match kind:
+        case "application/json":
+            return json_content({"type": "object"})
+        case str():
+            return {kind: {"schema": {} if kind == "application/octet-stream" else {"type": "string"}}}
+    schema = kind.model_json_schema(ref_template=REFERENCE)
     schemas.update(schema.pop("$defs", {}))
     schemas[kind.__name__] = schema
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
+    return model_content(kind.__name__)
 
 
 async def _events(service: Service, run_id: str, seen: int) -> AsyncIterator[bytes]:
-    """Steps after `seen`, how the run stands whenever that changes, and its end."""
-    record, told = service.records[run_id], None
+    """Steps after `seen`, the run's state when it changes, and the end of the run."""
+    record, sent = service.records[run_id], None
     while not service.ending:
-        feed = service.feeds[run_id]
+        stream = service.streams[run_id]
         for entry in [h for h in record.facts(history=True)["history"] if h.get("step", 0) > seen]:
             seen = int(entry["step"])
             yield _event("step", entry, seen)
@@ -277,9 +261,9 @@ async def _events(service: Service, run_id: str, seen: int) -> AsyncIterator[byt
         if record.over:
             yield _event("end", state)
             return
-        yield _event("state", state) if state != told else b": alive\n\n"
-        told = state
-        await feed.changed(ALIVE_SECONDS)
+        yield _event("state", state) if state != sent else b": alive\n\n"
+        sent = state
+        await stream.changed(ALIVE_SECONDS)
 
 
 def _event(name: str, data: Any, number: int | None = None) -> bytes:
@@ -287,37 +271,8 @@ def _event(name: str, data: Any, number: int | None = None) -> bytes:
     return head.encode() + b"data: " + orjson.dumps(data) + b"\n\n"
 
 
-async def _json(request: Request) -> Any:
-    # A browser may send any page's text to this machine, but no JSON that it calls JSON.
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Refused(415, "send application/json", "unsupported_media_type")
-    try:
-        return parse_json(await request.body(), 32)
-    except ValueError as error:
-        raise Refused(400, f"the body is not JSON that can be read: {error}", "invalid_json") from None
-
-
-async def _agl_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, AglError)
-    return answer(error_json(error), 409 if isinstance(error, StoreError) else 400)
-
-
-async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    told = error_json(StoreError(error.message))
-    told["error"] |= {"type": "Refused", "code": error.code}
-    return answer(told, error.status)
-
-
-async def _not_here(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    told = error_json(StoreError(f"{request.method} {request.url.path}: {error.detail}", hint="see /openapi.json"))
-    return Response(orjson.dumps(told), error.status_code, error.headers, "application/json")
-
-
-async def _hung_up(_: Request, error: Exception) -> Response:
-    return Response(status_code=499)
-
-
-async def _failed(_: Request, error: Exception) -> Response:
-    return answer(error_json(AglError(f"{type(error).__name__}: {error}")), 500)
+def _describe(request: Request, error: Exception) -> tuple[Any, int]:
+    body, status = describe_error(request, error, unexpected=AglError)
+    if isinstance(error, Refused):
+        body["error"] |= {"type": "Refused", "code": error.code}
+    return body, 400 if isinstance(error, AglError) and not isinstance(error, StoreError) else status

@@ -1,4 +1,4 @@
-"""What a server keeps of its runs on disk: one directory each, whose `service.json` says how far it has come."""
+"""A server's runs on disk: one directory each, with the run's state in `service.json`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ _FILE = "service.json"
 
 @dataclass(eq=False)
 class RunRecord:
-    """A run. Every change is on disk before anybody hears of it.
+    """A run. Every change is on disk before clients can see it.
 
     Attributes:
-        run_id, directory: of the run. settings: what was asked for, by option.
-        status: "stopped" ones can be gone on with, as failed ones; a "running" one is, when the server starts.
-        air: who applies AIR's rules: "server", "client" or nobody. nworkers: that each client should run at once.
-        steps, step: updates in all, and done. history: one dict per step. rollouts: done of those that were asked for.
-        error, hint: why it failed. policies: by name, directories on the server.
-        tasks: (training, validation). created_at, ended_at: seconds since the epoch.
+        run_id, directory: identify the run. settings: the options of its request.
+        status: "stopped" and "failed" runs can be resumed; a "running" one is resumed when the server starts.
+        air: which side applies AIR's rules, "server" or "client"; None for neither. nworkers: rollouts at once of each
+            client.
+        steps, step: updates in all, and completed ones. history: one dict per step.
+        rollouts: (completed, all) of the present batch. error, hint: why it failed.
+        policies: name -> directory on the server. tasks: how many for (training, validation).
+        created_at, ended_at: seconds since the epoch.
     """
 
     run_id: str
@@ -50,13 +52,13 @@ class RunRecord:
 
     @property
     def over(self) -> bool:
-        """Whether nothing goes on."""
+        """Whether the run has ended."""
         return self.status != "running"
 
     def facts(self, *, history: bool = False) -> dict[str, Any]:
-        """What clients are told, as JSON values."""
+        """The state for clients, as JSON values."""
         last = self.history[-1] if self.history else {}
-        told = {
+        facts = {
             "run_id": self.run_id,
             "status": self.status,
             "step": self.step,
@@ -76,10 +78,10 @@ class RunRecord:
             "created_at": self.created_at,
             "ended_at": self.ended_at,
         }
-        return _finite({**told, "history": self.history} if history else told)
+        return _finite({**facts, "history": self.history} if history else facts)
 
     def fail(self, error: BaseException) -> None:
-        """It ended with this error."""
+        """Record that the run ended with this error."""
         self.status, self.ended_at = "failed", time.time()
         self.error = error.message if isinstance(error, AglError) else f"{type(error).__name__}: {error}"
         where = ", ".join(f"{k}={v}" for k, v in error.where.items()) if isinstance(error, AglError) else ""
@@ -87,12 +89,12 @@ class RunRecord:
         self.hint = error.hint if isinstance(error, AglError) else None
 
     def save(self) -> None:
-        """Write it, all or nothing."""
+        """Write the record atomically."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "directory"}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "directory"}
         part = self.directory / f".{_FILE}.part"
         with part.open("w") as file:
-            json.dump(kept, file)
+            json.dump(values, file)
             file.flush()
             os.fsync(file.fileno())
         part.replace(self.directory / _FILE)
@@ -102,23 +104,23 @@ def load_records(root: Path) -> list[RunRecord]:
     """The runs below a directory, oldest first.
 
     Raises:
-        CheckpointError: one cannot be read.
+        CheckpointError: a record cannot be read.
     """
-    found = []
+    records = []
     for file in root.glob(f"*/{_FILE}"):
         try:
-            kept = json.loads(file.read_text())
-            pairs = {name: tuple(kept[name]) for name in ("rollouts", "tasks")}
-            found.append(RunRecord(directory=file.parent, **{**kept, **pairs}))
+            values = json.loads(file.read_text())
+            pairs = {name: tuple(values[name]) for name in ("rollouts", "tasks")}
+            records.append(RunRecord(directory=file.parent, **{**values, **pairs}))
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise CheckpointError(
-                f"what is known of a run cannot be read: {error}", hint="move its directory away", path=file
+                f"the record of a run cannot be read: {error}", hint="move its directory away", path=file
             ) from error
-    return sorted(found, key=lambda r: r.created_at)
+    return sorted(records, key=lambda r: r.created_at)
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN: null."""
+    """Replaces NaN and infinities, which JSON does not have, by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

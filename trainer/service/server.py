@@ -1,4 +1,4 @@
-"""`agl serve`: gateway, store, desk and trainer behind one address, until Ctrl-C."""
+"""`agl serve`: gateway, store, coordinator and trainer behind one address, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agl.trainer.http.auth import Keys
 from agl.trainer.http.limits import Limits
 from agl.trainer.http.server import HttpServer
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
-from agl.trainer.service.front import GatewayMount
+from agl.trainer.service.gateway_mount import GatewayMount
 from agl.trainer.service.policy import ServedPolicy
 from agl.trainer.service.routes import build_app, operations
 from agl.trainer.service.service import Service, Split
@@ -30,11 +30,11 @@ from agl.trainer.store.http.server import StoreRoutes
 async def serving(
     settings: Settings, keys: Keys, *, data: dict[Split, Path] | None = None, progress: bool = True
 ) -> AsyncIterator[Service]:
-    """A server that listens at `service.front.url` within the block.
+    """A server that listens at `service.mount.url` within the block.
 
     Args:
-        settings: checked. keys: who may come. data: task files by split, in place of what was uploaded before.
-        progress: whether this terminal shows runs.
+        settings: checked. keys: of the operator and the runners. data: task files by split, which replace the uploaded
+            ones. progress: whether this terminal shows runs.
 
     Raises:
         ConfigError, DatasetError, ModelLoadError, StoreError, GatewayError: it cannot serve.
@@ -50,43 +50,47 @@ async def serving(
         out.mkdir(parents=True, exist_ok=True)
         store = await open_store(settings.get("store") or f"sqlite:///{out / 'store.db'}")
         stack.push_async_callback(store.close)
-        waiting = gateway_app(Gateway(store), coordinator_routes(lambda: None, key_check(Keys())), limits)
-        front = GatewayMount(waiting, keys, limits)
-        service = Service(settings, store, front, out, progress=progress)
+        idle = gateway_app(Gateway(store), coordinator_routes(lambda: None, key_check(Keys())), limits)
+        mount = GatewayMount(idle, keys, limits)
+        service = Service(settings, store, mount, out, progress=progress)
         service.open()
         stack.push_async_callback(service.close)
         for split, file in (data or {}).items():
             await asyncio.to_thread(service.upload, split, await asyncio.to_thread(_text, file), str(file))
-        stored = StoreRoutes(store, keys, limits)
+        store_routes = StoreRoutes(store, keys, limits)
         listed = operations(service, lambda: _facts(settings), store_schema(keys.operator is not None))
         known = {operation.path for operation in listed}
-        front.own = build_app(service, listed, [r for r in stored.routes() if r.path not in known])
-        server = HttpServer(front, error=GatewayError, host=host, port=settings.get("port"), limits=limits)
-        front.url = await server.start()
+        mount.app = build_app(service, listed, [r for r in store_routes.routes() if r.path not in known])
+        server = HttpServer(mount, error=GatewayError, host=host, port=settings.get("port"), limits=limits)
+        mount.url = await server.start()
         stack.push_async_callback(server.stop)
-        stack.callback(stored.stop)
-        # A run ends before the server does, so that its workers are told.
+        stack.callback(store_routes.stop)
+        # A run ends before the server does, so that its workers notice.
         stack.push_async_callback(service.close)
         if settings.get("algorithm") is None:
-            served = await ServedPolicy.start(settings, store, front)
+            served = await ServedPolicy.start(settings, store, mount)
             stack.push_async_callback(served.stop)
-        service.begin()
+        service.resume()
         yield service
 
 
 async def serve(
     settings: Settings,
     keys: Keys,
-    told: Callable[[Service], None],
+    on_start: Callable[[Service], None],
     *,
     data: dict[Split, Path] | None = None,
     start: bool = False,
     progress: bool = True,
 ) -> None:
-    """Serve until cancelled; `told` of the service once it listens, `start`: begin a run without being asked."""
+    """Serve until cancelled.
+
+    Args:
+        on_start: called with the service once it listens. start: whether to start a run without a request.
+    """
     async with serving(settings, keys, data=data, progress=progress) as service:
-        told(service)
-        if start and service.present is None:
+        on_start(service)
+        if start and service.current is None:
             service.train({})
         await asyncio.Event().wait()
 

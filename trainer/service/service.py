@@ -1,4 +1,4 @@
-"""A server's runs: data that clients upload, one run at a time, resumed when the server was killed."""
+"""A server's data and runs: clients upload tasks; one run at a time, which a restarted server resumes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from pydantic_core import to_jsonable_python
 from agl.errors import AglError, ConfigError, DatasetError, nearest
 from agl.trainer.http.limits import Refused
 from agl.trainer.run.data import parse_tasks, read_tasks
-from agl.trainer.service.feed import ProgressStream
-from agl.trainer.service.front import GatewayMount
+from agl.trainer.service.gateway_mount import GatewayMount
+from agl.trainer.service.progress_stream import ProgressStream
 from agl.trainer.service.run_record import RunRecord, load_records
 from agl.trainer.service.settings import RUN_OPTIONS, Settings
 from agl.trainer.store.base import Store
@@ -33,27 +33,27 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 
 
 class Service:
-    """What stands behind the routes. Lives on one event loop.
+    """Data and runs behind the HTTP routes. Lives on one event loop.
 
     Args:
-        settings: the server's. store: stays open. front: where runs are reached.
+        settings: the server's. store: not closed by the service. mount: makes runs reachable.
         out: the directory of data and runs. progress: whether this terminal shows runs.
     """
 
-    def __init__(self, settings: Settings, store: Store, front: GatewayMount, out: Path, *, progress: bool) -> None:
-        self.settings, self.store, self.front, self.out, self.progress = settings, store, front, out, progress
+    def __init__(self, settings: Settings, store: Store, mount: GatewayMount, out: Path, *, progress: bool) -> None:
+        self.settings, self.store, self.mount, self.out, self.progress = settings, store, mount, out, progress
         self.records: dict[str, RunRecord] = {}
-        self.feeds: dict[str, ProgressStream] = {}
+        self.streams: dict[str, ProgressStream] = {}
         self.ending = False
         self._lock: Any = None
         self._task: asyncio.Task[None] | None = None
 
     # -- the server -----------------------------------------------------------------------------------------------
     def open(self) -> None:
-        """Take hold of the directory.
+        """Lock the directory and load its runs.
 
         Raises:
-            ConfigError: another server has it. CheckpointError: it cannot be read.
+            ConfigError: another server uses the directory. CheckpointError: it cannot be read.
         """
         self.out.mkdir(parents=True, exist_ok=True)
         self._lock = (self.out / ".lock").open("a")
@@ -63,36 +63,36 @@ class Service:
             raise ConfigError(f"{self.out} belongs to a server that runs", hint="choose another --out") from None
         for record in load_records(self.out / "runs"):
             self.records[record.run_id] = record
-            self.feeds[record.run_id] = ProgressStream(record, self.progress)
+            self.streams[record.run_id] = ProgressStream(record, self.progress)
 
-    def begin(self) -> None:
-        """Go on with the run that was going on when the server ended."""
-        going = [r for r in self.records.values() if not r.over]
-        if going and self.settings.get("algorithm") is not None:
-            self._start(going[-1], resume=True)
+    def resume(self) -> None:
+        """Resume the run that was running when the previous server ended."""
+        unfinished = [r for r in self.records.values() if not r.over]
+        if unfinished and self.settings.get("algorithm") is not None:
+            self._start(unfinished[-1], resume=True)
 
     async def close(self) -> None:
-        """End the run at its last completed step, to be gone on with by the next server; idempotent."""
+        """End the run at its last completed step; the next server resumes it. Idempotent."""
         self.ending = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for feed in self.feeds.values():
-            feed.tell()
+        for stream in self.streams.values():
+            stream.notify()
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     # -- data -----------------------------------------------------------------------------------------------------
     def data_file(self, split: Split) -> Path:
-        """Where the tasks of a split are."""
+        """The file of a split's tasks."""
         return self.out / "data" / f"{split}.jsonl"
 
     def upload(self, split: str, text: str, name: str) -> int:
-        """Take tasks in, in place of any before them; how many.
+        """Store tasks, which replace those of an earlier upload; how many.
 
         Raises:
-            DatasetError: which line is wrong. Refused: a run uses them, or there is no such split.
+            DatasetError: a line is wrong. Refused: there is no such split.
         """
         if split not in SPLITS:
             raise Refused(404, f"there is no split {split!r}; there are {', '.join(SPLITS)}", "not_found")
@@ -101,7 +101,11 @@ class Service:
         return len(tasks)
 
     def drop(self, split: str) -> None:
-        """Forget the tasks of a split."""
+        """Delete the tasks of a split.
+
+        Raises:
+            Refused: there is no such split.
+        """
         if split not in SPLITS:
             raise Refused(404, f"there is no split {split!r}; there are {', '.join(SPLITS)}", "not_found")
         self.data_file(split).unlink(missing_ok=True)
@@ -112,12 +116,12 @@ class Service:
 
     # -- runs -----------------------------------------------------------------------------------------------------
     @property
-    def present(self) -> RunRecord | None:
-        """The run that goes on."""
+    def current(self) -> RunRecord | None:
+        """The running run, if any."""
         return next((r for r in self.records.values() if not r.over), None)
 
     def find(self, run_id: str) -> RunRecord:
-        """A run; "latest" is the last one.
+        """A run by its id; "latest" is the last one.
 
         Raises:
             Refused: there is none.
@@ -128,32 +132,32 @@ class Service:
             raise Refused(404, f"there is no run {run_id!r}", "run_not_found")
         return self.records[run_id]
 
-    def train(self, given: Mapping[str, Any], *, join: bool = False, resume: bool = False) -> RunRecord:
-        """Start a run, or join the one that goes on.
+    def train(self, options: Mapping[str, Any], *, join: bool = False, resume: bool = False) -> RunRecord:
+        """Start a run, or join the current one.
 
         Args:
-            given: options of the run, over the server's. join: take the run that goes on, if its options agree.
-            resume: go on with the last run, which was stopped or failed.
+            options: of the run; they override the server's. join: return the current run if its options agree.
+            resume: resume the last run, which was stopped or failed.
 
         Raises:
-            ConfigError, DatasetError: what is wrong with the options or the data.
-            Refused: 409, a run goes on already, or there is none to go on with.
+            ConfigError, DatasetError: the options or the data are wrong.
+            Refused: 409, there is a current run already, or none to resume.
         """
-        if self.settings.get("algorithm") is None and "algorithm" not in given:
+        if self.settings.get("algorithm") is None and "algorithm" not in options:
             raise ConfigError(
                 "this server was started without an algorithm", hint='agl serve --algorithm grpo, or algorithm="grpo"'
             )
-        asked = Settings.of(given, "train()", known=sorted(RUN_OPTIONS))
-        present = self.present
-        if present is not None:
-            differing = [k for k, v in asked.values.items() if _json(v) != present.settings.get(k)]
+        settings = Settings.of(options, "train()", known=sorted(RUN_OPTIONS))
+        current = self.current
+        if current is not None:
+            differing = [k for k, v in settings.values.items() if to_jsonable_python(v) != current.settings.get(k)]
             if join and not differing:
-                return present
-            detail = f", with {', '.join(f'{k}={present.settings.get(k)!r}' for k in differing)}" if differing else ""
+                return current
+            detail = f", with {', '.join(f'{k}={current.settings.get(k)!r}' for k in differing)}" if differing else ""
             raise Refused(
                 409,
-                f"run {present.run_id} goes on, at step {present.step} of {present.steps or '?'}{detail}; "
-                f"stop it first (POST /runs/{present.run_id}/stop), or join it",
+                f"run {current.run_id} is running, at step {current.step} of {current.steps or '?'}{detail}; "
+                f"stop it first (POST /runs/{current.run_id}/stop), or join it",
                 "run_goes_on",
             )
         if resume:
@@ -163,17 +167,17 @@ class Service:
             record.status, record.error, record.hint, record.ended_at = "running", None, None, None
             self._start(record, resume=True)
             return record
-        return self._new(self.settings.under(asked))
+        return self._new(self.settings.under(settings))
 
     async def stop(self, run_id: str) -> RunRecord:
-        """End a run at its last completed step; it can be gone on with."""
+        """End a run at its last completed step; it can be resumed."""
         record = self.find(run_id)
         if not record.over and self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         if not record.over:
             record.status, record.ended_at = "stopped", time.time()
-            self.feeds[record.run_id].save()
+            self.streams[record.run_id].save()
         return record
 
     def _new(self, settings: Settings) -> RunRecord:
@@ -189,12 +193,14 @@ class Service:
             if self.data_file(split).is_file():
                 shutil.copyfile(self.data_file(split), directory / f"{split}.jsonl")
         data = self.data()
-        kept = {k: _json(v) for k, v in settings.values.items() if k in RUN_OPTIONS}
+        air = None
+        if settings.get("air_enabled"):
+            air = "server" if self.settings.get("air_rules") else "client"
         record = RunRecord(
             run_id,
             directory,
-            kept,
-            air=self._air(settings),
+            {k: to_jsonable_python(v) for k, v in settings.values.items() if k in RUN_OPTIONS},
+            air=air,
             nworkers=settings.values.get("nworkers"),
             tasks=(data["train"], data["test"]),
         )
@@ -204,17 +210,12 @@ class Service:
         self._start(record, resume=False)
         return record
 
-    def _air(self, settings: Settings) -> Literal["server", "client"] | None:
-        if not settings.get("air_enabled"):
-            return None
-        return "server" if self.settings.get("air_rules") else "client"
-
     def _start(self, record: RunRecord, *, resume: bool) -> None:
-        feed = self.feeds[record.run_id] = ProgressStream(record, self.progress)
+        stream = self.streams[record.run_id] = ProgressStream(record, self.progress)
         record.save()
-        self._task = asyncio.ensure_future(self._train(record, feed, resume=resume))
+        self._task = asyncio.ensure_future(self._train(record, stream, resume=resume))
 
-    async def _train(self, record: RunRecord, feed: ProgressStream, *, resume: bool) -> None:
+    async def _train(self, record: RunRecord, stream: ProgressStream, *, resume: bool) -> None:
         try:
             settings = self.settings.under(Settings.of(record.settings, f"run {record.run_id}"))
             trainer = self._trainer(record, settings)
@@ -225,12 +226,12 @@ class Service:
                 read_tasks(test) if test.is_file() else None,
                 resume=resume,
                 run_id=record.run_id,
-                serve=self.front.place,
-                progress=feed,
+                serve=self.mount.point,
+                progress=stream,
             )
         except AglError as error:
             record.fail(error)
-            feed.note(str(error))
+            stream.note(str(error))
         except Exception as error:
             record.fail(error)
             log.exception("run %s failed", record.run_id)
@@ -238,10 +239,10 @@ class Service:
             record.history[:] = result.history
             record.status, record.ended_at, record.eta_seconds = "succeeded", time.time(), 0.0
             record.policies = {name: str(path) for name, path in result.policies.items()}
-            feed.note(f"run {record.run_id} is done: {', '.join(record.policies.values())}")
+            stream.note(f"run {record.run_id} is done: {', '.join(record.policies.values())}")
         finally:
             with contextlib.suppress(OSError):
-                feed.save()
+                stream.save()
 
     def _trainer(self, record: RunRecord, settings: Settings) -> Any:
         from agl.trainer.run.trainer import Trainer
@@ -279,12 +280,8 @@ class Service:
         return root / name
 
 
-def _json(value: Any) -> Any:
-    return to_jsonable_python(value)
-
-
 def _write(path: Path, text: str) -> None:
-    """All or nothing."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     with part.open("w", encoding="utf-8") as file:

@@ -1,6 +1,6 @@
-"""What `agl serve` is told: options from the environment, a YAML file, the command line and clients, checked alike.
+"""The options of `agl serve`, from the environment, a YAML file, the command line and clients, all checked alike.
 
-An option is one word. In the file it stands in the section that it belongs to; everywhere else it stands alone.
+An option is one word. In the file it stands in its section; everywhere else it stands alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALGORITHMS: Mapping[str, type[PolicyGradient]] = {
     # the calls are trained with a single-turn algorithm, GRPO in its experiments. That is GRPO with Uniform credit.
     "lightningrl": GRPO,
 }
-"""By name, in lower case and without dashes and underscores; "reinforce++" is one more spelling."""
+"""By name, in lower case and without dashes and underscores; "reinforce++" is another spelling."""
 
 ENVIRONMENT = {
     "LIGHTNING_MODEL_PATH": "model",
@@ -39,7 +39,7 @@ ENVIRONMENT = {
     "AGL_DATABASE_URL": "store",
 }
 SERVER_VARIABLE = "AGENT_LIGHTNING_SERVER_URL"
-"""Where clients find the server, unless they say."""
+"""The environment variable with the server's address for clients."""
 
 _CLOSED = re.compile(r"(gpt-[345]|chatgpt|o[134](-|$)|claude-|gemini-)", re.IGNORECASE)
 
@@ -49,11 +49,11 @@ class ModelOptions:
     """Section `model`.
 
     Attributes:
-        name: a Hugging Face directory or hub id; everywhere else this option is called `model`.
-        lora_rank: train a LoRA adapter of this rank. dtype, max_context, renderer, threads: as `agl.GRPO` has them.
+        name: a Hugging Face directory or hub id; outside of the file this option is called `model`.
+        lora_rank: train a LoRA adapter of this rank. dtype, max_context, renderer, threads: as for `agl.GRPO`.
         gpus: 0 = CPU, 1 = a GPU; None = a GPU where there is one.
         engine: the URL of a `vllm serve` that holds the policy, which is then served and not trained; its key is
-            VLLM_API_KEY. `name` is where tokenizer and chat template come from; what the server loaded, if left out.
+            VLLM_API_KEY. Tokenizer and chat template come from `name`, or from the server's model if `name` is empty.
     """
 
     name: str = ""
@@ -72,11 +72,11 @@ class RuntimeOptions:
 
     Attributes:
         nworkers: rollouts that each client runs at once. agents: which agents are trained (names, globs); None = all.
-        air_enabled: reward tool outcomes by rule: those of `air_rules`, a Python file here, or the client's.
+        air_enabled: reward tool outcomes by rule: those of `air_rules`, a Python file on the server, or the client's.
         auto_instrumentation: always on. timeout: seconds per rollout. max_attempts: tries per rollout.
         silent_seconds: how long a client may be silent before its rollouts are run again.
-        seed: of training. capture_content: whether texts are recorded beside the tokens.
-        host, port: where to listen. store: URL of the store. out: the directory of data, runs and policies.
+        seed: of training. capture_content: whether texts are recorded in addition to the tokens.
+        host, port: address to listen on. store: URL of the store. out: the directory of data, runs and policies.
     """
 
     nworkers: int = 4
@@ -119,29 +119,29 @@ OPTIONS: Mapping[str, TypeAdapter[Any]] = {
 RUN_OPTIONS = frozenset(
     {*SECTIONS["training"], "agents", "air_enabled", "timeout", "max_attempts", "seed", "silent_seconds"}
 )
-"""What a client may say about its run; the rest is the server's."""
+"""Options that a client can set for its run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Options that were given, checked.
+    """Checked options.
 
     Attributes:
-        values: by option. origins: where each comes from, for errors.
+        values: by option. origins: the source of each, for errors.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], origin: str, *, known: Iterable[str] = OPTIONS) -> Settings:
-        """Check options; None is one that was not given.
+    def of(cls, options: Mapping[str, Any], origin: str, *, known: Iterable[str] = OPTIONS) -> Settings:
+        """Check options; those that are None are left out.
 
         Raises:
             ConfigError: an unknown option, or a value that it cannot take.
         """
         values = {}
-        for name, value in given.items():
+        for name, value in options.items():
             if name not in set(known):
                 raise ConfigError(f"{origin}: there is no option {name!r}", hint=nearest(name, known))
             if value is not None:
@@ -150,7 +150,7 @@ class Settings:
 
     @classmethod
     def of_environment(cls, environ: Mapping[str, str]) -> Settings:
-        """What the environment says."""
+        """The options in the environment."""
         merged = cls()
         for variable, name in ENVIRONMENT.items():
             if environ.get(variable):
@@ -159,10 +159,10 @@ class Settings:
 
     @classmethod
     def of_file(cls, path: str | Path) -> Settings:
-        """What a YAML file says.
+        """The options in a YAML file.
 
         Raises:
-            ConfigError: it cannot be read, or as `of`, with the line.
+            ConfigError: the file cannot be read; or as for `of`, with the line.
         """
         values, origins = {}, {}
         for section, name, value, line in _entries(Path(path)):
@@ -170,8 +170,8 @@ class Settings:
             if section not in SECTIONS:
                 raise ConfigError(f"{where}: there is no section {section!r}", hint=nearest(section, SECTIONS))
             if name not in SECTIONS[section]:
-                homes = [s for s, options in SECTIONS.items() if name in options]
-                hint = f"it belongs to {homes[0]}:" if homes else nearest(name, SECTIONS[section])
+                sections = [s for s, options in SECTIONS.items() if name in options]
+                hint = f"it belongs to {sections[0]}:" if sections else nearest(name, SECTIONS[section])
                 raise ConfigError(f"{where}: {section} has no option {name!r}", hint=hint)
             option = "model" if (section, name) == ("model", "name") else name
             if value is not None:
@@ -180,25 +180,25 @@ class Settings:
         return cls(values, origins)
 
     def under(self, over: Settings) -> Settings:
-        """These, with those of `over` in their place; `steps` and `epochs` are one option in this."""
-        mine = dict(self.values)
+        """These options, overridden by those of `over`; `steps` overrides `epochs` and the other way round."""
+        values = dict(self.values)
         if {"steps", "epochs"} & set(over.values):
-            mine = {k: v for k, v in mine.items() if k not in ("steps", "epochs")}
-        return Settings({**mine, **over.values}, {**self.origins, **over.origins})
+            values = {k: v for k, v in values.items() if k not in ("steps", "epochs")}
+        return Settings({**values, **over.values}, {**self.origins, **over.origins})
 
     def get(self, name: str) -> Any:
         """The option's value, or its default."""
         if name in self.values:
             return self.values[name]
         for cls in (RuntimeOptions, ModelOptions):
-            found = next((f.default for f in fields(cls) if f.name == name), ...)
-            if found is not ...:
-                return found
+            default = next((f.default for f in fields(cls) if f.name == name), ...)
+            if default is not ...:
+                return default
         return None
 
     @property
     def device(self) -> Literal["auto", "cpu", "cuda"]:
-        """Where the policy lives.
+        """The device of the policy.
 
         Raises:
             ConfigError: more GPUs than the embedded trainer uses.
@@ -215,11 +215,13 @@ class Settings:
         """The model.
 
         Raises:
-            ConfigError: none is named, or one whose weights nobody has.
+            ConfigError: no model is named, or one whose provider keeps its weights.
         """
         name = self.get("model")
         if not name:
-            raise ConfigError("which model?", hint="--model DIR, model: name: in --config, or LIGHTNING_MODEL_PATH")
+            raise ConfigError(
+                "no model is named", hint="--model DIR, model: name: in --config, or LIGHTNING_MODEL_PATH"
+            )
         if _CLOSED.match(name) and not Path(name).exists():
             raise ConfigError(
                 f"{self.origins.get('model', 'model')}: {name!r} cannot be trained: its provider keeps its weights",
@@ -232,30 +234,30 @@ class Settings:
         """The algorithm with its settings.
 
         Raises:
-            ConfigError: no or an unknown algorithm, or settings that do not go together.
+            ConfigError: there is no such algorithm, or settings contradict each other.
         """
         cls = algorithm_class(self.get("algorithm"), self.origins.get("algorithm", "algorithm"))
         if self.get("engine") is not None:
             raise ConfigError(
                 f"{self.origins['engine']}: the weights that another server holds cannot be trained here",
-                hint="leave the algorithm out to serve them as they are, or the engine to train the model",
+                hint="leave the algorithm out to serve them unchanged, or the engine to train the model",
             )
         names = {f.name for f in fields(cls)} & set(SECTIONS["training"])
-        chosen = {k: v for k, v in self.values.items() if k in names}
-        if not {"steps", "epochs"} & set(chosen):
-            chosen["epochs"] = 1
+        options = {k: v for k, v in self.values.items() if k in names}
+        if not {"steps", "epochs"} & set(options):
+            options["epochs"] = 1
         for name in ("dtype", "max_context", "renderer", "threads"):
             if name in self.values:
-                chosen[name] = self.values[name]
+                options[name] = self.values[name]
         rank = self.get("lora_rank")
         lora = LoraSpec(rank=rank, alpha=2.0 * rank) if rank else None
-        return cls(model=self.model(), device=self.device, lora=lora, **chosen)
+        return cls(model=self.model(), device=self.device, lora=lora, **options)
 
     def check(self) -> None:
-        """Refuse what cannot work, before anything is started.
+        """Check that the options fit together, before anything is started.
 
         Raises:
-            ConfigError: which option, and where it was given.
+            ConfigError: they do not; names the option and its source.
         """
         if self.get("engine") is None:
             self.model()
@@ -273,12 +275,12 @@ def algorithm_class(name: str | None, origin: str = "algorithm") -> type[PolicyG
     """The algorithm of that name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such algorithm.
     """
     word = re.sub(r"[-_ ]", "", (name or "").lower()).replace("++", "plusplus")
     if word not in ALGORITHMS:
-        elsewhere = {"verl": "VERL", "apo": "APO", "baseline": "Baseline"}
-        hint = f"agl.{elsewhere[word]} is used in a script" if word in elsewhere else nearest(word, ALGORITHMS)
+        script_only = {"verl": "VERL", "apo": "APO", "baseline": "Baseline"}
+        hint = f"agl.{script_only[word]} is used in a script" if word in script_only else nearest(word, ALGORITHMS)
         raise ConfigError(f"{origin}: there is no algorithm {name!r}", hint=hint)
     return ALGORITHMS[word]
 
@@ -305,9 +307,9 @@ def _entries(path: Path) -> list[tuple[str, str, Any, int]]:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else "?"
         raise ConfigError(f"{path} line {line}: not YAML: {error.problem}") from None
-    found: list[tuple[str, str, Any, int]] = []
+    entries: list[tuple[str, str, Any, int]] = []
     if root is None:
-        return found
+        return entries
     seen: set[tuple[str, str]] = set()
     for section, body in _pairs(root, path, "sections"):
         if isinstance(body, yaml.ScalarNode) and body.value == "":
@@ -319,12 +321,12 @@ def _entries(path: Path) -> list[tuple[str, str, Any, int]]:
             seen.add((section.value, key.value))
             loader = yaml.SafeLoader("")
             try:
-                found.append((section.value, key.value, loader.construct_document(node), line))
+                entries.append((section.value, key.value, loader.construct_document(node), line))
             except yaml.YAMLError as error:
                 raise ConfigError(f"{path} line {line}: not plain YAML: {error}") from None
             finally:
                 loader.dispose()
-    return found
+    return entries
 
 
 def _pairs(node: Any, path: Path, what: str) -> list[tuple[Any, Any]]:

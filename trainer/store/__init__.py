@@ -1,4 +1,4 @@
-"""Stores: where rollouts, calls, spans and what was trained are kept; `open_store` opens one by its URL."""
+"""Stores of rollouts, calls, spans and training records; `open_store` opens one by its URL."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from agl.trainer.store.base import Store
 
 
 async def open_store(url: str | None = None) -> Store:
-    """Open a store, create or upgrade its tables.
+    """Open a store; its tables are created or upgraded.
 
     Args:
-        url: "sqlite:///run.db" or a bare path for a file; None or "memory" for a private one that ends with `close`;
-            "postgresql://user:password@host/database" for a server's; "http://host:4747" for one that `agl store`
-            serves, with a key as "http://:KEY@host:4747" or in AGL_KEY.
+        url: "sqlite:///run.db" or a path for a file; None or "memory" for a private store that ends with `close`;
+            "postgresql://user:password@host/database" for PostgreSQL; "http://host:4747" for a store that `agl store`
+            serves, with its key as "http://:KEY@host:4747" or in AGL_KEY.
 
     Raises:
-        ConfigError: a kind of store that there is not, or whose driver is not installed.
-        StoreVersionError: a newer version of agl wrote it.
-        StoreError: it cannot be opened, or is not an agl store.
+        ConfigError: the kind of store is unknown, or its driver is not installed.
+        StoreVersionError: a newer version of agl wrote the store.
+        StoreError: the store cannot be opened, or is not an agl store.
     """
     scheme = (url or "").partition(":")[0].partition("+")[0]
     if scheme in ("http", "https"):
@@ -30,7 +30,7 @@ async def open_store(url: str | None = None) -> Store:
             hint="use sqlite:///run.db, postgresql://user:password@host/database or http://host:4747",
             store=url,
         )
-    # SQLAlchemy takes a while to import, which users of the contract alone should not wait for.
+    # Importing SQLAlchemy is slow; users of the interface alone do without it.
     from agl.trainer.store.sql.store import SqlStore
 
     if url is not None and scheme in ("postgresql", "postgres"):

@@ -14,7 +14,7 @@ from agl.mdp.types import Call
 RolloutStatus = Literal["queuing", "preparing", "running", "succeeded", "failed", "cancelled"]
 AttemptStatus = Literal["preparing", "running", "succeeded", "failed", "timeout", "unresponsive"]
 Mode = Literal["train", "val", "dev", "collect"]
-"""What a rollout is for: training, validation, a dry run, or the record of a program on its own models."""
+"""The purpose of a rollout: training, validation, a dry run, or recording a program that uses its own models."""
 
 ATTEMPT_TRANSITIONS: Mapping[str, frozenset[str]] = {
     "preparing": frozenset({"running", "succeeded", "failed", "timeout", "unresponsive"}),
@@ -24,21 +24,21 @@ ATTEMPT_TRANSITIONS: Mapping[str, frozenset[str]] = {
     "failed": frozenset(),
     "timeout": frozenset(),
 }
-"""From which attempt status which others can follow. Setting the present status again is allowed and does nothing."""
+"""The statuses that can follow each status of an attempt. Setting the present one again is allowed, without effect."""
 
 
 def new_rollout_id() -> str:
-    """An id that nobody else has: "ro-", the time in units of 64 s as 4 hex digits, 12 random ones.
+    """A unique id: "ro-", the time in units of 64 s as 4 hex digits, 12 random hex digits.
 
-    Rollouts of one time lie side by side in every index, so what is written together shares pages; with ids that were
-    random alone, each row would dirty a page of its own, in more and more pages as the store grows. That the time
-    begins anew every 48 days does no harm. It is short because a beginning of an id is to be enough to name a rollout.
+    Rows written at the same time are neighbours in every index, so they share pages. With purely random ids each row
+    would dirty another page, and more pages as the store grows. The time wraps around every 48 days, which is
+    harmless. The time part is short, so that the first digits of an id suffice to name a rollout.
     """
     return f"ro-{int(time.time()) >> 6 & 0xFFFF:04x}{secrets.token_hex(6)}"
 
 
 NO_RUN = ""
-"""In place of a run's id, where one is asked for: that of rollouts which belong to no run."""
+"""Stands for a run's id in queries: selects the rollouts that belong to no run."""
 
 ROLLOUT_TERMINAL: frozenset[str] = frozenset({"succeeded", "failed", "cancelled"})
 ATTEMPT_TERMINAL: frozenset[str] = frozenset({"succeeded", "failed", "timeout"})
@@ -49,9 +49,9 @@ class RolloutConfig:
     """How a rollout is run.
 
     Attributes:
-        max_attempts: attempts in all, >= 1. retry_on: attempt statuses that are tried again.
+        max_attempts: total number of attempts, >= 1. retry_on: statuses of an attempt after which another one follows.
         timeout_seconds: an attempt's limit; None for none.
-        unresponsive_seconds: an attempt without a heartbeat for this long is given up; None for never.
+        unresponsive_seconds: an attempt without a heartbeat for this long is abandoned; None for never.
     """
 
     max_attempts: int = 2
@@ -66,9 +66,10 @@ class NewRollout:
 
     Attributes:
         task: any JSON value. mode: train, val, dev or collect. run_id: the training run; step: its step.
-        group: rollouts of one group are compared. index: place within the step, which fixes the seed.
-        seed: of the rollout's sampling. resources_id: version of the resources it uses; None = the latest.
-        rollout_id: chosen by the caller to make enqueueing idempotent; None = a new one.
+        group: rollouts of one group are compared. index: position within the step, which determines the seed.
+        seed: seed of the rollout's sampling. resources_id: version of the resources it uses; None = the latest.
+        priority: higher ones are leased first. rollout_id: chosen by the caller to make enqueueing idempotent;
+            None = a new one.
     """
 
     task: Any
@@ -137,10 +138,10 @@ class TrainedCall:
     """What training did with one call.
 
     Attributes:
-        call_id, rollout_id, step: which call, when. policy_version: the version that the update produced.
+        call_id, rollout_id: identify the call. step: the training step. policy_version: produced by its update.
         sequence: number of the merged row within the step. reward, return_, advantage: float64.
-        tokens: how many of its tokens were trained; 0 when it was dropped.
-        dropped: why it was not trained, if so.
+        tokens: number of its trained tokens; 0 when it was dropped.
+        dropped: the reason why it was not trained, if so.
     """
 
     call_id: str
@@ -157,7 +158,7 @@ class TrainedCall:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """How much `Store.prune` deleted: of how many `rollouts` how many `attempts`, `calls` and `spans`."""
+    """What `Store.prune` deleted: the numbers of `attempts`, `calls` and `spans`, and of `rollouts` that had any."""
 
     rollouts: int = 0
     attempts: int = 0
@@ -174,15 +175,16 @@ class Pruned:
 
 
 class Store(Protocol):
-    """Every method is safe to call from any task of any event loop; what has returned survives a kill of any process.
+    """A store. Every method can be called from any task of any event loop.
 
-    Tasks, metadata, resources, attributes and messages are JSON values, so tuples in them come back as lists.
-    Errors are `agl.errors.StoreError`: an unknown id, a transition that `ATTEMPT_TRANSITIONS` forbids, a full disk.
+    Once a method has returned, its effect survives a kill of any process. Tasks, metadata, resources, attributes and
+    messages are JSON values, so tuples in them come back as lists. Errors are `agl.errors.StoreError`: an unknown id,
+    a transition that `ATTEMPT_TRANSITIONS` forbids, a full disk.
     """
 
     # -- rollouts and attempts ------------------------------------------------------------------------------------
     async def enqueue_rollouts(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
-        """Add rollouts with status "queuing", all or none. A `rollout_id` that exists already is returned as it is."""
+        """Add rollouts with status "queuing", all or none. One whose `rollout_id` exists is returned unchanged."""
         ...
 
     async def dequeue_rollout(
@@ -195,50 +197,52 @@ class Store(Protocol):
     ) -> AttemptedRollout | None:
         """Lease the next queued rollout (highest priority, then oldest) and open its next attempt, or None.
 
-        `run_id` restricts it to one training run, `NO_RUN` to rollouts of none. The rollout becomes "preparing", so
-        does the attempt. Two callers never get the same rollout. Where there is none, up to `wait` seconds pass until
-        there is: work queued in this process or announced by the database is seen at once, other work within a second
-        or two. A caller that repeats a request with the same `request_id` gets the lease that it missed, as long as
-        the attempt is "preparing".
+        Rollout and attempt become "preparing". Two callers never get the same rollout. A caller that repeats a request
+        with the same `request_id` gets the lease that it missed, as long as the attempt is "preparing".
+
+        Args:
+            run_id: only rollouts of this training run; `NO_RUN` for those of none.
+            wait: seconds to wait for a rollout. One that is queued in this process or announced by the database is
+                leased at once, others within a second or two.
         """
         ...
 
     async def give_back(self, request_id: str) -> None:
-        """Undo the lease of a request whose caller has gone; nothing if there is none, or its attempt has moved on."""
+        """Undo the lease of a request whose caller has gone. No effect without one, or if its attempt has moved on."""
         ...
 
     async def update_attempt(
         self, rollout_id: str, attempt: int, status: AttemptStatus, *, error: str | None = None
     ) -> Rollout:
-        """Move an attempt on and its rollout with it.
+        """Set the status of an attempt, and of its rollout accordingly.
 
         A terminal or unresponsive attempt ends the rollout ("succeeded" or "failed"), or queues it again when
-        `config.retry_on` names the status and attempts are left. "running" also counts as a heartbeat. A rollout that
-        has ended stays as it is, and an attempt that a later one has replaced moves its rollout no more; an
+        `config.retry_on` names the status and attempts remain. "running" also counts as a heartbeat. A terminal
+        rollout stays unchanged, and an attempt that a later one has replaced no longer affects its rollout. An
         unresponsive attempt that comes back before its rollout is leased again takes it out of the queue.
         """
         ...
 
     async def heartbeat(self, rollout_id: str, attempt: int) -> None:
-        """Say that an attempt is alive."""
+        """Report that an attempt is alive."""
         ...
 
     async def expire_attempts(self, now: float | None = None) -> list[Attempt]:
-        """Give up attempts past `timeout_seconds` ("timeout") or `unresponsive_seconds` ("unresponsive"); requeue or
-        fail their rollouts as in `update_attempt`. Returns those given up. To be called about once a second.
+        """End attempts past `timeout_seconds` ("timeout") or `unresponsive_seconds` ("unresponsive"); requeue or
+        fail their rollouts as in `update_attempt`. Returns the attempts that were ended. Call it about once a second.
 
-        What counts is how long this store has seen an attempt run or say nothing, so that neither a clock that is set
-        nor time in which the store itself was down gives up anything. With `now` (seconds since the epoch) the times
-        that are stored are compared with that instead.
+        Times are those for which this store itself has seen an attempt run or be silent. So neither setting a clock nor
+        a downtime of the store expires anything. With `now` (seconds since the epoch) the stored times are compared
+        with that instead.
         """
         ...
 
     async def cancel_rollouts(self, rollout_ids: Sequence[str]) -> None:
-        """End rollouts that are not yet terminal with status "cancelled"; their open attempts become "failed"."""
+        """End rollouts that are not yet terminal with status "cancelled". Their open attempts become "failed"."""
         ...
 
     async def get_rollout(self, rollout_id: str) -> Rollout:
-        """One rollout. A unique prefix of the id is enough. StoreError if there is none or several."""
+        """One rollout, by its id or a unique prefix of it. StoreError if there is none, or several."""
         ...
 
     async def query_rollouts(
@@ -252,12 +256,12 @@ class Store(Protocol):
         after: str | None = None,
         limit: int | None = None,
     ) -> list[Rollout]:
-        """Rollouts that fit every given filter, oldest first.
+        """Rollouts that match all filters, oldest first.
 
         Args:
             since: enqueued at that time or later; seconds since the epoch.
-            after: those that come after the rollout of this id alone, so that the last of a page begins the next.
-            limit: so many at most.
+            after: only rollouts after the one with this id, for paging.
+            limit: maximum number of rollouts.
         """
         ...
 
@@ -270,7 +274,7 @@ class Store(Protocol):
         status: Sequence[RolloutStatus] | None = None,
         since: float | None = None,
     ) -> int:
-        """How many rollouts fit every given filter."""
+        """The number of rollouts that match all filters."""
         ...
 
     async def query_attempts(self, rollout_id: str) -> list[Attempt]:
@@ -278,21 +282,21 @@ class Store(Protocol):
         ...
 
     async def wait_for_rollouts(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
-        """Those of `rollout_ids` that are terminal, as soon as all are or `timeout` seconds have passed."""
+        """The terminal ones of these rollouts, as soon as all are terminal or `timeout` seconds have passed."""
         ...
 
     # -- calls and spans ------------------------------------------------------------------------------------------
     async def add_calls(self, calls: Sequence[Call]) -> None:
-        """Record LLM calls; a call id that is there already is left as it is. Prompts that extend their parent call
-        are stored as the suffix alone."""
+        """Record LLM calls. A call whose id is stored already stays unchanged. Of a prompt that extends the parent
+        call only the suffix is stored."""
         ...
 
     async def query_calls(self, rollout_id: str, attempt: int | None = None) -> list[Call]:
-        """A rollout's calls by attempt and index, prompts whole. `attempt` None = all attempts."""
+        """A rollout's calls by attempt and index, with complete prompts. `attempt` None = all attempts."""
         ...
 
     async def add_spans(self, spans: Sequence[Span]) -> None:
-        """Record spans; one that is there already (same trace and span id) is left as it is."""
+        """Record spans. A span that is stored already (same trace and span id) stays unchanged."""
         ...
 
     async def query_spans(self, rollout_id: str, attempt: int | None = None) -> list[Span]:
@@ -308,34 +312,34 @@ class Store(Protocol):
         ...
 
     async def get_resources(self, resources_id: str | None = None) -> tuple[str, Mapping[str, Any]] | None:
-        """(id, resources) of that version or of the latest; None when there is none."""
+        """(id, resources) of that version, or of the latest one. None without any."""
         ...
 
     async def add_policy_version(
         self, run_id: str, policy: str, version: int, step: int, checkpoint: str | None = None
     ) -> None:
-        """Record that a version of a policy exists; repeating it updates `checkpoint`."""
+        """Record a version of a policy; a repetition updates `checkpoint`."""
         ...
 
     async def add_trained_calls(self, run_id: str, rows: Sequence[TrainedCall]) -> None:
-        """Record what a step did with each call; the same call and step again replaces the row."""
+        """Record what a training step did with each call. A row with the same call and step is replaced."""
         ...
 
     async def query_trained_calls(self, rollout_id: str) -> list[TrainedCall]:
-        """What was done with a rollout's calls."""
+        """The training records of a rollout's calls."""
         ...
 
     # -- the store itself -----------------------------------------------------------------------------------------
     async def prune(self, before: float, *, run_ids: Sequence[str] | None = None) -> Pruned:
         """Delete the attempts, calls and spans of rollouts that ended before that time (seconds since the epoch).
 
-        The rollouts themselves, what was trained (`TrainedCall`, with every call's reward), resources and policy
-        versions stay; rewards of calls that were not trained go with their spans. `run_ids` restricts it to these
-        training runs. Others go on reading and writing meanwhile. The room is given back to the disk or kept for new
-        rows, as the database does it.
+        The rollouts themselves, training records (`TrainedCall`, with every call's reward), resources and policy
+        versions stay. Rewards of untrained calls are deleted with their spans. `run_ids` restricts it to these
+        training runs. Reading and writing continue in the meantime. Depending on the database, the space is returned to
+        the disk or reused for new rows.
         """
         ...
 
     async def close(self) -> None:
-        """Finish what was acknowledged and release the database. Idempotent."""
+        """Finish pending operations and release the database. Idempotent."""
         ...

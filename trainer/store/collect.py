@@ -1,4 +1,4 @@
-"""Where programs that are traced without code are kept: the default store, and the rollout of a process of its own."""
+"""Rollouts of programs that are traced without code: one per process, in the default store."""
 
 from __future__ import annotations
 
@@ -8,33 +8,20 @@ import re
 import shlex
 import uuid
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from agl.mdp.spans import Span
 from agl.tracing.context import RolloutContext
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store
+from agl.trainer.store.location import store_url
 
-DEFAULT_STORE = "agl-runs/traces.db"
 _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)S?$")
 _SHORTEST_SECRET = 8
 
 
-def store_url(given: str | None = None) -> str:
-    """The store that is written: the given one, or AGL_STORE, or the default. Its folder is made."""
-    url = given or os.environ.get("AGL_STORE") or DEFAULT_STORE
-    path = Path(url.removeprefix("sqlite:///"))
-    if "://" in str(path):
-        return url
-    if path.is_dir() or url.endswith("/"):
-        path = path / "run.db"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return f"sqlite:///{path}"
-
-
 def shown_command(arguments: Sequence[str]) -> str:
-    """A command line as it is recorded: without the values of environment variables that hold keys."""
+    """A command line as it is recorded: values of environment variables that hold keys are replaced by their names."""
     text = shlex.join(arguments)
     for name, value in os.environ.items():
         if _SECRET.search(name) and len(value) >= _SHORTEST_SECRET:
@@ -43,7 +30,7 @@ def shown_command(arguments: Sequence[str]) -> str:
 
 
 def new_rollout(task: Any, mode: Mode, rollout_id: str, *, seed: int = 0, **metadata: Any) -> NewRollout:
-    """A rollout with one attempt, in a run of its own, so that no other worker takes it."""
+    """A rollout with one attempt, in a separate run, so that no other worker leases it."""
     return NewRollout(
         task=task,
         mode=mode,
@@ -56,10 +43,10 @@ def new_rollout(task: Any, mode: Mode, rollout_id: str, *, seed: int = 0, **meta
 
 
 class StoreSink:
-    """A process's own rollout in the store: made with its first span, ended with the process.
+    """The rollout of this process in the store: it is created with the first span and ends with the process.
 
     Args:
-        rollout: of the process. arguments: its command line.
+        rollout: context of the rollout. arguments: command line of the process.
 
     Raises:
         AglError: the store cannot be opened.
@@ -71,7 +58,7 @@ class StoreSink:
         self._store: Store = self._runner.run(self._open(arguments))
 
     def send(self, spans: Sequence[Span]) -> None:
-        """Returns when they are in the store."""
+        """Store spans. Returns once they are stored."""
         self._runner.run(self._store.add_spans(spans))
 
     def finish(self, error: str | None) -> None:
@@ -83,7 +70,7 @@ class StoreSink:
         command = shown_command(arguments)
         new = new_rollout({"command": command}, "collect", self._rollout.rollout_id, agent=self._rollout.agent)
         await store.enqueue_rollouts([new])
-        # None in a forked child, whose parent has the rollout already.
+        # None in a forked child: its parent has leased the rollout already.
         if await store.dequeue_rollout(f"process-{os.getpid()}", run_id=new.run_id) is not None:
             await store.update_attempt(self._rollout.rollout_id, self._rollout.attempt, "running")
         return store

@@ -9,6 +9,7 @@ from typing import Any, Literal, Unpack, get_args
 
 from agl.errors import ConfigError, nearest
 from agl.trainer.run.run import Run, require_tasks
+from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.verl.config import local
 from agl.trainer.verl.config.compose import notes
 from agl.trainer.verl.config.plan import Plan, flatten, read
@@ -70,12 +71,11 @@ class VERL:
             run.val = []
         await local.as_grpo(self.plan, len(run.train)).run(run)
 
-    async def dev(self, run: Run, n_tasks: int) -> None:
+    async def dev(self, run: Run, n_tasks: int) -> list[RolloutResult]:
         self._begin(run)
         if self.backend == "cluster":
-            await self._bridge().dev(run, self.plan, n_tasks)
-        else:
-            await local.as_grpo(self.plan, len(run.train)).dev(run, n_tasks)
+            return await self._bridge().dev(run, self.plan, n_tasks)
+        return await local.as_grpo(self.plan, len(run.train)).dev(run, n_tasks)
 
     def _bridge(self) -> Any:
         """The module that trains on the cluster. TransferQueue, imported with it, reads the environment at import."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import ray
@@ -24,7 +24,7 @@ from agl.errors import AglError, ConfigError, NoTrainableDataError, TrainingErro
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.rendering.rendering import Rendering
-from agl.trainer.run.run import Run, mean_rewards, require_some, require_tasks
+from agl.trainer.run.run import Run, require_some, require_tasks
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.base import Mode
 from agl.trainer.verl import checkpoints, cluster, metrics
@@ -44,6 +44,8 @@ from agl.trainer.verl.events import (
 from agl.trainer.verl.job import TrainerJob
 from agl.trainer.verl.overrides import bridge_overrides, ray_init, runtime_env, total_gpus
 from agl.trainer.verl.rows import GroupRows, Prompt, Row, train_rows, val_rows
+
+T = TypeVar("T")
 
 _CHECK_TEXT = "One fixed sentence tells whether the servers have the weights that were just trained: 0123456789."
 """Text of the weight check; its tokens are compared after every update."""
@@ -65,15 +67,15 @@ async def train(run: Run, plan: Plan) -> None:
     await _on_ray(run, plan, _Bridge.train)
 
 
-async def dev(run: Run, plan: Plan, n_tasks: int) -> None:
-    """A dry run on verl's servers: a rollout of each of the first tasks, no update; prints what training would see."""
+async def dev(run: Run, plan: Plan, n_tasks: int) -> list[RolloutResult]:
+    """A dry run on verl's servers: a rollout of each of the first tasks, no update."""
     require_tasks(run.train, "the dataset")
     run.train = list(run.train[:n_tasks])
     run.val = run.train
-    await _on_ray(run, plan, _Bridge.dev)
+    return await _on_ray(run, plan, _Bridge.dev)
 
 
-async def _on_ray(run: Run, plan: Plan, work: Callable[[_Bridge], Awaitable[None]]) -> None:
+async def _on_ray(run: Run, plan: Plan, work: Callable[[_Bridge], Awaitable[T]]) -> T:
     if len(run.selection.policies) > 1 or run.policies:
         raise ConfigError(
             "verl trains one model, and agents= names several policies",
@@ -81,7 +83,7 @@ async def _on_ray(run: Run, plan: Plan, work: Callable[[_Bridge], Awaitable[None
         )
     try:
         async with cluster.connection(ray_init(plan), gpus=total_gpus(plan)):
-            await work(_Bridge(run, plan))
+            return await work(_Bridge(run, plan))
     finally:
         run.progress.stop()
 
@@ -103,27 +105,18 @@ class _Bridge:
         self._empty_groups: list[list[RolloutResult]] = []
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def dev(self) -> None:
-        from rich.console import Console
-
-        from agl.trainer.report.explain import describe, renderable
-
-        run, self._dry_run = self.run, True
+    async def dev(self) -> list[RolloutResult]:
+        self._dry_run = True
         no_update = {"trainer.val_only": True, "trainer.val_before_train": True}
-        await self._fit({**bridge_overrides(run, self.plan, first_step=0), **no_update})
-        results = self._val_results[0]
-        for result in results:
-            report = await describe(run.store, result.rollout.rollout_id, credit=run.credit)
-            Console(highlight=False).print(renderable(report))
-        succeeded = require_some(results, "the dry run")
-        run.history.append({"step": 0, **mean_rewards(succeeded, "train"), "train/rollouts": len(results)})
+        await self._fit({**bridge_overrides(self.run, self.plan, first_step=0), **no_update})
+        return self._val_results[0]
 
     async def train(self) -> None:
         run, plan = self.run, self.plan
         state = checkpoints.restore(run, plan) if run.resume else None
         start = state.step if state else 0
         if run.resume:
-            await run.take_up(start, {self.policy: start})
+            await run.resume_from(start, {self.policy: start})
         await self._fit(bridge_overrides(run, plan, first_step=start))
         run.policy_paths = {self.policy: checkpoints.publish(run)}
 
@@ -196,11 +189,13 @@ class _Bridge:
     async def _serve(self, client: Any, tokens: _Tokens) -> None:
         run, plan = self.run, self.plan
         await asyncio.to_thread(tq.init)
-        run.gateway = Gateway(run.store, capture_content=run.capture_content)
         seeds = bool(plan.settings.get(f"{ROLLOUT}.full_determinism"))
-        self._engine = VerlEngine(client, plan.max_context, vocabulary=tokens.vocabulary, seeds=seeds)
-        run.gateway.serve(self.policy, self._engine, tokens.rendering, tokens.stop_token_ids)
-        await run.start(self._rules, self.policy)
+        engine = self._engine = VerlEngine(client, plan.max_context, vocabulary=tokens.vocabulary, seeds=seeds)
+
+        def register(gateway: Gateway) -> None:
+            gateway.serve(self.policy, engine, tokens.rendering, tokens.stop_token_ids)
+
+        await run.start(self._rules, self.policy, register=register)
         if run.runners != "remote" and run.n_workers < min(64, plan.batch_size * plan.group_size):
             run.progress.note(
                 f"n_workers={run.n_workers}: so many of a step's {plan.batch_size * plan.group_size} rollouts run at "

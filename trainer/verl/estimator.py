@@ -47,7 +47,7 @@ def call_advantages(
     index: Sequence[str] = (),
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and returns, float32 [B, R] each: those of `agl.trainer.objectives.advantages.score`.
+    """Advantages and returns, float32 [B, R] each: those of `agl.trainer.objectives.advantages.compute_advantages`.
 
     Args:
         token_level_rewards, response_mask: [B, R]. index: key of each row.

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from agl.credit import Credit
-from agl.mdp.sequence import BoolArray, Sequence, merge
+from agl.mdp.sequence import BoolArray, TrainingRow, merge
 from agl.mdp.types import Call, FloatArray, IntArray, Trajectory
-from agl.trainer.objectives.advantages import Scored, score
+from agl.trainer.objectives.advantages import StepAdvantages, compute_advantages
 from agl.trainer.runners.protocol import RolloutResult
 
 ADVANTAGES = "agl_advantages"
@@ -59,7 +59,7 @@ class Chain:
         return tuple(self.tokens)
 
 
-def chains(row: Sequence, returns: Mapping[str, float]) -> Iterator[Chain]:
+def chains(row: TrainingRow, returns: Mapping[str, float]) -> Iterator[Chain]:
     """Split a row into chains, since verl's attention is plainly causal.
 
     A row that does not branch is one chain. Of a row that branches, each leaf's path is a chain; tokens that several
@@ -93,7 +93,7 @@ def chains(row: Sequence, returns: Mapping[str, float]) -> Iterator[Chain]:
         )
 
 
-def _path(row: Sequence, leaf: int) -> Any:
+def _path(row: TrainingRow, leaf: int) -> Any:
     """Row indices from the first token to a leaf, int64."""
     if row.is_chain:
         return np.arange(leaf + 1)
@@ -140,7 +140,7 @@ class GroupRows:
     """
 
     rows: tuple[Row, ...]
-    scored: Scored | None
+    scored: StepAdvantages | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,9 @@ def train_rows(
     sessions = {r.rollout.rollout_id: k for k, r in enumerate(results)}
     trajectories = [r.built.trajectory for r in results if r.built is not None]
     # verl computes any other estimator; it needs the returns alone from here.
-    scored = score(trajectories, credit, estimator=estimator if own else "gae", normalize_std=normalize_std)  # type: ignore[arg-type]
+    scored = compute_advantages(
+        trajectories, credit, estimator=estimator if own else "gae", normalize_std=normalize_std
+    )  # type: ignore[arg-type]
     returns = {c.call_id: c.return_ for c in scored.calls}
     rows = []
     for trajectory in scored.of(policy):

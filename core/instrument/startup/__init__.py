@@ -1,1 +1,1 @@
-"""The folder that `agl run` puts on PYTHONPATH, for what Python runs first: `sitecustomize`."""
+"""The folder that `agl run` puts on PYTHONPATH, so that Python runs its `sitecustomize` first."""

@@ -1,6 +1,6 @@
 """Run by every Python under `agl run` before the program: switches tracing on, then runs the `sitecustomize` it hides.
 
-An interpreter without agl goes on as if nothing were there; its calls are seen on the wire instead.
+An interpreter without agl continues unchanged; `agl run` then records its requests alone.
 """
 
 import importlib.machinery

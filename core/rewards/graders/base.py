@@ -1,4 +1,7 @@
-"""What every grader is: options, a stated range, and a call that gives a number in it or says whose fault it is."""
+"""The base classes of graders: options, a stated range, and a call whose value lies in it.
+
+Invariant: what is not the agent's fault is an error, never a low value.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from agl.errors import ConfigError
 from agl.rewards.graders.fields import Extractor, Field, extract, failure, references, text_of
@@ -21,14 +24,14 @@ if TYPE_CHECKING:
 class Grader:
     """A reward function with options: (task, output) -> float, within `range`.
 
-    What the agent did badly is graded low. What is not its doing (no reference in the task, a database or a judge that
-    cannot be reached) is a `RewardError`: the attempt is tried again, and never trained on. Graders add up:
+    What the agent did badly is graded low. What is not its fault (no reference in the task, a database or a judge that
+    cannot be reached) is a `RewardError`: the attempt is retried, and never trained on. Graders add up:
     `0.8 * a + 0.2 * b` is a `Weighted`. Threads may share one.
 
     Attributes:
-        output: which part of the output is graded: a key or dotted path, a pattern whose last match counts, or a
+        output: the part of the output that is graded: a key or dotted path, a pattern whose last match counts, or a
             function; all of it if None.
-        name: what it is called in a sum; the class's name in lower case if None.
+        name: its name in a sum; the class's name in lower case if None.
     """
 
     output: Extractor | None = None
@@ -43,12 +46,12 @@ class Grader:
 
     @property
     def range(self) -> tuple[float, float]:
-        """Lowest and highest value that it gives."""
+        """The lowest and the highest value."""
         return 0.0, 1.0
 
     @property
     def label(self) -> str:
-        """`name`, or what stands for it."""
+        """`name`, or the class's name in lower case."""
         return self.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(self).__name__).lower()
 
     def named(self, name: str) -> Self:
@@ -56,15 +59,15 @@ class Grader:
         return replace(self, name=name)
 
     def grade(self, task: Any, output: Any, trace: Trace | None) -> float:
-        """The value; `output` is what `output=` picked. What subclasses define."""
+        """The value. Subclasses define it; `output` is the part that `output=` picked."""
         raise NotImplementedError
 
     def __call__(self, task: Any, output: Any, trace: Trace | None = None) -> Any:
         """The value within `range`.
 
         Raises:
-            RewardError: it cannot be told, and not by the agent's fault.
-            ConfigError: a package that it needs is not installed.
+            RewardError: there is no value, through no fault of the agent.
+            ConfigError: a required package is not installed.
         """
         try:
             value = self.grade(task, extract(output, self.output), trace)
@@ -73,27 +76,19 @@ class Grader:
         return self._checked(value)
 
     async def call_async(self, task: Any, output: Any, trace: Trace | None = None) -> Any:
-        """The same without holding up the event loop."""
+        """The same without blocking the event loop."""
         if self.waits:
             return await asyncio.to_thread(self.__call__, task, output, trace)
         return self(task, output, trace)
 
-    def __mul__(self, weight: float) -> Weighted:
-        from agl.rewards.graders.combine import Weighted
-
-        return Weighted.of(cast(Any, self)) * weight
-
-    __rmul__ = __mul__
-
-    def __add__(self, other: Grader) -> Weighted:
-        from agl.rewards.graders.combine import Weighted
-
-        if not isinstance(other, Grader):
-            return NotImplemented
-        return Weighted.of(cast(Any, self)) + cast(Any, other)
+    if TYPE_CHECKING:
+        # `combine` defines the operators.
+        def __mul__(self, weight: float) -> Weighted: ...
+        def __rmul__(self, weight: float) -> Weighted: ...
+        def __add__(self, other: Grader) -> Weighted: ...
 
     def __getstate__(self) -> dict[str, Any]:
-        """The options alone: clients, caches and processes are made anew where a copy lands."""
+        """The options alone: a copy makes new clients, caches and processes."""
         return {name: value for name, value in vars(self).items() if name in self.__dataclass_fields__}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -107,13 +102,13 @@ class Grader:
         return min(max(value, low), high)
 
     def _trace(self, trace: Trace | None) -> Trace:
-        found = Trace.now() if trace is None else trace
-        if found is None:
+        trace = Trace.now() if trace is None else trace
+        if trace is None:
             raise failure(
                 f"{self.label} grades what an agent did, and no rollout runs here",
                 hint="use it as reward= of a wrapped agent, call it inside a rollout, or pass trace=",
             )
-        return found
+        return trace
 
     def _uninstalled(self, missing: ModuleNotFoundError) -> Exception:
         if missing.name is None or missing.name.partition(".")[0] not in self.needs:
@@ -126,10 +121,10 @@ class Grader:
 
 @dataclass(frozen=True, kw_only=True)
 class AgainstReference(Grader):
-    """A grader that compares with a reference in the task. Of several references, the best met counts.
+    """A grader that compares the output with a reference in the task. Of several references, the best match counts.
 
     Attributes:
-        answer: where the reference is: a key, a dotted path, or a function of the task; the first field there of
+        answer: where the reference is: a key, a dotted path, or a function of the task; the first field present of
             "answer", "ground_truth", "solution", "expected", "reference", "target", "label", "result" if None. A list
             holds alternatives.
     """
@@ -138,12 +133,12 @@ class AgainstReference(Grader):
 
     def grade(self, task: Any, output: Any, trace: Trace | None) -> float:
         """The best value over the references; the lowest where `output=` found nothing."""
-        wanted = references(task, self.answer, self.label)
+        expected = references(task, self.answer, self.label)
         if output is None:
             return self.range[0]
-        given = text_of(output)
-        return max(self.compare(given, one) for one in wanted)
+        text = text_of(output)
+        return max(self.compare(text, reference) for reference in expected)
 
-    def compare(self, given: str, wanted: str) -> float:
-        """How well one text meets one reference."""
+    def compare(self, text: str, reference: str) -> float:
+        """How well a text matches one reference."""
         raise NotImplementedError

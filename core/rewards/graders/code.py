@@ -1,4 +1,4 @@
-"""The grader of Python programs: the share of tests that they pass, in a subprocess with limits."""
+"""The grader of Python programs: the share of tests that a program passes, in a subprocess with limits."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ _at_once = threading.BoundedSemaphore(os.cpu_count() or 1)
 class PythonTests(Grader):
     """The share of the task's tests that the output's program passes, 0 to 1.
 
-    The program is the output's last code block, or all of it. Each test runs the program anew in a process of its own:
+    The program is the output's last code block, or all of it. Each test runs the program again in a separate process:
     in a temporary folder, with an empty environment (no keys), isolated from user packages, within limits of processor
-    time, memory, file size and processes; at the end of its time its processes are killed.
+    time, memory, file size and processes. At the end of its time its processes are killed.
 
-    This bounds accidents. It is no security sandbox: the program runs as this user, may read files and use the network.
-    Where the model is not trusted, run the trainer in a container, or grade in a sandbox service.
+    This bounds accidents. It is not a security sandbox: the program runs as this user, and may read files and use the
+    network. If the model is not trusted, run the trainer in a container, or grade in a sandbox service.
 
     Tests are Python (a text or a list of texts: each top-level `assert` and each `test_*` function is one;
     `check(candidate)` with the task's `entry_point`, as in HumanEval), or pairs of standard input and output
     ({"input", "output"}, a list of them, or {"inputs": [...], "outputs": [...]}). Needs a POSIX system.
 
     Attributes:
-        tests: where in the task they are; the first of "tests", "test_list", "test_cases", "test", "input_output" there
-            if None.
-        entry_point: where in the task the name of the tested function is.
-        timeout: seconds for a test by the clock; what sleeps or waits ends here.
+        tests: the field of the task that holds them; the first present of "tests", "test_list", "test_cases", "test",
+            "input_output" if None.
+        entry_point: the field of the task that holds the name of the tested function.
+        timeout: wall-clock seconds for a test, which also end a program that sleeps or waits.
         cpu_seconds: seconds of processor time for a test.
-        total_timeout: seconds for all of them; tests that come too late are not passed.
+        total_timeout: seconds for all tests; those that do not start in time are not passed.
         memory_mb, file_mb: MiB of address space, and of the largest file.
-        processes: how many more processes and threads; the superuser is not bound by it.
-        python: the interpreter; this one if None.
+        processes: additional processes and threads of the program; the superuser is not limited.
+        python: the interpreter; the current one if None.
     """
 
     waits = True
@@ -80,13 +80,13 @@ class PythonTests(Grader):
         """Passed tests over all tests.
 
         Raises:
-            RewardError: no test that can be read, or no process to run them in.
+            RewardError: no readable test, or no process to run the tests in.
         """
         outcomes = self._outcomes(task, output)
         return outcomes.count("passed") / len(outcomes)
 
     def outcomes(self, task: Any, output: Any) -> list[str]:
-        """For each test "passed", or what went wrong."""
+        """For each test "passed", or the reason why it failed."""
         return self._outcomes(task, extract(output, self.output))
 
     def _outcomes(self, task: Any, output: Any) -> list[str]:
@@ -124,7 +124,7 @@ class PythonTests(Grader):
         except OSError as error:
             raise failure(f"cannot start {self.python or sys.executable!r} to run tests: {error}") from error
         try:
-            told, errors = process.communicate(json.dumps(job).encode(), self.total_timeout + _START_SECONDS)
+            output, errors = process.communicate(json.dumps(job).encode(), self.total_timeout + _START_SECONDS)
         except subprocess.TimeoutExpired:
             return []
         finally:
@@ -139,16 +139,16 @@ class PythonTests(Grader):
         if process.returncode > 0:
             last = errors.decode(errors="replace").strip().splitlines()[-1:]
             raise failure(f"the process that runs tests failed: {' '.join(last)}")
-        return json.loads(told) if told else []
+        return json.loads(output) if output else []
 
     def _tests(self, task: Any) -> list[dict[str, Any]]:
         where = self.tests
         if where is None and isinstance(task, Mapping):
             where = next((name for name in TEST_FIELDS if name in task), TEST_FIELDS[0])
-        found = reference(task, where, self.label)
+        value = reference(task, where, self.label)
         entry = lookup(task, self.entry_point)
         try:
-            tests = _read(found, entry if isinstance(entry, str) else None)
+            tests = _read(value, entry if isinstance(entry, str) else None)
         except (SyntaxError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise failure(
                 f"{self.label} cannot read the task's tests: {error}",
@@ -166,31 +166,35 @@ def program_of(text: str) -> str:
     return python[-1] if python else blocks[-1][1] if blocks else text
 
 
-def _read(found: Any, entry_point: str | None) -> list[dict[str, Any]]:
-    if isinstance(found, str):
+def _read(value: Any, entry_point: str | None) -> list[dict[str, Any]]:
+    if isinstance(value, str):
         with contextlib.suppress(json.JSONDecodeError):
-            parsed = json.loads(found)
+            parsed = json.loads(value)
             if isinstance(parsed, dict | list):
                 return _read(parsed, entry_point)
-        return split(found, entry_point)
-    if isinstance(found, Mapping):
-        if "inputs" in found:
-            pairs = zip(found["inputs"], found["outputs"], strict=True)
-            return [_stdin(given, wanted) for given, wanted in pairs]
-        return [_stdin(found["input"], found["output"])]
-    if isinstance(found, Sequence):
-        return [test for one in found for test in _read(one, entry_point)]
-    raise TypeError(f"a {type(found).__name__}")
+        return split(value, entry_point)
+    if isinstance(value, Mapping):
+        if "inputs" in value:
+            pairs = zip(value["inputs"], value["outputs"], strict=True)
+            return [_stdin(stdin, stdout) for stdin, stdout in pairs]
+        return [_stdin(value["input"], value["output"])]
+    if isinstance(value, Sequence):
+        return [test for one in value for test in _read(one, entry_point)]
+    raise TypeError(f"a {type(value).__name__}")
 
 
-def _stdin(given: Any, wanted: Any) -> dict[str, Any]:
-    text, output = ("\n".join(map(str, v)) if isinstance(v, list | tuple) else str(v) for v in (given, wanted))
+def _stdin(stdin: Any, stdout: Any) -> dict[str, Any]:
+    text, output = ("\n".join(map(str, v)) if isinstance(v, list | tuple) else str(v) for v in (stdin, stdout))
     return {"kind": "stdin", "input": text, "output": output}
 
 
 def _environment(folder: str) -> dict[str, str]:
-    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-    return kept | {
-        "PATH": os.defpath, "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1",
+    inherited = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    return inherited | {
+        "PATH": os.defpath,
+        "HOME": folder,
+        "TMPDIR": folder,
+        "LANG": "C.UTF-8",
+        "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
-    }  # fmt: skip
+    }

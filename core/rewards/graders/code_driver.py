@@ -1,8 +1,8 @@
 """The process that runs a candidate program against tests for `agl.rewards.PythonTests`: a JSON job in, a report out.
 
-Each test runs in a fork of its own that first runs the candidate, so that tests cannot disturb one another and one that
-hangs or dies takes nothing with it. A fork proves that it passed by a word that the driver gave it alone. What a
-candidate leaves behind, daemons included, is killed after its test (Linux: the driver adopts orphans).
+Each test runs in a separate fork that first runs the candidate, so that tests cannot disturb one another and one that
+hangs or dies affects no other. A fork proves that it passed by a secret that it alone has from the driver. Processes
+that a candidate leaves behind, daemons included, are killed after its test (Linux: the driver adopts orphans).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 LOADED = b"L"
-MOST_SAID = 2000
+MAX_MESSAGE = 2000
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -33,43 +33,43 @@ def main() -> None:
     report = os.dup(1)
     control_process(PR_SET_CHILD_SUBREAPER, 1)
     limit_processes(job["processes"])
-    ends = time.monotonic() + job["total_timeout"]
+    deadline = time.monotonic() + job["total_timeout"]
     outcomes: list[str] = []
     for test in job["tests"]:
-        left = ends - time.monotonic()
-        if left <= 0:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
             outcomes.append("no time left")
             continue
-        loaded, outcome = run(job, test, min(job["timeout"], left), report)
+        loaded, outcome = run(job, test, min(job["timeout"], remaining), report)
         outcomes.append(outcome)
-        if not loaded:  # it would be the same for every test
+        if not loaded:  # every other test would end alike
             outcomes += [outcome] * (len(job["tests"]) - len(outcomes))
             break
     os.write(report, json.dumps(outcomes).encode())
 
 
 def run(job: dict[str, Any], test: dict[str, Any], timeout: float, report: int) -> tuple[bool, str]:
-    """One test in a fork: whether the candidate itself ran, and "passed" or what went wrong."""
-    said, tell = os.pipe()
-    word = secrets.token_bytes(16)
+    """Run one test in a fork: (whether the candidate itself ran, "passed" or the reason why it failed)."""
+    reader, writer = os.pipe()
+    secret = secrets.token_bytes(16)
     printed = Path(f"printed-{secrets.token_hex(8)}").absolute()
     pid = os.fork()
     if pid == 0:
-        os.close(said)
+        os.close(reader)
         os.close(report)
         try:
-            child(job, test, word, tell, printed)
+            child(job, test, secret, writer, printed)
         finally:
             os._exit(1)
-    os.close(tell)
-    heard, status = listen(said, pid, time.monotonic() + timeout)
-    os.close(said)
+    os.close(writer)
+    message, status = listen(reader, pid, time.monotonic() + timeout)
+    os.close(reader)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     reap()
     if status is None:
-        return heard.startswith(LOADED), "ran out of time"
-    passed, rest = word in heard, heard.removeprefix(LOADED)
+        return message.startswith(LOADED), "ran out of time"
+    passed, error = secret in message, message.removeprefix(LOADED)
     if passed and test["kind"] == "stdin":
         with contextlib.suppress(OSError):
             same = lines(printed.read_text(errors="replace")) == lines(test["output"])
@@ -80,41 +80,41 @@ def run(job: dict[str, Any], test: dict[str, Any], timeout: float, report: int) 
     if passed:
         return True, "passed"
     if os.WIFSIGNALED(status):
-        return heard.startswith(LOADED), f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
-    return heard.startswith(LOADED), rest.decode(errors="replace") or "ended early"
+        return message.startswith(LOADED), f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
+    return message.startswith(LOADED), error.decode(errors="replace") or "ended early"
 
 
-def listen(said: int, pid: int, ends: float) -> tuple[bytes, int | None]:
-    """What a fork says until it ends, and its wait status; None if it does not end in time, and is killed."""
-    heard, speaks = b"", True
+def listen(reader: int, pid: int, deadline: float) -> tuple[bytes, int | None]:
+    """What a fork writes until it ends, and its wait status; None if it does not end in time and is killed."""
+    message, is_open = b"", True
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
-        while speaks and select.select([said], [], [], 0 if done else 0.005)[0]:
-            more = os.read(said, 4096)
-            speaks = bool(more)
-            heard = (heard + more)[: 4 * MOST_SAID]
+        while is_open and select.select([reader], [], [], 0 if done else 0.005)[0]:
+            data = os.read(reader, 4096)
+            is_open = bool(data)
+            message = (message + data)[: 4 * MAX_MESSAGE]
         if done:
-            return heard, status
-        if time.monotonic() > ends:
+            return message, status
+        if time.monotonic() > deadline:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            return heard, None
-        if not speaks:
+            return message, None
+        if not is_open:
             time.sleep(0.002)
 
 
-def child(job: dict[str, Any], test: dict[str, Any], word: bytes, tell: int, printed: Path) -> None:
+def child(job: dict[str, Any], test: dict[str, Any], secret: bytes, writer: int, printed: Path) -> None:
     """In the fork: limits, then the candidate, then the test."""
     os.setsid()
     control_process(PR_SET_PDEATHSIG, signal.SIGKILL)
     stdin = test["input"] if test["kind"] == "stdin" else ""
-    Path("given").write_text(stdin)
-    os.dup2(os.open("given", os.O_RDONLY), 0)
+    Path("stdin").write_text(stdin)
+    os.dup2(os.open("stdin", os.O_RDONLY), 0)
     out = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(out, 1)
     os.dup2(out if test["kind"] != "stdin" else os.open(os.devnull, os.O_WRONLY), 2)
-    os.dup2(tell, 3)
+    os.dup2(writer, 3)
     os.closerange(4, 1024)
     for stream, mode in ((0, "r"), (1, "w"), (2, "w")):
         opened = os.fdopen(stream, mode, encoding="utf-8", errors="replace")
@@ -128,8 +128,8 @@ def child(job: dict[str, Any], test: dict[str, Any], word: bytes, tell: int, pri
         sys.argv = ["solution.py"]
         try:
             exec(compile(job["code"], "solution.py", "exec"), module.__dict__)
-        except SystemExit as ended:
-            if test["kind"] != "stdin" or ended.code not in (None, 0):
+        except SystemExit as ending:
+            if test["kind"] != "stdin" or ending.code not in (None, 0):
                 raise
         sys.stdout.flush()
         write(3, LOADED)
@@ -137,9 +137,9 @@ def child(job: dict[str, Any], test: dict[str, Any], word: bytes, tell: int, pri
             check(test, module)
     except BaseException as error:
         with contextlib.suppress(BaseException):
-            write(3, f"{type(error).__name__}: {error}"[:MOST_SAID].encode(errors="replace"))
+            write(3, f"{type(error).__name__}: {error}"[:MAX_MESSAGE].encode(errors="replace"))
         os._exit(1)
-    write(3, word)
+    write(3, secret)
     os._exit(0)
 
 
@@ -166,7 +166,7 @@ def limits(job: dict[str, Any]) -> None:
 
 
 def limit_processes(more: int) -> None:
-    """At most so many processes and threads beside those that this user has now; the superuser is not bound by it."""
+    """Allow at most `more` processes and threads than this user has now; the superuser is not limited."""
     mine = 0
     for status in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError, KeyError, ValueError):
@@ -187,8 +187,8 @@ def control_process(option: int, value: int) -> None:
 
 def reap() -> None:
     """Kill and reap every process that a test left behind."""
-    ends = time.monotonic() + 5.0
-    while time.monotonic() < ends:
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline:
         for pid in children():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -201,17 +201,17 @@ def reap() -> None:
 
 
 def children() -> list[int]:
-    """This process's children, adopted ones too."""
-    found = []
+    """The ids of this process's children, also of adopted ones."""
+    pids = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
-                found.append(int(stat.parent.name))
-    return found
+                pids.append(int(stat.parent.name))
+    return pids
 
 
 def lines(text: str) -> list[str]:
-    """A program's output as it is compared: without spaces at the ends of lines, and without empty lines at its end."""
+    """The lines of a program's output that are compared: without trailing spaces and trailing empty lines."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
@@ -219,7 +219,8 @@ def split(source: str, entry_point: str | None) -> list[dict[str, Any]]:
     """The tests in a text of Python: `check(candidate)`, else each top-level `assert` and `test_*` function.
 
     Raises:
-        SyntaxError: it cannot be read. ValueError: it holds no test.
+        SyntaxError: it is not Python.
+        ValueError: it holds no test.
     """
     tree = ast.parse(source)
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]

@@ -1,4 +1,4 @@
-"""Graders of agents that work together: how many rounds, do they agree, what did it cost?"""
+"""Graders of agents that work together: the number of rounds, agreement, and cost in tokens."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from agl.errors import ConfigError, checked_options
 from agl.rewards.graders.fields import Extractor, Field, extract, failure, text_of
 from agl.rewards.graders.text import squad
 from agl.rewards.graders.tools import _OfTrace
-from agl.rewards.trace import Trace, said
+from agl.rewards.trace import Trace, response_text
 
 
 @checked_options
 @dataclass(frozen=True)
 class Rounds(_OfTrace):
-    """1 for at most `target` rounds, falling in a line to 0 at `limit`.
+    """1 for at most `target` rounds, falling linearly to 0 at `limit`.
 
-    The rounds of a conversation are the turns of the agent that had most of them; a turn is one run of an agent in
-    which it asked a model, however many calls and tools that took.
+    The rounds of a conversation are the turns of the agent with the most turns. A turn is one run of an agent in which
+    it asked a model, with any number of calls and tools.
 
     Attributes:
-        target: rounds that are few enough. limit: rounds that are too many; twice the target and one if None.
-        agents: whose turns count: a name, glob, pattern, callable or several; all if None.
+        target: the most rounds that grade 1.
+        limit: the fewest rounds that grade 0; twice the target plus one if None.
+        agents: the agents whose turns count: a name, glob, pattern, callable or several; all if None.
     """
 
     target: int = 1
@@ -41,7 +42,7 @@ class Rounds(_OfTrace):
         return 2 * self.target + 1 if self.limit is None else self.limit
 
     def grade(self, task: Any, output: Any, trace: Trace | None) -> float:
-        """1 to 0.
+        """A value from 0 to 1.
 
         Raises:
             RewardError: outside a rollout.
@@ -53,18 +54,18 @@ class Rounds(_OfTrace):
 @checked_options
 @dataclass(frozen=True, kw_only=True)
 class Consensus(_OfTrace):
-    """How far the agents agree in their last answers: the share of them that hold the most common one, 0 to 1.
+    """How far the agents agree in their last answers: the share of agents with the most common one, 0 to 1.
 
-    One agent alone agrees with nobody, which is 0. Answers are compared in SQuAD's normal form.
+    A single agent agrees with nobody, which is 0. Answers are compared in SQuAD's normal form.
 
     Attributes:
-        answers: where in the output the answers are, as a list or as {agent: answer}; the last thing that each agent's
-            model said, from its span, if None.
+        answers: the field of the output that holds the answers, as a list or as {agent: answer}; the last response of
+            each agent's model, from its span, if None.
         pick: the part of an answer that is compared, such as `re.compile(r"Vote: (\\w+)")`; an answer without it agrees
-            with none. All of it if None.
-        similarity: from which likeness (rapidfuzz's ratio, 0 to 1) on two answers are the same.
-        quorum: 1 if at least this share agrees, else 0; the share itself if None.
-        agents: whose answers count: a name, glob, pattern, callable or several; all if None.
+            with no other. All of it if None.
+        similarity: two answers are the same from this similarity on (rapidfuzz's ratio, 0 to 1).
+        quorum: the grade is 1 if at least this share agrees, else 0; the share itself if None.
+        agents: the agents whose answers count: a name, glob, pattern, callable or several; all if None.
     """
 
     needs = ("rapidfuzz",)
@@ -84,49 +85,50 @@ class Consensus(_OfTrace):
         """The share that agrees.
 
         Raises:
-            RewardError: outside a rollout, or what the agents said was not captured.
+            RewardError: outside a rollout, or the responses were not captured.
         """
-        picked = [extract(answer, self.pick) for answer in self._answers(output, trace)]
-        given = [squad(text_of(one)) for one in picked if one is not None]
-        if len(picked) < 2 or not given:
+        parts = [extract(answer, self.pick) for answer in self._answers(output, trace)]
+        answers = [squad(text_of(part)) for part in parts if part is not None]
+        if len(parts) < 2 or not answers:
             return 0.0
-        share = self._largest(given) / len(picked)
+        share = self._largest(answers) / len(parts)
         return share if self.quorum is None else float(share >= self.quorum - 1e-9)
 
     def _answers(self, output: Any, trace: Trace | None) -> list[Any]:
         if self.answers is not None:
-            found = extract(output, self.answers)
-            if found is None:
+            answers = extract(output, self.answers)
+            if answers is None:
                 return []
-            return list(found.values()) if isinstance(found, Mapping) else list(found)
+            return list(answers.values()) if isinstance(answers, Mapping) else list(answers)
         last = {call.agent: call for call in self._spans(trace).calls}
-        texts = {agent: said(call) for agent, call in last.items()}
+        texts = {agent: response_text(call) for agent, call in last.items()}
         silent = next((agent for agent, text in texts.items() if text is None), None)
         if silent is not None:
             raise failure(
-                f"the spans do not hold what agent {silent!r} said",
-                hint="capture_content=True, and no stream of a bare client; or Consensus(answers=) from the output",
+                f"the spans do not hold the response of agent {silent!r}",
+                hint="set capture_content=True, and do not stream with a bare client; or read the output: Consensus(answers=)",
             )
         return list(texts.values())
 
-    def _largest(self, given: list[str]) -> int:
+    def _largest(self, answers: list[str]) -> int:
+        """The number of answers that are the same as the most common one."""
         if self.similarity == 1.0:
-            return max(Counter(given).values())
+            return max(Counter(answers).values())
         from rapidfuzz import fuzz
 
-        alike = (sum(fuzz.ratio(a, b) >= 100 * self.similarity or a == b for b in given) for a in given)
-        return max(alike)
+        return max(sum(fuzz.ratio(a, b) >= 100 * self.similarity or a == b for b in answers) for a in answers)
 
 
 @checked_options
 @dataclass(frozen=True)
 class TokenBudget(_OfTrace):
-    """1 for at most `budget` tokens, falling in a line to 0 at `limit`.
+    """1 for at most `budget` tokens, falling linearly to 0 at `limit`.
 
     Attributes:
-        budget: tokens of all LLM calls together. limit: tokens that are too many; twice the budget if None.
-        count: "output" tokens, or "all" (prompts counted anew in each call).
-        agents: whose calls count: a name, glob, pattern, callable or several; all if None.
+        budget: the most tokens of all LLM calls together that grade 1.
+        limit: the fewest tokens that grade 0; twice the budget if None.
+        count: "output" tokens, or "all" (with the whole prompt of each call).
+        agents: the agents whose calls count: a name, glob, pattern, callable or several; all if None.
     """
 
     budget: int
@@ -145,10 +147,10 @@ class TokenBudget(_OfTrace):
         return 2 * self.budget if self.limit is None else self.limit
 
     def grade(self, task: Any, output: Any, trace: Trace | None) -> float:
-        """1 to 0.
+        """A value from 0 to 1.
 
         Raises:
-            RewardError: outside a rollout, or a call that tells no usage.
+            RewardError: outside a rollout, or a call that reports no usage.
         """
         names = (semconv.OUTPUT_TOKENS,) if self.count == "output" else (semconv.INPUT_TOKENS, semconv.OUTPUT_TOKENS)
         tokens = 0
@@ -156,13 +158,13 @@ class TokenBudget(_OfTrace):
             for name in names:
                 if call.attributes.get(name) is None and call.status != "error":
                     raise failure(
-                        f"an LLM call of agent {call.agent!r} tells no {name}",
-                        hint="a stream does if it is asked to: stream_options={'include_usage': True}",
+                        f"an LLM call of agent {call.agent!r} reports no {name}",
+                        hint="for a stream, request it: stream_options={'include_usage': True}",
                     )
                 tokens += int(call.attributes.get(name) or 0)
         return _falling(tokens, self.budget, self._limit)
 
 
-def _falling(value: float, full: float, none: float) -> float:
-    """1 up to `full`, 0 from `none` on, a line between."""
-    return min(1.0, max(0.0, (none - value) / (none - full)))
+def _falling(value: float, target: float, limit: float) -> float:
+    """1 up to `target`, 0 from `limit` on, linear in between."""
+    return min(1.0, max(0.0, (limit - value) / (limit - target)))

@@ -1,4 +1,4 @@
-"""Weighted sums of graders and reward functions, with every part reported beside the sum."""
+"""Weighted sums of graders and reward functions, which report every part next to the sum."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Weighted(Grader):
     """The weighted sum of its parts, as {"reward": sum, part: unweighted value, ...}; the sum is what is trained on.
 
     `Weighted({"correct": (0.8, MathAnswer()), "format": (0.2, f)})`, or `0.8 * MathAnswer() + 0.2 * g`. Its range is
-    the weighted sum of its parts' ranges; without bounds where a part is a function. A part that gives a dict adds its
-    primary entry and reports the others as "part.entry".
+    the weighted sum of its parts' ranges, without bounds where a part is a function. A part that returns a dict adds
+    its primary entry to the sum and reports the others as "part.entry".
 
     Attributes:
         parts: name -> (weight, grader or function).
-        clip: (lowest, highest) sum; as it comes if None.
+        clip: (lowest, highest) sum; unlimited if None.
 
     Raises:
-        ConfigError: no part, a weight that is not finite, a part that cannot be called, or a name that is taken.
+        ConfigError: no part, a weight that is not finite, a part that cannot be called, or a reserved name.
     """
 
     parts: Mapping[str, tuple[float, Part]]
@@ -54,7 +54,7 @@ class Weighted(Grader):
             raise ConfigError('Weighted has a part named "reward"', hint="that is the sum; choose another name")
         if self.clip is not None and not self.clip[0] <= self.clip[1]:
             raise ConfigError(f"Weighted(clip={self.clip!r})", hint="give (lowest, highest)")
-        _ = self._scorers  # what a function asks for is told now, not in the first rollout
+        _ = self._callers  # a function with unknown arguments fails now, not in the first rollout
 
     @staticmethod
     def of(grader: Grader) -> Weighted:
@@ -63,7 +63,7 @@ class Weighted(Grader):
 
     @property
     def range(self) -> tuple[float, float]:
-        """Of the sum."""
+        """The lowest and the highest sum."""
         low = high = 0.0
         for weight, part in self.parts.values():
             ends = sorted(_times(weight, end) for end in (part.range if isinstance(part, Grader) else _ANY))
@@ -72,14 +72,14 @@ class Weighted(Grader):
 
     @property
     def is_async(self) -> bool:  # type: ignore[override]
-        """Whether one of the functions is async."""
-        return any(scorer.is_async for scorer in self._scorers.values())
+        """Whether a part is async."""
+        return any(caller.is_async for caller in self._callers.values())
 
     def __mul__(self, weight: float) -> Weighted:  # type: ignore[override]
         if not isinstance(weight, Real):
             return NotImplemented
         self._unclipped()
-        return replace(self, parts={name: (weight * own, part) for name, (own, part) in self.parts.items()})
+        return replace(self, parts={name: (weight * factor, part) for name, (factor, part) in self.parts.items()})
 
     __rmul__ = __mul__
 
@@ -98,22 +98,22 @@ class Weighted(Grader):
         """{"reward": sum, part: value, ...}.
 
         Raises:
-            RewardError: as a part does, or a part that is no finite number.
+            RewardError: from a part, or a part that is not a finite number.
         """
-        for name, scorer in self._scorers.items():
-            if scorer.is_async:
+        for name, caller in self._callers.items():
+            if caller.is_async:
                 raise failure(f"the part {name!r} of {self.label} is async", hint="await it: grader.call_async(...)")
         output = extract(output, self.output)
-        return self._sum({name: scorer(task, output, trace) for name, scorer in self._scorers.items()})
+        return self._sum({name: caller(task, output, trace) for name, caller in self._callers.items()})
 
     async def call_async(self, task: Any, output: Any, trace: Trace | None = None) -> dict[str, float]:
         """The same; the parts are awaited together."""
         output = extract(output, self.output)
-        waiting: list[Awaitable[Any]] = [s.call_async(task, output, trace) for s in self._scorers.values()]
-        return self._sum(dict(zip(self._scorers, await asyncio.gather(*waiting), strict=True)))
+        calls: list[Awaitable[Any]] = [c.call_async(task, output, trace) for c in self._callers.values()]
+        return self._sum(dict(zip(self._callers, await asyncio.gather(*calls), strict=True)))
 
     @cached_property
-    def _scorers(self) -> dict[str, RewardCaller]:
+    def _callers(self) -> dict[str, RewardCaller]:
         return {name: RewardCaller(part) for name, (_, part) in self.parts.items()}
 
     def _sum(self, values: Mapping[str, Any]) -> dict[str, float]:
@@ -134,6 +134,17 @@ class Weighted(Grader):
             raise ConfigError("a clipped sum has no parts to add to", hint='name it: Weighted({"name": (weight, sum)})')
 
 
+def _multiply(self: Grader, weight: float) -> Weighted:
+    return Weighted.of(self) * weight
+
+
+def _add(self: Grader, other: Grader) -> Weighted:
+    return Weighted.of(self) + other if isinstance(other, Grader) else NotImplemented
+
+
+Grader.__mul__ = Grader.__rmul__ = _multiply
+Grader.__add__ = _add
+
 _ANY = (-math.inf, math.inf)
 
 
@@ -150,7 +161,7 @@ def _split(name: str, value: Any) -> tuple[Reward, list[Reward]]:
     return next(r for r in rewards if r.primary), [r for r in rewards if not r.primary]
 
 
-def _free(name: str, taken: Mapping[str, Any]) -> str:
-    if name not in taken:
+def _free(name: str, parts: Mapping[str, Any]) -> str:
+    if name not in parts:
         return name
-    return next(f"{name}_{n}" for n in range(2, len(taken) + 3) if f"{name}_{n}" not in taken)
+    return next(f"{name}_{n}" for n in range(2, len(parts) + 3) if f"{name}_{n}" not in parts)

@@ -1,4 +1,4 @@
-"""Where in a task or an output the graded text lies: the `answer=` and `output=` options of graders."""
+"""Finds the graded text in a task or an output: the `answer=` and `output=` options of graders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MISSING = object()
 
 
 def failure(message: str, *, hint: str | None = None) -> RewardError:
-    """A `RewardError` that tells the rollout it came up in: something that cannot be blamed on the agent."""
+    """A `RewardError` with the current rollout: a failure that is not the agent's fault."""
     scope = current()
     if scope is None:
         return RewardError(message, hint=hint)
@@ -34,7 +34,7 @@ def failure(message: str, *, hint: str | None = None) -> RewardError:
 
 
 def lookup(value: Any, path: str) -> Any:
-    """What lies at a key or dotted path; `_MISSING` if nothing does. A key with dots in it comes first."""
+    """The value at a key or dotted path; `_MISSING` if there is none. A key that contains dots comes first."""
     if isinstance(value, Mapping) and path in value:
         return value[path]
     for step in path.split("."):
@@ -59,14 +59,14 @@ def reference(task: Any, answer: Field | None, grader: str) -> Any:
         RewardError: it is not there, or None.
     """
     if callable(answer):
-        found = answer(task)
+        value = answer(task)
     elif answer is not None:
-        found = lookup(task, answer)
+        value = lookup(task, answer)
     elif isinstance(task, Mapping):
-        found = next((task[name] for name in ANSWER_FIELDS if name in task), _MISSING)
+        value = next((task[name] for name in ANSWER_FIELDS if name in task), _MISSING)
     else:
-        found = _MISSING
-    if found is _MISSING or found is None:
+        value = _MISSING
+    if value is _MISSING or value is None:
         fields = (
             f"it has {', '.join(map(repr, task))}" if isinstance(task, Mapping) else f"it is a {type(task).__name__}"
         )
@@ -75,24 +75,24 @@ def reference(task: Any, answer: Field | None, grader: str) -> Any:
             + (f"nothing at {answer!r}; {fields}" if isinstance(answer, str) else fields),
             hint='say where it is: answer="key", a dotted path, or a function of the task',
         )
-    return found
+    return value
 
 
 def references(task: Any, answer: Field | None, grader: str) -> list[str]:
-    """The references as texts; several where the task holds a list, of which any may be met.
+    """The references as texts; several where the task holds a list, of which any may match.
 
     Raises:
-        RewardError: none is there.
+        RewardError: there is none.
     """
-    found = reference(task, answer, grader)
-    several = found if isinstance(found, list | tuple | set | frozenset) else [found]
-    if not several:
+    value = reference(task, answer, grader)
+    values = value if isinstance(value, list | tuple | set | frozenset) else [value]
+    if not values:
         raise failure(f"{grader} finds an empty list of references in the task", hint="give at least one")
-    return [text_of(one) for one in several]
+    return [text_of(one) for one in values]
 
 
 def extract(output: Any, extractor: Extractor | None) -> Any:
-    """The part of an output that is graded; None where it is missing, which is the agent's fault and grades lowest."""
+    """The part of an output that is graded; None if it is missing, which is the agent's fault and grades lowest."""
     if extractor is None:
         return output
     if isinstance(extractor, re.Pattern):
@@ -100,12 +100,12 @@ def extract(output: Any, extractor: Extractor | None) -> Any:
         for match in extractor.finditer(text_of(output)):  # noqa: B007
             pass
         return None if match is None else match[1] if extractor.groups else match[0]
-    found = extractor(output) if callable(extractor) else lookup(output, extractor)
-    return None if found is _MISSING else found
+    value = extractor(output) if callable(extractor) else lookup(output, extractor)
+    return None if value is _MISSING else value
 
 
 def text_of(value: Any) -> str:
-    """A text of whatever an agent gave: a text, a message, the last of several, or JSON of anything else."""
+    """The text of any output: a text, a message, the last of several messages, or else its JSON."""
     match value:
         case None:
             return ""
@@ -114,15 +114,15 @@ def text_of(value: Any) -> str:
         case Mapping():
             for name in ("content", "messages", "output", "text"):
                 if name in value:
-                    held = value[name]
-                    return text_of(held) if name != "content" or isinstance(held, str) else message_text(held)
+                    part = value[name]
+                    return text_of(part) if name != "content" or isinstance(part, str) else message_text(part)
         case list() | tuple():
             if value and all(_is_message(one) for one in value):
                 return text_of(value[-1])
         case bool() | int() | float():
             return str(value)
         case _:
-            if (text := _spoken(value)) is not None:
+            if (text := _object_text(value)) is not None:
                 return text
     try:
         return json.dumps(plain(value), ensure_ascii=False, default=str)
@@ -131,7 +131,7 @@ def text_of(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Pydantic models and dataclasses as the dicts they hold."""
+    """Pydantic models and dataclasses as dicts; other values unchanged."""
     dump = getattr(value, "model_dump", None)
     if callable(dump) and not isinstance(value, type):
         return dump(mode="json")
@@ -143,21 +143,21 @@ def plain(value: Any) -> Any:
 def _is_message(value: Any) -> bool:
     if isinstance(value, Mapping):
         return "content" in value
-    return not isinstance(value, str) and _spoken(value) is not None
+    return not isinstance(value, str) and _object_text(value) is not None
 
 
-def _spoken(message: Any) -> str | None:
-    """The text of a framework's message or result object."""
+def _object_text(message: Any) -> str | None:
+    """The text of a framework's message or result object; None if it has none."""
     for name in ("final_output", "content", "text", "message", "messages", "choices"):
-        held = getattr(message, name, None)
-        if name == "content" and isinstance(held, list):
-            return message_text([plain(part) for part in held])
+        value = getattr(message, name, None)
+        if name == "content" and isinstance(value, list):
+            return message_text([plain(part) for part in value])
         if name in ("messages", "choices", "message"):
-            inner = held[-1] if isinstance(held, list | tuple) and held else held
+            inner = value[-1] if isinstance(value, list | tuple) and value else value
             if inner is not None and not isinstance(inner, list | tuple) and not callable(inner):
                 return text_of(inner)
-        elif isinstance(held, str):
-            return str(held)
-        elif name == "final_output" and held is not None:
-            return text_of(held)
+        elif isinstance(value, str):
+            return str(value)
+        elif name == "final_output" and value is not None:
+            return text_of(value)
     return None

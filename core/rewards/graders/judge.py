@@ -1,4 +1,4 @@
-"""The grader that asks another model, at any OpenAI-compatible endpoint; its calls are never trained."""
+"""The grader that asks another model, at any OpenAI-compatible endpoint. Its calls are never trained."""
 
 from __future__ import annotations
 
@@ -50,36 +50,36 @@ _CACHED = 10_000
 
 
 class _NoScore(Exception):
-    """The judge's answer holds no score, or one outside of the scale."""
+    """The judge's response holds no score, or one outside of the scale."""
 
 
 @checked_options
 @dataclass(frozen=True)
 class LLMJudge(Grader):
-    """What another model makes of an answer: its score from `low` to `high`, mapped in a line to 0 to 1.
+    """Another model's score of an answer, from `low` to `high`, mapped linearly to 0 to 1.
 
     `LLMJudge("gpt-5-mini", criteria="Is it polite?")`. The endpoint is any that speaks Chat Completions, through the
-    official openai client. The judge's calls go there whatever `agents=` selects, become no
-    transitions, and are traced as an operation of the judge's name. An endpoint that cannot be reached, or a judge that
-    gives no score when asked again, is a `RewardError`, never a 0. What is graded could talk to the judge: it is marked
-    as data by a mark of its own in each prompt, which makes that harder, not impossible.
+    official openai client. The judge's calls go there whatever `agents=` selects, become no transitions, and are traced
+    as an operation of the judge's name. An endpoint that cannot be reached, or a judge that gives no score even when
+    asked again, is a `RewardError`, never a 0. The graded text could try to instruct the judge: each prompt marks it as
+    data with a random mark, which makes that harder, not impossible.
 
     Attributes:
-        model: the name to send.
+        model: the model name to send.
         base_url, api_key: of the endpoint; OPENAI_BASE_URL and OPENAI_API_KEY if None.
-        criteria: what a good answer is.
+        criteria: a description of a good answer.
         prompt: a text with {task}, {output}, {reference}, {criteria}, {low}, {high}, {mark}; other braces stay. Or a
             function (task, output, reference) -> text or messages.
-        task: where in the task what is shown of it lies; all of it, as JSON, if None.
-        answer: where in the task the reference is; none is shown if None.
+        task: the field of the task that is shown; all of it, as JSON, if None.
+        answer: the field of the task that holds the reference; none is shown if None.
         low, high: the scale that the judge uses.
-        structured: ask for a JSON schema (`response_format`); turned off for an endpoint that refuses it.
-        temperature, max_tokens: of the judge; what its endpoint takes for granted if None.
+        structured: whether to request a JSON schema (`response_format`); turned off if the endpoint refuses it.
+        temperature, max_tokens: of the judge; the endpoint's defaults if None.
         extra: other arguments of `chat.completions.create`.
-        retries: of a request that failed to connect, was limited or met a server's error, with growing waits.
-        asks: how often at most to ask for a score.
+        retries: of a request that cannot connect, is rate-limited or gets a server error, with growing waits.
+        asks: the most requests for one score.
         timeout: seconds for a request.
-        cache: give the same score for the same question without asking again (in memory, the last 10,000).
+        cache: whether the same question gets the same score without another request (in memory, the last 10,000).
     """
 
     waits = True
@@ -120,48 +120,52 @@ class LLMJudge(Grader):
             ConfigError: the endpoint is the gateway of the rollout that runs here.
         """
         question = self._question(task, output)
-        with self._asking(question) as known:
-            score = known if known is not None else self._asked(question)
-        return self._noted(question, score)
+        with self._cached_or_untrained(question) as cached:
+            score = cached if cached is not None else self._ask(question)
+        return self._normalised(question, score)
 
     async def call_async(self, task: Any, output: Any, trace: Trace | None = None) -> float:
-        """`grade` by an async client."""
+        """`grade` with an async client."""
         question = self._question(task, extract(output, self.output))
         try:
-            with self._asking(question) as known:
-                score = known if known is not None else await self._asked_async(question)
+            with self._cached_or_untrained(question) as cached:
+                score = cached if cached is not None else await self._ask_async(question)
         except ModuleNotFoundError as missing:
             raise self._uninstalled(missing) from missing
-        return self._checked(self._noted(question, score))
+        return self._checked(self._normalised(question, score))
 
     # -- the question -------------------------------------------------------------------------------------------------
 
     def _question(self, task: Any, output: Any) -> _Question:
-        shown = text_of(task if self.task is None else reference(task, self.task, self.label))
-        wanted = None if self.answer is None else text_of(reference(task, self.answer, self.label))
-        given = text_of(output)
+        task_text = text_of(task if self.task is None else reference(task, self.task, self.label))
+        reference_text = None if self.answer is None else text_of(reference(task, self.answer, self.label))
+        output_text = text_of(output)
         if callable(self.prompt):
-            made = self.prompt(task, given, wanted)
-            key = _hash(made)
+            prompt = self.prompt(task, output_text, reference_text)
+            key = _hash(prompt)
         else:
             values = {
-                "task": shown, "output": given, "reference": "none" if wanted is None else wanted,
-                "criteria": self.criteria, "low": f"{self.low:g}", "high": f"{self.high:g}",
-            }  # fmt: skip
+                "task": task_text,
+                "output": output_text,
+                "reference": "none" if reference_text is None else reference_text,
+                "criteria": self.criteria,
+                "low": f"{self.low:g}",
+                "high": f"{self.high:g}",
+            }
             key = _hash([self.prompt, values])
             values["mark"] = f"#{secrets.token_hex(6)}"
-            made = _FIELD.sub(lambda match: values[match[1]], self.prompt)
-        messages = [{"role": "user", "content": made}] if isinstance(made, str) else list(made)
+            prompt = _FIELD.sub(lambda match: values[match[1]], self.prompt)
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         return _Question(key, messages)
 
     @contextmanager
-    def _asking(self, question: _Question) -> Iterator[float | None]:
-        """Within the block requests are the judge's, not the agent's. Gives the score where it is known already."""
+    def _cached_or_untrained(self, question: _Question) -> Iterator[float | None]:
+        """Yields the cached score; without one, yields None and makes the block's requests the judge's, untrained."""
         if self.cache:
             with _lock:
-                known = self._known.get(question.key)
-            if known is not None:
-                yield known
+                score = self._scores.get(question.key)
+            if score is not None:
+                yield score
                 return
         with tracing.untrained(self.label) as scope:
             try:
@@ -181,76 +185,77 @@ class LLMJudge(Grader):
                     hint="raise max_tokens=, or ask for the score more plainly in prompt=",
                 ) from error
 
-    def _noted(self, question: _Question, score: float) -> float:
+    def _normalised(self, question: _Question, score: float) -> float:
+        """The score on the scale 0 to 1; it is cached."""
         if self.cache:
             with _lock:
-                self._known[question.key] = score
-                while len(self._known) > _CACHED:
-                    self._known.popitem(last=False)
+                self._scores[question.key] = score
+                while len(self._scores) > _CACHED:
+                    self._scores.popitem(last=False)
         return (score - self.low) / (self.high - self.low)
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
-    def _asked(self, question: _Question) -> float:
-        said = ""
+    def _ask(self, question: _Question) -> float:
+        text = ""
         for attempt in range(self.asks):
             try:
-                answer = self._client.chat.completions.create(**self._request(question, attempt))
+                response = self._client.chat.completions.create(**self._request(question, attempt))
             except _openai().BadRequestError:
                 if not self._formats:
                     raise
                 self._formats.clear()
-                answer = self._client.chat.completions.create(**self._request(question, attempt))
-            said = _said(answer)
-            if (score := self._score(said)) is not None:
+                response = self._client.chat.completions.create(**self._request(question, attempt))
+            text = _response_text(response)
+            if (score := self._score(text)) is not None:
                 return score
-        raise _NoScore(said)
+        raise _NoScore(text)
 
-    async def _asked_async(self, question: _Question) -> float:
-        client, said = self._async_client(), ""
+    async def _ask_async(self, question: _Question) -> float:
+        client, text = self._async_client(), ""
         for attempt in range(self.asks):
             try:
-                answer = await client.chat.completions.create(**self._request(question, attempt))
+                response = await client.chat.completions.create(**self._request(question, attempt))
             except _openai().BadRequestError:
                 if not self._formats:
                     raise
                 self._formats.clear()
-                answer = await client.chat.completions.create(**self._request(question, attempt))
-            said = _said(answer)
-            if (score := self._score(said)) is not None:
+                response = await client.chat.completions.create(**self._request(question, attempt))
+            text = _response_text(response)
+            if (score := self._score(text)) is not None:
                 return score
-        raise _NoScore(said)
+        raise _NoScore(text)
 
     def _request(self, question: _Question, attempt: int) -> dict[str, Any]:
-        given = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        sampling = {"temperature": self.temperature, "max_tokens": self.max_tokens}
         if attempt and self.temperature == 0:
-            given["temperature"] = None  # the same question at temperature 0 has the same answer
+            sampling["temperature"] = None  # the same question at temperature 0 has the same answer
         return {
             "model": self.model,
             "messages": question.messages,
-            **{name: value for name, value in given.items() if value is not None},
+            **{name: value for name, value in sampling.items() if value is not None},
             **({"response_format": self._formats[0]} if self._formats else {}),
             **self.extra,
         }
 
-    def _score(self, said: str) -> float | None:
-        found = _read(said)
-        if found is None:
+    def _score(self, text: str) -> float | None:
+        match = _read(text)
+        if match is None:
             return None
-        value, out_of = found
+        value, out_of = match
         if out_of is not None and out_of != self.high:
             return None
         return value if self.low <= value <= self.high else None
 
-    # -- what lives as long as this object, and is not copied ----------------------------------------------------------
+    # -- state that lives as long as this object and is not copied -----------------------------------------------------
 
     @cached_property
-    def _known(self) -> OrderedDict[str, float]:
+    def _scores(self) -> OrderedDict[str, float]:
         return OrderedDict()
 
     @cached_property
     def _formats(self) -> list[dict[str, Any]]:
-        """The `response_format` to ask for; emptied when the endpoint refuses it."""
+        """The `response_format` to request; emptied when the endpoint refuses it."""
         score = {"type": "number", "description": f"from {self.low:g} to {self.high:g}"}
         schema = {
             "type": "object",
@@ -258,12 +263,12 @@ class LLMJudge(Grader):
             "required": ["reason", "score"],
             "additionalProperties": False,
         }
-        named = {"name": "grade", "strict": True, "schema": schema}
-        return [{"type": "json_schema", "json_schema": named}] if self.structured else []
+        json_schema = {"name": "grade", "strict": True, "schema": schema}
+        return [{"type": "json_schema", "json_schema": json_schema}] if self.structured else []
 
     @cached_property
     def _client(self) -> Any:
-        return self._made("OpenAI")
+        return self._new_client("OpenAI")
 
     @cached_property
     def _async_clients(self) -> weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any]:
@@ -274,17 +279,17 @@ class LLMJudge(Grader):
         loop = asyncio.get_running_loop()
         with _lock:
             if loop not in self._async_clients:
-                self._async_clients[loop] = self._made("AsyncOpenAI")
+                self._async_clients[loop] = self._new_client("AsyncOpenAI")
             return self._async_clients[loop]
 
-    def _made(self, kind: str) -> Any:
+    def _new_client(self, kind: str) -> Any:
         options = {"base_url": self.base_url, "timeout": self.timeout, "max_retries": self.retries}
         try:
             return getattr(_openai(), kind)(api_key=self.api_key, **options)
         except _openai().OpenAIError as error:
             raise ConfigError(
                 f"the judge {self.model!r} has no API key",
-                hint="api_key=, or OPENAI_API_KEY; any text where none counts",
+                hint="api_key=, or OPENAI_API_KEY; any text where the endpoint needs none",
             ) from error
 
 
@@ -307,24 +312,24 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _said(answer: Any) -> str:
-    choices = getattr(answer, "choices", None)
+def _response_text(response: Any) -> str:
+    choices = getattr(response, "choices", None)
     return (choices[0].message.content or "") if choices else ""
 
 
-def _read(said: str) -> tuple[float, float | None] | None:
-    """(score, what it is out of, if it says so): JSON with a "score", "score: 7/10", or a number alone."""
-    start, end = said.find("{"), said.rfind("}")
+def _read(text: str) -> tuple[float, float | None] | None:
+    """(score, its maximum or None), from JSON with a "score", from "score: 7/10", or from a number alone."""
+    start, end = text.find("{"), text.rfind("}")
     if 0 <= start < end:
         try:
-            value = json.loads(said[start : end + 1])
+            value = json.loads(text[start : end + 1])
             score = value.get("score") if isinstance(value, Mapping) else None
             if isinstance(score, int | float | str) and not isinstance(score, bool):
                 return _read(score) if isinstance(score, str) else (float(score), None)
         except (ValueError, RecursionError):
             pass
-    matches = [*_SCORE.finditer(said)]
-    match = matches[-1] if matches else _BARE.fullmatch(said)
+    matches = [*_SCORE.finditer(text)]
+    match = matches[-1] if matches else _BARE.fullmatch(text)
     if match is None:
         return None
     return float(match[1]), None if match[2] is None else float(match[2])

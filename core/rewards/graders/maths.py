@@ -14,10 +14,10 @@ from agl.rewards.graders.worker_pool import WorkerDied, Workers, WorkerStuck, Wo
 from agl.rewards.trace import Trace
 
 STUCK_SECONDS = 120.0
-"""By the clock, for a comparison that stops itself after a few seconds of processor time."""
+"""Wall-clock limit of a comparison, which ends by itself after a few seconds of processor time."""
 
 MOST_CHARACTERS = 20_000
-"""Of an output; the answer stands at the end."""
+"""Characters of an output that are read, from its end, where the answer is."""
 
 
 @checked_options
@@ -25,14 +25,14 @@ MOST_CHARACTERS = 20_000
 class MathAnswer(AgainstReference):
     r"""1 if the output's final answer equals a reference as mathematics, else 0, by math-verify.
 
-    Read are plain numbers, LaTeX (`\boxed{}` first), fractions, percentages, sets, equations, what follows "####"
+    It reads plain numbers, LaTeX (`\boxed{}` first), fractions, percentages, sets, equations, the text after "####"
     (GSM8K), and the letters A to E where the reference is one. Anything unreadable is a wrong answer. The comparison
-    runs in a process of its own (a few are shared), within limits of processor time and memory; what exceeds them is a
-    wrong answer too. Needs a POSIX system.
+    runs in a separate process (a few are shared), within limits of processor time and memory; an answer that exceeds
+    them is wrong, too. Needs a POSIX system.
 
     Attributes:
         float_rounding: decimal places to which numbers are compared.
-        strict: variables' names matter, and a set is no tuple.
+        strict: whether variables' names matter, and a set differs from a tuple.
         timeout: seconds of processor time.
     """
 
@@ -53,33 +53,33 @@ class MathAnswer(AgainstReference):
         Raises:
             RewardError: no answer in a reference, or no process to compare in.
         """
-        wanted = references(task, self.answer, self.label)
-        given = text_of(output)[-MOST_CHARACTERS:]
-        if not given.strip():
+        expected = references(task, self.answer, self.label)
+        text = text_of(output)[-MOST_CHARACTERS:]
+        if not text.strip():
             return 0.0
         job = {
-            "references": wanted,
-            "given": given.encode(errors="replace").decode(),
+            "references": expected,
+            "answer": text.encode(errors="replace").decode(),
             "float_rounding": self.float_rounding,
             "strict": self.strict,
             "limit": self.timeout,
         }
         try:
-            told = _workers().ask(job, STUCK_SECONDS)
+            result = _workers().ask(job, STUCK_SECONDS)
         except WorkerDied:
             return 0.0
         except WorkerStuck as error:
-            raise failure(f"comparing maths answers took more than {STUCK_SECONDS:g} s of the clock") from error
+            raise failure(f"comparing maths answers took more than {STUCK_SECONDS:g} s") from error
         except WorkerUnavailable as error:
             if "math_verify" in str(error):
                 raise ModuleNotFoundError(str(error), name="math_verify") from error
             raise failure(f"the process that compares maths answers does not start: {error}") from error
-        if "unreadable" in told:
+        if "unreadable" in result:
             raise failure(
-                f"{self.label} finds no mathematical answer in the reference {wanted[told['unreadable']][:200]!r}",
+                f"{self.label} finds no mathematical answer in the reference {expected[result['unreadable']][:200]!r}",
                 hint="answer= says where in the task it is; for plain texts there is ExactMatch",
             )
-        return float(told["equal"])
+        return float(result["equal"])
 
 
 @functools.cache

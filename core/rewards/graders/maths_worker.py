@@ -1,8 +1,8 @@
 """The process that compares maths answers for `agl.rewards.MathAnswer`: a JSON line in, a JSON line out.
 
-It runs as a script of its own, because math-verify's limits need a main thread, and an expression such as 9^9^9^9 can
-hold the interpreter for good. Time is the processor's, so that a busy machine changes no grade: past `limit` seconds
-the comparison is given up, past twice that the process dies. It ends with its standard input.
+It is a separate script, because math-verify's limits need a main thread, and an expression such as 9^9^9^9 can block
+the interpreter forever. Limits are in processor time, so that a busy machine changes no grade: after `limit` seconds
+the comparison is given up, after twice that the process dies. The process ends with its standard input.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ _FORMULA = re.compile(r"(?:\\[A-Za-z]+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|[^A-Za-
 
 
 class Expired(BaseException):
-    """The processor time is spent; not an `Exception`, which math-verify would swallow."""
+    """The processor time is used up; not an `Exception`, which math-verify would swallow."""
 
 
 def final(text: str) -> str:
-    """What follows the last "####" (GSM8K), without Calc-X's "= around ..."; numbers that math-verify reads only in
-    part (2 1/3, 1e5, 1_000) in a form that it reads whole."""
-    marked = text.rfind("####")
-    part = text[marked + 4 :] if marked >= 0 else text
+    """The text after the last "####" (GSM8K), without Calc-X's "= around ...".
+
+    Numbers that math-verify reads only in part (2 1/3, 1e5, 1_000) are rewritten so that it reads them whole.
+    """
+    mark = text.rfind("####")
+    part = text[mark + 4 :] if mark >= 0 else text
     part = _GROUPED.sub("", _AROUND.sub("", part)).strip()
     bare = part.strip("$. ")
     if mixed := _MIXED.fullmatch(bare):
@@ -56,15 +58,15 @@ def compare(job: dict[str, Any]) -> dict[str, Any]:
     options = {"float_rounding": job["float_rounding"], "strict": job["strict"], "timeout_seconds": 0}
 
     def read(text: str, letters: bool | None = None) -> tuple[Any, bool]:
-        """What a text holds, and whether that is a letter to choose by; None for either one that comes first."""
+        """(parsed answer, whether it is a multiple-choice letter); `letters` None tries maths first, then letters."""
         part = final(text)
         if letters is not True:
             bare = part if _FORMULA.fullmatch(part) else None
             for shape in (f"${bare}$" if bare and set(bare) & set("\\^_=([{") else part, part):
-                if found := parse(shape, maths, parsing_timeout=0):
-                    return found, False
-        if letters is not False and (found := parse(_CHOICE.sub(r"\1", part), choice, parsing_timeout=0)):
-            return found, True
+                if parsed := parse(shape, maths, parsing_timeout=0):
+                    return parsed, False
+        if letters is not False and (parsed := parse(_CHOICE.sub(r"\1", part), choice, parsing_timeout=0)):
+            return parsed, True
         return (parse(f"${part}$", maths, parsing_timeout=0) if _FORMULA.fullmatch(part) else None), False
 
     equal = False
@@ -72,8 +74,8 @@ def compare(job: dict[str, Any]) -> dict[str, Any]:
         gold, letter = read(text)
         if not gold:
             return {"unreadable": i}
-        given, _ = read(job["given"], letter)
-        equal = equal or (bool(given) and verify(gold, given, **options))
+        answer, _ = read(job["answer"], letter)
+        equal = equal or (bool(answer) and verify(gold, answer, **options))
     return {"equal": equal}
 
 
@@ -106,7 +108,7 @@ def main() -> None:
     signal.signal(signal.SIGPROF, expire)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     print("ready", flush=True)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # nobody reads it from here on
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # it is not read from here on
     for line in sys.stdin:
         print(json.dumps(limited(json.loads(line))), flush=True)
 

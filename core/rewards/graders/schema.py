@@ -1,4 +1,4 @@
-"""The grader of JSON: does the output hold a value that its schema allows?"""
+"""The grader of JSON: whether the output holds a value that its schema allows."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _NONE = object()
 class JSONSchema(Grader):
     """1 if the output is JSON that a schema allows, else 0; with `partial`, in between for JSON that is nearly right.
 
-    The output is the value itself (a dict, a list, a pydantic model), or a text that is JSON or has it in its last code
-    block. Schemas of other addresses are never fetched.
+    The output is the value itself (a dict, a list, a pydantic model), or a text that is JSON or has JSON in its last
+    code block. References to remote schemas are never fetched.
 
     Attributes:
-        schema: a JSON schema, a pydantic model class, or where in the task the schema is.
-        partial: JSON that breaks the schema is worth the share of the named top-level properties that are right (there
-            where they must be, and allowed), one more for the object as a whole; always less than 1.
+        schema: a JSON schema, a pydantic model class, or the field of the task that holds the schema.
+        partial: whether JSON that violates the schema gets the share of the named top-level properties that are valid
+            (present if required, and allowed); the object as a whole counts as one more. Always less than 1.
 
     Raises:
-        ConfigError: the schema is none.
+        ConfigError: not a schema.
     """
 
     needs = ("jsonschema", "referencing")
@@ -59,7 +59,7 @@ class JSONSchema(Grader):
         return _validator(dump() if dump is not None else self.schema)
 
     def grade(self, task: Any, output: Any, trace: Trace | None) -> float:
-        """1, 0, or in between.
+        """A value from 0 to 1.
 
         Raises:
             RewardError: the task holds no schema.
@@ -79,7 +79,7 @@ class JSONSchema(Grader):
     def _of(self, task: Any, where: str) -> Any:
         schema = lookup(task, where)
         if not isinstance(schema, Mapping | bool):
-            raise failure(f"{self.label} finds no schema in the task at {where!r}", hint="schema= says where it is")
+            raise failure(f"{self.label} finds no schema in the task at {where!r}", hint="schema= names its field")
         try:
             return _validator(schema)
         except ConfigError as error:

@@ -1,4 +1,4 @@
-"""When two query results are the same: rows as multisets or in order, numbers by value, NULL equal to NULL."""
+"""Compares two query results: rows as multisets or in order, numbers by value, NULL equal to NULL."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from typing import Any
 Rows = Sequence[tuple[Any, ...]]
 
 _SEARCHED = 2000
-"""Rows that differ in their numbers alone and are matched one by one where sorting them does not pair them."""
+"""The most rows, equal but for their numbers, that are matched one by one where sorting does not pair them."""
 
 
-def same_rows(given: Rows, wanted: Rows, *, ordered: bool, distinct: bool, tolerance: float) -> bool:
+def same_rows(rows: Rows, expected: Rows, *, ordered: bool, distinct: bool, tolerance: float) -> bool:
     """Whether two results are the same.
 
     Args:
-        ordered: row by row, in this order; otherwise as multisets.
-        distinct: as sets, in no order.
+        rows, expected: the two results.
+        ordered: whether to compare row by row, in order; otherwise as multisets.
+        distinct: whether to compare as sets, in no order.
         tolerance: relative, between numbers; absolute below 1.
     """
-    left, right = [_row(r) for r in given], [_row(r) for r in wanted]
+    left, right = [_row(r) for r in rows], [_row(r) for r in expected]
     if ordered and not distinct:
         pairs = zip(left, right, strict=False)
         return len(left) == len(right) and all(_close(a, b, tolerance) for a, b in pairs)
@@ -80,7 +81,7 @@ def _near(left: Any, right: Any, tolerance: float) -> bool:
 
 
 def _grouped(rows: list[tuple[Cell, ...]]) -> dict[Hashable, list[tuple[Cell, ...]]]:
-    """Rows by everything but the values of their numbers."""
+    """Rows grouped by their cells, in which all numbers count as equal."""
     groups: dict[Hashable, list[tuple[Cell, ...]]] = defaultdict(list)
     for row in rows:
         groups[tuple("number" if kind == "number" else (kind, value) for kind, value in row)].append(row)
@@ -96,10 +97,10 @@ def _paired(left: list[tuple[Cell, ...]], right: list[tuple[Cell, ...]], toleran
     if len(left) > _SEARCHED:
         return False
     for row in left:
-        found = next((i for i, other in enumerate(right) if _close(row, other, tolerance)), None)
-        if found is None:
+        match = next((i for i, other in enumerate(right) if _close(row, other, tolerance)), None)
+        if match is None:
             return False
-        right.pop(found)
+        right.pop(match)
     return True
 
 
@@ -110,7 +111,7 @@ def _covered(left: list[tuple[Cell, ...]], right: list[tuple[Cell, ...]], tolera
 
 
 def _numbers(row: tuple[Cell, ...]) -> tuple[float, ...]:
-    """A key that sorts rows by their numbers, to six digits: rounding errors do not part rows that pair."""
+    """A sort key of a row's numbers to six digits, so that rounding errors do not separate rows that match."""
     return tuple(_rounded(value) for kind, value in row if kind == "number")
 
 

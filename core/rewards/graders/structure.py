@@ -1,4 +1,4 @@
-"""Graders of how an answer is written: its structure, and signs of depth."""
+"""Graders of an answer's form: its structure, and signs of depth."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from agl.rewards.trace import Trace
 @checked_options
 @dataclass(frozen=True, kw_only=True)
 class Structure(Grader):
-    """How much of a required structure an answer has, 0 to 1: the mean over the requirements that are given.
+    """How much of a required structure an answer has, 0 to 1: the mean over the requirements.
 
-    A count is met in proportion (one heading of two is 0.5), tags, sections and patterns each by itself, a length fully
-    within its bounds and in proportion outside. Markdown is read by markdown-it: a "#" in a code block is no heading.
-    Without any requirement: a heading, two paragraphs and a list item.
+    A count is met in proportion (one heading of two is 0.5); tags, sections and patterns each on their own; a length
+    fully within its bounds and in proportion outside. Markdown is parsed by markdown-it: a "#" in a code block is no
+    heading. The default requirements are a heading, two paragraphs and a list item.
 
     Attributes:
-        headings, paragraphs, list_items, code_blocks: how many at least.
-        sections: headings that must be there, whatever their case.
-        tags: XML tags (`("think", "answer")`) that must be there once each, closed, and in this order.
-        patterns: regular expressions, each of which must be found.
+        headings, paragraphs, list_items, code_blocks: the fewest of each.
+        sections: headings that must be present, in any case.
+        tags: XML tags (`("think", "answer")`) that must be present once each, closed, and in this order.
+        patterns: regular expressions, each of which must match.
         min_words, max_words: bounds of the length.
     """
 
@@ -63,8 +63,8 @@ class Structure(Grader):
         others = (*self.sections, *self.tags, *self.patterns)
         if not (any(counts.values()) or others or self.min_words or self.max_words is not None):
             counts = {"headings": 1, "paragraphs": 2, "list_items": 1}
-        found, titles = _elements(text) if any(counts.values()) or self.sections else ({}, [])
-        met = [min(found[name] / wanted, 1.0) for name, wanted in counts.items() if wanted > 0]
+        elements, titles = _elements(text) if any(counts.values()) or self.sections else ({}, [])
+        met = [min(elements[name] / count, 1.0) for name, count in counts.items() if count > 0]
         met += [float(section.strip().lower() in titles) for section in self.sections]
         met += _tags(text, self.tags)
         met += [float(re.search(pattern, text) is not None) for pattern in self.patterns]
@@ -81,13 +81,13 @@ class Structure(Grader):
 class Depth(Grader):
     """Signs that an English answer goes into depth, 0 to 1: the mean of examples, reasoning and specificity.
 
-    Each is counted up to what is enough: examples ("for example", "such as", code blocks), connectives of reasoning
+    Each is counted up to its option: examples ("for example", "such as", code blocks), connectives of reasoning
     ("because", "therefore", steps), and specifics (numbers, quotations, names) per sentence. A heuristic that a policy
-    can learn to please: give it a small weight beside a grader of what is said.
+    can learn to please: give it a small weight next to a grader of the content.
 
     Attributes:
-        examples, reasoning: how many are enough.
-        specifics: how many per sentence are enough.
+        examples, reasoning: the counts that grade 1.
+        specifics: the count per sentence that grades 1.
     """
 
     examples: int = 2
@@ -129,7 +129,7 @@ def _markdown() -> Any:
 
 
 def _elements(text: str) -> tuple[dict[str, int], list[str]]:
-    """How many of each element a Markdown text has, and its headings' texts in lower case."""
+    """The number of each element in a Markdown text, and its headings' texts in lower case."""
     counts = {"headings": 0, "paragraphs": 0, "list_items": 0, "code_blocks": 0}
     names = {
         "heading_open": "headings",
@@ -150,13 +150,13 @@ def _elements(text: str) -> tuple[dict[str, int], list[str]]:
 
 
 def _tags(text: str, tags: tuple[str, ...]) -> list[float]:
-    """For each tag whether it is there once, closed, after the one before it."""
+    """For each tag whether it is present once, closed, and after the previous one."""
     met, position = [], 0
     for tag in tags:
         opened, closed = text.find(f"<{tag}>", position), text.find(f"</{tag}>", position)
         once = text.count(f"<{tag}>") == text.count(f"</{tag}>") == 1
-        good = once and 0 <= opened < closed
-        met.append(float(good))
-        if good:
+        valid = once and 0 <= opened < closed
+        met.append(float(valid))
+        if valid:
             position = closed
     return met

@@ -1,4 +1,4 @@
-"""Graders of texts: equal, alike, sharing words, containing, matching."""
+"""Graders of texts: equality, similarity, shared words, containment, patterns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalised(text: str, *, case: bool, whitespace: bool, punctuation: bool, articles: bool) -> str:
-    """A text in NFC without what is to be ignored, each True: case, runs of whitespace, ASCII punctuation, articles."""
+    """A text in NFC without the differences to ignore: case, runs of whitespace, ASCII punctuation, articles."""
     text = unicodedata.normalize("NFC", text)
     if case:
         text = unicodedata.normalize("NFC", text.lower())
@@ -64,12 +64,12 @@ class ExactMatch(_Normalising):
 
     Attributes:
         ignore_case, ignore_whitespace (runs of it, and around), ignore_punctuation (ASCII), ignore_articles (English):
-            what makes no difference.
+            differences that do not count.
     """
 
-    def compare(self, given: str, wanted: str) -> float:
+    def compare(self, text: str, reference: str) -> float:
         """1 or 0."""
-        return float(self.normal(given) == self.normal(wanted))
+        return float(self.normal(text) == self.normal(reference))
 
 
 @checked_options
@@ -80,7 +80,7 @@ class FuzzyMatch(_Normalising):
     Attributes:
         scorer: "ratio" (edits, in order), "partial" (the best place in the longer text), "token_sort" (words in any
             order), "token_set" (words in any order, however often), "weighted" (rapidfuzz's mixture of them).
-        threshold: what is less alike than this is worth 0.
+        threshold: a lower similarity counts as 0.
         ignore_case, ignore_whitespace, ignore_punctuation, ignore_articles: as in `ExactMatch`.
     """
 
@@ -109,9 +109,9 @@ class FuzzyMatch(_Normalising):
             "weighted": fuzz.WRatio,
         }[self.scorer]
 
-    def compare(self, given: str, wanted: str) -> float:
-        """Similarity, 0 below the threshold. Texts that are equal are alike, empty ones too."""
-        left, right = self.normal(given), self.normal(wanted)
+    def compare(self, text: str, reference: str) -> float:
+        """Similarity, 0 below the threshold. Equal texts have similarity 1, also empty ones."""
+        left, right = self.normal(text), self.normal(reference)
         value = 1.0 if left == right else self._score(left, right) / 100
         return value if value >= self.threshold else 0.0
 
@@ -125,9 +125,9 @@ class TokenF1(AgainstReference):
     Rajpurkar et al. 2018, arXiv:1806.03822.
     """
 
-    def compare(self, given: str, wanted: str) -> float:
+    def compare(self, text: str, reference: str) -> float:
         """Harmonic mean of precision and recall over the multisets of words."""
-        left, right = squad(given).split(), squad(wanted).split()
+        left, right = squad(text).split(), squad(reference).split()
         if not left or not right:
             return float(left == right)
         shared = sum((Counter(left) & Counter(right)).values())
@@ -153,19 +153,19 @@ class Contains(_Normalising):
             raise ConfigError(f"Contains(require={self.require!r})", hint='"any" or "all"')
 
     def grade(self, task: Any, output: Any, trace: Trace | None) -> float:
-        """The share of references found, or whether any was."""
-        wanted = references(task, self.answer, self.label)
+        """The share of references that the output contains, or whether it contains any."""
+        expected = references(task, self.answer, self.label)
         if output is None:
             return 0.0
-        found = [self.compare(text_of(output), one) for one in wanted]
-        return max(found) if self.require == "any" else sum(found) / len(found)
+        values = [self.compare(text_of(output), reference) for reference in expected]
+        return max(values) if self.require == "any" else sum(values) / len(values)
 
-    def compare(self, given: str, wanted: str) -> float:
+    def compare(self, text: str, reference: str) -> float:
         """1 or 0."""
-        text, part = self.normal(given), self.normal(wanted)
+        whole, part = self.normal(text), self.normal(reference)
         if not self.whole_words:
-            return float(part in text)
-        return float(re.search(rf"(?<!\w){re.escape(part)}(?!\w)", text) is not None)
+            return float(part in whole)
+        return float(re.search(rf"(?<!\w){re.escape(part)}(?!\w)", whole) is not None)
 
 
 @checked_options
@@ -174,8 +174,8 @@ class RegexMatch(Grader):
     """1 if the output matches a pattern, else 0.
 
     Attributes:
-        pattern: a regular expression, compiled or not; one that backtracks without end does so here.
-        full: the whole output must match, not a part of it.
+        pattern: a regular expression, compiled or not. Its time is not limited.
+        full: whether the whole output must match, not a part of it.
     """
 
     pattern: str | re.Pattern[str]

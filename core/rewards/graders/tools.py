@@ -1,4 +1,4 @@
-"""Graders of an agent's tool calls: did they work, were the right ones used, were they few?"""
+"""Graders of an agent's tool calls: their success, the use of required tools, and their number."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class _OfTrace(Grader):
 @checked_options
 @dataclass(frozen=True, kw_only=True)
 class ToolSuccess(_OfTrace):
-    """The mean over the agent's tool calls of what each came to: with the defaults, the share that succeeded, 0 to 1.
+    """The mean value of the agent's tool calls: with the defaults, the share that succeeded, 0 to 1.
 
-    A call failed if the tool raised, if the framework says so, or if its result does (`failed`). Without the content of
-    results (`capture_content=False`) the last cannot be told. `ToolSuccess(failure=-1, empty=-0.5)` gives -1 to 1.
+    A call failed if the tool raised, or if the framework or the result says so (`failed`). With
+    `capture_content=False` the result is unknown. `ToolSuccess(failure=-1, empty=-0.5)` gives -1 to 1.
 
     Attributes:
-        success, failure, empty: the value of a call that succeeded, failed, or gave nothing (None = as a success).
-        without_calls: the value where no tool was called.
-        failed: result text -> whether it tells of a failure; a JSON object with "error", "isError" or the like, or a
-            text that begins with "Error" or a traceback, if None.
-        agents: whose calls count: a name, glob, pattern, callable or several; all if None.
+        success, failure, empty: the value of a call that succeeded, failed, or has an empty result (None = a success).
+        without_calls: the value if no tool was called.
+        failed: result text -> whether it reports a failure. If None, these do: a JSON object with "error", "isError" or
+            the like, and a text that begins with "Error" or a traceback.
+        agents: the agents whose calls count: a name, glob, pattern, callable or several; all if None.
     """
 
     success: float = 1.0
@@ -50,7 +50,7 @@ class ToolSuccess(_OfTrace):
 
     @property
     def range(self) -> tuple[float, float]:
-        """Of the values given."""
+        """The lowest and the highest of the options' values."""
         values = [self.success, self.failure, self.without_calls, *(() if self.empty is None else (self.empty,))]
         return min(values), max(values)
 
@@ -66,18 +66,18 @@ class ToolSuccess(_OfTrace):
     def _value(self, tool: Span) -> float:
         if not succeeded(tool, self.failed):
             return self.failure
-        nothing = str(tool.attributes.get(semconv.TOOL_CALL_RESULT, "?")).strip() in ("", "[]", "{}", "null", "None")
-        return self.empty if nothing and self.empty is not None else self.success
+        is_empty = str(tool.attributes.get(semconv.TOOL_CALL_RESULT, "?")).strip() in ("", "[]", "{}", "null", "None")
+        return self.empty if is_empty and self.empty is not None else self.success
 
 
 @checked_options
 @dataclass(frozen=True)
 class RequiredTools(_OfTrace):
-    """The share of the named tools that were called with success, 0 to 1.
+    """The share of the named tools that were called successfully, 0 to 1.
 
     Attributes:
         tools: their names.
-        ordered: only those count that come in this order (the longest part of it that was kept to).
+        ordered: whether only the longest part of them that was called in this order counts.
         agents: as in `ToolSuccess`.
     """
 
@@ -104,11 +104,11 @@ class RequiredTools(_OfTrace):
 @checked_options
 @dataclass(frozen=True)
 class ToolBudget(_OfTrace):
-    """1 for at most so many tool calls, and `most / calls` for more; 0 excluded, to 1.
+    """1 for at most `most` tool calls, and `most / calls` for more: above 0, at most 1.
 
     Attributes:
-        most: calls, at least 1.
-        tools: which tools count; all if None.
+        most: number of calls, at least 1.
+        tools: the tools whose calls count; all if None.
         agents: as in `ToolSuccess`.
     """
 
@@ -136,14 +136,14 @@ def name(tool: Span) -> str:
 
 
 def succeeded(tool: Span, failed: Callable[[str], bool] | None = None) -> bool:
-    """Whether a tool's span tells of no failure: by its status, or by its result (`failed`, or `tells_failure`)."""
+    """Whether neither the status of a tool's span nor its result (`failed`, or `reports_failure`) reports a failure."""
     if tool.status == "error":
         return False
     result = tool.attributes.get(semconv.TOOL_CALL_RESULT)
-    return result is None or not (failed or tells_failure)(str(result))
+    return result is None or not (failed or reports_failure)(str(result))
 
 
-def tells_failure(result: str) -> bool:
+def reports_failure(result: str) -> bool:
     """Whether a tool's result says that it failed, though nothing was raised."""
     try:
         value = json.loads(result)
@@ -153,18 +153,18 @@ def tells_failure(result: str) -> bool:
         return _SAYS_ERROR.match(value) is not None
     if not isinstance(value, Mapping):
         return False
-    told = {str(k).lower().replace("_", ""): v for k, v in value.items()}
+    fields = {str(k).lower().replace("_", ""): v for k, v in value.items()}
     return (
-        any(bool(told.get(key)) for key in ("error", "iserror", "exception"))
-        or any(told.get(key) is False for key in ("success", "ok"))
-        or str(told.get("status", "")).lower() in ("error", "failed", "failure")
+        any(bool(fields.get(key)) for key in ("error", "iserror", "exception"))
+        or any(fields.get(key) is False for key in ("success", "ok"))
+        or str(fields.get("status", "")).lower() in ("error", "failed", "failure")
     )
 
 
-def _in_order(wanted: list[str], used: list[str]) -> int:
+def _in_order(required: list[str], used: list[str]) -> int:
     """Length of the longest common subsequence."""
     best = [0] * (len(used) + 1)
-    for one in wanted:
+    for one in required:
         before = 0
         for i, other in enumerate(used):
             before, best[i + 1] = best[i + 1], before + 1 if one == other else max(best[i + 1], best[i])

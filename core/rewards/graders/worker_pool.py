@@ -17,11 +17,11 @@ from typing import Any
 
 
 class WorkerDied(Exception):
-    """The process ended in the midst of a job."""
+    """The process ended during a job."""
 
 
 class WorkerStuck(Exception):
-    """The process gave no answer in time, and was killed."""
+    """The process did not answer in time, and was killed."""
 
 
 class WorkerUnavailable(Exception):
@@ -29,7 +29,7 @@ class WorkerUnavailable(Exception):
 
 
 class Workers:
-    """Up to `most` processes of one script, started when they are needed and ended with this process.
+    """Up to `most` processes of one script, started on demand and ended with this process.
 
     A worker's script prints "ready", then answers each line on its standard input with one on its standard output, and
     ends when its input does.
@@ -38,17 +38,17 @@ class Workers:
     def __init__(self, script: Path, most: int | None = None) -> None:
         self.script = script
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
-        self._places = threading.BoundedSemaphore(most or min(4, os.cpu_count() or 1))
+        self._slots = threading.BoundedSemaphore(most or min(4, os.cpu_count() or 1))
         atexit.register(self.close)
 
     def ask(self, job: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """One job's answer; waits for a free worker first. `timeout` in seconds of the clock, from then on.
+        """The answer to one job. Waits for a free worker; `timeout`, in seconds, starts when there is one.
 
         Raises:
             WorkerDied, WorkerStuck, WorkerUnavailable.
         """
-        with self._places:
-            worker = self._take()
+        with self._slots:
+            worker = self._worker()
             try:
                 answer = worker.ask(json.dumps(job), timeout)
             except BaseException:
@@ -63,7 +63,7 @@ class Workers:
             while True:
                 self._idle.get_nowait().kill()
 
-    def _take(self) -> _Worker:
+    def _worker(self) -> _Worker:
         with contextlib.suppress(queue.Empty):
             while True:
                 worker = self._idle.get_nowait()
@@ -88,12 +88,12 @@ class _Worker:
             self._line(self.START_SECONDS)
         except (WorkerDied, WorkerStuck) as error:
             self.process.kill()
-            told = self.process.communicate()[1].decode(errors="replace").strip()
-            raise WorkerUnavailable(told.splitlines()[-1] if told else "it said nothing") from error
+            text = self.process.communicate()[1].decode(errors="replace").strip()
+            raise WorkerUnavailable(text.splitlines()[-1] if text else "it wrote no error") from error
 
     @property
     def mine(self) -> bool:
-        """Whether this process started it, not one that was forked off."""
+        """Whether this process started it, and not the process that this one was forked from."""
         return self.owner == os.getpid()
 
     def ask(self, line: str, timeout: float) -> bytes:
@@ -107,17 +107,17 @@ class _Worker:
 
     def _line(self, timeout: float) -> bytes:
         assert self.process.stdout is not None
-        ends, got = time.monotonic() + timeout, b""
+        deadline, line = time.monotonic() + timeout, b""
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
-            while not got.endswith(b"\n"):
-                if not selector.select(max(0.0, ends - time.monotonic())):
+            while not line.endswith(b"\n"):
+                if not selector.select(max(0.0, deadline - time.monotonic())):
                     raise WorkerStuck
-                more = os.read(self.process.stdout.fileno(), 65536)
-                if not more:
+                data = os.read(self.process.stdout.fileno(), 65536)
+                if not data:
                     raise WorkerDied
-                got += more
-        return got
+                line += data
+        return line
 
     def kill(self) -> None:
         if not self.mine:

@@ -6,14 +6,12 @@ Hook: `tinyagents.add_listener` (tinyagents >= 0.1, < 0.2); nothing is patched.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from agl import semconv, tracing
 from agl.adapters import scopes
-from agl.adapters.base import InstrumentedTracer, question
-from agl.agents.agent import Agent, RewardFunction, scored
-from agl.tracing.context import Scope
+from agl.adapters.base import InstrumentedTracer, Runnable, question
+from agl.tracing import Scope
 
 if TYPE_CHECKING:
     from tinyagents import Step
@@ -24,39 +22,20 @@ def handles(agent: object) -> bool:
     return any((cls.__module__, cls.__name__) == ("tinyagents", "Agent") for cls in type(agent).__mro__)
 
 
-def wrap(
-    agent: Any,
-    reward: RewardFunction | None = None,
-    *,
-    name: str | None = None,
-    input: Callable[[Any], Any] | None = None,
-    output: Callable[[Any], Any] | None = None,
-    error_reward: float | None = None,
-) -> Agent:
-    """Make a tinyagents agent trainable.
+def runnable(agent: Any) -> Runnable:
+    """How an agent is run: `arun`, which gets the task's question; its answer is scored."""
 
-    Args:
-        agent: a `tinyagents.Agent`.
-        reward: (task, output) -> float or dict of floats, sync or async.
-        name: the agent's name; its own if None.
-        input: task -> the question; the task's question if None.
-        output: its answer -> what is scored; the answer if None.
-        error_reward: the reward of a run in which the agent raised; None = retried, then dropped.
-    """
-    before, after = input or question, output or (lambda answer: answer)
+    async def invoke(value: Any) -> Any:
+        return await agent.arun(value)
 
-    async def invoke(task: Any) -> Any:
-        return after(await agent.arun(before(task)))
-
-    tracers = (TinyAgentsTracer(),)
-    return scored(name or agent.name, invoke, reward, tracers=tracers, error_reward=error_reward)
+    return Runnable(agent.name, invoke, input=question, output=lambda answer: answer)
 
 
 class TinyAgentsTracer(InstrumentedTracer):
     """Traces tinyagents agents inside rollouts."""
 
     handles = staticmethod(handles)
-    wrap = staticmethod(wrap)
+    runnable = staticmethod(runnable)
 
     def _install(self) -> None:
         import tinyagents

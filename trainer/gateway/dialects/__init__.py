@@ -1,1 +1,1 @@
-"""The HTTP APIs that the gateway speaks: Chat Completions, Responses, Anthropic Messages."""
+"""The HTTP APIs that the gateway speaks, each a package of one shape: `body` reads, `answer` and `stream` reply."""

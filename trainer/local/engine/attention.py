@@ -1,6 +1,6 @@
 """Attention for cached decoding on CPU: reads grouped keys and values in place; transformers' eager form repeats them.
 
-Invariant: it is used only for a model whose logits it reproduces; any other keeps its own attention.
+Invariant: it is used only for a model whose logits it reproduces; any other keeps the attention that it has.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GROUPED = "agl_grouped"
 TOLERANCE = 1e-4
 """Largest difference in logits, relative to the largest logit."""
 _IRRELEVANT = {"position_ids", "use_cache", "cache_position", "sliding_window", "output_attentions", "is_causal"}
-"""Arguments that change nothing once the mask is given."""
+"""Arguments that change nothing where a mask is passed."""
 
 
 def grouped_attention(
@@ -44,7 +44,7 @@ def grouped_attention(
     Raises:
         NotImplementedError: the model asks for more than this, such as a soft cap or sinks.
     """
-    unknown = [name for name, given in others.items() if given is not None and name not in _IRRELEVANT]
+    unknown = [name for name, value in others.items() if value is not None and name not in _IRRELEVANT]
     if unknown or attention_mask is None or dropout:
         raise NotImplementedError(f"attention with {', '.join(unknown) or 'no mask, or dropout'}")
     out = scaled_dot_product_attention(

@@ -30,14 +30,14 @@ from agl.trainer.local.protocol import EngineEvent, Failed, Finished, Tokens
 PREFILL_TOKENS = 2048
 """At most this many prompt tokens, padding included, in one forward pass: bounds the memory for attention scores."""
 SCORED_STEPS = 32
-"""How many tokens `score` decodes one by one."""
+"""How many tokens `logprobs` decodes one by one."""
 MEMORY_SHARE = 0.3
-"""Share of the device's memory that the running batch may take for keys and values; kept prefixes take half as much."""
+"""Share of the device's memory for the keys and values of the running batch; stored prefixes take half as much."""
 
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """A request on its way: waiting, or running in one slot."""
+    """A request: waiting, or running in one slot."""
 
     request_id: int
     policy: str
@@ -62,7 +62,7 @@ class _Row:
 
     @property
     def longest(self) -> int:
-        """Tokens of keys and values that it can come to hold."""
+        """The most tokens of keys and values that it can hold."""
         return self.prompt.size + self.limit
 
 
@@ -172,7 +172,7 @@ class LocalEngine:
         self.drop_caches()
 
     def drop_caches(self) -> None:
-        """Give up the memory for keys and values; running rows go on from their tokens, computed anew."""
+        """Give up the memory for keys and values; running rows continue from their tokens, computed anew."""
         self._prefixes.clear()
         self._waiting.extendleft(reversed(self._running))
         self._running = []
@@ -201,7 +201,7 @@ class LocalEngine:
                 self._slots.cache.release()
         return events
 
-    def score(self, token_ids: IntArray, temperature: float = 1.0, policy: str = DEFAULT_POLICY) -> FloatArray:
+    def logprobs(self, token_ids: IntArray, temperature: float = 1.0, policy: str = DEFAULT_POLICY) -> FloatArray:
         """Log-probs of a fixed sequence as sampling would compute them: prefill a part, decode the rest token by token.
 
         Args:
@@ -241,20 +241,20 @@ class LocalEngine:
             newcomers.append(self._waiting.popleft())
         if not newcomers:
             return
-        found: dict[int, Prefix] = {}
+        matches: dict[int, Prefix] = {}
         for row in newcomers:
             hit = self._prefixes.find(row.session, row.ids) if row.session is not None else None
             row.cached = min(hit[1], row.ids.size - 1) if hit else 0
             if hit and row.cached:
-                found[row.request_id] = hit[0]
+                matches[row.request_id] = hit[0]
         newcomers.sort(key=lambda row: row.ids.size - row.cached)
         self._running.extend(newcomers)
         self._next = None
         cache = self._slots.cache
         cache.reserve(len(self._running), max(row.ids.size for row in newcomers) + 1, base)
         for slot, row in enumerate(newcomers, start=base):
-            if row.request_id in found:
-                cache.write(slot, found[row.request_id].kept, row.cached)
+            if row.request_id in matches:
+                cache.write(slot, matches[row.request_id].keys_values, row.cached)
         self._sample(base, self._prefill(base, newcomers), events)
 
     def _prefill(self, base: int, rows: Sequence[_Row]) -> Tensor:
@@ -329,8 +329,8 @@ class LocalEngine:
             else:
                 events.append(Finished(row.request_id, self._completion(row, end)))
                 if row.session is not None and row.cached <= self._prefixes.max_tokens:
-                    kept = cache.read(slot, row.cached)
-                    self._prefixes.put(Prefix(row.session, row.ids[: row.cached], kept))
+                    keys_values = cache.read(slot, row.cached)
+                    self._prefixes.put(Prefix(row.session, row.ids[: row.cached], keys_values))
             last = self._running.pop()
             if last is not row:
                 cache.move(len(self._running), slot, last.cached)

@@ -30,7 +30,7 @@ class SlotModel:
         autocast: dtype to compute in, if not the weights' own.
         max_slots: how many rows there can be.
         adapters: of the policies on the model, when it has any.
-        like: slots of the same model, to copy what was found out about it.
+        like: slots of the same model, whose shape and attention are copied.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class SlotModel:
         """Compute new tokens of the rows in slots `first`.. .
 
         Args:
-            policies: per row, whose it is.
+            policies: per row, the policy that it belongs to.
             ids: per row, its new tokens; the rows are padded at the left to the longest.
             starts: per row, the position of its first new token; what comes before is in its slot already.
             keep: logits are returned for the last `keep` columns; 0 = all.

@@ -1,4 +1,4 @@
-"""Keys and values: the slots that the running batch attends to, and the prefixes kept for a session's next call.
+"""Keys and values: the slots that the running batch attends to, and the prefixes stored for a session's next call.
 
 Invariant: running rows fill slots 0..B-1 without a gap, so that a forward pass reads one view per layer and copies
 nothing; what lies beyond a row's own length is finite and masked.
@@ -41,7 +41,7 @@ class KVShape:
 
 @torch.inference_mode()
 def probe_shape(model: Any, device: torch.device, dtype: torch.dtype | None = None) -> KVShape:
-    """The shape of a model's keys and values, found by running it on one token; `dtype` is what to keep them in.
+    """The shape of a model's keys and values, measured on one token; `dtype` is the one to store them in.
 
     Raises:
         EngineError: the model keeps something else than the same keys and values in every layer.
@@ -137,7 +137,7 @@ class SlotCache(Cache):
         return self._aimed[2] if self._aimed else 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """(columns, offset), for models that ask although the mask is given."""
+        """(columns, offset), for models that call this although they have a mask."""
         return self.get_seq_length(), 0
 
     def move(self, source: int, target: int, length: int) -> None:
@@ -148,9 +148,9 @@ class SlotCache(Cache):
         """A copy of a slot's first `length` tokens, [2 * layers, heads, length, head_dim]."""
         return self._buffer[:, slot, :, :length].clone()
 
-    def write(self, slot: int, kept: Tensor, length: int) -> None:
+    def write(self, slot: int, keys_values: Tensor, length: int) -> None:
         """Put the first `length` tokens of what `read` returned into a slot."""
-        self._buffer[:, slot, :, :length] = kept[:, :, :length]
+        self._buffer[:, slot, :, :length] = keys_values[:, :, :length]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -166,7 +166,7 @@ class Prefix:
 
     session: str
     ids: IntArray
-    kept: Tensor
+    keys_values: Tensor
 
 
 def common_prefix(a: IntArray, b: IntArray) -> int:
@@ -199,7 +199,7 @@ class PrefixStore:
         return self._entries[key], best
 
     def put(self, prefix: Prefix) -> None:
-        """Keep a prefix in place of those that it contains."""
+        """Store a prefix in place of those that it contains."""
         for key in list(self._sessions.get(prefix.session, ())):
             held = self._entries[key].ids
             if common_prefix(held, prefix.ids) == held.size:

@@ -20,7 +20,7 @@ _BELOW_ONE = 1.0 - 2.0**-40
 
 
 class UniformStream:
-    """A request's own uniform numbers, one per token: NumPy's Philox keyed by the request's seed."""
+    """The uniform numbers of one request, one per token: NumPy's Philox keyed by the request's seed."""
 
     __slots__ = ("_at", "_block", "_generator")
 
@@ -91,8 +91,8 @@ class Warp:
             probs = torch.softmax(ordered.masked_fill(drop, -torch.inf), dim=-1, dtype=torch.float64)
             nucleus = (torch.cumsum(probs, dim=-1) - probs) >= self.top_p
             drop |= nucleus & (self.top_p < 1.0)
-        kept = logits.masked_fill(torch.zeros_like(drop).scatter_(1, order, drop), -torch.inf)
-        return torch.log_softmax(kept, dim=-1)
+        allowed = logits.masked_fill(torch.zeros_like(drop).scatter_(1, order, drop), -torch.inf)
+        return torch.log_softmax(allowed, dim=-1)
 
     def draw(self, logprobs: Tensor, uniforms: Sequence[float]) -> tuple[Tensor, Tensor]:
         """Tokens int64 [B] by inverse CDF at `uniforms` (argmax for greedy rows), and their log-probs float32 [B]."""

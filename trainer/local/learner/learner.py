@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from agl.errors import CheckpointError, ConfigError, NoTrainableDataError, TrainingError
-from agl.mdp.sequence import BoolArray, Sequence
+from agl.mdp.sequence import BoolArray, TrainingRow
 from agl.mdp.types import FloatArray, IntArray
 from agl.trainer.local.config import LearnerConfig
+from agl.trainer.local.learner.logprobs import LogProbModel, LogProbs
 from agl.trainer.local.learner.metrics import Totals, not_finite
-from agl.trainer.local.learner.packing import chain, collate, pack
-from agl.trainer.local.learner.scoring import Scorer, Scores
-from agl.trainer.local.learner.targets import Row, prepare
+from agl.trainer.local.learner.microbatches import chain, collate, length_buckets
+from agl.trainer.local.learner.targets import LossRow, make_loss_rows
 from agl.trainer.objectives.gae import value_loss
 from agl.trainer.objectives.kl import kl_penalty
 from agl.trainer.objectives.losses import gspo_loss, policy_loss
@@ -38,9 +38,9 @@ class Learner:
 
     Args:
         model: a `PreTrainedModel` or a peft model. It is put in eval mode and left there: no dropout but the adapter's.
-        config: how.
+        config: the settings of an update.
         device: where the model is.
-        use: makes the model this policy's before each use, where it holds adapters of several.
+        use: switches the model to this policy before each use, where it holds the adapters of several.
 
     Attributes:
         autocast: dtype that updates compute in, if not the weights' own.
@@ -59,21 +59,21 @@ class Learner:
         self._model = model.eval()
         self._device = device
         self._value_head = _value_head(model, device) if config.critic else None
-        self._scorer = Scorer(model, device, self.autocast, self._value_head)
-        self._exact = Scorer(model, device, None)
+        self._policy = LogProbModel(model, device, self.autocast, self._value_head)
+        self._policy_without_autocast = LogProbModel(model, device, None)
         self._max_tokens = config.max_tokens_per_microbatch or (16384 if device.type == "cuda" else 4096)
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._trained:
             raise ConfigError("every weight of the model is frozen", hint="load it whole, or with a LoraSpec")
-        # Of every adapter: only those of the one in use take part.
+        # Those of every adapter: only those of the active one take part.
         self._dropouts = [m for n, m in model.named_modules() if "lora_dropout" in n and isinstance(m, nn.Dropout)]
         groups: list[dict[str, Any]] = [{"params": list(self._trained.values()), "share": 1.0}]
         if self._value_head is not None:
-            own = {f"value_head.{name}": p for name, p in self._value_head.named_parameters()}
+            head = {f"value_head.{name}": p for name, p in self._value_head.named_parameters()}
             share = (config.value_learning_rate or config.learning_rate) / (config.learning_rate or 1.0)
-            groups.append({"params": list(own.values()), "share": share})
-            self._trained |= own
+            groups.append({"params": list(head.values()), "share": share})
+            self._trained |= head
         self._optimizer = torch.optim.AdamW(
             groups,
             lr=config.learning_rate,
@@ -82,7 +82,7 @@ class Learner:
             fused=True,
         )
         self._updates = 0
-        self._reference = _reference(model, self._scorer, device, self.autocast) if config.kl_coef else None
+        self._reference = _reference(model, self._policy, device, self.autocast) if config.kl_coef else None
 
     @property
     def n_parameters(self) -> int:
@@ -91,11 +91,11 @@ class Learner:
 
     # -- training -----------------------------------------------------------------------------------------------
 
-    def update(self, sequences: Seq[Sequence], lr_scale: float = 1.0) -> dict[str, float]:
+    def update(self, sequences: Seq[TrainingRow], lr_scale: float = 1.0) -> dict[str, float]:
         """One update on the rows of a training step: `epochs` x `minibatches` optimiser steps.
 
-        `Sequence.logprobs` are the old log-probs of the importance ratio. `Sequence.weights` are set here, for each
-        optimiser step, by `config.loss_agg`. With a value head, `Sequence.advantages` are the calls' returns.
+        `TrainingRow.logprobs` are the old log-probs of the importance ratio. `TrainingRow.weights` are set here, for
+        each optimiser step, by `config.loss_agg`. With a value head, `TrainingRow.advantages` are the calls' returns.
 
         Args:
             sequences: the rows, as `agl.mdp.sequence.merge` makes them.
@@ -127,17 +127,17 @@ class Learner:
             group["lr"] = learning_rate * group["share"]
         totals = Totals()
         shuffle = np.random.default_rng([self.config.seed, self._updates])
-        ready = prepare(
+        loss_rows = make_loss_rows(
             rows,
             self.config,
-            proximal=lambda rows: self._forward(self._scorer, rows, [s.action_mask for s in rows]),
+            proximal=lambda rows: self._forward(self._policy, rows, [s.action_mask for s in rows]),
             reference=None if self._reference is None else self._reference_logprobs,
             values=None if self._value_head is None else self._values,
         )
         with self._adapter_dropout():
             for _ in range(self.config.epochs):
-                for part in _deal(ready, self.config.minibatches, shuffle):
-                    self._step(part, totals)
+                for minibatch in _minibatches(loss_rows, self.config.minibatches, shuffle):
+                    self._step(minibatch, totals)
         self._updates += 1
         return totals.metrics() | {
             "learning_rate": learning_rate,
@@ -146,76 +146,82 @@ class Learner:
             "forwarded_tokens": float(sum(len(s) for s in rows)),
         }
 
-    def _step(self, rows: Seq[Row], totals: Totals) -> None:
+    def _step(self, rows: Seq[LossRow], totals: Totals) -> None:
+        """One optimiser step: the loss is the weighted sum over all trained tokens of these rows."""
         self._optimizer.zero_grad(set_to_none=True)
         sequences = weighted(
             [row.sequence for row in rows], self.config.loss_agg, loss_scale_factor=self.config.loss_scale_factor
         )
-        losses: list[tuple[list[Sequence], Tensor]] = []
+        losses: list[tuple[list[TrainingRow], Tensor]] = []
         total = torch.zeros((), device=self._device)
-        for picked in pack([len(s) for s in sequences], self._max_tokens):
-            members = [replace(rows[i], sequence=sequences[i]) for i in picked]
+        for bucket in length_buckets([len(s) for s in sequences], self._max_tokens):
+            members = [replace(rows[i], sequence=sequences[i]) for i in bucket]
             masks = [row.sequence.action_mask for row in members]
-            scores = self._scorer.score(
-                collate([row.sequence for row in members], masks, self._device, self._scorer.mask_dtype),
+            output = self._policy(
+                collate([row.sequence for row in members], masks, self._device, self._policy.mask_dtype),
                 with_entropy=self.config.entropy_coef > 0,
             )
-            loss = self._loss(scores, members, totals)
-            share = (self._gather([row.sequence.weights for row in members], masks) * loss).sum()
-            share.backward()
-            total += share.detach()
-            losses.append(([row.sequence for row in members], loss.detach()))
+            loss_N = self._loss(output, members, totals)
+            weights_N = self._gather([row.sequence.weights for row in members], masks)
+            loss = (weights_N * loss_N).sum()
+            loss.backward()
+            total += loss.detach()
+            losses.append(([row.sequence for row in members], loss_N.detach()))
         norm = nn.utils.clip_grad_norm_(self._trained.values(), self.config.grad_clip or float("inf"))
         loss_value, norm_value = torch.stack([total, norm]).tolist()
         if not np.isfinite([loss_value, norm_value]).all():
             self._optimizer.zero_grad(set_to_none=True)
             raise not_finite(losses, loss_value, norm_value)
         self._optimizer.step()
-        totals.step(loss_value, norm_value)
+        totals.add_step(loss_value, norm_value)
 
-    def _loss(self, scores: Scores, rows: Seq[Row], totals: Totals) -> Tensor:
-        """The loss of each trained token, float32 [n]."""
+    def _loss(self, output: LogProbs, rows: Seq[LossRow], totals: Totals) -> Tensor:
+        """The loss of each trained token, float32 [N]."""
         config = self.config
         masks = [row.sequence.action_mask for row in rows]
 
-        def of(values: Seq[FloatArray | None]) -> Tensor:
+        def gather(values: Seq[FloatArray | None]) -> Tensor:
             return self._gather([v for v in values if v is not None], masks)
 
-        old, advantages = of([row.old for row in rows]), of([row.sequence.advantages for row in rows])
+        logprobs_N = output.logprobs
+        old_logprobs_N = gather([row.old_logprobs for row in rows])
+        advantages_N = gather([row.sequence.advantages for row in rows])
         clips = {"clip_low": config.clip_low, "clip_high": config.clip_high}
         if config.policy_loss == "gspo":
-            calls = _call_numbers([row.sequence for row in rows])
-            policy = gspo_loss(scores.logprobs, old, advantages, calls.to(self._device), **clips)
+            calls_N = _call_numbers([row.sequence for row in rows]).to(self._device)
+            policy = gspo_loss(logprobs_N, old_logprobs_N, advantages_N, calls_N, **clips)
         else:
-            policy = policy_loss(scores.logprobs, old, advantages, **clips, clip_c=config.dual_clip)
-        seen: dict[str, Tensor] = {
+            policy = policy_loss(logprobs_N, old_logprobs_N, advantages_N, **clips, clip_c=config.dual_clip)
+        metrics: dict[str, Tensor] = {
             "abs_log_ratio": policy.log_ratio.abs(),
             "approx_kl": -policy.log_ratio,
             "clip_fraction": policy.clipped,
             "dual_clip_fraction": policy.dual_clipped,
-            "entropy": -scores.logprobs,
+            "entropy": -logprobs_N,
         }
-        loss = policy.loss
+        loss_N = policy.loss
         if config.rollout_is is not None:
-            seen["rollout_is_weight"] = of([row.importance for row in rows])
-            loss = loss * seen["rollout_is_weight"]
+            metrics["rollout_is_weight"] = gather([row.importance for row in rows])
+            loss_N = loss_N * metrics["rollout_is_weight"]
         if self._reference is not None:
-            seen["reference_kl"] = kl_penalty(scores.logprobs, of([row.reference for row in rows]), config.kl_kind)
-            loss = loss + config.kl_coef * seen["reference_kl"]
-        if scores.entropies is not None:
-            loss = loss - config.entropy_coef * scores.entropies
-        if scores.values is not None:
-            targets = of([row.targets for row in rows])
-            seen["value_loss"] = value_loss(scores.values, of([row.values for row in rows]), targets, config.value_clip)
-            seen["value_error"] = (scores.values - targets).abs()
-            loss = loss + config.value_coef * seen["value_loss"]
-        totals.tokens(seen)
-        return loss
+            reference_N = gather([row.reference_logprobs for row in rows])
+            metrics["reference_kl"] = kl_penalty(logprobs_N, reference_N, config.kl_kind)
+            loss_N = loss_N + config.kl_coef * metrics["reference_kl"]
+        if output.entropies is not None:
+            loss_N = loss_N - config.entropy_coef * output.entropies
+        if output.values is not None:
+            targets_N = gather([row.value_targets for row in rows])
+            old_values_N = gather([row.values for row in rows])
+            metrics["value_loss"] = value_loss(output.values, old_values_N, targets_N, config.value_clip)
+            metrics["value_error"] = (output.values - targets_N).abs()
+            loss_N = loss_N + config.value_coef * metrics["value_loss"]
+        totals.add_tokens(metrics)
+        return loss_N
 
     def _gather(self, values: Seq[FloatArray], masks: Seq[BoolArray]) -> Tensor:
-        """The values of the trained tokens, in the order of the micro-batch's wanted tokens; float32 [n]."""
-        flat = np.concatenate([v[m] for v, m in zip(values, masks, strict=True)])
-        return torch.from_numpy(flat).to(self._device)
+        """The values of the trained tokens, in the order of the micro-batch's wanted tokens; float32 [N]."""
+        flat_N = np.concatenate([v[m] for v, m in zip(values, masks, strict=True)])
+        return torch.from_numpy(flat_N).to(self._device)
 
     @contextlib.contextmanager
     def _adapter_dropout(self) -> Iterator[None]:
@@ -236,42 +242,42 @@ class Learner:
     # -- log-probs ----------------------------------------------------------------------------------------------
 
     def logprobs(self, token_ids: IntArray, temperature: float = 1.0) -> FloatArray:
-        """float32 [T - 1]: log-probs of `token_ids[1:]`, each given the tokens before it, without autocast."""
+        """float32 [T - 1]: log-probs of `token_ids[1:]`, each after the tokens before it, without autocast."""
         return self.sequence_logprobs([chain(token_ids, temperature)])[0][1:]
 
-    def sequence_logprobs(self, sequences: Seq[Sequence]) -> list[FloatArray]:
+    def sequence_logprobs(self, sequences: Seq[TrainingRow]) -> list[FloatArray]:
         """float32 [T] per row: each token's log-prob in its own context, without autocast; 0 for a first token."""
         self._check(sequences)
         self._use()
-        return self._forward(self._exact, sequences, [s.parents >= 0 for s in sequences])
+        return self._forward(self._policy_without_autocast, sequences, [s.parents >= 0 for s in sequences])
 
-    def _reference_logprobs(self, rows: Seq[Sequence]) -> list[FloatArray]:
+    def _reference_logprobs(self, rows: Seq[TrainingRow]) -> list[FloatArray]:
         assert self._reference is not None
-        with self._reference() as scorer:
-            return self._forward(scorer, rows, [s.action_mask for s in rows])
+        with self._reference() as model:
+            return self._forward(model, rows, [s.action_mask for s in rows])
 
-    def _values(self, rows: Seq[Sequence]) -> list[FloatArray]:
-        return self._forward(self._scorer, rows, [s.action_mask for s in rows], "values")
+    def _values(self, rows: Seq[TrainingRow]) -> list[FloatArray]:
+        return self._forward(self._policy, rows, [s.action_mask for s in rows], "values")
 
     def _forward(
         self,
-        scorer: Scorer,
-        rows: Seq[Sequence],
+        model: LogProbModel,
+        rows: Seq[TrainingRow],
         wanted: Seq[BoolArray],
-        what: Literal["logprobs", "values"] = "logprobs",
+        output: Literal["logprobs", "values"] = "logprobs",
     ) -> list[FloatArray]:
         """float32 [T] per row: log-probs or values of the wanted tokens, 0 elsewhere."""
-        out = [np.zeros(len(row), dtype=np.float32) for row in rows]
+        by_row = [np.zeros(len(row), dtype=np.float32) for row in rows]
         with torch.no_grad():
-            for picked in pack([len(row) for row in rows], self._max_tokens):
-                batch = collate([rows[i] for i in picked], [wanted[i] for i in picked], self._device, scorer.mask_dtype)
-                values = getattr(scorer.score(batch), what).cpu().numpy()
+            for bucket in length_buckets([len(row) for row in rows], self._max_tokens):
+                batch = collate([rows[i] for i in bucket], [wanted[i] for i in bucket], self._device, model.mask_dtype)
+                values_N = getattr(model(batch), output).cpu().numpy()
                 ends = np.cumsum([len(places) for places in batch.places])
-                for i, places, part in zip(picked, batch.places, np.split(values, ends[:-1]), strict=True):
-                    out[i][places] = part
-        return out
+                for i, places, part in zip(bucket, batch.places, np.split(values_N, ends[:-1]), strict=True):
+                    by_row[i][places] = part
+        return by_row
 
-    def _check(self, rows: Seq[Sequence]) -> None:
+    def _check(self, rows: Seq[TrainingRow]) -> None:
         for row in rows:
             fault = None
             mask = row.action_mask
@@ -303,7 +309,7 @@ class Learner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to a `state_dict`. The weights change in place, so an engine on the same model sees them.
+        """Restore a `state_dict`. The weights change in place, so an engine on the same model sees them.
 
         Raises:
             CheckpointError: it belongs to another model.
@@ -317,7 +323,7 @@ class Learner:
         with torch.no_grad():
             for name, parameter in self._trained.items():
                 parameter.copy_(weights[name])
-        # The optimiser keeps the tensors that it is given.
+        # The optimiser keeps the tensors that it loads.
         self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self._updates = int(state["updates"])
 
@@ -335,8 +341,8 @@ def _value_head(model: Any, device: torch.device) -> nn.Module:
     return head
 
 
-def _call_numbers(rows: Seq[Sequence]) -> Tensor:
-    """Which call of the micro-batch each trained token belongs to, from 0; int64 [n]."""
+def _call_numbers(rows: Seq[TrainingRow]) -> Tensor:
+    """The call of the micro-batch that each trained token belongs to, counted from 0; int64 [N]."""
     numbers, first = [], 0
     for row in rows:
         numbers.append(first + row.calls[row.action_mask].astype(np.int64))
@@ -344,28 +350,28 @@ def _call_numbers(rows: Seq[Sequence]) -> Tensor:
     return torch.from_numpy(np.concatenate(numbers))
 
 
-def _deal(rows: Seq[Row], parts: int, rng: np.random.Generator) -> Iterator[list[Row]]:
+def _minibatches(rows: Seq[LossRow], n: int, rng: np.random.Generator) -> Iterator[list[LossRow]]:
     """Mini-batches of whole rollouts, so that merging cannot move a call from one to another."""
     rollouts = sorted({row.sequence.rollout_id for row in rows})
     order = rng.permutation(len(rollouts))
-    for chosen in np.array_split(order, min(parts, len(rollouts))):
-        names = {rollouts[i] for i in chosen}
-        yield [row for row in rows if row.sequence.rollout_id in names]
+    for part in np.array_split(order, min(n, len(rollouts))):
+        members = {rollouts[i] for i in part}
+        yield [row for row in rows if row.sequence.rollout_id in members]
 
 
 def _reference(
-    model: Any, scorer: Scorer, device: torch.device, autocast: torch.dtype | None
-) -> Callable[[], contextlib.AbstractContextManager[Scorer]]:
-    """What gives the frozen reference: the model without its adapter, or a copy of the weights as they are now."""
+    model: Any, policy: LogProbModel, device: torch.device, autocast: torch.dtype | None
+) -> Callable[[], contextlib.AbstractContextManager[LogProbModel]]:
+    """Makes the frozen reference available: the model without its adapter, or a copy of the current weights."""
     if hasattr(model, "disable_adapter"):
 
         @contextlib.contextmanager
-        def base() -> Iterator[Scorer]:
+        def base() -> Iterator[LogProbModel]:
             with model.disable_adapter():
-                yield scorer
+                yield policy
 
         return base
-    frozen = Scorer(copy.deepcopy(model).requires_grad_(False), device, autocast)
+    frozen = LogProbModel(copy.deepcopy(model).requires_grad_(False), device, autocast)
     return lambda: contextlib.nullcontext(frozen)
 
 

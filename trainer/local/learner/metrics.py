@@ -1,4 +1,4 @@
-"""What an update says of itself: means over its tokens and steps, or who made it not finite."""
+"""The metrics of an update: means over its tokens and steps, and the error that names the calls of a bad loss."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from agl.errors import TrainingError
-from agl.mdp.sequence import Sequence
+from agl.mdp.sequence import TrainingRow
 
 
 class Totals:
@@ -22,14 +22,14 @@ class Totals:
         self._largest: list[Tensor] = []
         self._steps: list[tuple[float, float]] = []
 
-    def tokens(self, values: Mapping[str, Tensor]) -> None:
+    def add_tokens(self, values: Mapping[str, Tensor]) -> None:
         for name, value in values.items():
             total = value.detach().sum(dtype=torch.float64)
             self._sums[name] = self._sums[name] + total if name in self._sums else total
         self._largest.append(values["abs_log_ratio"].max())
         self._count += values["abs_log_ratio"].numel()
 
-    def step(self, loss: float, norm: float) -> None:
+    def add_step(self, loss: float, norm: float) -> None:
         self._steps.append((loss, norm))
 
     def metrics(self) -> dict[str, float]:
@@ -44,29 +44,29 @@ class Totals:
         }
 
 
-def not_finite(losses: Seq[tuple[list[Sequence], Tensor]], loss: float, norm: float) -> TrainingError:
+def not_finite(losses: Seq[tuple[list[TrainingRow], Tensor]], loss: float, norm: float) -> TrainingError:
     """Name the calls whose loss is not finite, or all of the step's when only the gradient is not."""
-    guilty: list[tuple[str, str]] = []
-    everyone: list[tuple[str, str]] = []
+    bad_calls: list[tuple[str, str]] = []
+    all_calls: list[tuple[str, str]] = []
     for members, values in losses:
         finite = torch.isfinite(values).cpu().numpy()
-        at = 0
+        start = 0
         for row in members:
-            owners = row.calls[row.action_mask]
-            bad = owners[~finite[at : at + owners.size]]
-            at += owners.size
-            guilty += [(row.rollout_id, row.call_ids[k]) for k in np.unique(bad)]
-            everyone += [(row.rollout_id, row.call_ids[k]) for k in np.unique(owners)]
-    named = guilty or everyone
+            calls = row.calls[row.action_mask]
+            bad = calls[~finite[start : start + calls.size]]
+            start += calls.size
+            bad_calls += [(row.rollout_id, row.call_ids[k]) for k in np.unique(bad)]
+            all_calls += [(row.rollout_id, row.call_ids[k]) for k in np.unique(calls)]
+    suspects = bad_calls or all_calls
     return TrainingError(
         f"the update is not finite: loss {loss}, gradient norm {norm}",
         hint="the optimiser step was not taken; lower the learning rate, or go back to an earlier checkpoint if the "
         "weights themselves are broken",
-        rollouts=_some([rollout for rollout, _ in named]),
-        calls=_some([call for _, call in named]),
+        rollouts=_first([rollout for rollout, _ in suspects]),
+        calls=_first([call for _, call in suspects]),
     )
 
 
-def _some(names: Seq[str], most: int = 8) -> str:
+def _first(names: Seq[str], most: int = 8) -> str:
     unique = list(dict.fromkeys(names))
     return ", ".join(unique[:most]) + (f" and {len(unique) - most} more" if len(unique) > most else "")

@@ -1,4 +1,4 @@
-"""What an update aims at, computed once before its first step: old log-probs, importance weights, advantages, values.
+"""The targets of an update, computed once before its first step: old log-probs, importance weights, advantages, values.
 
 Invariant: everything here is a function of the weights before the update and of the rows, and is the same however the
 calls are merged into rows.
@@ -12,93 +12,94 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agl.mdp.sequence import Sequence
+from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.objectives.estimators import whiten
 from agl.trainer.objectives.gae import gae
 from agl.trainer.objectives.importance import truncated_importance
 
-Measure = Callable[[Seq[Sequence]], list[FloatArray]]
+Measure = Callable[[Seq[TrainingRow]], list[FloatArray]]
 """Rows -> a number per token, float32 [T] each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
-    """A row with what the loss needs beside it; float32 [T] each, read where the token is trained.
+class LossRow:
+    """A training row with the other inputs of its loss; float32 [T] each, read where the token is trained.
 
     Attributes:
-        sequence: with the advantages to use, token by token.
-        old: log-probs that the importance ratio is taken against.
+        sequence: the row, with the advantages to use, token by token.
+        old_logprobs: the denominator of the importance ratio.
         importance: weight of the token's policy loss; None = 1.
-        reference: log-probs of the reference policy; None without a KL penalty.
-        values, targets: the value head's estimates before the update, and what they should be; None without one.
+        reference_logprobs: of the reference policy; None without a KL penalty.
+        values, value_targets: the value head's estimates before the update, and what they should be; None without one.
     """
 
-    sequence: Sequence
-    old: FloatArray
+    sequence: TrainingRow
+    old_logprobs: FloatArray
     importance: FloatArray | None = None
-    reference: FloatArray | None = None
+    reference_logprobs: FloatArray | None = None
     values: FloatArray | None = None
-    targets: FloatArray | None = None
+    value_targets: FloatArray | None = None
 
 
-def prepare(
-    rows: Seq[Sequence], config: LearnerConfig, *, proximal: Measure, reference: Measure | None, values: Measure | None
-) -> list[Row]:
-    """The rows of an update, ready for its steps.
+def make_loss_rows(
+    rows: Seq[TrainingRow], config: LearnerConfig, *, proximal: Measure, reference: Measure | None, values: Measure | None
+) -> list[LossRow]:
+    """The rows of an update with everything that its steps need.
 
     Args:
-        proximal: log-probs by the learner's own weights; asked only for truncated importance sampling.
+        proximal: log-probs by the learner's own weights; called only for truncated importance sampling.
         reference: log-probs by the reference policy. values: by the value head, of the state before each token.
     """
-    ready = [Row(s, s.logprobs) for s in rows]
+    loss_rows = [LossRow(row, row.logprobs) for row in rows]
     if config.rollout_is is not None:
-        ready = [_corrected(r, old, config) for r, old in zip(ready, proximal(rows), strict=True)]
+        loss_rows = [_correct(r, x, config) for r, x in zip(loss_rows, proximal(rows), strict=True)]
     if reference is not None:
-        ready = [replace(r, reference=x) for r, x in zip(ready, reference(rows), strict=True)]
+        loss_rows = [replace(r, reference_logprobs=x) for r, x in zip(loss_rows, reference(rows), strict=True)]
     if values is not None:
-        ready = _estimated(ready, values(rows), config)
-    return ready
+        loss_rows = _estimate_advantages(loss_rows, values(rows), config)
+    return loss_rows
 
 
-def _corrected(row: Row, old: FloatArray, config: LearnerConfig) -> Row:
+def _correct(row: LossRow, proximal_T: FloatArray, config: LearnerConfig) -> LossRow:
     """Take the ratio against the learner's own log-probs, and weigh it by how these differ from the sampler's."""
     assert config.rollout_is is not None
-    mask = row.sequence.action_mask
-    importance = np.zeros_like(old)
-    importance[mask] = truncated_importance(
-        old[mask] - row.sequence.logprobs[mask],
-        row.sequence.calls[mask],
+    mask_T = row.sequence.action_mask
+    importance_T = np.zeros_like(proximal_T)
+    importance_T[mask_T] = truncated_importance(
+        proximal_T[mask_T] - row.sequence.logprobs[mask_T],
+        row.sequence.calls[mask_T],
         config.rollout_is,
         config.rollout_is_threshold,
     )
-    return replace(row, old=old, importance=importance)
+    return replace(row, old_logprobs=proximal_T, importance=importance_T)
 
 
-def _estimated(rows: Seq[Row], values: Seq[FloatArray], config: LearnerConfig) -> list[Row]:
+def _estimate_advantages(rows: Seq[LossRow], values: Seq[FloatArray], config: LearnerConfig) -> list[LossRow]:
     """Turn each call's return, which every one of its tokens carries, into advantages token by token, then whiten."""
-    out = []
-    for row, estimate in zip(rows, values, strict=True):
+    advantages: list[np.ndarray] = []
+    targets: list[np.ndarray] = []
+    for row, values_T in zip(rows, values, strict=True):
         sequence = row.sequence
-        advantages, targets = np.zeros(len(sequence)), np.zeros(len(sequence), dtype=np.float32)
+        advantages_T, targets_T = np.zeros(len(sequence)), np.zeros(len(sequence), dtype=np.float32)
         for call in np.unique(sequence.calls[sequence.action_mask]):
             at = np.flatnonzero(sequence.action_mask & (sequence.calls == call))
             return_ = float(sequence.advantages[at[0]])
-            advantages[at], targets[at] = gae(estimate[at], return_, gamma=config.gamma, lam=config.lam)
-        out.append((row, advantages, targets, estimate))
+            advantages_T[at], targets_T[at] = gae(values_T[at], return_, gamma=config.gamma, lam=config.lam)
+        advantages.append(advantages_T)
+        targets.append(targets_T)
     # Sorted, so that the sum is the same however calls are merged into rows.
-    trained = np.concatenate([a[r.sequence.action_mask] for r, a, _, _ in out])
-    order = np.argsort(trained, kind="stable")
-    white = np.empty(trained.size, dtype=np.float32)
-    white[order] = whiten(trained[order], np.ones(trained.size, dtype=np.int64))
-    at, ready = 0, []
-    for row, _, targets, estimate in out:
-        mask = row.sequence.action_mask
-        advantages = np.zeros(len(row.sequence), dtype=np.float32)
-        advantages[mask] = white[at : at + int(mask.sum())]
-        at += int(mask.sum())
-        ready.append(
-            replace(row, sequence=replace(row.sequence, advantages=advantages), values=estimate, targets=targets)
-        )
-    return ready
+    raw_N = np.concatenate([a[row.sequence.action_mask] for row, a in zip(rows, advantages, strict=True)])
+    order_N = np.argsort(raw_N, kind="stable")
+    white_N = np.empty(raw_N.size, dtype=np.float32)
+    white_N[order_N] = whiten(raw_N[order_N], np.ones(raw_N.size, dtype=np.int64))
+    start, loss_rows = 0, []
+    for row, values_T, targets_T in zip(rows, values, targets, strict=True):
+        sequence = row.sequence
+        white_T = np.zeros(len(sequence), dtype=np.float32)
+        white_T[sequence.action_mask] = white_N[start : start + sequence.n_actions]
+        start += sequence.n_actions
+        sequence = replace(sequence, advantages=white_T)
+        loss_rows.append(replace(row, sequence=sequence, values=values_T, value_targets=targets_T))
+    return loss_rows

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agl.mdp.builder import build
+from agl.mdp.builder import build_trajectory
 from agl.mdp.selection import select
+from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.mdp.types import Call
 from agl.tracing.inferred import completed
@@ -131,7 +132,8 @@ def _rewards(record: Record) -> tuple[list[dict[str, Any]], float | None]:
     for attempt in record.attempts:
         calls = [c for c in record.calls if c.attempt == attempt.attempt]
         spans = [s for s in record.spans if s.attempt == attempt.attempt]
-        built = build(record.rollout.rollout_id, attempt.attempt, record.rollout.group, calls, spans, select())
+        index = SpanIndex(calls, spans)
+        built = build_trajectory(record.rollout.rollout_id, attempt.attempt, record.rollout.group, index, select())
         total = built.reward
         for reward, call_id in built.credited:
             found.append({"attempt": attempt.attempt, "call_id": call_id, **dataclasses.asdict(reward)})

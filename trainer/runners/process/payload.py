@@ -6,6 +6,7 @@ those of modules travel by name, and `sys.path` travels with them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import pickle
@@ -29,12 +30,12 @@ _MAX_DEPTH = 40
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """All that a worker needs beside its leases.
+    """All that a worker needs in addition to its leases.
 
     Attributes:
         agent: what to run, or "package.module:name" or "file.py:name", which is imported where it runs.
-        tracers: to switch on beside the agent's own. hooks: called around every attempt.
-        selection: which agents are trained. resources: what rollouts are given beside the policy.
+        tracers: to switch on in addition to the agent's own. hooks: called around every attempt.
+        selection: which agents are trained. resources: named values for the agent, in addition to the policy.
     """
 
     agent: Agent | str
@@ -48,12 +49,12 @@ def pack(payload: Payload) -> bytes:
     """The payload as bytes: a line of JSON, `{"path": sys.path}`, then a pickle.
 
     Raises:
-        ConfigError: something in it cannot be pickled; it names what, and where that is.
+        ConfigError: something in it cannot be pickled; the message says what, and where it is.
     """
     if isinstance(payload.agent, str):
-        where, _, name = payload.agent.rpartition(":")
-        file = Path(where)
-        if where.endswith(".py") and file.is_file():
+        module, _, name = payload.agent.rpartition(":")
+        file = Path(module)
+        if file.suffix == ".py" and file.is_file():
             payload = replace(payload, agent=f"{file.resolve()}:{name}")
     try:
         pickled = cloudpickle.dumps(payload)
@@ -66,7 +67,7 @@ def unpack(data: bytes) -> Payload:
     """What `pack` wrote, with its agent imported. Extends `sys.path`.
 
     Raises:
-        ConfigError: the agent that is named cannot be imported. Anything else: that the agent's modules raise.
+        ConfigError: the agent that is named cannot be imported. Anything else: raised by the agent's modules.
     """
     line, _, rest = data.partition(b"\n")
     sys.path[:] = list(dict.fromkeys([*json.loads(line)["path"], *sys.path]))
@@ -80,14 +81,20 @@ def unpack(data: bytes) -> Payload:
 
 def _refusal(payload: Payload, error: Exception) -> ConfigError:
     parts = {
-        "agent": payload.agent, "tracer": payload.tracers, "hooks": payload.hooks, "agents": payload.selection,
+        "agent": payload.agent,
+        "tracer": payload.tracers,
+        "hooks": payload.hooks,
+        "agents": payload.selection,
         "initial_resources": payload.resources,
-    }  # fmt: skip
+    }
     name, value = next((part for part in parts.items() if not _can_be_pickled(part[1])), ("agent", payload.agent))
     path, holder, culprit = _culprit(name, value)
-    held = f"{path}, a {_kind(culprit)}," if holder is None else f"{path} ({_kind(holder)} holds a {_kind(culprit)})"
+    if holder is None:
+        description = f"{path}, a {_kind(culprit)},"
+    else:
+        description = f"{path} ({_kind(holder)} holds a {_kind(culprit)})"
     return ConfigError(
-        f"{name} cannot be sent to worker processes: {held} cannot be pickled: {error}",
+        f"{name} cannot be sent to worker processes: {description} cannot be pickled: {error}",
         hint="make it inside the agent's function, so that each worker makes its own; or put the agent into a "
         'module and name it: fit("package.module:name") or fit("file.py:name")',
     )
@@ -99,19 +106,16 @@ def _kind(value: Any) -> str:
 
 
 def _culprit(path: str, value: Any) -> tuple[str, Any, Any]:
-    """The innermost part that cannot be pickled: the path to what holds it, its holder, itself."""
-    holder_path, holder, seen = path, None, {id(value)}
+    """The innermost part that cannot be pickled: (path to its holder, its holder, the part itself)."""
+    inner, holder, seen = path, None, {id(value)}
     for _ in range(_MAX_DEPTH):
-        for step, part in _parts(value):
-            if id(part) not in seen and not _can_be_pickled(part):
-                seen.add(id(part))
-                if step:
-                    holder_path, holder = path, value
-                path, value = path + step, part
-                break
-        else:
+        parts = ((place, part) for place, part in _parts(value) if id(part) not in seen and not _can_be_pickled(part))
+        if (first := next(parts, None)) is None:
             break
-    return holder_path, holder, value
+        path, holder = inner, value
+        inner, value = path + first[0], first[1]
+        seen.add(id(value))
+    return path, holder, value
 
 
 def _can_be_pickled(value: Any) -> bool:
@@ -123,45 +127,34 @@ def _can_be_pickled(value: Any) -> bool:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object is made of, as pickle sees it, each with its place."""
+    """What pickle would save of an object: (place in the object, part)."""
     if isinstance(value, dict):
         yield from ((f"[{key!r}]", part) for key, part in list(value.items()))
+        return
     if isinstance(value, list | tuple | set | frozenset | deque):
         yield from ((f"[{i}]", part) for i, part in enumerate(value))
-    elif isinstance(value, functools.partial):
-        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
+        return
+    attributes: dict[str, Any] = {}
+    if isinstance(value, functools.partial):
+        attributes = {"func": value.func, "args": value.args, "keywords": value.keywords}
     elif isinstance(value, types.MethodType):
-        yield ".__self__", value.__self__
+        attributes = {"__self__": value.__self__}
     elif isinstance(value, types.FunctionType):
-        yield from _of_function(value)
-    elif not isinstance(value, type | types.ModuleType | dict):
-        slots = [name for cls in type(value).__mro__ for name in _names(cls.__dict__.get("__slots__", ()))]
-        for name in dict.fromkeys([*getattr(value, "__dict__", {}), *slots]):
-            try:
-                part = getattr(value, name)
-            except AttributeError:
-                continue
-            yield f".{name}", part
+        cells, empty = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True), types.CellType()
+        attributes = {name: cell.cell_contents for name, cell in cells if cell != empty}
+        names = _global_names(value.__code__)
+        attributes |= {name: part for name, part in value.__globals__.items() if name in names}
+        attributes |= {"__defaults__": value.__defaults__, **vars(value)}
+    elif not isinstance(value, type | types.ModuleType):
+        with contextlib.suppress(TypeError):
+            state: Any = object.__getstate__(value)
+            # `__dict__`, or with slots (`__dict__`, slots).
+            for values in state if isinstance(state, tuple) else (state,):
+                attributes |= values or {}
+    yield from ((f".{name}", part) for name, part in attributes.items())
 
 
-def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    names = function.__code__.co_freevars
-    for name, cell in zip(names, function.__closure__ or (), strict=True):
-        try:
-            yield f".{name}", cell.cell_contents
-        except ValueError:
-            continue
-    yield from ((f".{name}", function.__globals__[name]) for name in _globals(function.__code__, function.__globals__))
-    yield ".__defaults__", function.__defaults__
-    yield from ((f".{name}", part) for name, part in vars(function).items())
-
-
-def _globals(code: types.CodeType, known: Mapping[str, Any]) -> Iterator[str]:
-    yield from (name for name in code.co_names if name in known)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _globals(constant, known)
-
-
-def _names(slots: str | Sequence[str]) -> Sequence[str]:
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+def _global_names(code: types.CodeType) -> set[str]:
+    """Names that the code and the functions within it look up."""
+    inner = (_global_names(c) for c in code.co_consts if isinstance(c, types.CodeType))
+    return set(code.co_names).union(*inner)

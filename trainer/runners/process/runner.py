@@ -1,4 +1,4 @@
-"""Rollouts in processes of this machine: what is stuck is killed at its limit, what dies fails at once."""
+"""Rollouts in processes of this machine: a stuck agent is killed at its limit, a dead one fails its attempt at once."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.process.worker_pool import CrashLoopGuard, WorkerExit, WorkerPool
 from agl.trainer.runners.protocol import Lease, Report
 
-STRIKES = 3
+MAX_CRASHES = 3
 
 
 class ProcessRunner:
-    """N worker processes over the run's own desk, by HTTP on loopback.
+    """N worker processes that reach the run's coordinator by HTTP on loopback.
 
     Args:
-        desk: the run's; this runner makes itself its `given_up`.
-        payload: packed agent. url: of the desk's routes. key: that they ask for.
-        n_workers: how many rollouts run at once. broken: called when workers die that no rollout can be blamed for.
+        coordinator: the run's; this runner sets its `end_worker`.
+        payload: the packed agent. url: of the coordinator's routes. key: for them.
+        n_workers: how many rollouts run at once. on_failure: called when workers die that had no rollout.
     """
 
     def __init__(
         self,
-        desk: RunCoordinator,
+        coordinator: RunCoordinator,
         payload: bytes,
         url: str,
         key: str,
         *,
         n_workers: int,
-        broken: Callable[[BaseException], None],
+        on_failure: Callable[[BaseException], None],
     ) -> None:
-        self.desk, self.broken = desk, broken
+        self.coordinator = coordinator
         self.pool = WorkerPool(
-            payload, url, key, n_workers=n_workers, name="process", ended=self._ended, broken=broken
-        )  # fmt: skip
-        self._strikes = CrashLoopGuard(STRIKES)
+            payload, url, key, n_workers=n_workers, name="process", on_exit=self._on_exit, on_failure=on_failure
+        )
+        self._crashes = CrashLoopGuard(MAX_CRASHES)
 
     async def start(self) -> None:
         """Import the agent in the process that the workers are forked from, and start them.
@@ -47,42 +47,42 @@ class ProcessRunner:
         Raises:
             ConfigError: it cannot be imported there.
         """
-        self.desk.given_up = self._given_up
-        self.desk.watch()
+        self.coordinator.end_worker = self._end_worker
+        self.coordinator.watch()
         await self.pool.start()
 
     async def stop(self) -> None:
         await self.pool.stop()
 
-    async def _given_up(self, lease: Lease, worker: str) -> Sequence[Span]:
-        ended = await self.pool.kill(worker)
-        return () if ended is None else spans_of(ended, lease)
+    async def _end_worker(self, lease: Lease, worker: str) -> Sequence[Span]:
+        worker_exit = await self.pool.kill(worker)
+        return () if worker_exit is None else spans_of(worker_exit, lease)
 
-    async def _ended(self, ended: WorkerExit) -> None:
-        self._strikes.check(ended, had_work=await reap(self.desk, ended))
+    async def _on_exit(self, worker_exit: WorkerExit) -> None:
+        self._crashes.check(worker_exit, had_work=await reap(self.coordinator, worker_exit))
 
 
-async def reap(desk: RunCoordinator, ended: WorkerExit) -> bool:
-    """Fail what a worker that is over held; whether it held anything."""
-    held = desk.dismiss(ended.worker)
-    for lease in held:
+async def reap(coordinator: RunCoordinator, worker_exit: WorkerExit) -> bool:
+    """Fail the attempts that a worker left unfinished when it ended; whether there were any."""
+    leases = coordinator.dismiss(worker_exit.worker)
+    for lease in leases:
         error = RolloutError(
-            f"the worker process that ran the agent {ended.how}",
-            hint=_advice(ended.status),
+            f"the worker process that ran the agent {worker_exit.how}",
+            hint=_advice(worker_exit.status),
             rollout=lease.rollout.rollout_id,
             attempt=lease.attempt,
-            worker=ended.worker,
+            worker=worker_exit.worker,
         )
-        await desk.finish(lease, Report(spans_of(ended, lease), error))
-    return bool(held)
+        await coordinator.finish(lease, Report(spans_of(worker_exit, lease), error))
+    return bool(leases)
 
 
-def spans_of(ended: WorkerExit, lease: Lease) -> list[Span]:
-    """Those of a lease's attempt that had ended when its worker did."""
+def spans_of(worker_exit: WorkerExit, lease: Lease) -> list[Span]:
+    """The spans of a lease's attempt that had ended when its worker did."""
     rollout_id, attempt = lease.id
     return [
         span
-        for request in ended.spans
+        for request in worker_exit.spans
         for span in otlp.decode(json.loads(request), rollout_id=rollout_id, attempt=attempt)
     ]
 
@@ -91,5 +91,5 @@ def _advice(status: int) -> str:
     if status == -signal.SIGKILL:
         return "perhaps memory ran out and the kernel chose it (dmesg says so); run fewer workers"
     if status < 0:
-        return "native code that the agent uses crashed or was told to end; its stack is on stderr"
+        return "native code that the agent uses crashed or was asked to end; its stack is on stderr"
     return "something in the agent ended the process (os._exit, a native library); nothing should"

@@ -1,90 +1,72 @@
-"""A runner by itself: executes one agent's rollouts for a server elsewhere, until it is stopped."""
+"""The run's side of runners on other machines, which people start: reports when none of them is heard of."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import socket
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 
-from agl import semconv
-from agl.agents.agent import Agent
-from agl.agents.registry import switched_on
-from agl.errors import AglError
-from agl.mdp.spans import Span
-from agl.rewards.air import AIR, as_spans
-from agl.trainer.runners.local import LocalRunner
-from agl.trainer.runners.protocol import Lease, Report
-from agl.trainer.runners.remote.coordinator import CoordinatorClient
+from agl.errors import RolloutError
+from agl.trainer.runners.coordinator import RunCoordinator
+
+PATIENCE_SECONDS = 3600.0
+"""How long a run waits for a runner before it ends; it can be resumed."""
+FIRST_NOTE_SECONDS = 60.0
+"""After what silence a run first reports that it waits for a runner; then each time the silence has doubled."""
+CHECKS = 60
+"""How often the silence is checked within the patience."""
 
 
-class _Between(CoordinatorClient):
-    """A desk elsewhere; adds AIR's rewards to each report on its way, and tells of it."""
-
-    def __init__(self, url: str, key: str | None, told: Callable[[Lease, Report], None], air: AIR | None) -> None:
-        super().__init__(url, key)
-        self._told, self._air = told, air
-
-    async def finish(self, lease: Lease, report: Report) -> None:
-        if self._air is not None and report.error is None:
-            try:
-                earned = self._air.rewards((), report.spans, lease.selection)
-                report = replace(report, spans=[*report.spans, *_uncredited(as_spans(earned, report.spans))])
-            except AglError as error:
-                report = replace(report, error=error)
-        await super().finish(lease, report)
-        self._told(lease, report)
-
-
-def _uncredited(spans: Sequence[Span]) -> list[Span]:
-    """Rewards whose calls are known where the gateway is; they are credited there by the spans that they lie in."""
-    return [replace(s, attributes={k: v for k, v in s.attributes.items() if k != semconv.REWARD_CALL}) for s in spans]
-
-
-async def work(
-    agent: Agent,
-    url: str,
-    *,
-    key: str | None = None,
-    n_workers: int = 1,
-    name: str | None = None,
-    told: Callable[[Lease, Report], None] = lambda lease, report: None,
-    air: AIR | None = None,
-    until: asyncio.Event | None = None,
-) -> None:
-    """Execute rollouts until `until` is set or the task is cancelled.
+class RemoteRunner:
+    """A `Runner` whose rollouts are executed by `agl runner` processes; it only waits for them.
 
     Args:
-        agent: what to run. url: of the server that hands out rollouts. key: a runner's.
-        n_workers: rollouts at once. name: of this runner; host and process if None. told: of each attempt that ended.
-        air: rules for tool outcomes and handoffs that are applied here, because the server does not know them.
-
-    Raises:
-        RolloutError: the server was out of reach for too long, or refuses this runner.
+        coordinator: where they lease rollouts. url: its address.
+        waiting: returns how many rollouts wait for a runner. note: called with a text for the person at the terminal.
+        on_failure: called when no runner was heard of for `patience` seconds while rollouts wait.
     """
-    desk = _Between(url, key, told, air)
-    broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def fail(error: BaseException) -> None:
-        if not broken.done():
-            broken.set_exception(error)
+    def __init__(
+        self,
+        coordinator: RunCoordinator,
+        url: str,
+        *,
+        waiting: Callable[[], int],
+        note: Callable[[str], None],
+        on_failure: Callable[[BaseException], None],
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
+        self.coordinator, self.waiting, self.note = coordinator, waiting, note
+        self.on_failure, self.patience = on_failure, patience
+        self._command = f"agl runner --store {url} --agent module:agent"
+        self._watch_task: asyncio.Task[None] | None = None
 
-    runner = LocalRunner(
-        agent, desk, n_workers=n_workers, broken=fail,
-        name=name or f"{socket.gethostname()}-{os.getpid()}",
-    )  # fmt: skip
-    with switched_on(agent.tracers):
-        await runner.start()
-        stopped = asyncio.ensure_future((until or asyncio.Event()).wait())
-        try:
-            await asyncio.wait((broken, stopped), return_when=asyncio.FIRST_COMPLETED)
-            if broken.done():
-                broken.result()
-        finally:
-            stopped.cancel()
-            broken.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await runner.stop()
-            await desk.close()
+    async def start(self) -> None:
+        """Begin to give up attempts of silent runners, and to report when there are no runners."""
+        self.coordinator.watch()
+        self.note(f"waiting for runners: {self._command}")
+        self._watch_task = asyncio.ensure_future(self._watch())
+
+    async def stop(self) -> None:
+        """Stop watching. Idempotent."""
+        if self._watch_task is not None:
+            self._watch_task.cancel()
+            await asyncio.gather(self._watch_task, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        next_note = FIRST_NOTE_SECONDS
+        while True:
+            await asyncio.sleep(self.patience / CHECKS)
+            silent, waiting = self.coordinator.silent_for(), self.waiting()
+            if not waiting or silent < FIRST_NOTE_SECONDS:
+                next_note = FIRST_NOTE_SECONDS
+            if waiting and silent >= self.patience:
+                self.on_failure(
+                    RolloutError(
+                        f"no runner has been heard of for {silent:.0f} s, and {waiting} rollouts wait for one",
+                        hint=f"start one ({self._command}) and resume the run: resume=True, --resume",
+                    )
+                )
+                return
+            if waiting and silent >= next_note:
+                next_note *= 2
+                self.note(f"no runner has been heard of for {silent:.0f} s; {waiting} rollouts wait: {self._command}")

@@ -1,11 +1,13 @@
-"""Leases and reports as JSON: what passes between a desk and workers in other processes."""
+"""Leases and reports as JSON values: what a coordinator and workers in other processes exchange."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from agl import errors
 from agl.agents.resources import resource_from_json, resource_to_json
@@ -13,21 +15,35 @@ from agl.errors import AglError, ConfigError, RolloutError
 from agl.mdp.selection import Selection
 from agl.tracing import otlp
 from agl.trainer.runners.protocol import Lease, Report
-from agl.trainer.store.base import Attempt, AttemptedRollout, Rollout, RolloutConfig
+from agl.trainer.store.base import AttemptedRollout
+
+
+@dataclass(frozen=True, slots=True)
+class _Error:
+    """An error in a report. `kind` names the class in `agl.errors`; `text` is the error with its traceback."""
+
+    kind: str
+    message: str
+    hint: str | None
+    where: dict[str, Any]
+    text: str | None
+
+
+_ROLLOUT = TypeAdapter(AttemptedRollout)
+_ERROR = TypeAdapter(_Error | None)
 
 
 def lease_to_json(lease: Lease, *, selection: bool = True, resources: bool = True) -> dict[str, Any]:
-    """A lease, but for the gateway's address, which the worker knows by the way it came.
+    """A lease without the gateway's address: the worker uses the address at which it reached the server.
 
     Args:
-        selection, resources: whether they are in it; where not, the worker has them already.
+        selection, resources: whether to include them; otherwise the worker has them already.
 
     Raises:
-        ConfigError: a function in `agents=`, which cannot pass.
+        ConfigError: `agents=` holds a function, which JSON cannot carry.
     """
     return {
-        "rollout": dataclasses.asdict(lease.rollout),
-        "attempt": dataclasses.asdict(lease.leased.attempt),
+        **_ROLLOUT.dump_python(lease.attempted_rollout, warnings=False),
         "selection": selection_to_json(lease.selection) if selection else None,
         "resources": {n: resource_to_json(value) for n, value in lease.resources.items()} if resources else None,
         "routed": lease.gateway is not None,
@@ -44,26 +60,27 @@ def lease_from_json(
     selection: Selection | None = None,
     resources: Mapping[str, Any] | None = None,
 ) -> Lease:
-    """The lease, with `base_url` for its gateway's address, and with these where it comes without.
+    """What `lease_to_json` wrote.
+
+    Args:
+        base_url: the address of the lease's gateway. selection, resources: used where `data` has none.
 
     Raises:
-        ConfigError: it comes without a selection, and there is none here.
+        ConfigError: there is no selection, neither in `data` nor here.
     """
     if data["selection"] is not None:
         selection = selection_from_json(data["selection"])
     if selection is None:
         raise ConfigError(
-            "the server's rollouts are for worker processes of its own",
-            hint='start the trainer with runners="remote" for runners elsewhere',
+            "the server's rollouts are for its own worker processes",
+            hint='start the trainer with runners="remote" for runners on other machines',
         )
     if data["resources"] is not None:
         resources = {name: resource_from_json(value) for name, value in data["resources"].items()}
-    config = RolloutConfig(**{**data["rollout"]["config"], "retry_on": tuple(data["rollout"]["config"]["retry_on"])})
-    rollout = Rollout(**{**data["rollout"], "config": config})
-    attempt = Attempt(**data["attempt"])
-    path = f"/rollouts/{rollout.rollout_id}/attempts/{attempt.attempt}"
+    attempted_rollout = _ROLLOUT.validate_python(data)
+    path = f"/rollouts/{attempted_rollout.rollout.rollout_id}/attempts/{attempted_rollout.attempt.attempt}"
     return Lease(
-        AttemptedRollout(rollout, attempt),
+        attempted_rollout,
         selection,
         resources or {},
         gateway=base_url if data["routed"] else None,
@@ -76,10 +93,10 @@ def lease_from_json(
 
 
 def selection_to_json(selection: Selection) -> list[Any]:
-    """The rules in order: [name or glob, null or a regular expression's flags, policy].
+    """The rules in order: [name, glob or regular expression, flags of a regular expression or null, policy].
 
     Raises:
-        ConfigError: one is a function.
+        ConfigError: a rule is a function.
     """
     rules = []
     for pattern, policy in selection.rules:
@@ -104,28 +121,29 @@ def selection_from_json(rules: Sequence[Any]) -> Selection:
 
 
 def report_to_json(report: Report) -> dict[str, Any]:
-    """A report; an error of the agent's own is its text."""
+    """A report. An error that is not of `agl.errors` travels as a `RolloutError` with its text."""
     error = report.error
-    known = None
-    if error is not None:
-        own = isinstance(error, AglError)
-        known = {
-            "kind": type(error).__name__ if own else "RolloutError",
-            "message": error.message if own else f"{type(error).__name__}: {error}",
-            "hint": error.hint if own else None,
-            "where": {k: v if isinstance(v, int) else str(v) for k, v in error.where.items()} if own else {},
-            "text": report.traceback,
-        }
-    return {"spans": otlp.encode(report.spans), "error": known}
+    data = None
+    if isinstance(error, AglError):
+        where = {k: v if isinstance(v, int) else str(v) for k, v in error.where.items()}
+        data = _Error(type(error).__name__, error.message, error.hint, where, report.traceback)
+    elif error is not None:
+        data = _Error("RolloutError", f"{type(error).__name__}: {error}", None, {}, report.traceback)
+    return {"spans": otlp.encode(report.spans), "error": _ERROR.dump_python(data)}
 
 
 def report_from_json(data: Mapping[str, Any], lease: Lease) -> Report:
-    """What `report_to_json` wrote, as the report of this lease; ValueError or KeyError for anything else."""
+    """What `report_to_json` wrote, as the report of this lease.
+
+    Raises:
+        ValueError, KeyError: it is not a report.
+    """
     rollout_id, attempt = lease.id
-    spans, error = tuple(otlp.decode(data["spans"], rollout_id=rollout_id, attempt=attempt)), data["error"]
+    spans = tuple(otlp.decode(data["spans"], rollout_id=rollout_id, attempt=attempt))
+    error = _ERROR.validate_python(data["error"])
     if error is None:
         return Report(spans)
-    kind = getattr(errors, str(error["kind"]), None)
-    kind = kind if isinstance(kind, type) and issubclass(kind, AglError) else RolloutError
-    where = {str(k): v for k, v in dict(error["where"]).items() if k not in ("message", "hint")}
-    return Report(spans, kind(str(error["message"]), hint=error["hint"], **where), str(error["text"]))
+    cls = getattr(errors, error.kind, None)
+    cls = cls if isinstance(cls, type) and issubclass(cls, AglError) else RolloutError
+    where = {k: v for k, v in error.where.items() if k not in ("message", "hint")}
+    return Report(spans, cls(error.message, hint=error.hint, **where), error.text)

@@ -1,12 +1,14 @@
-"""`HttpStore`: a store that another process serves. What a method has returned, that store has acknowledged.
+"""`HttpStore`: a store that another process serves. When a method returns, that store has acknowledged the operation.
 
-Requests run on one thread with a loop and a connection pool of its own, so any loop may ask. What waits is sent
-together; what the server has not answered is sent again, which never does anything twice.
+Requests run on a separate thread with its own event loop and connection pool, so that any loop can use the store.
+Pending operations are sent together. A request without an answer is repeated, which never has an effect twice.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import logging
 import os
 import threading
@@ -14,7 +16,7 @@ import time
 import urllib.parse
 import uuid
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,45 +24,33 @@ import httpx
 import tenacity
 
 from agl.errors import AglError, ConfigError, StoreError
-from agl.mdp.spans import Span
-from agl.mdp.types import Call
 from agl.trainer.http.auth import CLIENT_VARIABLE
 from agl.trainer.http.server import is_loopback
-from agl.trainer.store.base import (
-    Attempt,
-    AttemptedRollout,
-    AttemptStatus,
-    Mode,
-    NewRollout,
-    Pruned,
-    Rollout,
-    RolloutStatus,
-    TrainedCall,
-)
-from agl.trainer.store.http import protocol as wire
+from agl.trainer.store.base import AttemptedRollout, AttemptStatus, NewRollout, Rollout, Store
+from agl.trainer.store.http import protocol
 from agl.trainer.store.sql import codec
 
 log = logging.getLogger("agl.store")
 
 RETRY_SECONDS = 60.0
-"""How long a server may be gone before its clients give up."""
-_CONNECT_SECONDS, _ANSWER_SECONDS = 10.0, 60.0
+"""How long a server may be unreachable before its clients give up."""
+_CONNECT_SECONDS, _RESPONSE_SECONDS = 10.0, 60.0
 _SENDERS = 4
-"""Batches on their way at once."""
+"""Batches in flight at once."""
 _BATCH_BYTES = 4 * 1024 * 1024
-_AGAIN = frozenset({408, 429, 502, 503, 504})
-"""Answers after which the same request can succeed."""
-_WAIT = 25.0
-"""Seconds of one long poll; less than the server's own bound."""
+_RETRYABLE = frozenset({408, 429, 502, 503, 504})
+"""Statuses after which the same request can succeed."""
+_POLL_SECONDS = 25.0
+"""Of one long poll; less than the server's own bound."""
 
 
 class _Unreachable(Exception):
-    """No answer, or one that says to come again."""
+    """There was no response, or one that asks for a retry."""
 
 
 @dataclass(slots=True, eq=False)
 class _Operation:
-    """A call of a method that waits to be sent, and who waits for it."""
+    """A pending call of a method, and the future of its caller."""
 
     name: str
     body: bytes
@@ -68,11 +58,11 @@ class _Operation:
     future: asyncio.Future[Any]
 
     def deliver(self, result: Any, error: BaseException | None) -> None:
-        """Hand the outcome over. On any thread."""
+        """Resolve the future. On any thread."""
         try:
             self.loop.call_soon_threadsafe(self._deliver, result, error)
         except RuntimeError:
-            # The loop was closed meanwhile, so nobody waits any more.
+            # The loop is closed, so nothing waits for the future.
             pass
 
     def _deliver(self, result: Any, error: BaseException | None) -> None:
@@ -84,15 +74,15 @@ class _Operation:
             self.future.set_exception(error)
 
 
-class HttpStore:
-    """A `Store` behind a URL.
+class HttpStore(Store):
+    """A `Store` behind a URL. Methods that are not written here send their arguments and return the server's result.
 
     Args:
-        url: "http://host:4747" or "http://:KEY@host:4747". key: else from the environment's AGL_KEY.
-        retry_seconds: how long the server may be gone.
+        url: "http://host:4747" or "http://:KEY@host:4747". key: the default is the URL's, then AGL_KEY.
+        retry_seconds: how long the server may be unreachable.
 
     Raises:
-        ConfigError: the URL is none of a store.
+        ConfigError: this is no URL of a store.
     """
 
     def __init__(self, url: str, *, key: str | None = None, retry_seconds: float = RETRY_SECONDS) -> None:
@@ -109,25 +99,25 @@ class HttpStore:
         self.retry_seconds = retry_seconds
         self._pending: deque[_Operation] = deque()
         self._senders: set[asyncio.Task[None]] = set()
-        self._gone_since: float | None = None
+        self._unreachable_since: float | None = None
         self._closed = False
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._http: httpx.AsyncClient | None = None
-        self._thread = threading.Thread(target=self._work, name="agl-store-client", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="agl-store-client", daemon=True)
         self._thread.start()
 
     @classmethod
     async def open(cls, url: str, *, key: str | None = None, retry_seconds: float = RETRY_SECONDS) -> HttpStore:
-        """Reach a store.
+        """Connect to a store.
 
         Raises:
-            ConfigError: the URL is none of a store.
-            StoreError: nobody answers there, it is no store, or the key is not one of its keys.
+            ConfigError: this is no URL of a store.
+            StoreError: the server cannot be reached, it is no store, or it does not accept the key.
         """
         store = cls(url, key=key, retry_seconds=retry_seconds)
         try:
-            about = await store._on_thread(store._ask("GET", f"{wire.PREFIX}/about"))
+            about = await store._on_thread(store._request("GET", f"{protocol.PREFIX}/about"))
             if not isinstance(about, Mapping) or about.get("store") != "agl":
                 raise StoreError("something else than an agl store answers there", store=store.url)
         except BaseException:
@@ -135,9 +125,8 @@ class HttpStore:
             raise
         return store
 
-    # -- rollouts and attempts ------------------------------------------------------------------------------------
     async def enqueue_rollouts(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
-        # Ids from here, so that a repeated request adds nothing.
+        # The client chooses ids, so that a repeated request adds nothing.
         new = [r if r.rollout_id is not None else replace(r, rollout_id=uuid.uuid4().hex) for r in rollouts]
         return await self._call("enqueue_rollouts", rollouts=new)
 
@@ -151,22 +140,19 @@ class HttpStore:
     ) -> AttemptedRollout | None:
         deadline = time.monotonic() + wait
         request_id = request_id or uuid.uuid4().hex
-        asked = {"worker_id": worker_id, "run_id": run_id, "request_id": request_id}
+        lease = {"worker_id": worker_id, "run_id": run_id, "request_id": request_id}
         try:
             while True:
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    return await self._call("dequeue_rollout", **asked)
-                leased = await self._poll("dequeue_rollout", min(left, _WAIT), **asked)
+                    return await self._call("dequeue_rollout", **lease)
+                leased = await self._poll("dequeue_rollout", min(left, _POLL_SECONDS), **lease)
                 if leased is not None:
                     return leased
         except asyncio.CancelledError:
-            # A lease that nobody hears of would hold its rollout back.
+            # A lease that nobody receives would block its rollout.
             await asyncio.wait([asyncio.ensure_future(self._give_back_quietly(request_id))])
             raise
-
-    async def give_back(self, request_id: str) -> None:
-        await self._call("give_back", request_id=request_id)
 
     async def _give_back_quietly(self, request_id: str) -> None:
         try:
@@ -177,147 +163,70 @@ class HttpStore:
     async def update_attempt(
         self, rollout_id: str, attempt: int, status: AttemptStatus, *, error: str | None = None
     ) -> Rollout:
-        said = codec.plain(error)
-        return await self._call("update_attempt", rollout_id=rollout_id, attempt=attempt, status=status, error=said)
-
-    async def heartbeat(self, rollout_id: str, attempt: int) -> None:
-        await self._call("heartbeat", rollout_id=rollout_id, attempt=attempt)
-
-    async def expire_attempts(self, now: float | None = None) -> list[Attempt]:
-        return await self._call("expire_attempts", now=now)
-
-    async def cancel_rollouts(self, rollout_ids: Sequence[str]) -> None:
-        await self._call("cancel_rollouts", rollout_ids=list(rollout_ids))
-
-    async def get_rollout(self, rollout_id: str) -> Rollout:
-        return await self._call("get_rollout", rollout_id=rollout_id)
-
-    async def query_rollouts(
-        self,
-        *,
-        run_id: str | None = None,
-        step: int | None = None,
-        mode: Mode | None = None,
-        status: Sequence[RolloutStatus] | None = None,
-        since: float | None = None,
-        after: str | None = None,
-        limit: int | None = None,
-    ) -> list[Rollout]:
-        states = None if status is None else list(status)
-        return await self._call(
-            "query_rollouts", run_id=run_id, step=step, mode=mode, status=states, since=since, after=after, limit=limit
-        )
-
-    async def count_rollouts(
-        self,
-        *,
-        run_id: str | None = None,
-        step: int | None = None,
-        mode: Mode | None = None,
-        status: Sequence[RolloutStatus] | None = None,
-        since: float | None = None,
-    ) -> int:
-        states = None if status is None else list(status)
-        return await self._call("count_rollouts", run_id=run_id, step=step, mode=mode, status=states, since=since)
-
-    async def query_attempts(self, rollout_id: str) -> list[Attempt]:
-        return await self._call("query_attempts", rollout_id=rollout_id)
+        text = codec.plain(error)
+        return await self._call("update_attempt", rollout_id=rollout_id, attempt=attempt, status=status, error=text)
 
     async def wait_for_rollouts(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
         ids = list(rollout_ids)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            left = _WAIT if deadline is None else max(0.0, deadline - time.monotonic())
-            ended = await self._poll("wait_for_rollouts", min(left, _WAIT), rollout_ids=ids)
-            if len({r.rollout_id for r in ended}) == len({*ids}) or left <= 0:
-                return ended
+            left = _POLL_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
+            terminal = await self._poll("wait_for_rollouts", min(left, _POLL_SECONDS), rollout_ids=ids)
+            if len({r.rollout_id for r in terminal}) == len({*ids}) or left <= 0:
+                return terminal
 
-    # -- calls and spans ------------------------------------------------------------------------------------------
-    async def add_calls(self, calls: Sequence[Call]) -> None:
-        await self._call("add_calls", calls=list(calls))
-
-    async def query_calls(self, rollout_id: str, attempt: int | None = None) -> list[Call]:
-        return await self._call("query_calls", rollout_id=rollout_id, attempt=attempt)
-
-    async def add_spans(self, spans: Sequence[Span]) -> None:
-        await self._call("add_spans", spans=list(spans))
-
-    async def query_spans(self, rollout_id: str, attempt: int | None = None) -> list[Span]:
-        return await self._call("query_spans", rollout_id=rollout_id, attempt=attempt)
-
-    # -- resources, policies, training ----------------------------------------------------------------------------
     async def update_resources(self, resources: Mapping[str, Any], *, resources_id: str | None = None) -> str:
         new = resources_id or uuid.uuid4().hex
         return await self._call("update_resources", resources=dict(resources), resources_id=new)
 
-    async def get_resources(self, resources_id: str | None = None) -> tuple[str, Mapping[str, Any]] | None:
-        return await self._call("get_resources", resources_id=resources_id)
-
-    async def add_policy_version(
-        self, run_id: str, policy: str, version: int, step: int, checkpoint: str | None = None
-    ) -> None:
-        await self._call(
-            "add_policy_version", run_id=run_id, policy=policy, version=version, step=step, checkpoint=checkpoint
-        )
-
-    async def add_trained_calls(self, run_id: str, rows: Sequence[TrainedCall]) -> None:
-        await self._call("add_trained_calls", run_id=run_id, rows=list(rows))
-
-    async def query_trained_calls(self, rollout_id: str) -> list[TrainedCall]:
-        return await self._call("query_trained_calls", rollout_id=rollout_id)
-
-    async def prune(self, before: float, *, run_ids: Sequence[str] | None = None) -> Pruned:
-        return await self._call("prune", before=before, run_ids=None if run_ids is None else list(run_ids))
-
     async def close(self) -> None:
-        """Finish what was submitted, as far as the server answers, and end the thread. Idempotent."""
+        """Finish pending operations, as far as the server responds, and end the thread. Idempotent."""
         with self._lock:
             first, self._closed = not self._closed, True
         if first:
-            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._end()))
-        # Not in a worker thread: while the interpreter ends there are none to be had.
+            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._stop()))
+        # Not in a worker thread: at interpreter exit no thread can be started.
         while self._thread.is_alive():
             await asyncio.sleep(0.002)
 
     # -- on any thread --------------------------------------------------------------------------------------------
-    async def _call(self, name: str, **arguments: Any) -> Any:
-        """Call a method, together with whatever else waits to be sent."""
-        body = self._encoded({"method": name, "arguments": arguments}, arguments)
+    async def _call(self, method: str, /, **arguments: Any) -> Any:
+        """Call a method, in one request with whatever else is pending."""
+        body = self._encode(arguments, method)
         loop = asyncio.get_running_loop()
-        operation = _Operation(name, body, loop, loop.create_future())
+        operation = _Operation(method, body, loop, loop.create_future())
         with self._lock:
             self._check_open()
             self._loop.call_soon_threadsafe(self._submit, operation)
-        return wire.METHODS[name].result.validate_python(await operation.future)
+        return protocol.METHODS[method].result.validate_python(await operation.future)
 
-    async def _poll(self, name: str, wait: float, **arguments: Any) -> Any:
-        """Call a method that waits, on a connection of its own."""
-        arguments[wire.WAITING[name]] = wait
-        body = self._encoded(arguments, arguments)
-        answer = await self._on_thread(self._ask("POST", f"{wire.PREFIX}/{name}", body, wait))
-        return wire.METHODS[name].result.validate_python(_result(answer))
+    async def _poll(self, method: str, wait: float, /, **arguments: Any) -> Any:
+        """Call a method that waits, on a separate connection."""
+        body = self._encode({**arguments, protocol.WAITING[method]: wait})
+        response = await self._on_thread(self._request("POST", f"{protocol.PREFIX}/{method}", body, wait))
+        return protocol.METHODS[method].result.validate_python(_result(response))
 
-    def _encoded(self, value: Any, arguments: dict[str, Any]) -> bytes:
-        for name, given in arguments.items():
-            arguments[name] = wire.portable(given)
+    def _encode(self, arguments: Mapping[str, Any], method: str | None = None) -> bytes:
+        """A request's body: the arguments of a method, or with its name an operation of a batch."""
+        portable = {name: protocol.portable(value) for name, value in arguments.items()}
         try:
-            return wire.dumps(value)
+            return protocol.dumps(portable if method is None else {"method": method, "arguments": portable})
         except (TypeError, ValueError) as error:
-            wire.check_arguments(arguments)
+            protocol.check_arguments(arguments)
             raise StoreError(f"an argument is not a JSON value: {error}", store=self.url) from error
 
-    async def _on_thread(self, work: Any) -> Any:
+    async def _on_thread(self, request: Coroutine[Any, Any, Any]) -> Any:
         with self._lock:
             try:
                 self._check_open()
             except StoreError:
-                work.close()
+                request.close()
                 raise
-            running = asyncio.run_coroutine_threadsafe(work, self._loop)
+            future = asyncio.run_coroutine_threadsafe(request, self._loop)
         try:
-            return await asyncio.wrap_future(running)
+            return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            # Either who waits was cancelled, or closing the store has cancelled what was on its way.
+            # Either the caller was cancelled, or `close` has cancelled the request.
             task = asyncio.current_task()
             if self._closed and not (task is not None and task.cancelling()):
                 self._check_open()
@@ -328,10 +237,10 @@ class HttpStore:
             raise StoreError("the store is closed", hint="open it again with open_store", store=self.url)
 
     # -- on the thread --------------------------------------------------------------------------------------------
-    def _work(self) -> None:
+    def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
         headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
-        timeout = httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS, pool=None)
+        timeout = httpx.Timeout(_RESPONSE_SECONDS, connect=_CONNECT_SECONDS, pool=None)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30.0)
         self._http = httpx.AsyncClient(
             base_url=self.url, headers=headers, timeout=timeout, limits=limits, trust_env=self._trust_env
@@ -342,7 +251,7 @@ class HttpStore:
             self._loop.run_until_complete(self._http.aclose())
             self._loop.close()
 
-    async def _end(self) -> None:
+    async def _stop(self) -> None:
         this = asyncio.current_task()
         while self._senders:
             await asyncio.wait(self._senders)
@@ -360,10 +269,10 @@ class HttpStore:
             sender.add_done_callback(self._senders.discard)
 
     async def _send(self) -> None:
-        """Send what waits, in batches, until nothing does."""
+        """Send pending operations in batches until there are none."""
         while self._pending:
             batch, size = [], 0
-            while self._pending and len(batch) < wire.MOST_OPERATIONS:
+            while self._pending and len(batch) < protocol.MOST_OPERATIONS:
                 if batch and size + len(self._pending[0].body) > _BATCH_BYTES:
                     break
                 operation = self._pending.popleft()
@@ -374,10 +283,10 @@ class HttpStore:
                 continue
             body = b'{"operations":[' + b",".join(operation.body for operation in batch) + b"]}"
             try:
-                answer = await self._ask("POST", wire.BATCH_PATH, body)
-                results = answer.get("results") if isinstance(answer, Mapping) else None
+                response = await self._request("POST", protocol.BATCH_PATH, body)
+                results = response.get("results") if isinstance(response, Mapping) else None
                 if not isinstance(results, list) or len(results) != len(batch):
-                    raise wire.to_error(answer)
+                    raise protocol.to_error(response)
             except BaseException as error:
                 for operation in batch:
                     operation.deliver(None, error)
@@ -390,15 +299,15 @@ class HttpStore:
                 except AglError as error:
                     operation.deliver(None, error)
 
-    async def _ask(self, method: str, path: str, body: bytes | None = None, wait: float = 0.0) -> Any:
-        """Send a request until it is answered.
+    async def _request(self, method: str, path: str, body: bytes | None = None, wait: float = 0.0) -> Any:
+        """The response to a request, which is repeated until there is one.
 
         Raises:
-            AglError: what the store said, or that it is gone.
+            AglError: the error that the store answered with, or the store cannot be reached.
         """
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(_Unreachable),
-            stop=self._given_up,
+            stop=self._give_up,
             wait=tenacity.wait_exponential_jitter(initial=0.05, max=3.0, jitter=0.5),
             reraise=True,
         )
@@ -412,41 +321,61 @@ class HttpStore:
     async def _once(self, method: str, path: str, body: bytes | None, wait: float) -> Any:
         assert self._http is not None
         headers = {"content-type": "application/json"}
-        timeout = httpx.Timeout(_ANSWER_SECONDS + wait, connect=_CONNECT_SECONDS, pool=None)
+        timeout = httpx.Timeout(_RESPONSE_SECONDS + wait, connect=_CONNECT_SECONDS, pool=None)
         try:
-            answer = await self._http.request(method, path, content=body, headers=headers, timeout=timeout)
+            response = await self._http.request(method, path, content=body, headers=headers, timeout=timeout)
         except httpx.TransportError as error:
             raise self._unreachable(str(error) or type(error).__name__) from None
-        if answer.status_code in _AGAIN:
-            raise self._unreachable(f"{answer.status_code} {answer.reason_phrase}")
-        if self._gone_since is not None:
-            log.warning("the store at %s is back after %.1f s", self.url, time.monotonic() - self._gone_since)
-            self._gone_since = None
+        if response.status_code in _RETRYABLE:
+            raise self._unreachable(f"{response.status_code} {response.reason_phrase}")
+        if self._unreachable_since is not None:
+            log.warning("the store at %s is back after %.1f s", self.url, time.monotonic() - self._unreachable_since)
+            self._unreachable_since = None
         try:
-            data = wire.loads(answer.content, 250)
+            data = protocol.loads(response.content, 250)
         except ValueError:
             data = None
-        if answer.status_code == 200:
+        if response.status_code == 200:
             return data
-        if answer.status_code == 401:
+        if response.status_code == 401:
             hint = "give it in AGL_KEY, or in the URL: http://:KEY@host" if not self._key else "is it this store's key?"
             raise StoreError("the store does not know this key", hint=hint, store=self.url)
-        raise wire.to_error(data)
+        raise protocol.to_error(data)
 
-    def _unreachable(self, why: str) -> _Unreachable:
-        if self._gone_since is None:
-            self._gone_since = time.monotonic()
+    def _unreachable(self, reason: str) -> _Unreachable:
+        if self._unreachable_since is None:
+            self._unreachable_since = time.monotonic()
             log.warning(
-                "the store at %s does not answer (%s); trying again for %g s", self.url, why, self.retry_seconds
+                "the store at %s does not answer (%s); trying again for %g s", self.url, reason, self.retry_seconds
             )
-        return _Unreachable(why)
+        return _Unreachable(reason)
 
-    def _given_up(self, _: tenacity.RetryCallState) -> bool:
-        # Counted from when the server went, not per request: what waits behind others waits no longer than they.
-        return self._gone_since is not None and time.monotonic() - self._gone_since >= self.retry_seconds
+    def _give_up(self, _: tenacity.RetryCallState) -> bool:
+        # Counted from the loss of the server, not per request: a request that waits behind others waits no longer.
+        return self._unreachable_since is not None and time.monotonic() - self._unreachable_since >= self.retry_seconds
 
 
-def _result(answer: Any) -> Any:
-    if isinstance(answer, Mapping) and "result" in answer:
-        return answer["result"]
-    raise wire.to_error(answer)
+def _result(response: Any) -> Any:
+    if isinstance(response, Mapping) and "result" in response:
+        return response["result"]
+    raise protocol.to_error(response)
+
+
+def _forward(method: str) -> Any:
+    """A method of `HttpStore` that does what the method of `Store` with that name does, at the server."""
+    declared = getattr(Store, method)
+    signature = inspect.signature(declared)
+
+    @functools.wraps(declared)
+    async def forward(self: HttpStore, *args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        _, *arguments = bound.arguments.items()
+        return await self._call(method, **dict(arguments))
+
+    return forward
+
+
+for _method in protocol.METHODS:
+    if _method not in vars(HttpStore):
+        setattr(HttpStore, _method, _forward(_method))

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from agl._version import __version__
-from agl.trainer.store.http import protocol as wire
+from agl.trainer.http.openapi import REFERENCE, bearer, document, json_content, model_content, operation
+from agl.trainer.store.http import protocol
 
 _ERROR = {
     "type": "object",
@@ -27,63 +27,51 @@ _ERROR = {
     },
 }
 _FAILURES = {
-    "400": "the body is no JSON",
-    "401": "no key of this store",
-    "403": "the key is not good for this",
+    "400": "the body is not JSON",
+    "401": "the key is unknown",
+    "403": "the key does not permit this",
     "408": "the body came too slowly",
     "409": "the store refused it",
     "413": "the body is too large",
-    "415": "the body is not called JSON",
+    "415": "the content type is not JSON",
     "503": "too much to do, or stopping; try again",
 }
 
 
 @functools.cache
 def schema(keyed: bool) -> dict[str, Any]:
-    """The whole document; `keyed`: whether the server asks for a key."""
-    models = [(method.arguments, "validation") for method in wire.METHODS.values()]
-    template = "#/components/schemas/{model}"
-    references, defined = models_json_schema(models, ref_template=template)  # type: ignore[arg-type]
+    """The OpenAPI document. `keyed`: whether the server requires a key."""
+    models = [(method.arguments, "validation") for method in protocol.METHODS.values()]
+    references, defined = models_json_schema(models, ref_template=REFERENCE)  # type: ignore[arg-type]
     schemas: dict[str, Any] = {**defined.get("$defs", {}), "Error": _ERROR}
     paths: dict[str, Any] = {}
-    for name, method in wire.METHODS.items():
-        result = method.result.json_schema(mode="validation", ref_template=template)
+    for name, method in protocol.METHODS.items():
+        result = method.result.json_schema(mode="validation", ref_template=REFERENCE)
         schemas.update(result.pop("$defs", {}))
-        answered = {"type": "object", "required": ["result"], "properties": {"result": result}}
+        response = {"type": "object", "required": ["result"], "properties": {"result": result}}
         request = references[method.arguments, "validation"]
-        paths[f"{wire.PREFIX}/{name}"] = {"post": _operation(name, method.summary, request, answered)}
-    operation = {
+        paths[f"{protocol.PREFIX}/{name}"] = {"post": _operation(name, method.summary, request, response)}
+    one = {
         "type": "object",
         "required": ["method"],
-        "properties": {"method": {"enum": sorted(wire.METHODS)}, "arguments": {"type": "object"}},
+        "properties": {"method": {"enum": sorted(protocol.METHODS)}, "arguments": {"type": "object"}},
     }
-    many = {"type": "array", "items": operation, "maxItems": wire.MOST_OPERATIONS}
+    many = {"type": "array", "items": one, "maxItems": protocol.MOST_OPERATIONS}
     batch = {"type": "object", "required": ["operations"], "properties": {"operations": many}}
     results = {"type": "object", "required": ["results"], "properties": {"results": {"type": "array"}}}
-    summary = "Several operations at once, in no order; each has a result or an error of its own."
-    paths[wire.BATCH_PATH] = {"post": _operation("batch", summary, batch, results)}
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "agl store", "version": __version__},
-        "paths": paths,
-        "components": {
-            "schemas": schemas,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
-        "security": [{"key": []}] if keyed else [],
-    }
+    summary = "Several operations at once, in no order; each has its result or error."
+    paths[protocol.BATCH_PATH] = {"post": _operation("batch", summary, batch, results)}
+    return document("agl store", paths, schemas, security=bearer(keyed))
 
 
 def _operation(name: str, summary: str, request: Any, result: Any) -> dict[str, Any]:
     first, _, rest = summary.partition("\n")
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    return {
-        "operationId": name,
-        "summary": first,
-        "description": rest.strip(),
-        "requestBody": {"required": True, "content": {"application/json": {"schema": request}}},
-        "responses": {
-            "200": {"description": "done", "content": {"application/json": {"schema": result}}},
-            **{status: {"description": text, "content": error} for status, text in _FAILURES.items()},
-        },
-    }
+    return operation(
+        first,
+        operationId=name,
+        description=rest.strip(),
+        body=json_content(request),
+        result=json_content(result),
+        failures=_FAILURES,
+        error=model_content("Error"),
+    )

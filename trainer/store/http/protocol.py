@@ -1,7 +1,7 @@
 """The store's methods as HTTP requests: their arguments and results as pydantic models and as JSON.
 
-One table, `METHODS`, is made from the signatures of `Store`; server, client and the OpenAPI schema all read it. Token
-ids travel as base64 of little-endian int32, log-probs of little-endian float32, everything else as JSON.
+The table `METHODS` is made from the signatures of `Store`; server, client and the OpenAPI schema all read it. Token ids
+are base64 of little-endian int32, log-probs of little-endian float32, everything else is JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import inspect
 import json
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -43,9 +43,9 @@ from agl.trainer.store.sql import codec
 PREFIX = "/v1/store"
 BATCH_PATH = f"{PREFIX}/batch"
 MOST_OPERATIONS = 256
-"""In one batch."""
+"""Maximum number of operations in one batch."""
 WAITING = {"dequeue_rollout": "wait", "wait_for_rollouts": "timeout"}
-"""Methods that wait, and their argument that says for how long."""
+"""Methods that wait, and the argument with the seconds that they wait."""
 RUNNER_METHODS = frozenset(
     {
         "dequeue_rollout",
@@ -57,12 +57,12 @@ RUNNER_METHODS = frozenset(
         "add_calls",
         "add_spans",
     }
-)  # fmt: skip
-"""What a runner may ask for; what it writes must belong to attempts that are open."""
+)
+"""Methods that a runner may call; what it writes must belong to attempts that are open."""
 
 
 def _packed(dtype: str) -> Any:
-    """A numpy array [n] that travels as base64 of its bytes."""
+    """The type of a numpy array [n] that is sent as base64 of its bytes."""
 
     def read(value: Any) -> Any:
         if not isinstance(value, str):
@@ -83,7 +83,7 @@ def _packed(dtype: str) -> Any:
 
 
 _Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""What a database keeps as an integer."""
+"""An integer that fits a database column."""
 
 
 def _readable(text: str) -> str:
@@ -94,16 +94,16 @@ def _readable(text: str) -> str:
 
 
 _Id = Annotated[str, AfterValidator(_readable)]
-"""What a database keeps as text; JSON can say more."""
+"""Text that a database can store; JSON has more."""
 _Text = Annotated[str, AfterValidator(codec.plain)]
-"""Free text, which every store keeps as far as its database can."""
+"""Free text: characters that no database can store are replaced."""
 _ARRAYS = {"prompt_ids": "<i4", "response_ids": "<i4", "logprobs": "<f4"}
-"""Those of `Call`."""
+"""The arrays of `Call` and their dtypes."""
 
 
 @functools.cache
 def _model(cls: type) -> Any:
-    """One of the contract's dataclasses: validated as a model, and then that class."""
+    """A type that validates a dataclass as a pydantic model and yields the dataclass."""
     hints = typing.get_type_hints(cls)
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
@@ -113,14 +113,14 @@ def _model(cls: type) -> Any:
             default = field.default
         elif field.default_factory is not dataclasses.MISSING:
             default = Field(default_factory=field.default_factory)
-        fields[field.name] = (_packed(packed) if packed else _wired(hints[field.name], field.name), default)
+        fields[field.name] = (_packed(packed) if packed else _type_of(hints[field.name], field.name), default)
     model = create_model(cls.__name__, __config__=ConfigDict(extra="forbid", protected_namespaces=()), **fields)
     names = list(fields)
     return Annotated[model, AfterValidator(lambda m: cls(**{name: getattr(m, name) for name in names}))]
 
 
-def _wired(hint: Any, name: str = "") -> Any:
-    """A type hint as it is validated, of an argument or field of that name."""
+def _type_of(hint: Any, name: str = "") -> Any:
+    """The pydantic type for the type hint of the argument or field with that name."""
     if hint is int:
         return _Int
     if hint is str:
@@ -131,11 +131,11 @@ def _wired(hint: Any, name: str = "") -> Any:
     if not arguments or origin is typing.Literal:
         return hint
     if origin is Sequence:
-        return tuple[_wired(arguments[0], name), ...]  # type: ignore[misc]
+        return tuple[_type_of(arguments[0], name), ...]  # type: ignore[misc]
     if origin is Mapping:
         return hint
-    wired = tuple(a if a is Ellipsis else _wired(a, name) for a in arguments)
-    return typing.Union[wired] if origin in (typing.Union, types.UnionType) else origin[wired]  # type: ignore[index]  # noqa: UP007
+    validated = tuple(a if a is Ellipsis else _type_of(a, name) for a in arguments)
+    return typing.Union[validated] if origin in (typing.Union, types.UnionType) else origin[validated]  # type: ignore[index]  # noqa: UP007
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Method:
     """One method of `Store`.
 
     Attributes:
-        name: its name. summary: its docstring. arguments: model of its arguments. result: of what it returns.
+        name: its name. summary: its docstring. arguments: model of its arguments. result: adapter of its result.
     """
 
     name: str
@@ -152,10 +152,10 @@ class Method:
     result: TypeAdapter[Any]
 
     def read(self, arguments: Any) -> dict[str, Any]:
-        """Arguments as they came, as the method takes them.
+        """Arguments of a request, validated and as the method takes them.
 
         Raises:
-            StoreError: they are not the method's; names the first one at fault.
+            StoreError: they do not fit the method; it names the first one at fault.
         """
         try:
             model = self.arguments.model_validate(arguments)
@@ -169,7 +169,7 @@ class Method:
 
 
 def _methods() -> dict[str, Method]:
-    found = {}
+    methods = {}
     for name, function in vars(Store).items():
         if not inspect.iscoroutinefunction(function) or name == "close":
             continue
@@ -177,12 +177,12 @@ def _methods() -> dict[str, Method]:
         fields: dict[str, Any] = {}
         for parameter in list(inspect.signature(function).parameters.values())[1:]:
             default = ... if parameter.default is parameter.empty else parameter.default
-            fields[parameter.name] = (_wired(hints[parameter.name], parameter.name), default)
+            fields[parameter.name] = (_type_of(hints[parameter.name], parameter.name), default)
         title = "".join(part.title() for part in name.split("_"))
         model = create_model(f"{title}Arguments", __config__=ConfigDict(extra="forbid"), **fields)
         summary = inspect.cleandoc(function.__doc__ or "")
-        found[name] = Method(name, summary, model, TypeAdapter(_wired(hints["return"])))
-    return found
+        methods[name] = Method(name, summary, model, TypeAdapter(_type_of(hints["return"])))
+    return methods
 
 
 METHODS: Mapping[str, Method] = _methods()
@@ -190,10 +190,10 @@ METHODS: Mapping[str, Method] = _methods()
 
 # -- JSON ---------------------------------------------------------------------------------------------------------
 def dumps(value: Any) -> bytes:
-    """JSON of arguments, results, and what holds them.
+    """JSON text of arguments, results, and what contains them.
 
     Raises:
-        TypeError: something in it is no JSON value.
+        TypeError: it contains a value that is not JSON.
     """
     try:
         return orjson.dumps(value, default=_portable, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -203,9 +203,9 @@ def dumps(value: Any) -> bytes:
 
 
 def portable(value: Any) -> Any:
-    """Arguments or a result with calls as the wire has them."""
-    if isinstance(value, list | tuple) and value and isinstance(value[0], Call):
-        return [_call(call) for call in value]
+    """An argument or a result as `dumps` takes it: a sequence of any kind as a list, calls with their arrays packed."""
+    if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
+        return [_call(item) if isinstance(item, Call) else item for item in value]
     return value
 
 
@@ -230,7 +230,7 @@ def loads(body: bytes, depth: int) -> Any:
     """The value of JSON text.
 
     Raises:
-        ValueError: it is no JSON, or nested deeper than `depth`.
+        ValueError: it is not JSON, or nested deeper than `depth`.
     """
     try:
         return parse_json(body, depth)
@@ -241,22 +241,22 @@ def loads(body: bytes, depth: int) -> Any:
         value = json.loads(body)
     except RecursionError:
         raise ValueError(f"nested more than {depth} deep") from None
-    level, left = [value], depth
-    while level := [inner for outer in level for inner in _inside(outer)]:
-        if (left := left - 1) < 0:
+    level, remaining = [value], depth
+    while level := [inner for outer in level for inner in _children(outer)]:
+        if (remaining := remaining - 1) < 0:
             raise ValueError(f"nested more than {depth} deep")
     return value
 
 
-def _inside(value: Any) -> Any:
+def _children(value: Any) -> Any:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Say which argument is no JSON value, as the store itself would.
+    """Find the argument that is no JSON value.
 
     Raises:
-        StoreError: it names what it is and where.
+        StoreError: as the store itself raises it, with the name of the value and its place.
     """
     for value in arguments.values():
         for item in value if isinstance(value, list | tuple) else ():
@@ -272,20 +272,13 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
 
 
 # -- errors -------------------------------------------------------------------------------------------------------
-def error_json(error: AglError) -> dict[str, Any]:
-    """An error as it travels."""
-    where = {k: v if isinstance(v, str | int | float | bool) else str(v) for k, v in error.where.items()}
-    kind = type(error).__name__
-    return {"error": {"type": kind, "message": error.message, "hint": error.hint, "where": where}}
-
-
 def to_error(answer: Any) -> AglError:
-    """The error that travelled."""
-    told = answer.get("error") if isinstance(answer, Mapping) else None
-    if not isinstance(told, Mapping):
+    """The error in the body of an answer."""
+    facts = answer.get("error") if isinstance(answer, Mapping) else None
+    if not isinstance(facts, Mapping):
         return StoreError("the store's answer was not understood", hint="is this the URL of an agl store?")
-    cls = getattr(errors, str(told.get("type")), None)
+    cls = getattr(errors, str(facts.get("type")), None)
     if not (isinstance(cls, type) and issubclass(cls, AglError)):
         cls = StoreError
-    where = told.get("where")
-    return cls(str(told.get("message")), hint=told.get("hint"), **(where if isinstance(where, dict) else {}))
+    where = facts.get("where")
+    return cls(str(facts.get("message")), hint=facts.get("hint"), **(where if isinstance(where, dict) else {}))

@@ -1,6 +1,6 @@
-"""A store over HTTP: one POST route per method of `Store`, each with its validation and its place in the schema.
+"""A store over HTTP: one POST route per method of `Store`, with validation and a schema.
 
-An operator may call everything. A runner may lease, report and read what a rollout needs; what it writes must belong
+An operator may call every method. A runner may lease, report and read what a rollout needs; what it writes must belong
 to attempts that are open.
 """
 
@@ -14,31 +14,33 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from agl.errors import AglError, StoreError
 from agl.trainer.http.auth import Keys, Role
-from agl.trainer.http.limits import Limits, Refused
+from agl.trainer.http.errors import describe_error, error_handlers, error_json
+from agl.trainer.http.limits import Limits, Refused, json_body
 from agl.trainer.http.responses import answer, unless_gone
 from agl.trainer.http.server import HttpServer
 from agl.trainer.store.base import ATTEMPT_TERMINAL, Store
-from agl.trainer.store.http import protocol as wire
+from agl.trainer.store.http import protocol
 from agl.trainer.store.http.openapi import schema
 from agl.trainer.store.http.otlp import Traces
 
 PORT = 4747
-_REMEMBERED = 10_000
-"""Requests whose callers have gone that are remembered, so that none is leased a rollout after all."""
+_KEPT_REQUESTS = 10_000
+"""Ids of abandoned requests that are kept, so that none of these is leased a rollout later."""
 
 
 class StoreServer:
     """A store that listens.
 
     Args:
-        store: what to serve; it stays open. host, port: as `HttpServer`. keys: who may come; none = everybody on
-            this machine. limits: what clients may do. beside: other routes.
+        store: the store to serve; `stop` does not close it. host, port: as of `HttpServer`.
+        keys: the keys that are accepted; without any, everyone on this machine is an operator.
+        limits: bounds on requests. extra_routes: other routes of this server.
 
     Raises:
         ConfigError: `host` is not loopback, and there is no operator key.
@@ -52,21 +54,21 @@ class StoreServer:
         port: int = PORT,
         keys: Keys | None = None,
         limits: Limits | None = None,
-        beside: Sequence[BaseRoute] = (),
+        extra_routes: Sequence[BaseRoute] = (),
     ) -> None:
         self.keys, self.limits = keys or Keys(), limits or Limits()
         self.keys.check_host(host)
         self._routes = StoreRoutes(store, self.keys, self.limits)
-        app = build_app([*beside, *self._routes.routes()])
+        app = build_app([*extra_routes, *self._routes.routes()])
         self._server = HttpServer(app, error=StoreError, host=host, port=port, limits=self.limits)
 
     @property
     def url(self) -> str:
-        """Where it listens; "" while it does not."""
+        """The base URL; "" while the server does not listen."""
         return self._server.url
 
     async def start(self) -> str:
-        """Listen; the base URL.
+        """Start to listen; returns the base URL.
 
         Raises:
             StoreError: the port is taken or the address cannot be bound.
@@ -74,74 +76,67 @@ class StoreServer:
         return await self._server.start()
 
     async def stop(self) -> None:
-        """Stop listening; who waits for work is told to ask again elsewhere or later. Idempotent."""
+        """Stop listening. Requests that wait are answered with 503. Idempotent."""
         self._routes.stop()
         await self._server.stop()
 
 
 def build_app(routes: Sequence[BaseRoute]) -> Starlette:
-    """The ASGI application of these routes; every error is JSON."""
-    handlers: dict[Any, Any] = {
-        AglError: _refused_by_store,
-        Refused: _refused,
-        HTTPException: _not_here,
-        ClientDisconnect: _hung_up,
-        Exception: _failed,
-    }
-    return Starlette(routes=routes, exception_handlers=handlers)
+    """The ASGI application of these routes. Errors are answered in JSON."""
+    return Starlette(routes=routes, exception_handlers=error_handlers(describe_error, AglError, HTTPException))
 
 
 class StoreRoutes:
     """The routes of a store's methods.
 
     Args:
-        store: whose. keys: who may come. limits: what they may do.
+        store: the store to serve. keys: the keys that are accepted. limits: bounds on requests.
     """
 
     def __init__(self, store: Store, keys: Keys, limits: Limits) -> None:
         self.store, self.keys, self.limits = store, keys, limits
         self._waiting: set[asyncio.Future[Any]] = set()
         self._stopping = False
-        self._given_back: OrderedDict[str, None] = OrderedDict()
+        self._abandoned: OrderedDict[str, None] = OrderedDict()
 
     def routes(self) -> list[Route]:
-        """Of all methods, of a batch of them, of spans, of what there is, and of whether the server lives."""
+        """Routes of the methods, of batches, of OTLP spans, and of what describes the server."""
         methods = [
-            Route(f"{wire.PREFIX}/{name}", functools.partial(self._one, method), methods=["POST"])
-            for name, method in wire.METHODS.items()
+            Route(f"{protocol.PREFIX}/{name}", functools.partial(self._one, method), methods=["POST"])
+            for name, method in protocol.METHODS.items()
         ]
         return [
             *methods,
-            Route(wire.BATCH_PATH, self._batch, methods=["POST"]),
+            Route(protocol.BATCH_PATH, self._batch, methods=["POST"]),
             Traces(self.store, self.role, self.limits).route(),
-            Route(f"{wire.PREFIX}/about", self._about),
+            Route(f"{protocol.PREFIX}/about", self._about),
             Route("/openapi.json", self._schema),
             Route("/health", self._health),
         ]
 
     def stop(self) -> None:
-        """End every wait, so that the server can."""
+        """Cancel the requests that wait, so that the server can stop."""
         self._stopping = True
         for waiting in list(self._waiting):
             waiting.cancel()
 
     async def role(self, request: Request) -> Role:
-        """Who sent a request.
+        """The role of a request's sender.
 
         Raises:
-            Refused: 401, a stranger.
+            Refused: 401, the key is unknown.
         """
         role = self.keys.role(request.headers)
         if role is None:
             raise Refused(401, "this store takes requests with one of its keys only", "invalid_api_key")
         return role
 
-    async def _one(self, method: wire.Method, request: Request) -> Response:
+    async def _one(self, method: protocol.Method, request: Request) -> Response:
         role = await self.role(request)
         arguments = method.read(await self._body(request))
         await self._allow(role, method, arguments)
         work = asyncio.ensure_future(self._call(method, arguments))
-        if method.name in wire.WAITING:
+        if method.name in protocol.WAITING:
             self._waiting.add(work)
             work.add_done_callback(self._waiting.discard)
         try:
@@ -150,82 +145,76 @@ class StoreRoutes:
             if self._stopping:
                 raise Refused(503, "the store is stopping; try again", "stopping") from None
             raise
-        return _json({"result": wire.portable(result)})
+        return _json({"result": protocol.portable(result)})
 
     async def _batch(self, request: Request) -> Response:
         role = await self.role(request)
         body = await self._body(request)
         operations = body.get("operations") if isinstance(body, Mapping) else None
-        if not isinstance(operations, list) or len(operations) > wire.MOST_OPERATIONS:
-            raise StoreError(f"operations: not a list of at most {wire.MOST_OPERATIONS}", hint="see /openapi.json")
+        if not isinstance(operations, list) or len(operations) > protocol.MOST_OPERATIONS:
+            raise StoreError(f"operations: not a list of at most {protocol.MOST_OPERATIONS}", hint="see /openapi.json")
         return _json({"results": await asyncio.gather(*(self._operation(role, operation) for operation in operations))})
 
     async def _operation(self, role: Role, operation: Any) -> dict[str, Any]:
         try:
             name = operation.get("method") if isinstance(operation, Mapping) else None
-            method = wire.METHODS.get(name) if isinstance(name, str) else None
+            method = protocol.METHODS.get(name) if isinstance(name, str) else None
             if method is None:
                 raise StoreError(f"the store has no method {name!r}", hint="see /openapi.json")
             arguments = method.read(operation.get("arguments", {}))
             await self._allow(role, method, arguments)
-            if method.name in wire.WAITING:
-                arguments[wire.WAITING[method.name]] = 0.0
-            return {"result": wire.portable(await self._call(method, arguments))}
+            if method.name in protocol.WAITING:
+                arguments[protocol.WAITING[method.name]] = 0.0
+            return {"result": protocol.portable(await self._call(method, arguments))}
         except AglError as error:
-            return wire.error_json(error)
+            return error_json(error)
         except Refused as refused:
-            return wire.error_json(StoreError(refused.message))
+            return error_json(StoreError(refused.message))
 
-    async def _call(self, method: wire.Method, arguments: dict[str, Any]) -> Any:
-        name = wire.WAITING.get(method.name)
+    async def _call(self, method: protocol.Method, arguments: dict[str, Any]) -> Any:
+        name = protocol.WAITING.get(method.name)
         if name is not None:
-            asked, most = arguments[name], self.limits.wait_seconds
-            arguments[name] = most if asked is None else max(0.0, min(asked, most))
+            seconds, longest = arguments[name], self.limits.wait_seconds
+            arguments[name] = longest if seconds is None else max(0.0, min(seconds, longest))
         request_id = arguments.get("request_id")
         if method.name == "give_back" and request_id is not None:
-            self._given_back[request_id] = None
-            while len(self._given_back) > _REMEMBERED:
-                self._given_back.popitem(last=False)
+            self._abandoned[request_id] = None
+            while len(self._abandoned) > _KEPT_REQUESTS:
+                self._abandoned.popitem(last=False)
         result = await getattr(self.store, method.name)(**arguments)
-        if method.name == "dequeue_rollout" and result is not None and request_id in self._given_back:
+        if method.name == "dequeue_rollout" and result is not None and request_id in self._abandoned:
             await self.store.give_back(request_id)
             return None
         return result
 
-    async def _allow(self, role: Role, method: wire.Method, arguments: Mapping[str, Any]) -> None:
-        """Refuse what a runner may not do."""
+    async def _allow(self, role: Role, method: protocol.Method, arguments: Mapping[str, Any]) -> None:
+        """Refuse a method or an argument that is not for runners."""
         if role == "operator":
             return
-        if method.name not in wire.RUNNER_METHODS:
+        if method.name not in protocol.RUNNER_METHODS:
             raise Refused(403, f"a runner's key is not good for {method.name}", "forbidden")
         written = [*(arguments.get("calls") or ()), *(arguments.get("spans") or ())]
         await self.check_open((item.rollout_id, item.attempt) for item in written)
 
     async def check_open(self, attempts: Iterable[tuple[str, int]]) -> None:
-        """Refuse to write to attempts that nobody runs.
+        """Refuse to write to attempts that are not open.
 
         Raises:
-            Refused: 403, one has ended or never was.
+            Refused: 403, one of them is terminal or does not exist.
         """
-        wanted: dict[str, set[int]] = {}
+        numbers_of: dict[str, set[int]] = {}
         for rollout_id, attempt in attempts:
-            wanted.setdefault(rollout_id, set()).add(attempt)
-        for rollout_id, numbers in wanted.items():
+            numbers_of.setdefault(rollout_id, set()).add(attempt)
+        for rollout_id, numbers in numbers_of.items():
             try:
-                found = await self.store.query_attempts(rollout_id)
+                existing = await self.store.query_attempts(rollout_id)
             except StoreError:
-                found = []
-            if not numbers <= {a.attempt for a in found if a.status not in ATTEMPT_TERMINAL}:
+                existing = []
+            if not numbers <= {a.attempt for a in existing if a.status not in ATTEMPT_TERMINAL}:
                 raise Refused(403, f"rollout {rollout_id} has no such attempt open", "forbidden")
 
     async def _body(self, request: Request) -> Any:
-        # A browser may send any page's text to this machine, but no JSON that it calls JSON.
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise Refused(415, "send application/json", "unsupported_media_type")
-        try:
-            return wire.loads(await request.body(), self.limits.json_depth)
-        except ValueError as error:
-            raise Refused(400, f"the body is not JSON that can be read: {error}", "invalid_json") from None
+        return await json_body(request, self.limits.json_depth, protocol.loads)
 
     async def _about(self, request: Request) -> Response:
         return answer({"store": "agl", "role": await self.role(request)})
@@ -238,30 +227,4 @@ class StoreRoutes:
 
 
 def _json(data: Any, status: int = 200) -> Response:
-    return Response(wire.dumps(data), status, media_type="application/json")
-
-
-async def _refused_by_store(_: Request, error: Exception) -> Response:
-    assert isinstance(error, AglError)
-    return _json(wire.error_json(error), 409)
-
-
-async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    return answer(wire.error_json(StoreError(error.message)), error.status)
-
-
-async def _not_here(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    told = StoreError(f"{request.method} {request.url.path}: {error.detail}", hint="see /openapi.json")
-    response = answer(wire.error_json(told), error.status_code)
-    response.headers.update(error.headers or {})
-    return response
-
-
-async def _hung_up(_: Request, error: Exception) -> Response:
-    return Response(status_code=499)
-
-
-async def _failed(_: Request, error: Exception) -> Response:
-    return answer(wire.error_json(StoreError(f"{type(error).__name__}: {error}")), 500)
+    return Response(protocol.dumps(data), status, media_type="application/json")

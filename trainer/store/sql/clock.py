@@ -1,4 +1,4 @@
-"""Time in the store: a clock that never jumps, and how long attempts ran and were silent as seen by this process."""
+"""Time in the store: a clock that never jumps, and the ages of attempts as this process observes them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _TICK: Final = 1e-6
 
 
 class Clock:
-    """Seconds since the epoch, taken once from the database or this machine and carried on by a steady counter.
+    """Seconds since the epoch, read once from the database or this machine and then advanced by a monotonic counter.
 
-    A clock that is set while the process runs changes nothing here. No two calls give the same time.
+    Setting the machine's clock has no effect. No two calls return the same time.
 
     Args:
-        wall: seconds since the epoch. steady: seconds since any moment, which only ever pass.
+        wall: seconds since the epoch. steady: monotonic seconds since any moment.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic) -> None:
@@ -26,7 +26,7 @@ class Clock:
         self.set(None)
 
     def set(self, now: float | None) -> None:
-        """Go on from `now`; None for what this machine's clock says."""
+        """Continue from `now`; None for the time of this machine's clock."""
         with self._lock:
             self._ahead = (self._wall() if now is None else now) - self.steady()
             self._last = 0.0
@@ -38,7 +38,9 @@ class Clock:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Observation:
+    """When this process saw the last heartbeat change (`beat_at`) and the attempt start, by its steady counter."""
+
     beat: float
     beat_at: float
     started_at: float
@@ -48,34 +50,34 @@ _Key = tuple[str, int]
 
 
 class Observer:
-    """Ages of attempts by this process's own watching, as a lease's followers do in Kubernetes' leader election.
+    """Ages of attempts as observed by this process, as in Kubernetes' leader election.
 
     Times that other machines wrote, or that were written before a clock was set, are only compared with each other.
-    A process that was down has heard nothing, so silence counts from its first look.
+    A process that was down has received no heartbeats, so silence counts from its first look.
 
     Args:
-        steady: seconds since any moment, which only ever pass.
+        steady: monotonic seconds since any moment.
     """
 
     def __init__(self, steady: Callable[[], float]) -> None:
         self._steady = steady
-        self._seen: dict[_Key, _Seen] = {}
+        self._observations: dict[_Key, _Observation] = {}
 
     def look(self, open_attempts: Iterable[tuple[str, int, float, float]]) -> dict[_Key, tuple[float, float]]:
-        """See all open attempts as (rollout id, attempt, started at, last heartbeat at).
+        """Observe all open attempts: (rollout id, attempt, started at, last heartbeat at).
 
         Returns:
             For each, the seconds that it has run and the seconds since its last heartbeat.
         """
         at = self._steady()
-        seen: dict[_Key, _Seen] = {}
+        observations: dict[_Key, _Observation] = {}
         for rollout_id, attempt, started_at, beat in open_attempts:
             key = (rollout_id, attempt)
-            known = self._seen.get(key)
-            if known is None:
-                known = _Seen(beat, at, at - max(0.0, beat - started_at))
-            elif known.beat != beat:
-                known.beat, known.beat_at = beat, at
-            seen[key] = known
-        self._seen = seen
-        return {key: (at - known.started_at, at - known.beat_at) for key, known in seen.items()}
+            observation = self._observations.get(key)
+            if observation is None:
+                observation = _Observation(beat, at, at - max(0.0, beat - started_at))
+            elif observation.beat != beat:
+                observation.beat, observation.beat_at = beat, at
+            observations[key] = observation
+        self._observations = observations
+        return {key: (at - o.started_at, at - o.beat_at) for key, o in observations.items()}

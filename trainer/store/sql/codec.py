@@ -1,4 +1,4 @@
-"""Between the contract's dataclasses and table rows: what `*_row` writes, `to_*` reads back equal.
+"""Converts the store's dataclasses to table rows (`*_row`) and back (`to_*`), without loss.
 
 Token ids are little-endian int32, log-probs little-endian float32. JSON is text; a tuple comes back as a list.
 """
@@ -30,13 +30,13 @@ def dumps(value: Any, what: str, **where: object) -> str:
     """`value` as JSON text.
 
     Raises:
-        StoreError: it is not a JSON value; names `what` and the place.
+        StoreError: it is not a JSON value; the message names `what` and the place.
     """
     try:
         return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
     except TypeError:
         pass
-    # orjson refuses lone surrogates, integers above 64 bits and keys that are not strings; all of them are JSON.
+    # orjson refuses lone surrogates, integers above 64 bits and keys that are no strings; `json` accepts all of them.
     try:
         return json.dumps(value)
     except (TypeError, ValueError) as error:
@@ -56,7 +56,7 @@ def loads(text: str) -> Any:
 
 
 def plain(text: str | None) -> str | None:
-    """Free text as every database can keep it: without NUL and without halves of surrogate pairs."""
+    """Free text as every database can store it: without NUL and without lone surrogates."""
     if text is None or (text.isascii() and "\0" not in text):
         return text
     return text.replace("\0", "\ufffd").encode(errors="backslashreplace").decode()
@@ -83,7 +83,7 @@ def unpack_logprobs(data: bytes) -> FloatArray:
 
 
 def digest(packed: bytes) -> bytes:
-    """16 bytes that stand for packed token ids: equal digests of equal lengths mean equal ids."""
+    """16 bytes that identify packed token ids: equal digests of equal lengths mean equal ids."""
     return hashlib.blake2b(packed, digest_size=16).digest()
 
 
@@ -148,7 +148,7 @@ def to_rollout(row: Row) -> Rollout:
 
 
 def attempt_row(attempt: Attempt, config: RolloutConfig, request_id: str | None) -> dict[str, Any]:
-    """The row of an attempt of a rollout with that configuration, leased by that request."""
+    """The row of an attempt, with its rollout's configuration and the request that leased it."""
     return {
         "rollout_id": attempt.rollout_id,
         "attempt": attempt.attempt,
@@ -180,7 +180,7 @@ def to_attempt(row: Row) -> Attempt:
 
 # -- calls and spans ----------------------------------------------------------------------------------------------
 def call_row(call: Call) -> dict[str, Any]:
-    """The row of a call with its prompt whole (`shared` 0)."""
+    """The row of a call with its complete prompt (`shared` 0)."""
     where = {"rollout": call.rollout_id, "attempt": call.attempt, "call": call.id}
     prompt, response = pack_ids(call.prompt_ids), pack_ids(call.response_ids)
     return {
@@ -212,7 +212,7 @@ def call_row(call: Call) -> dict[str, Any]:
 
 
 def to_call(row: Row, prompt: bytes) -> Call:
-    """A row of `schema.calls` and the whole of its packed prompt."""
+    """A row of `schema.calls` with its complete packed prompt."""
     return Call(
         id=row["id"],
         rollout_id=row["rollout_id"],
@@ -260,14 +260,14 @@ def span_row(span: Span) -> dict[str, Any]:
 
 def to_span(row: Sequence[Any]) -> Span:
     """A row of `schema.spans`, whose columns are in the order of the span's fields."""
-    *plain, attributes, events = row
-    happened = tuple(Event(**event) for event in loads(events)) if events != "[]" else ()
-    return Span(*plain, attributes=loads(attributes), events=happened)
+    *fields, attributes, events = row
+    event_list = tuple(Event(**event) for event in loads(events)) if events != "[]" else ()
+    return Span(*fields, attributes=loads(attributes), events=event_list)
 
 
 # -- training -----------------------------------------------------------------------------------------------------
 def trained_row(run_id: str, trained: TrainedCall) -> dict[str, Any]:
-    """The row of what one step of a run did with a call."""
+    """The row of a training record of a run."""
     fields = dataclasses.asdict(trained)
     return {"run_id": run_id, "return_value": fields.pop("return_"), **fields}
 

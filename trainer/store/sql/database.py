@@ -1,8 +1,8 @@
-"""One thread that owns the database connection: what waits is committed together, and acknowledged after that.
+"""One thread owns the database connection: pending operations are committed together and acknowledged after that.
 
-An operation is a function of a connection, and may be run twice: one that fails fails alone, for which its batch is run
-again; so it is when the connection breaks, or another process's transaction is preferred. What may have been committed
-already must do nothing the second time, and what an operation does outside the database has to stand that.
+An operation is a function of a connection and may be run twice: when another one in its batch fails (each fails alone),
+when the connection breaks, or when another process's transaction takes precedence. If the first run was committed, the
+second one must have no effect, also outside the database.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from agl.trainer.store.sql.dialect import Dialect
 T = TypeVar("T")
 
 RETRY_SECONDS: Final = 30.0
-"""How long a batch is tried again while the database cannot be reached."""
+"""How long a batch is repeated while the database cannot be reached."""
 _CLOSING_SECONDS: Final = 3.0
-"""The same once the store is being closed."""
+"""The same while the store is being closed."""
 
 
 @dataclass(slots=True, eq=False)
 class _Operation:
-    """A function that waits for its turn, and then its outcome."""
+    """A pending function of a connection, and later its result or error."""
 
     run: Callable[[Connection], Any]
     writes: bool
@@ -54,26 +54,26 @@ class _Operation:
 
 
 class Database:
-    """A database and the thread that alone touches it.
+    """A database, and the only thread that uses it.
 
     Attributes:
-        dialect: which database. clock: set by the database's own where that has one.
+        dialect: the database. clock: set by the database's own clock, if it has one.
     """
 
     def __init__(self, dialect: Dialect, clock: Clock | None = None) -> None:
         self.dialect = dialect
         self.clock = clock or Clock()
-        self._waiting: queue.SimpleQueue[_Operation | None] = queue.SimpleQueue()
+        self._pending: queue.SimpleQueue[_Operation | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="agl-store", daemon=True)
 
     async def open(self) -> None:
-        """Open the database, create or upgrade its tables.
+        """Open the database; its tables are created or upgraded.
 
         Raises:
-            StoreVersionError: a newer version of agl wrote it.
-            StoreError: it cannot be opened, or is not an agl store.
+            StoreVersionError: a newer version of agl wrote the database.
+            StoreError: the database cannot be opened, or is not an agl store.
         """
         self._thread.start()
         try:
@@ -83,23 +83,23 @@ class Database:
             raise
 
     def read(self, operation: Callable[[Connection], T]) -> asyncio.Future[T]:
-        """Run a function that only reads; it sees every write acknowledged before. Awaited on the running loop."""
+        """Run a function that only reads. It sees every write that was acknowledged before."""
         return self._submit(operation, writes=False)
 
     def write(self, operation: Callable[[Connection], T]) -> asyncio.Future[T]:
         """Run a function in a transaction; the future resolves once that is committed.
 
-        A future cancelled before its turn is skipped; after that the write stands.
+        If the future is cancelled before the function has started, it does not run; later the write takes effect.
         """
         return self._submit(operation, writes=True)
 
     async def close(self) -> None:
-        """Finish what was submitted, then close the connection. Idempotent."""
+        """Finish pending operations, then close the connection. Idempotent."""
         with self._lock:
             if not self._closed:
                 self._closed = True
-                self._waiting.put(None)
-        # Not in a worker thread: while the interpreter ends there are none to be had.
+                self._pending.put(None)
+        # Not in a worker thread: at interpreter exit no thread can be started.
         while self._thread.is_alive():
             await asyncio.sleep(0.002)
 
@@ -109,7 +109,7 @@ class Database:
         with self._lock:
             if self._closed:
                 raise StoreError("the store is closed", hint="open it again with open_store", store=self.dialect.url)
-            self._waiting.put(_Operation(operation, writes, loop, future))
+            self._pending.put(_Operation(operation, writes, loop, future))
         return future
 
     # -- on the thread --------------------------------------------------------------------------------------------
@@ -120,14 +120,14 @@ class Database:
             self._connect()
         except BaseException as error:
             self._disconnect()
-            self._refuse(error)
+            self._fail_all(error)
             return
         try:
-            while batch := self._next():
+            while batch := self._next_batch():
                 try:
                     self._commit(batch)
                 except BaseException as error:
-                    # Whatever it is, those who wait have to hear of it.
+                    # Any error must reach the callers.
                     self._fail(batch, error, unsure=True)
                 _deliver(batch)
         finally:
@@ -149,19 +149,19 @@ class Database:
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            # One that broke cannot be closed, only forgotten.
+            # A broken connection cannot be closed.
             with contextlib.suppress(Exception):
                 connection.close()
 
     def _commit(self, batch: Sequence[_Operation]) -> None:
-        """Run a batch until it is committed; where it cannot be, all of it has failed."""
+        """Run a batch until it is committed; if that is impossible, all its operations fail."""
         deadline, pause, unsure = time.monotonic() + RETRY_SECONDS, 0.02, False
         while True:
             try:
                 _run(self._connect(), batch, self.dialect)
                 return
-            except _Undone as undone:
-                error, unsure = undone.error, unsure or undone.unsure
+            except _RolledBack as rolled_back:
+                error, unsure = rolled_back.error, unsure or rolled_back.unsure
             except BaseException as other:
                 error = other
             lost, conflict = self.dialect.is_lost(error), self.dialect.is_conflict(error)
@@ -172,7 +172,7 @@ class Database:
             if not (lost or conflict) or time.monotonic() + pause > deadline:
                 break
             if conflict and len(batch) > 1:
-                # Fewer rows are held at once, in an order that is each operation's own.
+                # One by one, so that fewer rows are locked at once, each time in the order of one operation.
                 for operation in batch:
                     self._commit([operation])
                 return
@@ -181,92 +181,92 @@ class Database:
         self._fail(batch, error, unsure)
 
     def _fail(self, batch: Sequence[_Operation], error: BaseException, unsure: bool) -> None:
-        refused = self.dialect.store_error(error)
-        if unsure and isinstance(refused, StoreError):
-            refused = StoreError(
-                f"the connection broke while this was being committed, and did not come back: {refused.message}",
+        reported = self.dialect.store_error(error)
+        if unsure and isinstance(reported, StoreError):
+            reported = StoreError(
+                f"the connection broke while this was being committed, and did not come back: {reported.message}",
                 hint="it may or may not be stored; doing it again does no harm",
-                **refused.where,
+                **reported.where,
             )
         for operation in batch:
-            operation.error = refused
+            operation.error = reported
 
-    def _next(self) -> list[_Operation]:
-        """Everything that waits, at least one; nothing when the store was closed."""
-        operation = self._waiting.get()
+    def _next_batch(self) -> list[_Operation]:
+        """All pending operations, at least one; an empty list once the store is closed."""
+        operation = self._pending.get()
         batch: list[_Operation] = []
         while operation is not None:
             if not operation.future.cancelled():
                 batch.append(operation)
             try:
-                operation = self._waiting.get_nowait()
+                operation = self._pending.get_nowait()
             except queue.Empty:
                 if batch:
                     return batch
-                operation = self._waiting.get()
+                operation = self._pending.get()
         if batch:
-            self._waiting.put(None)
+            self._pending.put(None)
         return batch
 
-    def _refuse(self, error: BaseException) -> None:
-        """Answer every operation with the error that opening met, until the store is closed."""
-        while batch := self._next():
+    def _fail_all(self, error: BaseException) -> None:
+        """Fail every operation with the error of opening, until the store is closed."""
+        while batch := self._next_batch():
             for operation in batch:
                 operation.error = self.dialect.store_error(error)
             _deliver(batch)
 
 
-class _Undone(Exception):
-    """The transaction of a batch was not committed, or, if `unsure`, may not have been."""
+class _RolledBack(Exception):
+    """The transaction of a batch was not committed; if `unsure`, it may have been."""
 
     def __init__(self, error: BaseException, unsure: bool) -> None:
         self.error, self.unsure = error, unsure
 
 
 def _run(connection: Connection, batch: Sequence[_Operation], dialect: Dialect) -> None:
-    """Run a batch in one transaction and note each outcome. Raises _Undone if all of it came to nothing.
+    """Run a batch in one transaction and set the result of each operation. Raises _RolledBack if none took effect.
 
-    Savepoints cost about as much as a small operation does, at a server two more journeys, and hardly any operation
-    fails. So there are none at first; when one fails, all is rolled back and run again with a savepoint around each.
+    A savepoint costs about as much as a small operation, with a server two more round trips, and operations rarely
+    fail. So there are none at first; when an operation fails, all are rolled back and run again, each in a savepoint.
     """
     writes = any(operation.writes for operation in batch)
     begin = dialect.begin_write if writes else dialect.begin_read
-    # The driver's own cursor: these statements come with every batch and need nothing from SQLAlchemy.
+    # The driver's own cursor: these statements are part of every batch and need nothing from SQLAlchemy.
     cursor = connection.connection.cursor()
     committing = False
     try:
         cursor.execute(begin)
-        if not _run_freely(connection, batch, dialect):
-            # Does nothing where the failure ended the transaction already, as a full disk may.
+        if not _run_all(connection, batch, dialect):
+            # No effect where the failure has ended the transaction already, as a full disk may.
             connection.connection.rollback()
             if len(batch) == 1:
                 return
             cursor.execute(begin)
             for operation in batch:
-                _run_guarded(connection, cursor, operation, dialect)
+                _run_in_savepoint(connection, cursor, operation, dialect)
         committing = writes
         cursor.execute("COMMIT")
     except BaseException as error:
         try:
             connection.connection.rollback()
         except Exception:
-            # There is no connection any more.
+            # The connection is lost.
             pass
-        raise _Undone(error, committing and dialect.is_lost(error)) from error
+        raise _RolledBack(error, committing and dialect.is_lost(error)) from error
     finally:
         cursor.close()
 
 
-def _run_freely(connection: Connection, batch: Sequence[_Operation], dialect: Dialect) -> bool:
-    """Whether all went well; stops at the first that fails."""
+def _run_all(connection: Connection, batch: Sequence[_Operation], dialect: Dialect) -> bool:
+    """Run operations until one fails; whether none did."""
     for operation in batch:
-        _run_plain(connection, operation, dialect)
+        _run_one(connection, operation, dialect)
         if operation.error is not None:
             return False
     return True
 
 
-def _run_plain(connection: Connection, operation: _Operation, dialect: Dialect) -> None:
+def _run_one(connection: Connection, operation: _Operation, dialect: Dialect) -> None:
     operation.result = operation.error = None
     try:
         operation.result = operation.run(connection)
@@ -276,20 +276,20 @@ def _run_plain(connection: Connection, operation: _Operation, dialect: Dialect) 
         operation.error = dialect.store_error(error)
 
 
-def _run_guarded(connection: Connection, cursor: DBAPICursor, operation: _Operation, dialect: Dialect) -> None:
+def _run_in_savepoint(connection: Connection, cursor: DBAPICursor, operation: _Operation, dialect: Dialect) -> None:
     cursor.execute("SAVEPOINT operation")
-    _run_plain(connection, operation, dialect)
+    _run_one(connection, operation, dialect)
     if operation.error is not None:
         try:
             cursor.execute("ROLLBACK TO operation")
         except Exception:
-            # The transaction is gone, and the operation's own error says why.
+            # The transaction has ended, and the operation's own error says why.
             raise operation.error from None
     cursor.execute("RELEASE operation")
 
 
 def _deliver(batch: Sequence[_Operation]) -> None:
-    """Hand the outcomes over, waking each event loop once."""
+    """Resolve the futures, waking each event loop once."""
     by_loop: dict[asyncio.AbstractEventLoop, list[_Operation]] = {}
     for operation in batch:
         by_loop.setdefault(operation.loop, []).append(operation)
@@ -297,7 +297,7 @@ def _deliver(batch: Sequence[_Operation]) -> None:
         try:
             loop.call_soon_threadsafe(_deliver_here, operations)
         except RuntimeError:
-            # The loop was closed meanwhile, so nobody waits any more.
+            # The loop is closed, so nothing waits for the futures.
             pass
 
 

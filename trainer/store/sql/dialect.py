@@ -1,4 +1,4 @@
-"""What differs from one database to another, as one small interface."""
+"""The interface of what differs between databases."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MEMORY: Final = ":memory:"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an operation did that somebody may be waiting for.
+    """The effects of an operation for which callers may be waiting.
 
     Attributes:
-        queued: how many rollouts can be leased that could not before, by run. ended: ids of those that ended.
+        queued: run -> number of rollouts that can be leased now. ended: ids of the rollouts that ended.
     """
 
     queued: Mapping[str | None, int] = field(default_factory=dict)
@@ -30,10 +30,10 @@ class Change:
 
 
 class Watch(Protocol):
-    """A thread that learns of what other processes changed."""
+    """A thread that notices changes by other processes."""
 
     def stop(self) -> None:
-        """End it. Returns at once; the thread follows within a moment."""
+        """Stop the thread."""
         ...
 
 
@@ -41,9 +41,9 @@ class Dialect(Protocol):
     """One database, not yet open.
 
     Attributes:
-        begin_read, begin_write: statements that open a transaction.
-        begin_schema: statements that open one in which no other process can change the tables.
-        not_a_store_hint: what to do about a database of somebody else's.
+        begin_read, begin_write: statements that begin a transaction.
+        begin_schema: statements that begin one in which no other process can change the tables.
+        not_a_store_hint: what to do about a database that is no store.
     """
 
     begin_read: str
@@ -53,11 +53,11 @@ class Dialect(Protocol):
 
     @property
     def url(self) -> str:
-        """Names it in messages, without its password."""
+        """Identifies the database in messages, without the password."""
         ...
 
     def open_engine(self) -> Engine:
-        """An engine in autocommit: `Database` says BEGIN and COMMIT itself. May raise the driver's errors."""
+        """An engine in autocommit: `Database` sends BEGIN and COMMIT itself. May raise the driver's errors."""
         ...
 
     def now(self, connection: Connection) -> float | None:
@@ -65,28 +65,28 @@ class Dialect(Protocol):
         ...
 
     def store_error(self, error: BaseException) -> BaseException:
-        """A driver's error as a `StoreError` that names the database; any other error as it is."""
+        """A driver's error as a `StoreError` that names the database; any other error unchanged."""
         ...
 
     def is_lost(self, error: BaseException) -> bool:
-        """Whether the connection has gone, so that the transaction may be run again on another one."""
+        """Whether the connection is lost, so that the transaction can be repeated on another one."""
         ...
 
     def is_conflict(self, error: BaseException) -> bool:
-        """Whether the transaction was undone in favour of another one, and may be run again."""
+        """Whether the transaction was rolled back in favour of another one, and can be repeated."""
         ...
 
     def announce(self, connection: Connection, change: Change) -> None:
-        """Tell other processes once the transaction is committed, where the database can."""
+        """Notify other processes of the change when the transaction is committed, where the database supports it."""
         ...
 
     def watch(self, changed: Callable[[Change | None], None]) -> Watch | None:
-        """Start to learn what other processes change; None as an argument means: something, look for yourself.
+        """Call `changed` for changes by other processes, from another thread; with None where details are unknown.
 
         Returns None for a database that no other process can see.
         """
         ...
 
     def compact(self) -> None:
-        """Give the room of deleted rows back, on a connection of its own. May raise the driver's errors."""
+        """Release the space of deleted rows, on a separate connection. May raise the driver's errors."""
         ...

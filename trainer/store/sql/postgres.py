@@ -1,4 +1,4 @@
-"""PostgreSQL: connecting with every wait bounded, telling other processes by NOTIFY, naming its errors."""
+"""PostgreSQL: connects with bounds on every wait, notifies other processes by NOTIFY, explains errors."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from agl.trainer.store.sql.dialect import Change
 
 CONNECT_SECONDS: Final = 10
 LOCK_SECONDS: Final = 30
-"""How long a statement waits for another transaction."""
+"""How long a statement waits for a lock of another transaction."""
 STATEMENT_SECONDS: Final = 120
 COMPACT_SECONDS: Final = 3600
 _CHANNEL: Final = "agl_store"
 _PAYLOAD_BYTES: Final = 7900
 """PostgreSQL's limit is 8000."""
 _SCHEMA_LOCK: Final = 0x61676C73
-"""Of the advisory lock under which tables are made: "agls"."""
+"""Key of the advisory lock under which tables are created: "agls"."""
 _QUIET_SECONDS: Final = 30.0
-"""A listener that has heard nothing for this long asks whether the server is still there."""
+"""A listener without notifications for this long checks whether the server still responds."""
 
 _FAILURES: Mapping[str, tuple[str, str]] = {
     "53100": ("the server's disk is full; nothing of this operation was stored", "free some space and try again"),
@@ -42,7 +42,7 @@ _FAILURES: Mapping[str, tuple[str, str]] = {
     "XX002": ("the database is damaged", "restore it from a copy, or start with a new database"),
 }
 # Shut down, crashed, starting, dropped, idle too long.
-_GONE: Final = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05", "25P03"})
+_LOST: Final = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05", "25P03"})
 # Serialization failure, deadlock.
 _CONFLICTS: Final = frozenset({"40001", "40P01"})
 
@@ -59,9 +59,9 @@ class Postgres:
 
     begin_read = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
     begin_write = "BEGIN"
-    # Others who open the same new database wait here until the tables are made.
+    # Other processes that open the same new database wait here until the tables exist.
     begin_schema: Sequence[str] = (begin_write, f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})")
-    not_a_store_hint = "name an empty database, or a schema of its own: ?options=-csearch_path%3DNAME"
+    not_a_store_hint = "name an empty database, or a separate schema: ?options=-csearch_path%3DNAME"
 
     def __init__(self, url: str) -> None:
         try:
@@ -78,7 +78,7 @@ class Postgres:
             ) from error
         self._psycopg = psycopg
         self.Error = psycopg.Error
-        # A notification reaches every listener, this process's own too.
+        # A notification reaches every listener, including this process's own.
         self._sender = uuid.uuid4().hex
 
     @property
@@ -97,12 +97,12 @@ class Postgres:
             "keepalives_idle": LOCK_SECONDS,
             "application_name": "agl",
         }
-        given = {key: value for key, value in arguments.items() if key not in self._url.query}
+        defaults = {key: value for key, value in arguments.items() if key not in self._url.query}
         engine = create_engine(
             self._url,
             poolclass=NullPool,
             isolation_level="AUTOCOMMIT",
-            connect_args={**given, "autocommit": True},
+            connect_args={**defaults, "autocommit": True},
             use_native_hstore=False,
         )
 
@@ -138,8 +138,8 @@ class Postgres:
         if not isinstance(original, (self._psycopg.OperationalError, self._psycopg.InterfaceError)):
             return False
         state = original.sqlstate
-        # The driver's own errors, of a connection that broke or was not made, have no state.
-        return state is None or state in _GONE or state.startswith("08")
+        # The driver's own errors, of a connection that broke or failed, have no state.
+        return state is None or state in _LOST or state.startswith("08")
 
     def is_conflict(self, error: BaseException) -> bool:
         return getattr(_original(error), "sqlstate", None) in _CONFLICTS
@@ -152,7 +152,7 @@ class Postgres:
         return _Listener(self, changed)
 
     def listen(self) -> Any:
-        """A psycopg connection that hears what is announced."""
+        """A psycopg connection that receives notifications."""
         borrowed = self._engine({}).raw_connection()
         connection = borrowed.driver_connection
         borrowed.detach()
@@ -160,18 +160,18 @@ class Postgres:
         connection.execute(f"LISTEN {_CHANNEL}")
         return connection
 
-    def heard(self, payload: str) -> Change | None:
-        """What a notification says; an empty change for one of this process's own."""
+    def parse(self, payload: str) -> Change | None:
+        """The change in a notification; an empty one if this process sent it, None if it has no details."""
         sender, _, text = payload.partition(" ")
         if sender == self._sender:
             return Change()
         if not text:
             return None
-        facts = json.loads(text)
-        return Change({run: count for run, count in facts["queued"]}, facts["ended"])
+        change = json.loads(text)
+        return Change({run: count for run, count in change["queued"]}, change["ended"])
 
     def compact(self) -> None:
-        # Room inside the tables is free for new rows after this; the server itself does the same now and then.
+        # Frees space inside the tables for new rows; the server does the same now and then.
         engine = self._engine({"lock_timeout": LOCK_SECONDS, "statement_timeout": COMPACT_SECONDS})
         with engine.connect() as connection:
             for table in ("calls", "spans", "attempts"):
@@ -179,45 +179,46 @@ class Postgres:
 
 
 class _Listener:
-    """Hears what other processes announce, over a connection of its own that it makes anew when it breaks."""
+    """Receives the notifications of other processes on a separate connection, and reconnects when that breaks."""
 
     def __init__(self, postgres: Postgres, changed: Callable[[Change | None], None]) -> None:
         self._postgres, self._changed = postgres, changed
-        self._bell, self._ear = socket.socketpair()
+        # Closing the first end makes the second one readable, which stops the thread.
+        self._stop_end, self._thread_end = socket.socketpair()
         self._thread = threading.Thread(target=self._work, name="agl-store-listen", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        self._bell.close()
+        self._stop_end.close()
 
     def _work(self) -> None:
         pause = 0.1
         while True:
             try:
                 with self._postgres.listen() as connection:
-                    # What was announced before this was not heard.
+                    # Earlier notifications were missed.
                     self._changed(None)
                     pause = 0.1
-                    if self._hear(connection):
+                    if self._receive(connection):
                         break
             except (exc.DBAPIError, self._postgres.Error):
-                # Whoever waits looks by itself now and then, and gets an error that says more.
+                # Waiting callers look by themselves now and then, and get an error with details.
                 pass
-            if select.select([self._ear], [], [], pause * random.uniform(0.5, 1.5))[0]:
+            if select.select([self._thread_end], [], [], pause * random.uniform(0.5, 1.5))[0]:
                 break
             pause = min(2 * pause, 5.0)
-        self._ear.close()
+        self._thread_end.close()
 
-    def _hear(self, connection: Any) -> bool:
-        """Pass on what is heard, until the bell rings: then True."""
+    def _receive(self, connection: Any) -> bool:
+        """Pass on notifications until `stop` is called; then True."""
         while True:
-            ready, _, _ = select.select([connection, self._ear], [], [], _QUIET_SECONDS)
-            if self._ear in ready:
+            ready, _, _ = select.select([connection, self._thread_end], [], [], _QUIET_SECONDS)
+            if self._thread_end in ready:
                 return True
             if not ready:
                 connection.execute("SELECT 1")
             for notification in connection.notifies(timeout=0):
-                change = self._postgres.heard(notification.payload)
+                change = self._postgres.parse(notification.payload)
                 if change is None or change:
                     self._changed(change)
 
@@ -227,11 +228,11 @@ def _original(error: BaseException) -> BaseException:
 
 
 def _payloads(sender: str, change: Change) -> Iterator[str]:
-    """The change as texts that fit a notification; one that does not fit says only that there was one."""
+    """Payloads of notifications of the change; one that would be too long has no details."""
     ended = list(change.ended)
     queued = [[run, count] for run, count in change.queued.items()]
     while queued or ended:
-        piece, ended = ended[:100], ended[100:]
-        text = f"{sender} {json.dumps({'queued': queued, 'ended': piece}, separators=(',', ':'))}"
+        part, ended = ended[:100], ended[100:]
+        text = f"{sender} {json.dumps({'queued': queued, 'ended': part}, separators=(',', ':'))}"
         yield text if len(text) <= _PAYLOAD_BYTES else sender
         queued = []

@@ -1,9 +1,8 @@
-"""Statements compiled once and run by the driver's own cursor: what the hot operations use in place of SQLAlchemy's.
+"""Statements that are compiled once and run by the driver's own cursor, for the most frequent operations.
 
-SQLAlchemy takes several times as long for its part of a small statement as SQLite takes to run it. A statement given
-here is compiled for the connection's dialect the first time and kept, so it has to live as long as the process: one per
-module, with named `bindparam`s, none of them expanding. Values go to the driver and come back unconverted: texts,
-integers, floats, bytes and None alone.
+SQLAlchemy's part of a small statement takes several times as long as SQLite takes to run it. A statement is compiled
+for the connection's dialect on first use and cached for the life of the process, so it must be a module's constant,
+with named `bindparam`s, none of them expanding. Values are not converted: only text, integers, floats, bytes and None.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ Statement = Select[Any] | Insert | Update | Delete
 
 
 class _Prepared:
-    """The SQL of a statement in one dialect, and how its values are handed to the driver."""
+    """The SQL of a statement in one dialect, and the form in which the driver takes its values."""
 
     def __init__(self, statement: Statement, connection: Connection) -> None:
         keys = None
         if isinstance(statement, Insert):
-            # All columns but the one that counts up; inline, or PostgreSQL would be asked to return that.
-            counts_up = statement.table.autoincrement_column  # pyright: ignore[reportAttributeAccessIssue]
-            keys = [column.name for column in statement.table.columns if column is not counts_up]
+            # All columns but the autoincremented one; inline, so that PostgreSQL does not return that.
+            serial = statement.table.autoincrement_column  # pyright: ignore[reportAttributeAccessIssue]
+            keys = [column.name for column in statement.table.columns if column is not serial]
             statement = statement.inline()
         compiled: Any = statement.compile(dialect=connection.dialect, column_keys=keys)
         self.sql: str = compiled.string
@@ -51,10 +50,10 @@ _prepared: dict[tuple[Statement, str], _Prepared] = {}
 
 def _prepare(connection: Connection, statement: Statement) -> _Prepared:
     key = (statement, connection.dialect.name)
-    found = _prepared.get(key)
-    if found is None:
-        found = _prepared[key] = _Prepared(statement, connection)
-    return found
+    prepared = _prepared.get(key)
+    if prepared is None:
+        prepared = _prepared[key] = _Prepared(statement, connection)
+    return prepared
 
 
 def _cursor(connection: Connection) -> DBAPICursor:
@@ -62,27 +61,27 @@ def _cursor(connection: Connection) -> DBAPICursor:
 
 
 def rows(connection: Connection, statement: Statement, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """All rows of a statement that returns some, each in the order of its columns."""
+    """All rows that a statement returns, each in the order of its columns."""
     prepared, cursor = _prepare(connection, statement), _cursor(connection)
     cursor.execute(prepared.sql, prepared.values(values))
     return list(cursor.fetchall())
 
 
 def first(connection: Connection, statement: Statement, values: Mapping[str, Any]) -> Row | None:
-    """The only row of a statement that returns at most one, by the names of its columns."""
-    found = rows(connection, statement, values)
-    return dict(zip(_prepare(connection, statement).columns, found[0], strict=True)) if found else None
+    """The row of a statement that returns at most one, by column names."""
+    result = rows(connection, statement, values)
+    return dict(zip(_prepare(connection, statement).columns, result[0], strict=True)) if result else None
 
 
 def change(connection: Connection, statement: Statement, values: Mapping[str, Any]) -> int:
-    """Run a statement that returns no rows; how many rows it changed."""
+    """Run a statement that returns no rows; the number of rows that it changed."""
     prepared, cursor = _prepare(connection, statement), _cursor(connection)
     cursor.execute(prepared.sql, prepared.values(values))
     return cursor.rowcount
 
 
 def change_many(connection: Connection, statement: Statement, many: Sequence[Mapping[str, Any]]) -> int:
-    """Run such a statement with each of `many` values; how many rows were changed in all."""
+    """Run such a statement with each of `many` values; the total number of rows that it changed."""
     prepared, cursor = _prepare(connection, statement), _cursor(connection)
     cursor.executemany(prepared.sql, [prepared.values(values) for values in many])
     return cursor.rowcount

@@ -1,6 +1,6 @@
-"""Calls, spans, resources and what was trained, as functions of a connection; writing the same thing twice is harmless.
+"""Calls, spans, resources and training records, as functions of a connection. Repeating a write is harmless.
 
-A prompt that continues its parent call is kept as its suffix, so a rollout of T turns takes O(T) bytes.
+Of a prompt that continues its parent call only the suffix is stored, so a rollout of T turns takes O(T) bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _INSERT_RESOURCES = insert(V).on_conflict_do_nothing()
 
 
 def _upsert(table: Table, columns: Sequence[str]) -> Any:
-    """An insert that sets `columns` where the key is there already."""
+    """An insert that sets `columns` where a row with the key exists."""
     statement = insert(table)
     return statement.on_conflict_do_update(
         index_elements=list(table.primary_key.columns), set_={name: statement.excluded[name] for name in columns}
@@ -46,10 +46,10 @@ _UPSERT_TRAINED = _upsert(T, [column.name for column in T.columns if not column.
 
 # -- calls --------------------------------------------------------------------------------------------------------
 def add_calls(connection: Connection, calls: Sequence[Call]) -> None:
-    """Insert calls; where the parent of the same attempt is known and is a true prefix, without what it holds."""
+    """Insert calls. Where the parent is of the same attempt and a prefix of the prompt, that prefix is left out."""
     known: dict[str, Mapping[Any, Any]] = {}
-    wanted = {call.id for call in calls} | {call.parent_id for call in calls if call.parent_id}
-    for ids in chunks(sorted(wanted)):
+    ids_read = {call.id for call in calls} | {call.parent_id for call in calls if call.parent_id}
+    for ids in chunks(sorted(ids_read)):
         rows = connection.execute(_HEADS.where(C.c.id.in_(ids))).mappings()
         known.update((row["id"], row) for row in rows)
     new = []
@@ -68,7 +68,7 @@ def add_calls(connection: Connection, calls: Sequence[Call]) -> None:
 
 
 def _continues(row: Mapping[Any, Any], parent: Mapping[Any, Any]) -> bool:
-    """Whether the row's whole prompt begins with the parent's prompt + response, token for token."""
+    """Whether the complete prompt of the row begins with the parent's prompt + response, token for token."""
     if (row["rollout_id"], row["attempt"]) != (parent["rollout_id"], parent["attempt"]):
         return False
     head = row["prompt"][: parent["length"] * _TOKEN_BYTES]
@@ -76,7 +76,7 @@ def _continues(row: Mapping[Any, Any], parent: Mapping[Any, Any]) -> bool:
 
 
 def query_calls(connection: Connection, rollout_id: str, attempt: int | None) -> list[Call]:
-    """A rollout's calls with whole prompts, by attempt and index."""
+    """A rollout's calls with complete prompts, by attempt and index."""
     statement = select(C).where(C.c.rollout_id == rollout_id).order_by(C.c.seq)
     if attempt is not None:
         statement = statement.where(C.c.attempt == attempt)
@@ -94,7 +94,7 @@ def query_calls(connection: Connection, rollout_id: str, attempt: int | None) ->
 
 # -- spans --------------------------------------------------------------------------------------------------------
 def add_spans(connection: Connection, spans: Sequence[Span]) -> None:
-    """Insert the spans that are not there yet."""
+    """Insert spans that are not stored yet."""
     if spans:
         prepared.change_many(connection, _INSERT_SPAN, [codec.span_row(span) for span in spans])
 
@@ -103,20 +103,20 @@ def query_spans(connection: Connection, rollout_id: str, attempt: int | None) ->
     """A rollout's spans by start time."""
     statement = _SPANS if attempt is None else _SPANS_OF_ATTEMPT
     rows = prepared.rows(connection, statement, {"id": rollout_id, "n": attempt})
-    # Not by the database, which would copy whole rows to sort them.
+    # The database would copy whole rows to sort them.
     return sorted((codec.to_span(row) for row in rows), key=attrgetter("start", "span_id"))
 
 
 # -- resources, policies, training --------------------------------------------------------------------------------
 def add_resources(connection: Connection, resources_id: str, resources: Mapping[str, Any], now: float) -> str:
-    """Insert a version, unless it is there already; its id."""
+    """Insert a version unless it exists; returns its id."""
     text = codec.dumps(dict(resources), "the resources")
     connection.execute(_INSERT_RESOURCES, {"resources_id": resources_id, "resources": text, "created_at": now})
     return resources_id
 
 
 def get_resources(connection: Connection, resources_id: str | None) -> tuple[str, Mapping[str, Any]] | None:
-    """That version or the latest; None if there is none."""
+    """That version or the latest one; None without any."""
     statement = select(V.c.resources_id, V.c.resources).order_by(V.c.seq.desc()).limit(1)
     if resources_id is not None:
         statement = statement.where(V.c.resources_id == resources_id)
@@ -125,17 +125,17 @@ def get_resources(connection: Connection, resources_id: str | None) -> tuple[str
 
 
 def add_policy_version(connection: Connection, row: Mapping[str, Any]) -> None:
-    """Insert a version of a policy, or set the checkpoint of one that is there."""
+    """Insert a version of a policy, or set the checkpoint of an existing one."""
     connection.execute(_UPSERT_VERSION, dict(row))
 
 
 def add_trained(connection: Connection, run_id: str, rows: Sequence[TrainedCall]) -> None:
-    """Insert or replace what a step did with calls."""
+    """Insert or replace the training records of calls."""
     if rows:
         connection.execute(_UPSERT_TRAINED, [codec.trained_row(run_id, row) for row in rows])
 
 
 def query_trained(connection: Connection, rollout_id: str) -> list[TrainedCall]:
-    """What was done with a rollout's calls, by step."""
+    """The training records of a rollout's calls, by step."""
     statement = select(T).where(T.c.rollout_id == rollout_id).order_by(T.c.step, T.c.sequence, T.c.call_id)
     return [codec.to_trained(row) for row in connection.execute(statement).mappings()]

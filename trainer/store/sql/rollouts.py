@@ -1,4 +1,4 @@
-"""The life of rollouts and attempts, as functions of a connection; every transition is decided by `_moved`."""
+"""The life cycle of rollouts and attempts, as functions of a connection; `_next_status` decides every transition."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from agl.trainer.store.sql.schema import attempts as A
 from agl.trainer.store.sql.schema import rollouts as R
 
 CHUNK = 1000
-"""How many ids go into one statement; databases limit its parameters."""
+"""Maximum number of ids in one statement; databases limit its parameters."""
 
 _ONE_ROLLOUT = select(R).where(R.c.rollout_id == bindparam("id"))
 _THESE_ROLLOUTS = select(R).where(R.c.rollout_id.in_(bindparam("ids", expanding=True)))
-# Locked where transactions run side by side: what is read here decides what is written.
+# Locked where transactions run concurrently: what is read here decides what is written.
 _ROLLOUT_AND_ATTEMPT = (
     select(R, A.c.status.label("was"), A.c.last_heartbeat_at)
     .where(R.c.rollout_id == bindparam("id"), A.c.rollout_id == R.c.rollout_id, A.c.attempt == bindparam("n"))
@@ -54,7 +54,7 @@ _SET_ATTEMPT = (
         ended_at=bindparam("at"),
     )
 )
-_LIMITED = (
+_ATTEMPTS_WITH_LIMITS = (
     select(A)
     .where(A.c.status.in_(["preparing", "running"]))
     .where(func.coalesce(A.c.timeout_seconds, A.c.unresponsive_seconds).is_not(None))
@@ -73,8 +73,8 @@ _LEASED_BY = (
 
 
 def _lease(*of: Any) -> Any:
-    """One atomic update. PostgreSQL passes over rows that others are leasing; SQLite runs one writer at a time."""
-    # Literally, so that the partial indexes are seen to fit.
+    """One atomic update. PostgreSQL skips rows that others are leasing; SQLite runs one writer at a time."""
+    # As a literal, so that the database uses the partial indexes.
     queued = select(R.c.seq).where(R.c.status == literal_column("'queuing'"))
     first = (
         queued.where(*of)
@@ -92,7 +92,7 @@ _LEASE_OF_RUN, _LEASE_OF_NONE = _lease(R.c.run_id == bindparam("run")), _lease(R
 
 # -- the queue ----------------------------------------------------------------------------------------------------
 def enqueue(connection: Connection, new: Sequence[NewRollout], now: float) -> list[Rollout]:
-    """Add rollouts, return them as stored, in the given order."""
+    """Add rollouts; returns them as stored, in the same order."""
     rows = [codec.rollout_row(n, n.rollout_id or new_rollout_id(), now) for n in new]
     if prepared.change_many(connection, _INSERT_ROLLOUT, rows) == len(rows):
         return [codec.to_rollout(row) for row in rows]
@@ -102,8 +102,8 @@ def enqueue(connection: Connection, new: Sequence[NewRollout], now: float) -> li
 def dequeue(
     connection: Connection, worker_id: str | None, run_id: str | None, request_id: str, repeated: bool, now: float
 ) -> AttemptedRollout | None:
-    """Lease the next queued rollout and open its attempt; or what the same request has leased before."""
-    if repeated and (before := _leased_before(connection, request_id, now)) is not None:
+    """Lease the next queued rollout and open its attempt; a repeated request gets its open lease, if it has one."""
+    if repeated and (before := _open_lease(connection, request_id, now)) is not None:
         return before
     statement = _LEASE if run_id is None else _LEASE_OF_NONE if run_id == NO_RUN else _LEASE_OF_RUN
     values = {"run": run_id} if statement is _LEASE_OF_RUN else {}
@@ -116,8 +116,8 @@ def dequeue(
     return AttemptedRollout(rollout, attempt)
 
 
-def _leased_before(connection: Connection, request_id: str, now: float) -> AttemptedRollout | None:
-    """The open lease of a request that is repeated; the repetition counts as a heartbeat."""
+def _open_lease(connection: Connection, request_id: str, now: float) -> AttemptedRollout | None:
+    """The open lease of a repeated request; the repetition counts as a heartbeat."""
     row = connection.execute(_LEASED_BY, {"request": request_id}).mappings().first()
     if row is None:
         return None
@@ -128,7 +128,7 @@ def _leased_before(connection: Connection, request_id: str, now: float) -> Attem
 
 
 def give_back_request(connection: Connection, request_id: str) -> Rollout | None:
-    """Undo the open lease of a request; its rollout, if there was one to undo."""
+    """Undo the open lease of a request. Returns its rollout, None without an open lease."""
     row = connection.execute(_LEASED_BY, {"request": request_id}).mappings().first()
     if row is None:
         return None
@@ -137,11 +137,11 @@ def give_back_request(connection: Connection, request_id: str) -> Rollout | None
 
 
 def give_back(connection: Connection, leased: AttemptedRollout) -> bool:
-    """Undo a lease that reached nobody, as if it had never been taken; False if it has moved on."""
+    """Undo a lease that no caller received, without a trace. False if its attempt has moved on."""
     rollout_id, n = leased.rollout.rollout_id, leased.attempt.attempt
     row = connection.execute(_ROLLOUT_AND_ATTEMPT, {"id": rollout_id, "n": n}).mappings().first()
     if row is None or row["last_heartbeat_at"] != leased.attempt.last_heartbeat_at:
-        # The request was repeated meanwhile, and its lease is somebody's.
+        # The request was repeated in the meantime, and its caller has the lease.
         return False
     undone = connection.execute(
         update(R)
@@ -154,10 +154,10 @@ def give_back(connection: Connection, leased: AttemptedRollout) -> bool:
 
 
 # -- transitions --------------------------------------------------------------------------------------------------
-def _moved(rollout: Rollout, attempt: int, status: AttemptStatus) -> RolloutStatus:
-    """The rollout's status once its attempt has moved to `status`.
+def _next_status(rollout: Rollout, attempt: int, status: AttemptStatus) -> RolloutStatus:
+    """The rollout's status after its attempt has got `status`.
 
-    A rollout that has ended stays as it is, and an attempt that a later one has replaced moves nothing. A silent
+    A terminal rollout keeps its status, and an attempt that a later one has replaced changes nothing. An unresponsive
     attempt that comes back before its rollout is leased again takes it out of the queue.
     """
     if rollout.status in ROLLOUT_TERMINAL or attempt != rollout.attempts or status == "preparing":
@@ -173,7 +173,7 @@ def _moved(rollout: Rollout, attempt: int, status: AttemptStatus) -> RolloutStat
 def move(
     connection: Connection, rollout_id: str, attempt: int, status: AttemptStatus, error: str | None, now: float
 ) -> Rollout:
-    """Move an attempt, and its rollout with it."""
+    """Set the status of an attempt, and of its rollout accordingly."""
     row = prepared.first(connection, _ROLLOUT_AND_ATTEMPT, {"id": rollout_id, "n": attempt})
     if row is None:
         raise _no_attempt(rollout_id, attempt)
@@ -187,7 +187,7 @@ def move(
             f"attempt {attempt} of rollout {rollout_id} cannot go from {was!r} to {status!r}",
             hint=f"from {was!r} it can go to: {', '.join(sorted(ATTEMPT_TRANSITIONS[was]))}"
             if ATTEMPT_TRANSITIONS[was]
-            else f"{was!r} is final; the rollout was cancelled, given up or reported twice",
+            else f"{was!r} is final; the rollout was cancelled, expired or reported twice",
         )
     prepared.change(
         connection,
@@ -201,11 +201,13 @@ def move(
             "at": now if status in ATTEMPT_TERMINAL else None,
         },
     )
-    return _follow(connection, rollout, attempt, status, now)
+    return _update_rollout(connection, rollout, attempt, status, now)
 
 
-def _follow(connection: Connection, rollout: Rollout, attempt: int, status: AttemptStatus, now: float) -> Rollout:
-    to = _moved(rollout, attempt, status)
+def _update_rollout(
+    connection: Connection, rollout: Rollout, attempt: int, status: AttemptStatus, now: float
+) -> Rollout:
+    to = _next_status(rollout, attempt, status)
     if to == rollout.status:
         return rollout
     ended_at = now if to in ROLLOUT_TERMINAL else None
@@ -214,23 +216,23 @@ def _follow(connection: Connection, rollout: Rollout, attempt: int, status: Atte
 
 
 def beat(connection: Connection, rollout_id: str, attempt: int, now: float) -> None:
-    """Note that an attempt is alive."""
+    """Record that an attempt is alive."""
     if not prepared.change(connection, _BEAT, {"id": rollout_id, "n": attempt, "beat": now}):
         raise _no_attempt(rollout_id, attempt)
 
 
 def expire(connection: Connection, now: float, observer: Observer | None) -> tuple[list[Attempt], list[Rollout]]:
-    """Give up attempts past their limits; they, and their rollouts as they are now.
+    """End attempts past their limits. Returns these, and their rollouts with the new statuses.
 
-    Ages are the observer's, or what is stored compared with `now` if there is none.
+    Ages are the observer's; without one, the stored times are compared with `now`.
     """
-    rows = connection.execute(_LIMITED).mappings().all()
+    rows = connection.execute(_ATTEMPTS_WITH_LIMITS).mappings().all()
     keys = [(row["rollout_id"], row["attempt"], row["started_at"], row["last_heartbeat_at"]) for row in rows]
     if observer is not None:
         ages = observer.look(keys)
     else:
         ages = {(rollout_id, n): (now - started, now - beat) for rollout_id, n, started, beat in keys}
-    given_up, moved = [], []
+    expired, rollouts = [], []
     for row in rows:
         ran, silent = ages[row["rollout_id"], row["attempt"]]
         timeout, limit = row["timeout_seconds"], row["unresponsive_seconds"]
@@ -244,16 +246,16 @@ def expire(connection: Connection, now: float, observer: Observer | None) -> tup
         values = {"id": row["rollout_id"], "n": row["attempt"]}
         present = connection.execute(_ROLLOUT_AND_ATTEMPT, values).mappings().one()
         if (present["was"], present["last_heartbeat_at"]) != (row["status"], row["last_heartbeat_at"]):
-            # Another process was quicker.
+            # Another process was faster.
             continue
-        moved.append(move(connection, row["rollout_id"], row["attempt"], status, why, now))
+        rollouts.append(move(connection, row["rollout_id"], row["attempt"], status, why, now))
         ended_at = now if status in ATTEMPT_TERMINAL else None
-        given_up.append(dataclasses.replace(codec.to_attempt(row), status=status, error=why, ended_at=ended_at))
-    return given_up, moved
+        expired.append(dataclasses.replace(codec.to_attempt(row), status=status, error=why, ended_at=ended_at))
+    return expired, rollouts
 
 
 def cancel(connection: Connection, rollout_ids: Sequence[str], now: float) -> None:
-    """End those of the rollouts that are not terminal, and their open attempts."""
+    """End the rollouts that are not terminal, and their open attempts."""
     statuses(connection, rollout_ids)
     for ids in chunks(rollout_ids):
         open_rollouts = R.c.rollout_id.in_(ids) & R.c.status.not_in(sorted(ROLLOUT_TERMINAL))
@@ -269,34 +271,34 @@ def cancel(connection: Connection, rollout_ids: Sequence[str], now: float) -> No
 
 # -- queries ------------------------------------------------------------------------------------------------------
 def load(connection: Connection, rollout_ids: Sequence[str]) -> list[Rollout]:
-    """These rollouts, in the given order."""
-    found: dict[str, Rollout] = {}
+    """These rollouts, in the same order."""
+    rollouts: dict[str, Rollout] = {}
     for ids in chunks(rollout_ids):
         rows = connection.execute(_THESE_ROLLOUTS, {"ids": ids}).mappings()
-        found.update((row["rollout_id"], codec.to_rollout(row)) for row in rows)
-    return [found[i] for i in rollout_ids]
+        rollouts.update((row["rollout_id"], codec.to_rollout(row)) for row in rows)
+    return [rollouts[i] for i in rollout_ids]
 
 
 def statuses(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, RolloutStatus]:
-    """The status of each; StoreError if one does not exist."""
-    found: dict[str, RolloutStatus] = {}
+    """The status of each rollout; StoreError if one does not exist."""
+    status_of: dict[str, RolloutStatus] = {}
     for ids in chunks(rollout_ids):
         rows = connection.execute(select(R.c.rollout_id, R.c.status).where(R.c.rollout_id.in_(ids)))
-        found.update((rollout_id, status) for rollout_id, status in rows)
+        status_of.update((rollout_id, status) for rollout_id, status in rows)
     for rollout_id in rollout_ids:
-        if rollout_id not in found:
+        if rollout_id not in status_of:
             raise _no_rollout(rollout_id)
-    return found
+    return status_of
 
 
 def get(connection: Connection, rollout_id: str) -> Rollout:
-    """The rollout of that id, or the one whose id begins with it."""
+    """The rollout with that id, or the only one whose id begins with it."""
     row = connection.execute(_ONE_ROLLOUT, {"id": rollout_id}).mappings().first()
     if row is not None:
         return codec.to_rollout(row)
-    # Between the bounds of the index; the ids are compared by their bytes in both databases.
-    begins = (R.c.rollout_id >= rollout_id) & (R.c.rollout_id <= rollout_id + "\U0010ffff")
-    rows = connection.execute(select(R).where(begins).limit(2)).mappings().all() if rollout_id else []
+    # A range of the index; both databases compare ids by their bytes.
+    has_prefix = (R.c.rollout_id >= rollout_id) & (R.c.rollout_id <= rollout_id + "\U0010ffff")
+    rows = connection.execute(select(R).where(has_prefix).limit(2)).mappings().all() if rollout_id else []
     if not rows:
         raise _no_rollout(rollout_id)
     if len(rows) > 1:
@@ -307,7 +309,7 @@ def get(connection: Connection, rollout_id: str) -> Rollout:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Filter:
-    """Which rollouts are asked for: those that fit everything given. `since` is their `created_at`'s lower bound."""
+    """The conditions on rollouts; None is no condition. `since`: the lower bound of `created_at`."""
 
     run_id: str | None = None
     step: int | None = None
@@ -316,7 +318,7 @@ class Filter:
     since: float | None = None
 
     def apply(self, statement: Select[Any]) -> Select[Any]:
-        """The statement, of those rollouts alone."""
+        """The statement, restricted to matching rollouts."""
         for column, value in ((R.c.run_id, self.run_id), (R.c.step, self.step), (R.c.mode, self.mode)):
             if value is not None:
                 statement = statement.where(column == value)
@@ -325,9 +327,9 @@ class Filter:
         return statement if self.since is None else statement.where(R.c.created_at >= self.since)
 
 
-def query(connection: Connection, wanted: Filter, after: str | None, limit: int | None) -> list[Rollout]:
-    """Rollouts that are wanted, oldest first, from the one that comes after `after` on."""
-    statement = wanted.apply(select(R)).order_by(R.c.seq)
+def query(connection: Connection, matching: Filter, after: str | None, limit: int | None) -> list[Rollout]:
+    """Matching rollouts, oldest first, starting after the one with the id `after`."""
+    statement = matching.apply(select(R)).order_by(R.c.seq)
     if after is not None:
         seq = connection.execute(select(R.c.seq).where(R.c.rollout_id == after)).scalar()
         if seq is None:
@@ -338,9 +340,9 @@ def query(connection: Connection, wanted: Filter, after: str | None, limit: int 
     return [codec.to_rollout(row) for row in connection.execute(statement).mappings()]
 
 
-def count(connection: Connection, wanted: Filter) -> int:
-    """How many rollouts are wanted."""
-    return connection.execute(wanted.apply(select(func.count()).select_from(R))).scalar_one()
+def count(connection: Connection, matching: Filter) -> int:
+    """The number of matching rollouts."""
+    return connection.execute(matching.apply(select(func.count()).select_from(R))).scalar_one()
 
 
 def query_attempts(connection: Connection, rollout_id: str) -> list[Attempt]:
@@ -351,7 +353,7 @@ def query_attempts(connection: Connection, rollout_id: str) -> list[Attempt]:
 
 
 def chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    """`ids` in pieces that fit one statement."""
+    """`ids` in parts that fit one statement."""
     for start in range(0, len(ids), CHUNK):
         yield list(ids[start : start + CHUNK])
 

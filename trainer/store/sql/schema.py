@@ -1,4 +1,4 @@
-"""The tables. What is here is what the migrations build; a test compares the two.
+"""The tables. The migrations build the same ones; a test compares the two.
 
 Portable types only: the same tables serve SQLite and PostgreSQL. JSON is text and token arrays are bytes (`codec`).
 """
@@ -10,15 +10,15 @@ from typing import Final
 from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, MetaData, Table, Text, text
 
 VERSION: Final = "0003"
-"""The newest migration's revision: four digits that only grow, so two versions can be compared."""
+"""The newest migration's revision: four digits that only increase, so that versions can be compared."""
 
 metadata = MetaData()
 
 _Serial = BigInteger().with_variant(Integer, "sqlite")
-"""A key that counts up by itself: SQLite does this for the type INTEGER alone."""
+"""An autoincrementing key, which in SQLite must be of type INTEGER."""
 
 _Id = Text().with_variant(Text(collation="C"), "postgresql")
-"""Ids are compared by their bytes, as SQLite does: an index then finds all that begin with a prefix."""
+"""Ids are compared by their bytes, as in SQLite, so that an index finds all ids with a prefix."""
 
 rollouts = Table(
     "rollouts",
@@ -100,7 +100,7 @@ calls = Table(
     Column("ended_at", Double, nullable=False),
 )
 Index("calls_rollout", calls.c.rollout_id, calls.c.attempt)
-# prompt: the prompt's token ids after its first `shared`, which are the whole of the parent's prompt + response.
+# prompt: the prompt's token ids after the first `shared`, which are the parent's prompt + response.
 # length, digest: of prompt + response, so that a child is checked against its parent without reading the parent.
 
 spans = Table(

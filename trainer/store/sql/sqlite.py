@@ -1,4 +1,4 @@
-"""SQLite: opening a file, locking it, seeing that others wrote to it, shrinking it, naming its errors."""
+"""SQLite: opens, locks and shrinks a file, notices writes by other processes, explains errors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from agl.trainer.store.sql.dialect import MEMORY, Change
 BUSY_SECONDS: Final = 30.0
 """How long a write waits for another process's."""
 LOOK_SECONDS: Final = 1.0
-"""How often a watch looks whether another process wrote: SQLite tells nobody."""
+"""How often a watch checks for writes by other processes: SQLite has no notifications."""
 CACHE_KIB: Final = 64 * 1024
-"""Of pages in memory; SQLite's own 2 MiB hold the upper levels of the indices of some 10,000 rollouts."""
+"""Size of the page cache; SQLite's default of 2 MiB holds the upper index levels of some 10,000 rollouts."""
 CHECKPOINT_PAGES: Final = 16_384
-"""When the journal goes into the file: at 64 MiB, so that a page written many times is copied and synced once."""
-_PAGES: Final = 1000
-"""How many free pages are given back in one transaction."""
+"""The journal is copied into the file at 64 MiB, so that a page that is written often is copied and synced once."""
+_VACUUM_PAGES: Final = 1000
+"""Number of free pages that one transaction releases."""
 
 _FAILURES: Mapping[str, tuple[str, str]] = {
     "SQLITE_BUSY": ("the database is locked by another process", "find out who holds a transaction open on it"),
@@ -47,7 +47,7 @@ class Sqlite:
     """
 
     begin_read = "BEGIN"
-    # Takes the write lock at once: a transaction that reads first could not upgrade after another process's write.
+    # Takes the write lock at once: a transaction that reads first cannot upgrade after another process's write.
     begin_write = "BEGIN IMMEDIATE"
     begin_schema: Sequence[str] = (begin_write,)
     not_a_store_hint = "name another file; a new one is created by itself"
@@ -59,7 +59,7 @@ class Sqlite:
         """An engine whose one connection is open, in WAL mode. Raises sqlite3.Error."""
         connection = _connect(self.url)
         try:
-            # Has an effect on new files alone: those that are there keep room that was freed, and fill it again.
+            # Affects new files only; existing ones keep freed space and reuse it.
             connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
             if self.url != MEMORY:
                 _use_wal(connection)
@@ -107,14 +107,14 @@ class Sqlite:
         with closing(_connect(self.url)) as connection:
             while connection.execute("PRAGMA freelist_count").fetchone()[0]:
                 before = connection.execute("PRAGMA page_count").fetchone()[0]
-                connection.execute(f"PRAGMA incremental_vacuum({_PAGES})").fetchall()
+                connection.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
                 if connection.execute("PRAGMA page_count").fetchone()[0] >= before:
                     break
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
 class _Watch:
-    """Looks once a second whether somebody else committed to the file."""
+    """Checks once a second whether another connection committed to the file."""
 
     def __init__(self, path: str, changed: Callable[[Change | None], None]) -> None:
         self._path, self._changed = path, changed
@@ -124,7 +124,7 @@ class _Watch:
 
     def stop(self) -> None:
         self._stop.set()
-        # The file's journal is removed by whoever closes it last, so this may not be the one.
+        # The last connection to close removes the journal, which must not be this thread's.
         self._thread.join(BUSY_SECONDS)
 
     def _look(self) -> None:
@@ -134,7 +134,7 @@ class _Watch:
                 try:
                     version = connection.execute("PRAGMA data_version").fetchone()[0]
                 except sqlite3.Error:
-                    # Whoever waits looks by itself now and then, and gets an error that says more.
+                    # Waiting callers look by themselves now and then, and get an error with details.
                     continue
                 if version != seen:
                     seen = version

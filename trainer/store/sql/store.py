@@ -1,4 +1,4 @@
-"""`SqlStore`: the store on a SQL database. What a method has returned is committed."""
+"""`SqlStore`: the store on a SQL database. A write is committed before its method returns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from agl.trainer.store.base import (
     new_rollout_id,
 )
 from agl.trainer.store.sql import pruning, records
-from agl.trainer.store.sql import rollouts as lives
+from agl.trainer.store.sql import rollouts as lifecycle
 from agl.trainer.store.sql.clock import Clock, Observer
 from agl.trainer.store.sql.database import Database
 from agl.trainer.store.sql.dialect import Change, Dialect, Watch
@@ -48,44 +48,44 @@ class SqlStore:
 
     @classmethod
     async def open(cls, dialect: Dialect, clock: Clock | None = None) -> SqlStore:
-        """Open a database; the tables are made if they are not there.
+        """Open a database; its tables are created or upgraded.
 
         Raises:
-            StoreVersionError: a newer version of agl wrote it.
-            StoreError: it cannot be opened, or is not an agl store.
+            StoreVersionError: a newer version of agl wrote the database.
+            StoreError: the database cannot be opened, or is not an agl store.
         """
         database = Database(dialect, clock)
         await database.open()
         return cls(database)
 
     async def _change(self, operation: Callable[[Connection], tuple[Any, Change]]) -> Any:
-        """Write, and wake whoever waits for what it did: here when it is committed, elsewhere by the database."""
+        """Write, and wake callers that wait for the change: here once it is committed, elsewhere by the database."""
 
-        def announced(connection: Connection) -> tuple[Any, Change]:
+        def announcing(connection: Connection) -> tuple[Any, Change]:
             result, change = operation(connection)
             if change:
                 self._database.dialect.announce(connection, change)
             return result, change
 
-        result, change = await self._database.write(announced)
+        result, change = await self._database.write(announcing)
         if change:
-            self._waiters.changed(change)
+            self._waiters.notify(change)
         return result
 
     def _watch_others(self) -> None:
-        # Most stores are never waited for, and need no thread that watches.
+        # Most stores have no waiting callers, and need no thread that watches.
         if not self._watches:
             self._watches = True
-            self._watch = self._database.dialect.watch(self._waiters.changed)
+            self._watch = self._database.dialect.watch(self._waiters.notify)
 
     # -- rollouts and attempts ------------------------------------------------------------------------------------
     async def enqueue_rollouts(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
         now = self._clock.now()
-        # Named here, so that the operation can be run twice.
-        named = [r if r.rollout_id else dataclasses.replace(r, rollout_id=new_rollout_id()) for r in rollouts]
+        # Ids are chosen before the operation, so that it can be run twice.
+        new = [r if r.rollout_id else dataclasses.replace(r, rollout_id=new_rollout_id()) for r in rollouts]
 
         def enqueue(connection: Connection) -> tuple[list[Rollout], Change]:
-            stored = lives.enqueue(connection, named, now)
+            stored = lifecycle.enqueue(connection, new, now)
             return stored, Change(Counter(r.run_id for r in stored if r.status == "queuing"))
 
         return await self._change(enqueue)
@@ -103,17 +103,17 @@ class SqlStore:
             return leased
         self._watch_others()
         deadline = time.monotonic() + wait
-        with self._waiters.seeking(run_id) as seeker:
+        with self._waiters.waiting_for_work(run_id) as waiter:
             while True:
-                # Looked for again, now that whatever is queued rings.
+                # Again, since rollouts that were queued before the waiter was registered have not woken it.
                 leased = await self._lease(worker_id, run_id, request_id)
                 if leased is not None:
-                    self._waiters.found(seeker)
+                    self._waiters.leased(waiter)
                     return leased
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return None
-                await self._waiters.rest(seeker, min(left, LOOK_SECONDS))
+                await self._waiters.sleep(waiter, min(left, LOOK_SECONDS))
 
     async def _lease(
         self, worker_id: str | None, run_id: str | None, request_id: str | None
@@ -123,24 +123,24 @@ class SqlStore:
 
         def lease(connection: Connection) -> AttemptedRollout | None:
             nonlocal repeated
-            found = lives.dequeue(connection, worker_id, run_id, request, repeated, now)
-            # Run again because the connection broke, it may have leased one already.
+            leased = lifecycle.dequeue(connection, worker_id, run_id, request, repeated, now)
+            # If this runs again after a broken connection, it may have leased a rollout already.
             repeated = True
-            return found
+            return leased
 
-        leased = self._database.write(lease)
+        future = self._database.write(lease)
         try:
-            return await asyncio.shield(leased)
+            return await asyncio.shield(future)
         except asyncio.CancelledError:
-            # A lease that nobody hears of would hold its rollout back for good.
-            if (lost := await leased) is not None:
-                await self._change(lambda c: (None, _queued(lost.rollout, lives.give_back(c, lost))))
+            # A lease that nobody receives would block its rollout for good.
+            if (lost := await future) is not None:
+                await self._change(lambda c: (None, _requeued(lost.rollout, lifecycle.give_back(c, lost))))
             raise
 
     async def give_back(self, request_id: str) -> None:
         def undo(connection: Connection) -> tuple[None, Change]:
-            undone = lives.give_back_request(connection, request_id)
-            return None, Change() if undone is None else _queued(undone, True)
+            rollout = lifecycle.give_back_request(connection, request_id)
+            return None, Change() if rollout is None else _requeued(rollout, True)
 
         await self._change(undo)
 
@@ -150,22 +150,22 @@ class SqlStore:
         now = self._clock.now()
 
         def move(connection: Connection) -> tuple[Rollout, Change]:
-            rollout = lives.move(connection, rollout_id, attempt, status, error, now)
-            return rollout, _followed([rollout])
+            rollout = lifecycle.move(connection, rollout_id, attempt, status, error, now)
+            return rollout, _change_of([rollout])
 
         return await self._change(move)
 
     async def heartbeat(self, rollout_id: str, attempt: int) -> None:
         now = self._clock.now()
-        await self._database.write(lambda c: lives.beat(c, rollout_id, attempt, now))
+        await self._database.write(lambda c: lifecycle.beat(c, rollout_id, attempt, now))
 
     async def expire_attempts(self, now: float | None = None) -> list[Attempt]:
         at = self._clock.now() if now is None else now
         observer = self._observer if now is None else None
 
         def expire(connection: Connection) -> tuple[list[Attempt], Change]:
-            given_up, moved = lives.expire(connection, at, observer)
-            return given_up, _followed(moved)
+            expired, rollouts = lifecycle.expire(connection, at, observer)
+            return expired, _change_of(rollouts)
 
         return await self._change(expire)
 
@@ -173,13 +173,13 @@ class SqlStore:
         now = self._clock.now()
 
         def cancel(connection: Connection) -> tuple[None, Change]:
-            lives.cancel(connection, rollout_ids, now)
+            lifecycle.cancel(connection, rollout_ids, now)
             return None, Change(ended=rollout_ids)
 
         await self._change(cancel)
 
     async def get_rollout(self, rollout_id: str) -> Rollout:
-        return await self._database.read(lambda c: lives.get(c, rollout_id))
+        return await self._database.read(lambda c: lifecycle.get(c, rollout_id))
 
     async def query_rollouts(
         self,
@@ -192,8 +192,8 @@ class SqlStore:
         after: str | None = None,
         limit: int | None = None,
     ) -> list[Rollout]:
-        wanted = lives.Filter(run_id, step, mode, status, since)
-        return await self._database.read(lambda c: lives.query(c, wanted, after, limit))
+        matching = lifecycle.Filter(run_id, step, mode, status, since)
+        return await self._database.read(lambda c: lifecycle.query(c, matching, after, limit))
 
     async def count_rollouts(
         self,
@@ -204,29 +204,28 @@ class SqlStore:
         status: Sequence[RolloutStatus] | None = None,
         since: float | None = None,
     ) -> int:
-        wanted = lives.Filter(run_id, step, mode, status, since)
-        return await self._database.read(lambda c: lives.count(c, wanted))
+        matching = lifecycle.Filter(run_id, step, mode, status, since)
+        return await self._database.read(lambda c: lifecycle.count(c, matching))
 
     async def query_attempts(self, rollout_id: str) -> list[Attempt]:
-        return await self._database.read(lambda c: lives.query_attempts(c, rollout_id))
+        return await self._database.read(lambda c: lifecycle.query_attempts(c, rollout_id))
 
     async def wait_for_rollouts(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
         deadline = None if timeout is None else time.monotonic() + timeout
         self._watch_others()
-        # Registered before the first look, so that none can end unseen in between.
-        with self._waiters.watching(rollout_ids) as watcher:
+        # Registered before the first look, so that no end is missed in between.
+        with self._waiters.waiting_for_ends(rollout_ids) as waiter:
             while True:
-                look = list(watcher.open)
-                found = await self._database.read(lambda c, ids=look: lives.statuses(c, ids))
-                watcher.open.difference_update(i for i, status in found.items() if status in ROLLOUT_TERMINAL)
+                statuses = await self._database.read(lambda c, ids=list(waiter.open): lifecycle.statuses(c, ids))
+                waiter.open.difference_update(i for i, status in statuses.items() if status in ROLLOUT_TERMINAL)
                 left = LOOK_SECONDS if deadline is None else deadline - time.monotonic()
-                if not watcher.open or left <= 0:
+                if not waiter.open or left <= 0:
                     break
-                await watcher.rest(min(left, LOOK_SECONDS))
-                if not watcher.open:
+                await waiter.sleep(min(left, LOOK_SECONDS))
+                if not waiter.open:
                     break
-        ended = [rollout_id for rollout_id in rollout_ids if rollout_id not in watcher.open]
-        return await self._database.read(lambda c: lives.load(c, ended))
+        ended = [rollout_id for rollout_id in rollout_ids if rollout_id not in waiter.open]
+        return await self._database.read(lambda c: lifecycle.load(c, ended))
 
     # -- calls and spans ------------------------------------------------------------------------------------------
     async def add_calls(self, calls: Sequence[Call]) -> None:
@@ -282,7 +281,7 @@ class SqlStore:
         return total
 
     async def close(self) -> None:
-        """Finish what was submitted and release the database. Idempotent."""
+        """Finish pending operations and release the database. Idempotent."""
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.stop()
@@ -290,11 +289,11 @@ class SqlStore:
         self._waiters.wake_all()
 
 
-def _followed(rollouts: Sequence[Rollout]) -> Change:
-    """What rollouts that were moved are now waited for as: work, or ended."""
+def _change_of(rollouts: Sequence[Rollout]) -> Change:
+    """The change by rollouts with new statuses: some are queued, some have ended."""
     queued = Counter(rollout.run_id for rollout in rollouts if rollout.status == "queuing")
     return Change(queued, [rollout.rollout_id for rollout in rollouts if rollout.status in ROLLOUT_TERMINAL])
 
 
-def _queued(rollout: Rollout, again: bool) -> Change:
-    return Change({rollout.run_id: 1} if again else {})
+def _requeued(rollout: Rollout, undone: bool) -> Change:
+    return Change({rollout.run_id: 1} if undone else {})

@@ -1,4 +1,4 @@
-"""Who in this process waits for work, or for rollouts to end, and how they are woken."""
+"""Which callers in this process wait for work or for rollouts to end, and how they are woken."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from agl.trainer.store.base import NO_RUN
 from agl.trainer.store.sql.dialect import Change
 
 LOOK_SECONDS: Final = 30.0
-"""How often somebody who waits looks by himself, should no bell reach him."""
+"""How often a waiting caller looks without having been woken, in case a notification was lost."""
 
 
 class _Waiter:
-    """One who waits, on the event loop where he was made."""
+    """A caller that waits, on the event loop where this was created."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
 
     def wake(self) -> bool:
-        """From any thread. False when his loop was closed without cancelling him."""
+        """Wake the caller, from any thread. False if its loop was closed without cancelling it."""
         try:
             self._loop.call_soon_threadsafe(self._woken.set)
         except RuntimeError:
             return False
         return True
 
-    async def rest(self, seconds: float) -> None:
-        """Until he is woken, or `seconds` have passed."""
+    async def sleep(self, seconds: float) -> None:
+        """Sleep until woken, or until `seconds` have passed."""
         try:
             async with asyncio.timeout(seconds):
                 await self._woken.wait()
@@ -40,18 +40,25 @@ class _Waiter:
         self._woken.clear()
 
 
-class Seeker(_Waiter):
-    """One who waits for a rollout to lease, of one run or, with None, of any."""
+class WorkWaiter(_Waiter):
+    """Waits for a rollout to lease.
+
+    Attributes:
+        run_id: the run whose rollouts are leased; None for any.
+        notified: whether it was woken and has not looked since.
+        probing: whether it was woken only to see whether there is work. If it leases a rollout there may be more, and
+            the next one is woken.
+    """
 
     def __init__(self, run_id: str | None) -> None:
         super().__init__()
         self.run_id = run_id
-        self.rung = False
-        self.scouts = False
+        self.notified = False
+        self.probing = False
 
 
-class Watcher(_Waiter):
-    """One who waits until all of some rollouts have ended."""
+class EndWaiter(_Waiter):
+    """Waits until all of some rollouts have ended. Attributes: open: those that have not."""
 
     def __init__(self, rollout_ids: Sequence[str]) -> None:
         super().__init__()
@@ -59,99 +66,100 @@ class Watcher(_Waiter):
 
 
 class Waiters:
-    """All who wait for a store."""
+    """All callers that wait for a store."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # In the order in which they began to wait, so that none is passed over.
-        self._seekers: dict[Seeker, None] = {}
-        self._watchers: set[Watcher] = set()
+        self._for_work: dict[WorkWaiter, None] = {}
+        self._for_ends: set[EndWaiter] = set()
 
     # -- for work -------------------------------------------------------------------------------------------------
     @contextmanager
-    def seeking(self, run_id: str | None) -> Iterator[Seeker]:
-        """Wait for work inside this."""
-        seeker = Seeker(run_id)
+    def waiting_for_work(self, run_id: str | None) -> Iterator[WorkWaiter]:
+        """A waiter that is woken for rollouts of that run, registered within the block."""
+        waiter = WorkWaiter(run_id)
         with self._lock:
-            self._seekers[seeker] = None
+            self._for_work[waiter] = None
         try:
-            yield seeker
+            yield waiter
         finally:
             with self._lock:
-                del self._seekers[seeker]
-                unheard = seeker.rung
-            if unheard:
-                self._ring_one(run_id, scouts=seeker.scouts)
+                del self._for_work[waiter]
+                unused = waiter.notified
+            if unused:
+                self._notify_one(run_id, probing=waiter.probing)
 
-    async def rest(self, seeker: Seeker, seconds: float) -> None:
-        """Until there may be work for him, or `seconds` have passed."""
-        await seeker.rest(seconds)
+    async def sleep(self, waiter: WorkWaiter, seconds: float) -> None:
+        """Sleep until there may be work for this waiter, or until `seconds` have passed."""
+        await waiter.sleep(seconds)
         with self._lock:
-            seeker.rung = False
-            # Behind the others who wait.
-            del self._seekers[seeker]
-            self._seekers[seeker] = None
+            waiter.notified = False
+            # Behind the others.
+            del self._for_work[waiter]
+            self._for_work[waiter] = None
 
-    def found(self, seeker: Seeker) -> None:
-        """He has found work; if he was sent to see whether there is any, there may be more."""
-        if seeker.scouts:
-            self._ring_one(seeker.run_id, scouts=True)
+    def leased(self, waiter: WorkWaiter) -> None:
+        """Note that a waiter has leased a rollout."""
+        if waiter.probing:
+            self._notify_one(waiter.run_id, probing=True)
 
-    def _ring_one(self, run_id: str | None, *, scouts: bool) -> bool:
+    def _notify_one(self, run_id: str | None, *, probing: bool) -> bool:
         with self._lock:
-            for seeker in self._seekers:
-                if not seeker.rung and seeker.run_id in (None, run_id) and seeker.wake():
-                    seeker.rung, seeker.scouts = True, scouts
+            for waiter in self._for_work:
+                if not waiter.notified and waiter.run_id in (None, run_id) and waiter.wake():
+                    waiter.notified, waiter.probing = True, probing
                     return True
         return False
 
-    def _ring(self, queued: Mapping[str | None, int]) -> None:
+    def _notify_queued(self, queued: Mapping[str | None, int]) -> None:
         for run_id, count in queued.items():
             for _ in range(count):
-                if not self._ring_one(NO_RUN if run_id is None else run_id, scouts=False):
+                if not self._notify_one(NO_RUN if run_id is None else run_id, probing=False):
                     break
 
-    def _send_scouts(self) -> None:
+    def _probe(self) -> None:
+        """Have one waiter of each run see whether there is work."""
         with self._lock:
-            runs = {seeker.run_id for seeker in self._seekers}
+            runs = {waiter.run_id for waiter in self._for_work}
         for run_id in runs:
-            self._ring_one(run_id, scouts=True)
+            self._notify_one(run_id, probing=True)
 
     # -- for ends -------------------------------------------------------------------------------------------------
     @contextmanager
-    def watching(self, rollout_ids: Sequence[str]) -> Iterator[Watcher]:
-        """Wait for ends inside this."""
-        watcher = Watcher(rollout_ids)
+    def waiting_for_ends(self, rollout_ids: Sequence[str]) -> Iterator[EndWaiter]:
+        """A waiter that is woken when all of these rollouts have ended, registered within the block."""
+        waiter = EndWaiter(rollout_ids)
         with self._lock:
-            self._watchers.add(watcher)
+            self._for_ends.add(waiter)
         try:
-            yield watcher
+            yield waiter
         finally:
             with self._lock:
-                self._watchers.discard(watcher)
+                self._for_ends.discard(waiter)
 
-    def _end(self, ended: Sequence[str]) -> None:
+    def _notify_ended(self, rollout_ids: Sequence[str]) -> None:
         with self._lock:
-            for watcher in self._watchers:
-                before = len(watcher.open)
-                watcher.open.difference_update(ended)
-                if before and not watcher.open:
-                    watcher.wake()
+            for waiter in self._for_ends:
+                before = len(waiter.open)
+                waiter.open.difference_update(rollout_ids)
+                if before and not waiter.open:
+                    waiter.wake()
 
     # -- both -----------------------------------------------------------------------------------------------------
-    def changed(self, change: Change | None) -> None:
-        """Wake those whom a change concerns; None for a change of which nothing is known. From any thread."""
+    def notify(self, change: Change | None) -> None:
+        """Wake the waiters that a change concerns; None for a change without details. From any thread."""
         if change is not None:
-            self._ring(change.queued)
-            self._end(change.ended)
+            self._notify_queued(change.queued)
+            self._notify_ended(change.ended)
             return
-        self._send_scouts()
+        self._probe()
         with self._lock:
-            for watcher in self._watchers:
-                watcher.wake()
+            for waiter in self._for_ends:
+                waiter.wake()
 
     def wake_all(self) -> None:
-        """Wake everybody, since the store was closed."""
+        """Wake every waiter, since the store was closed."""
         with self._lock:
-            for waiter in (*self._seekers, *self._watchers):
+            for waiter in (*self._for_work, *self._for_ends):
                 waiter.wake()

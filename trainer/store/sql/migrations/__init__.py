@@ -1,4 +1,4 @@
-"""Bring a database to the newest version of the schema, or say why not. Alembic is imported only when there is work."""
+"""Upgrades a database to the newest version of the schema. Alembic is imported only if there is something to do."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ VERSION_TABLE = "alembic_version"
 
 
 def upgrade(connection: Connection, dialect: Dialect) -> None:
-    """Create or upgrade the tables, in one transaction. `connection` is in autocommit.
+    """Create or upgrade the tables in one transaction. `connection` is in autocommit.
 
     Raises:
-        StoreVersionError: a newer version of agl wrote it.
-        StoreError: the database belongs to something else.
+        StoreVersionError: a newer version of agl wrote the database.
+        StoreError: the database is not an agl store.
     """
     if version(connection, dialect) == schema.VERSION:
         return
     try:
         for statement in dialect.begin_schema:
             connection.exec_driver_sql(statement).close()
-        # Another process may have done it while this one waited for the lock.
+        # Another process may have upgraded them while this one waited for the lock.
         if version(connection, dialect) != schema.VERSION:
             _run_alembic(connection)
         connection.exec_driver_sql("COMMIT")
@@ -39,18 +39,18 @@ def version(connection: Connection, dialect: Dialect) -> str | None:
     tables = inspect(connection).get_table_names()
     if not tables:
         return None
-    found = None
+    revision = None
     if VERSION_TABLE in tables:
-        found = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").scalar()
-    if found is None or not found.isdigit() or "rollouts" not in tables:
+        revision = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").scalar()
+    if revision is None or not revision.isdigit() or "rollouts" not in tables:
         raise StoreError("this database is not an agl store", hint=dialect.not_a_store_hint, store=dialect.url)
-    if found > schema.VERSION:
+    if revision > schema.VERSION:
         raise StoreVersionError(
-            f"the store has schema version {found}, this agl knows versions up to {schema.VERSION}",
+            f"the store has schema version {revision}, this agl knows versions up to {schema.VERSION}",
             hint="upgrade agl (pip install -U agl), or name another store",
             store=dialect.url,
         )
-    return found
+    return revision
 
 
 def _run_alembic(connection: Connection) -> None:

@@ -1,0 +1,34 @@
+"""Spans of tool calls that failed before a tool ran: an unknown tool, arguments that do not fit, a refused call."""
+
+from __future__ import annotations
+
+from agl import semconv, tracing
+from agl.adapters.aside import Aside, end, start
+from agl.tracing.context import Scope
+
+
+def record_failed_call(
+    name: str, call_id: str | None, text: str, *, parent: Scope | None = None, agent: str | None = None
+) -> None:
+    """Record that a tool call failed, unless it has a span already.
+
+    Args:
+        text: the result that the model got. parent: the calling agent's scope; the current one if None.
+        agent: the calling agent; the scope's agent if None.
+    """
+    here = parent or tracing.current()
+    if here is None or not call_id or _has_span(here.rollout, call_id):
+        return
+    content = here.rollout.capture_content
+    attributes = {semconv.TOOL_NAME: name, semconv.TOOL_CALL_ID: call_id}
+    with Aside():
+        scope = start(semconv.EXECUTE_TOOL, name, parent=here, agent=agent, attributes=attributes)
+        if scope is not None:
+            result = {semconv.TOOL_CALL_RESULT: text if content else None}
+            end(scope, error=text if content and text else "the tool failed", attributes=result)
+
+
+def _has_span(rollout: tracing.RolloutContext, call_id: str) -> bool:
+    spans = (s.attributes for s in reversed(rollout.spans))
+    open_ = (s.span.attributes for s in [*rollout.open] if s.kind == semconv.EXECUTE_TOOL)
+    return any(a.get(semconv.TOOL_CALL_ID) == call_id for attributes in (spans, open_) for a in attributes)

@@ -1,0 +1,13 @@
+"""A compiled graph of the user's own as an agent."""
+
+from __future__ import annotations
+
+from agl.adapters.langchain import runnable as langchain
+from agl.adapters.langchain.runnable import is_graph, runnable
+
+__all__ = ["handles", "runnable"]
+
+
+def handles(agent: object) -> bool:
+    """Whether `agent` is a compiled graph that `create_agent` did not make."""
+    return is_graph(agent) and not langchain.handles(agent)

@@ -1,0 +1,34 @@
+"""An agent of the OpenAI Agents SDK as an agent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agl.adapters.base import Runnable, question
+
+
+def handles(agent: object) -> bool:
+    """Whether `agent` is an `agents.Agent`."""
+    # "agents" is also what many users call a package of their own.
+    return hasattr(agent, "handoffs") and any(
+        cls.__module__ == "agents.agent" and cls.__qualname__ == "Agent" for cls in type(agent).__mro__
+    )
+
+
+def runnable(agent: Any) -> Runnable:
+    """How an agent is run: by `Runner.run`."""
+
+    async def invoke(value: Any) -> Any:
+        from agents import Runner
+
+        return await Runner.run(agent, value)
+
+    return Runnable(agent.name, invoke, _input, _final_output)
+
+
+def _input(task: Any) -> Any:
+    return task if isinstance(task, list) else question(task)
+
+
+def _final_output(result: Any) -> Any:
+    return result.final_output

@@ -1,0 +1,167 @@
+"""The command line as a person uses it: separate processes, real files, real exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+AGL = [sys.executable, "-c", "from agl.trainer.cli import main; main()"]
+
+AGENT = '''
+import re
+from langchain.agents import create_agent
+from langchain.tools import tool
+from langchain_openai import ChatOpenAI
+
+@tool
+def calculator(expression: str) -> str:
+    """Calculate `a op b`."""
+    return str(eval(expression)) if re.fullmatch(r"[0-9]+ [-+*] [0-9]+", expression) else "error"
+
+model = ChatOpenAI(model="any", api_key="unused")
+agent = create_agent(model, [calculator], system_prompt="Use the calculator.", name="mine")
+
+def reward(task, output):
+    return float(output.strip() == task["answer"])
+'''
+
+
+def _agl(*arguments: object, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([*AGL, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=300)
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def _workspace(tmp_path: Path) -> Path:
+    from agl.trainer.quickstart.tasks import arithmetic_tasks, write_jsonl
+
+    write_jsonl(tmp_path / "tasks.jsonl", arithmetic_tasks(32, seed=0, split="train"))
+    write_jsonl(tmp_path / "val.jsonl", arithmetic_tasks(8, seed=0, split="heldout"))
+    (tmp_path / "mine.py").write_text(AGENT)
+    return tmp_path
+
+
+_TRAIN = ("train", "--tasks", "tasks.jsonl", "--agent", "mine.py:agent", "--reward", "mine.py:reward")
+_SMALL = ("--group-size", 4, "--batch-size", 2, "--max-response-tokens", 24, "--val-every", 2, "--out", "out")
+
+
+def test_help_names_every_command(tmp_path: Path) -> None:
+    text = _agl("--help", cwd=tmp_path).stdout
+    for command in ("quickstart", "train", "explain", "make-policy", "doctor"):
+        assert command in text
+
+
+def test_train_explain_and_resume(untrained_model: Path, tmp_path: Path) -> None:
+    here = _workspace(tmp_path)
+    common = (*_TRAIN, *_SMALL, "--val", "val.jsonl", "--model", untrained_model, "--steps", 2)
+    done = _agl(*common, "--json", "facts.json", cwd=here)
+    facts = json.loads((here / "facts.json").read_text())
+    assert facts["steps"] == 2
+    assert 0 <= facts["before"] <= 1
+    assert (here / facts["policy"] / "config.json").is_file()
+    assert (here / facts["checkpoint"] / "run.json").is_file()
+    assert "step 2/2" in done.stderr
+
+    listed = _agl("explain", "--list", "--store", "out", "--json", "list.json", cwd=here)
+    rollouts = json.loads((here / "list.json").read_text())
+    trained = [r for r in rollouts if r["mode"] == "train"]
+    assert len(trained) == 16
+    assert "train" in listed.stdout
+    shown = _agl("explain", trained[0]["rollout_id"][:13], "--store", "out", "--json", "one.json", cwd=here)
+    one = json.loads((here / "one.json").read_text())
+    assert one["rollout_id"] == trained[0]["rollout_id"]
+    assert one["calls"][0]["agent"] == "mine"
+    assert one["calls"][0]["step"] == 1
+    for word in ("rollout", "log-probs", "advantage", "training rows", "tokens in step 1"):
+        assert word in shown.stdout
+
+    again = _agl(*common, "--resume", cwd=here)
+    assert "step 1/2" not in again.stderr, "both steps are done already"
+
+
+def test_bad_command_lines(untrained_model: Path, tmp_path: Path) -> None:
+    here = _workspace(tmp_path)
+
+    def fails(*arguments: object) -> str:
+        done = _agl(*arguments, cwd=here, check=False)
+        assert done.returncode != 0
+        assert "Traceback" not in done.stderr
+        return " ".join(done.stderr.split())
+
+    rest = ("--model", untrained_model, "--steps", 1)
+    assert "--reward" in fails(*_TRAIN, *rest, "--rewards", "x")
+    assert "mine.py has no 'agnt'" in fails("train", "--tasks", "tasks.jsonl", "--agent", "mine.py:agnt", *rest)
+    assert "needs a reward" in fails("train", "--tasks", "tasks.jsonl", "--agent", "mine.py:agent", *rest)
+    assert "no such task file" in fails(*("nowhere.jsonl" if a == "tasks.jsonl" else a for a in _TRAIN), *rest)
+    assert "no such directory" in fails(*_TRAIN, "--model", "./nowhere", "--steps", 1)
+    assert "there is no store at this path" in fails("explain", "ro-1", "--store", "nowhere")
+    (here / "bad.jsonl").write_text("{}\n{oops\n")
+    assert "line 2 is not JSON" in fails(*("bad.jsonl" if a == "tasks.jsonl" else a for a in _TRAIN), *rest)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_within_seconds_and_the_run_goes_on(untrained_model: Path, tmp_path: Path) -> None:
+    here = _workspace(tmp_path)
+    command = (*_TRAIN, *_SMALL, "--model", untrained_model)
+    running = subprocess.Popen(
+        [*AGL, *map(str, command), "--steps", "200"], cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        _wait_for(here / "out" / "checkpoints" / "step-000002" / "run.json", running)
+        children = _children(running.pid)
+        assert children
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=20)
+    finally:
+        running.kill()
+    assert running.returncode == 130
+    assert "Resume it with" in errors
+    assert "Traceback" not in errors
+    assert not [pid for pid in children if _alive(pid)]
+    steps = [int(p.name.removeprefix("step-")) for p in (here / "out" / "checkpoints").glob("step-*")]
+    done = max(steps)
+    last = json.loads((here / "out" / "checkpoints" / f"step-{done:06d}" / "run.json").read_text())
+    assert last["step"] == done
+
+
+def _wait_for(path: Path, running: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert running.poll() is None, running.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _children(pid: int) -> list[int]:
+    listed = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout
+    return [int(p) for p in listed.split()]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+
+
+@pytest.mark.slow
+def test_the_quickstarts_facts(tmp_path: Path) -> None:
+    """The whole command with two steps: what it writes, not how well it learns."""
+    _agl("quickstart", "--steps", 2, "--out", "qs", "--json", "qs.json", cwd=tmp_path)
+    facts: dict[str, Any] = json.loads((tmp_path / "qs.json").read_text())
+    assert set(facts) >= {"before", "after", "seconds", "steps", "parameters", "checkpoint", "curve"}
+    assert 0.05 <= facts["before"] < 0.45
+    assert facts["steps"] == 2
+    assert facts["parameters"] < 3_000_000
+    assert (tmp_path / facts["curve"]).read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / facts["checkpoint"] / "run.json").is_file()

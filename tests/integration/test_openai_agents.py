@@ -1,0 +1,373 @@
+"""The OpenAI Agents SDK: names, tools and structure, through handoffs, agents as tools, guardrails and streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("agents")
+
+from agents import (
+    Agent,
+    GuardrailFunctionOutput,
+    InputGuardrail,
+    InputGuardrailTripwireTriggered,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    RunConfig,
+    Runner,
+    UserError,
+    function_tool,
+    set_trace_processors,
+    set_tracing_disabled,
+    trace,
+)
+from agents.tracing import TracingProcessor, get_trace_provider
+from openai import AsyncOpenAI
+from provider import Provider, Reply, says, serve
+from scripted import in_loop, serving, tool_call
+from subject_openai_agents import chat_model, responses_model
+from subjects import ToolFailed, add, uses_add
+
+import agl
+from agl import semconv, tracing
+from agl.adapters.openai_agents import OpenAIAgentsTracer, wrap
+from agl.agents.agent import RolloutInfo
+from agl.mdp.builder import build_trajectory
+from agl.mdp.selection import select
+from agl.mdp.span_index import SpanIndex
+from agl.mdp.spans import Span
+from agl.tracing.context import RolloutContext
+
+
+@pytest.fixture
+def provider() -> Iterator[Provider]:
+    with serve(uses_add()) as server:
+        yield server
+
+
+@pytest.fixture
+def rollout() -> Iterator[RolloutContext]:
+    context = RolloutContext("ro", 1, "outer", select(None))
+    with OpenAIAgentsTracer(), tracing.running(context):
+        yield context
+
+
+class Seen(TracingProcessor):
+    """A user's own processor."""
+
+    def __init__(self) -> None:
+        self.spans: list[str] = []
+
+    def on_trace_start(self, trace: Any) -> None: ...
+    def on_trace_end(self, trace: Any) -> None: ...
+    def on_span_start(self, span: Any) -> None: ...
+    def shutdown(self) -> None: ...
+    def force_flush(self) -> None: ...
+
+    def on_span_end(self, span: Any) -> None:
+        self.spans.append(span.span_data.type)
+
+
+@pytest.fixture(autouse=True)
+def users() -> Iterator[Seen]:
+    """The only processor, so that no test sends anything."""
+    before: Any = get_trace_provider()
+    processors = before._multi_processor._processors
+    seen = Seen()
+    set_trace_processors([seen])
+    yield seen
+    set_trace_processors([*processors])
+    set_tracing_disabled(False)
+
+
+def of(rollout: RolloutContext, operation: str) -> list[Span]:
+    return [s for s in rollout.spans if s.operation == operation]
+
+
+def agents(rollout: RolloutContext) -> list[str | None]:
+    return [s.agent for s in of(rollout, semconv.CHAT)]
+
+
+def by_prompt(**answers: Callable[[dict[str, Any]], Reply]) -> Callable[[dict[str, Any]], Reply]:
+    """A policy for each agent, told apart by its instructions."""
+    return lambda body: answers[body["messages"][0]["content"]](body)
+
+
+def agent(name: str, provider: Provider, **options: Any) -> Agent[Any]:
+    return Agent(name=name, instructions=name, model=chat_model(provider.url), **options)
+
+
+def run(starting: Agent[Any], question: str = "2+3", **options: Any) -> Any:
+    return asyncio.run(Runner.run(starting, question, **options)).final_output
+
+
+def test_a_handoff_changes_the_name_and_both_are_agents_of_the_run(provider: Provider, rollout: RolloutContext) -> None:
+    writer = agent("writer", provider, tools=[function_tool(add)])
+    triage = agent("triage", provider, handoffs=[writer])
+
+    def write(body: dict[str, Any]) -> Reply:
+        return uses_add()({**body, "messages": [m for m in body["messages"] if "assistant" not in str(m["content"])]})
+
+    provider.script = by_prompt(triage=lambda _: Reply(None, (("transfer_to_writer", {}),)), writer=write)
+    assert run(triage) == "sum 5"
+    assert agents(rollout) == ["triage", "writer", "writer"]
+    first, second = of(rollout, semconv.INVOKE_AGENT)
+    assert [(s.agent, s.parent_id) for s in (first, second)] == [
+        ("triage", first.parent_id),
+        ("writer", first.parent_id),
+    ]
+    assert [s.parent_id for s in of(rollout, semconv.CHAT)] == [first.span_id, second.span_id, second.span_id]
+    [span] = of(rollout, semconv.EXECUTE_TOOL)
+    assert (span.agent, span.parent_id) == ("writer", second.span_id)
+
+
+def test_an_agent_as_a_tool_lies_in_its_tool_call(provider: Provider, rollout: RolloutContext) -> None:
+    helper = agent("helper", provider, tools=[function_tool(add)])
+    boss = agent("boss", provider, tools=[helper.as_tool("delegate", "Ask the helper.")])
+
+    def delegate(body: dict[str, Any]) -> Reply:
+        if body["messages"][-1]["role"] == "tool":
+            return Reply("done")
+        return Reply(None, tuple(("delegate", {"input": f"{i}"}) for i in range(3)))
+
+    provider.script = by_prompt(boss=delegate, helper=uses_add())
+    assert run(boss) == "done"
+    assert sorted(agents(rollout), key=str) == ["boss"] * 2 + ["helper"] * 6
+    by_id = {s.span_id: s for s in rollout.spans}
+    calls = {s.attributes[semconv.TOOL_CALL_ID] for s in of(rollout, semconv.EXECUTE_TOOL) if s.agent == "boss"}
+    assert calls == {c["id"] for c in provider.last.body["messages"][2]["tool_calls"]}
+    for span in of(rollout, semconv.CHAT) + of(rollout, semconv.EXECUTE_TOOL):
+        parent = by_id[span.parent_id or ""]
+        assert (parent.operation, parent.agent) == (semconv.INVOKE_AGENT, span.agent)
+        if span.agent == "helper":
+            assert by_id[parent.parent_id or ""].name == "execute_tool delegate"
+
+
+def test_parallel_tool_calls_are_joined_to_their_calls(provider: Provider, rollout: RolloutContext) -> None:
+    def script(body: dict[str, Any]) -> Reply:
+        if body["messages"][-1]["role"] == "tool":
+            return Reply("done")
+        return Reply(None, tuple(("slow_add", {"a": k, "b": 1}) for k in (3, 2, 1, 0)))
+
+    provider.script = script
+
+    @function_tool
+    async def slow_add(a: int, b: int) -> int:
+        """Add."""
+        for _ in range(a):
+            await asyncio.sleep(0)
+        agl.emit_reward(float(a))
+        return a + b
+
+    run(agent("solver", provider, tools=[slow_add]))
+    spans = {s.attributes[semconv.TOOL_CALL_ID]: s for s in of(rollout, semconv.EXECUTE_TOOL)}
+    rewards = {s.parent_id: s.attributes[semconv.REWARD_VALUE] for s in of(rollout, semconv.REWARD)}
+    said = next(m for m in provider.last.body["messages"] if m.get("tool_calls"))["tool_calls"]
+    assert spans.keys() == {c["id"] for c in said}
+    for call in said:
+        arguments = json.loads(call["function"]["arguments"])
+        span = spans[call["id"]]
+        assert json.loads(span.attributes[semconv.TOOL_CALL_ARGUMENTS]) == arguments
+        assert span.attributes[semconv.TOOL_CALL_RESULT] == str(arguments["a"] + 1)
+        assert rewards[span.span_id] == arguments["a"]
+
+
+def test_a_guardrails_agent_is_named_and_its_alarm_goes_on(provider: Provider, rollout: RolloutContext) -> None:
+    guard = agent("guard", provider)
+
+    async def check(context: Any, of_agent: Any, given: Any) -> GuardrailFunctionOutput:
+        said = (await Runner.run(guard, "check")).final_output
+        return GuardrailFunctionOutput(said, tripwire_triggered=said == "stop")
+
+    solver = agent("solver", provider, input_guardrails=[InputGuardrail(check)])
+    provider.script = by_prompt(guard=says("fine"), solver=says("hello"))
+    assert run(solver) == "hello"
+    assert sorted(agents(rollout), key=str) == ["guard", "solver"]
+    by_id = {s.span_id: s for s in rollout.spans}
+    [inner] = [s for s in of(rollout, semconv.INVOKE_AGENT) if s.agent == "guard"]
+    assert by_id[inner.parent_id or ""].name == "invoke_agent solver"
+    provider.script = by_prompt(guard=says("stop"), solver=says("hello"))
+    with pytest.raises(InputGuardrailTripwireTriggered):
+        run(solver)
+    assert "guard" in agents(rollout)[-2:]
+
+
+def test_an_error_that_the_sdk_tells_the_model_is_an_error_of_the_tools_span_only(
+    provider: Provider, rollout: RolloutContext
+) -> None:
+    provider.script = uses_add(a=-1)
+    assert "error" in run(agent("solver", provider, tools=[function_tool(add)]))
+    [span] = of(rollout, semconv.EXECUTE_TOOL)
+    assert span.status == "error"
+    assert {s.status for s in rollout.spans if s is not span} == {"unset"}
+
+
+def test_a_run_within_an_exceptions_handler_is_not_to_blame_for_it(provider: Provider, rollout: RolloutContext) -> None:
+    async def main() -> None:
+        try:
+            raise ToolFailed("earlier")
+        except ToolFailed:
+            await Runner.run(agent("solver", provider, tools=[function_tool(add)]), "2+3")
+
+    asyncio.run(main())
+    assert len(of(rollout, semconv.CHAT)) == 2
+    assert {s.status for s in rollout.spans} == {"unset"}
+
+
+def test_a_tools_exception_leaves_as_the_sdk_raises_it(provider: Provider, rollout: RolloutContext) -> None:
+    provider.script = uses_add(a=-1)
+    with pytest.raises(UserError) as caught:
+        run(agent("solver", provider, tools=[function_tool(add, failure_error_function=None)]))
+    assert isinstance(caught.value.__cause__, ToolFailed)
+    assert {s.attributes[semconv.ERROR_TYPE] for s in rollout.spans if s.status == "error"} == {"ToolFailed"}
+
+
+def test_a_stream_broken_off_leaves_the_rest_in_order(provider: Provider, rollout: RolloutContext) -> None:
+    async def main() -> None:
+        result = Runner.run_streamed(agent("first", provider, tools=[function_tool(add)]), "2+3")
+        async for _ in result.stream_events():
+            break
+        result.cancel()
+        await Runner.run(agent("second", provider), "hi")
+
+    asyncio.run(main())
+    assert agents(rollout)[-1] == "second"
+    second = of(rollout, semconv.INVOKE_AGENT)[-1]
+    assert of(rollout, semconv.CHAT)[-1].parent_id == second.span_id
+    assert second.parent_id not in {s.span_id for s in of(rollout, semconv.INVOKE_AGENT)}
+
+
+def test_responses_tell_their_ids(provider: Provider, rollout: RolloutContext) -> None:
+    provider.script = says("hello")
+    assert run(Agent(name="solver", model=responses_model(provider.url))) == "hello"
+    [chat] = of(rollout, semconv.CHAT)
+    assert (chat.agent, chat.attributes[semconv.RESPONSE_ID]) == ("solver", "resp_1")
+    assert list(chat.attributes[semconv.FINISH_REASONS]) == ["stop"]
+    assert (chat.attributes[semconv.INPUT_TOKENS], chat.attributes[semconv.WIRE_CALLS]) == (7, 1)
+    assert "hello" in chat.attributes[semconv.OUTPUT_MESSAGES]
+
+
+@pytest.mark.parametrize("how", ["globally", "for the run", "for a run in a trace"])
+def test_names_survive_the_sdks_tracing_being_off(provider: Provider, users: Seen, how: str) -> None:
+    solver = agent("solver", provider, tools=[function_tool(add)])
+    rollout = RolloutContext("ro", 1, "outer", select(None))
+    config = None if how == "globally" else RunConfig(tracing_disabled=True)
+    set_tracing_disabled(how == "globally")
+
+    def go() -> list[str]:
+        if how == "for a run in a trace":
+            with trace("of the user"):
+                run(solver, run_config=config)
+        else:
+            run(solver, run_config=config)
+        told = [*users.spans]
+        users.spans.clear()
+        return told
+
+    # Before 0.24 a run in a trace is traced whatever its configuration says.
+    without = go()
+    with OpenAIAgentsTracer() as tracer, tracing.running(rollout):
+        assert go() == without
+        assert not tracer._provider._hidden
+    assert agents(rollout) == ["solver", "solver"]
+    assert [s.agent for s in of(rollout, semconv.EXECUTE_TOOL)] == ["solver"]
+    assert how == "for a run in a trace" or without == []
+
+
+def test_the_users_processors_see_what_they_ever_saw(provider: Provider, users: Seen) -> None:
+    solver = agent("solver", provider, tools=[function_tool(add)])
+    run(solver)
+    alone, users.spans = users.spans, []
+    rollout = RolloutContext("ro", 1, "outer", select(None))
+    with OpenAIAgentsTracer(), tracing.running(rollout):
+        run(solver)
+    assert users.spans == alone
+    # Replacing the processors while we are on is the user's affair, and leaves ours.
+    rollout = RolloutContext("ro", 1, "outer", select(None))
+    with OpenAIAgentsTracer(), tracing.running(rollout):
+        set_trace_processors([])
+        run(solver)
+    assert users.spans == alone
+    assert agents(rollout) == ["solver", "solver"]
+
+
+def test_outside_a_rollout_tracing_that_is_off_stays_off(provider: Provider, users: Seen) -> None:
+    set_tracing_disabled(True)
+    with OpenAIAgentsTracer():
+        run(agent("solver", provider))
+        with trace("of the user") as made:
+            assert made.trace_id == "no-op"
+    assert users.spans == []
+
+
+def test_wrapped_agents_take_a_question_and_give_the_final_output(provider: Provider) -> None:
+    solver = agent("solver", provider, tools=[function_tool(add)])
+    wrapped = wrap(solver, lambda task, output: len(output))
+    done: Any = wrapped.run({"question": "2+3"}, {}, RolloutInfo("ro", 1))
+    outcome = asyncio.run(done)
+    assert (wrapped.name, outcome.reward, outcome.output) == ("solver", 5, "sum 5")
+    counted = wrap(solver, name="x", input=lambda task: task["a"], output=lambda result: len(result.raw_responses))
+    done = counted.run({"a": "2+3"}, {}, RolloutInfo("ro", 1))
+    assert (counted.name, asyncio.run(done).output) == ("x", 2)
+    rollout = RolloutContext("ro", 1, "solver", select(None))
+    with OpenAIAgentsTracer(), tracing.running(rollout):
+        run(solver)
+    assert [s.name for s in of(rollout, semconv.INVOKE_AGENT)] == ["invoke_agent solver"]
+
+
+def test_only_the_sdks_agents_are_ours() -> None:
+    class Theirs:
+        handoffs: tuple[str, ...] = ()
+
+    Theirs.__module__ = "agents.mine"
+    assert OpenAIAgentsTracer.handles(Agent(name="a"))
+    assert not OpenAIAgentsTracer.handles(Theirs())
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("api", [OpenAIChatCompletionsModel, OpenAIResponsesModel])
+def test_two_agents_and_a_tools_reward_through_the_gateway(api: Any, streaming: bool) -> None:
+    in_loop(check_gateway)(api, streaming)
+
+
+async def check_gateway(api: Any, streaming: bool) -> None:
+    model = api("m", AsyncOpenAI(base_url="http://provider.invalid/v1", api_key="k"))
+
+    @function_tool
+    def calculator(expression: str) -> str:
+        """Work out a sum."""
+        agl.emit_reward(0.5)
+        return "2"
+
+    writer = Agent(name="writer", instructions="Be brief.", model=model, tools=[calculator])
+    triage = Agent(name="triage", instructions="Hand over.", model=model, handoffs=[writer])
+    script = [
+        '<tool_call>\n{"name": "transfer_to_writer", "arguments": {}}\n</tool_call>',
+        tool_call("1 + 1"),
+        "It is 2",
+    ]
+    async with serving(script) as rig:
+        attempt = await rig.attempt()
+        access = attempt.access
+        url = access.url.partition("/rollouts/")[0]
+        rollout = RolloutContext(access.rollout_id, access.attempt, "outer", select(None), url, attempt.key)
+        with OpenAIAgentsTracer(), tracing.running(rollout):
+            if streaming:
+                result = Runner.run_streamed(triage, "1 + 1")
+                async for _ in result.stream_events():
+                    pass
+            else:
+                result = await Runner.run(triage, "1 + 1")
+        assert result.final_output == "It is 2"
+        calls = await attempt.close()
+        built = build_trajectory(access.rollout_id, 1, "group", SpanIndex(calls, rollout.spans), select(None))
+    assert [c.agent for c in calls] == ["triage", "writer", "writer"]
+    assert [c.span_id for c in calls] == [s.span_id for s in of(rollout, semconv.CHAT)]
+    assert (built.bypassed, built.lost, built.n_calls) == ((), (), 3)
+    [(reward, call)] = built.credited
+    assert (reward.value, call) == (0.5, calls[1].id)

@@ -1,0 +1,154 @@
+"""An adapter that is not agl's: another distribution, found by its entry points (docs/write-an-adapter.md)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import site
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from capabilities import GAP, NONE, YES
+from paths import ROOT, TESTS
+
+SEVENTH = TESTS / "seventh"
+ADAPTER = SEVENTH / "agl-tinyagents"
+
+
+class Environment:
+    """A virtual environment over the one that runs this."""
+
+    def __init__(self, directory: Path) -> None:
+        # Without pip: the one below installs here too, and brings a setuptools that needs no wheel package.
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True)
+        self.python = directory / ("Scripts" if os.name == "nt" else "bin") / "python"
+        [purelib] = self.run("-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.splitlines()
+        # Its own packages come first, and what is installed in editable mode here is so there.
+        lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages())
+        Path(purelib, "below.pth").write_text(lines)
+
+    def install(self, source: Path, scratch: Path) -> None:
+        """Install a distribution as its user would, but for what is there already. Builds in a copy."""
+        copied = shutil.copytree(source, scratch / source.name)
+        self.run("-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index", str(copied))
+
+    def run(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run([self.python, *args], capture_output=True, text=True, cwd=ROOT, timeout=300)
+        assert done.returncode == 0 or not check, done.stdout[-5000:] + done.stderr[-3000:]
+        return done
+
+    def fails(self, code: str) -> str:
+        """The last of what a program writes that fails."""
+        done = self.run("-c", code, check=False)
+        assert done.returncode == 1
+        return done.stderr
+
+
+@pytest.fixture(scope="module")
+def with_framework(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """tinyagents is installed, its adapter is not."""
+    directory = tmp_path_factory.mktemp("framework")
+    environment = Environment(directory / "venv")
+    environment.install(SEVENTH / "tinyagents", directory)
+    return environment
+
+
+@pytest.fixture(scope="module")
+def with_adapter(with_framework: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """Both are installed. Tests that want the framework alone come before."""
+    with_framework.install(ADAPTER, tmp_path_factory.mktemp("adapter"))
+    return with_framework
+
+
+WRAP = "import agl, tinyagents; agent = agl.wrap(tinyagents.Agent('solver', 'm')); print(agent.name)"
+
+
+@pytest.mark.slow
+def test_without_the_adapter_the_error_says_what_is_missing(with_framework: Environment) -> None:
+    said = with_framework.fails(WRAP)
+    assert "no adapter knows tinyagents.Agent" in said
+    assert "agl found the adapters agent_framework, anthropic, autogen" in said
+    assert "An adapter for another framework is found once it is installed" in said
+
+
+@pytest.mark.slow
+def test_installed_it_is_found_by_type_and_by_opentelemetry(with_adapter: Environment) -> None:
+    assert with_adapter.run("-c", WRAP).stdout == "solver\n"
+    code = (
+        "from importlib.metadata import entry_points; from agl.agents.registry import adapters;"
+        "[e] = entry_points(group='opentelemetry_instrumentor', name='agl_tinyagents');"
+        "tracer = e.load(); assert tracer is adapters()['tinyagents'];"
+        "import sys; assert 'tinyagents' not in sys.modules; tracer().instrument();"
+        "import tinyagents; print(len(tinyagents._listeners))"
+    )
+    assert with_adapter.run("-c", code).stdout == "1\n"
+
+
+@pytest.mark.slow
+def test_it_passes_the_conformance_suite_whole(with_adapter: Environment, tmp_path: Path) -> None:
+    table = tmp_path / "capabilities.md"
+    subject = f"{ADAPTER / 'subject_tinyagents.py'}:TinyAgents"
+    suite = str(TESTS / "unit" / "test_adapter_conformance.py")
+    done = with_adapter.run("-m", "pytest", suite, "-q", "--subject", subject, "--capabilities", str(table))
+    assert " passed" in done.stdout
+    lines = [line for line in table.read_text().splitlines() if line.startswith("| ")]
+    rows = [[c.strip() for c in line.split("|")[1:3]] for line in lines[1:]]
+    assert len(rows) > 15
+    short = {name: cell for name, cell in rows if cell != YES}
+    assert sorted(cell.split()[0] for cell in short.values()) == [GAP, GAP, NONE, NONE], short
+
+    # A subject that promises too much, or a run of a part of the suite, makes no table.
+    table.unlink()
+    part = with_adapter.run(
+        "-m", "pytest", suite, "-q", "-k", "imports", "--subject", subject, "--capabilities", str(table), check=False
+    )
+    assert part.returncode == 1
+    assert "the capability matrix is not written" in part.stdout
+    assert not table.exists()
+
+
+@pytest.mark.slow
+def test_its_own_tests_pass_with_our_trainer(with_adapter: Environment) -> None:
+    done = with_adapter.run("-m", "pytest", "-q", str(ADAPTER / "test_tinyagents.py"))
+    assert "3 passed" in done.stdout
+
+
+@pytest.mark.slow
+def test_without_its_framework_an_adapter_is_in_nobodys_way(with_adapter: Environment) -> None:
+    hidden = "import sys; sys.modules['tinyagents'] = None\nimport agl\n"
+    with_adapter.run("-c", hidden + "print(agl.wrap(lambda task: task, name='f').name)")
+    code = """
+import openai
+from agl.agents.registry import adapters
+before = openai.OpenAI.__dict__.get("request")
+try:
+    adapters()["tinyagents"]().instrument()
+except ImportError as error:
+    print(error, openai.OpenAI.__dict__.get("request") is before)
+"""
+    assert with_adapter.run("-c", hidden + code).stdout.endswith("in sys.modules True\n")
+
+
+@pytest.mark.slow
+def test_an_adapter_that_cannot_be_imported_is_named_and_left_out(with_adapter: Environment) -> None:
+    hidden = "import sys; sys.modules['agl_tinyagents'] = None\nimport agl\n"
+    done = with_adapter.run("-c", hidden + "print(agl.wrap(lambda task: task, name='f').name)")
+    assert done.stdout == "f\n"
+    assert "an adapter cannot be imported: tinyagents of agl-tinyagents 0.1.0" in done.stderr
+    said = with_adapter.fails(hidden + "import tinyagents; agl.wrap(tinyagents.Agent('solver', 'm'))")
+    assert "it cannot import tinyagents of agl-tinyagents 0.1.0 (ModuleNotFoundError" in said
+
+
+def test_it_is_small_and_the_guide_shows_all_of_it() -> None:
+    adapter = (ADAPTER / "agl_tinyagents.py").read_text()
+    assert len(adapter.splitlines()) < 200
+    guide = (ROOT / "docs" / "write-an-adapter.md").read_text()
+    shown = [block.partition("```")[0] for block in guide.split("```python\n")[1:]]
+    parts = [block for block in shown if block.strip() in adapter]
+    assert "".join("".join(parts).split()) == "".join(adapter.split())
+    for name in ("agl-tinyagents/pyproject.toml", "agl-tinyagents/subject_tinyagents.py"):
+        source = (SEVENTH / name).read_text()
+        blocks = [b.partition("\n")[2].partition("```")[0] for b in guide.split("```")[1:]]
+        assert any(b.strip() and b.strip() in source for b in blocks), name

@@ -1,0 +1,200 @@
+"""The capability matrix of docs/adapters.md: what the conformance suite proves of each adapter, row by row.
+
+    pytest tests/unit/test_adapter_conformance.py --capabilities docs/adapters.md
+
+runs the suite and writes the table between the file's markers. A cell is "yes" only if every case behind it passed; a
+run that contradicts what the subjects declare writes nothing and fails. Where there is a place for it, the table of
+what our extras ask for is written too, out of pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths import ROOT
+from subjects import GAPS, Subject
+
+YES, NONE, GAP = "yes", "–", "gap"
+
+WAYS = {
+    "sync": ("invoke",),
+    "async": ("ainvoke",),
+    "streaming": ("stream", "astream", "astream_events"),
+    "batch": ("batch", "abatch"),
+    "raw responses": ("raw", "raw_stream", "raw_body", "araw", "araw_stream", "araw_body"),
+}
+"""In the reader's word -> the suite's ways to run an agent."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row: what is proven, in the reader's words, and by which case.
+
+    Attributes:
+        case: the test function's name. ways: the ways to run that count here; empty = whatever the case runs.
+        gap: the gap that a subject may declare instead. needs: the attribute of `Subject` without which there is
+            nothing to prove.
+    """
+
+    words: str
+    case: str
+    ways: tuple[str, ...] = ()
+    gap: str | None = None
+    needs: str | None = None
+
+    def declared(self, subject: Subject) -> str:
+        """The cell that a subject declares."""
+        if self.needs is not None and not getattr(subject, self.needs):
+            return NONE
+        if self.ways and not {*self.ways} & {*subject.ways, *subject.async_ways}:
+            return NONE
+        return GAP if self.gap in subject.gaps else YES
+
+
+def rows(module: Any) -> list[Row]:
+    """The rows that the marks of a module's tests (`@pytest.mark.capability`) declare, in the tests' order."""
+    found: list[Row] = []
+    for name, test in inspect.getmembers(module, inspect.isfunction):
+        for mark in getattr(test, "pytestmark", ()):
+            if mark.name == "capability":
+                options = {k: v for k, v in mark.kwargs.items() if k != "by_way"}
+                if mark.kwargs.get("by_way"):
+                    found += [Row(f"{mark.args[0]}: {word}", name, ways, **options) for word, ways in WAYS.items()]
+                else:
+                    found.append(Row(mark.args[0], name, **options))
+    line = {name: inspect.getsourcelines(getattr(module, name))[1] for name in {row.case for row in found}}
+    return sorted(found, key=lambda row: line[row.case])
+
+
+def table(rows: Sequence[Row], subjects: Sequence[Subject]) -> str:
+    """The matrix as Markdown: a table, then the reasons of its gaps."""
+    names = [s.name for s in subjects]
+    columns = [s.name if names.count(s.name) == 1 else type(s).__name__ for s in subjects]
+    reasons: list[str] = []
+
+    def cell(row: Row, subject: Subject) -> str:
+        text = row.declared(subject)
+        if text != GAP:
+            return text
+        assert row.gap is not None
+        if row.gap not in reasons:
+            reasons.append(row.gap)
+        return f"gap ({reasons.index(row.gap) + 1})"
+
+    lines = [
+        "| | " + " | ".join(f"`{column}`" for column in columns) + " |",
+        "|---|" + "---|" * len(columns),
+        *(f"| {row.words} | " + " | ".join(cell(row, s) for s in subjects) + " |" for row in rows),
+    ]
+    if unknown := [gap for gap in reasons if gap not in GAPS]:
+        raise ValueError(f"say what the gaps {', '.join(unknown)} mean, in subjects.GAPS")
+    notes = [f"{i + 1}. {GAPS[gap]}" for i, gap in enumerate(reasons)]
+    return "\n".join(lines + (["", "Gaps:", "", *notes] if notes else []))
+
+
+def requirements() -> str:
+    """What the adapters' extras ask for, as Markdown."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {name.replace("_", "-") for name in project["entry-points"]["agl.adapters"]}
+    lines = [
+        f"| `pip install 'agl[{extra}]'` | {', '.join(f'`{need}`' for need in needs)} |"
+        for extra, needs in project["optional-dependencies"].items()
+        if extra in extras
+    ]
+    return "\n".join(["| | asks for |", "|---|---|", *lines])
+
+
+def between(text: str, name: str) -> str:
+    """What a document holds between the markers of that name.
+
+    Raises:
+        ValueError: it has no such markers.
+    """
+    begin, end = _markers(name)
+    if begin not in text or end not in text:
+        raise ValueError(f"no place for the table: add the lines {begin} and {end}")
+    return text.partition(begin)[2].partition(end)[0].strip("\n")
+
+
+def written(text: str, name: str, table: str) -> str:
+    """A document with a table between the markers of that name."""
+    begin, end = _markers(name)
+    between(text, name)
+    return f"{text.partition(begin)[0]}{begin}\n{table}\n{end}{text.partition(end)[2]}"
+
+
+def _markers(name: str) -> tuple[str, str]:
+    return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+
+
+class Recorder:
+    """A pytest plugin that writes the table of a run of the suite.
+
+    Args:
+        file: a Markdown file with the markers; made if it does not exist.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.module: Any = None
+        self.outcomes: dict[tuple[str, int, str | None], str] = {}
+        """(case, id of the subject, way) -> "passed", "skipped" or "failed"."""
+        self.items: dict[str, tuple[str, int, str | None]] = {}
+        self.subjects: list[Subject] = []
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        for item in session.items:
+            if isinstance(item, pytest.Function) and item.get_closest_marker("capability") is not None:
+                subject = item.callspec.params["subject"]
+                if subject not in self.subjects:
+                    self.subjects.append(subject)
+                self.module = item.module
+                self.items[item.nodeid] = (item.originalname, id(subject), item.callspec.params.get("way"))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.nodeid in self.items and (report.when == "call" or report.outcome != "passed"):
+            self.outcomes[self.items[report.nodeid]] = report.outcome
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        problems = list(self._problems()) if self.module is not None else ["no case of the conformance suite ran"]
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if problems:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            said = "\n".join(f"  {problem}" for problem in problems)
+            message = f"the capability matrix is not written:\n{said}"
+        else:
+            text = self.file.read_text() if self.file.exists() else "\n".join([*_markers("capabilities"), ""])
+            text = written(text, "capabilities", table(rows(self.module), self.subjects))
+            if _markers("requirements")[0] in text:
+                text = written(text, "requirements", requirements())
+            self.file.write_text(text)
+            message = f"the capability matrix of {len(self.subjects)} adapters is in {self.file}"
+        if reporter is not None:
+            reporter.write_line("")
+            reporter.write_line(message)
+
+    def _problems(self) -> Iterable[str]:
+        """Where what ran is not what the subjects declare."""
+        for row in rows(self.module):
+            for subject in self.subjects:
+                ran = [
+                    outcome
+                    for (case, who, way), outcome in self.outcomes.items()
+                    if (case, who) == (row.case, id(subject)) and (not row.ways or way in row.ways)
+                ]
+                cell, place = row.declared(subject), f"{subject.name}, {row.words!r}"
+                if not ran and cell == NONE:
+                    continue
+                if not ran or "failed" in ran:
+                    yield f"{place}: {'a case failed' if ran else 'no case ran'}"
+                elif cell == YES and "passed" not in ran:
+                    yield f"{place}: every case was skipped, and no gap says why"
+                elif cell == NONE and "passed" in ran:
+                    yield f"{place}: declared as not there, but a case passed"

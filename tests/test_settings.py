@@ -1,0 +1,65 @@
+"""An algorithm's settings reach the policy process: no field is lost on the way, and none is read that nothing sets."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+import agl
+from agl.trainer.algorithms.policy_gradient import PolicyGradient
+from agl.trainer.local.config import LearnerConfig, LoraSpec
+from agl.trainer.local.policy import PolicySpec
+
+OWN = {
+    "group_size", "batch_size", "steps", "epochs", "adv_estimator", "normalize_std", "dynamic_sampling",
+    "max_gen_batches", "overlong", "update_epochs", "temperature", "max_response_tokens", "val_temperature",
+    "val_every", "val_before_train", "renderer", "checkpoint_every",
+}  # fmt: skip
+"""Settings of the algorithm that the policy process does not know by that name."""
+DERIVED = {"epochs", "critic", "total_steps", "loss_scale_factor", "seed"}
+"""The learner's settings that follow from others."""
+DEFAULTS = {"dual_clip", "autocast"}
+"""The learner's settings that no algorithm changes."""
+OF_THE_RUN = {"name", "seed", "learner"}
+"""What a policy process has from elsewhere than the algorithm's fields of the same name."""
+
+
+def names(kind: type) -> set[str]:
+    return {f.name for f in fields(kind)}
+
+
+def test_every_setting_is_on_both_sides_or_accounted_for() -> None:
+    algorithm, learner, spec = names(PolicyGradient), names(LearnerConfig), names(PolicySpec)
+    assert algorithm - learner - spec == OWN - {"epochs"}
+    assert learner - algorithm == (DERIVED | DEFAULTS) - {"epochs"}
+    assert spec - algorithm == OF_THE_RUN
+
+
+def test_settings_of_the_same_name_are_passed_on() -> None:
+    changed = {
+        "learning_rate": 0.5, "warmup_steps": 3, "schedule": "linear", "betas": (0.5, 0.6), "weight_decay": 0.1,
+        "grad_clip": 2.0, "clip_low": 0.11, "clip_high": 0.12, "kl_coef": 0.2, "kl_kind": "k1", "entropy_coef": 0.3,
+        "loss_agg": "seq-mean-token-sum", "gamma": 0.9, "lam": 0.8, "value_coef": 0.7, "value_clip": 0.6,
+        "value_learning_rate": 0.4, "policy_loss": "gspo", "rollout_is": "token", "rollout_is_threshold": 3.0,
+        "minibatches": 2, "max_tokens_per_microbatch": 77,
+    }  # fmt: skip
+    process = {"model": "m", "device": "cpu", "dtype": "float32", "lora": LoraSpec(rank=2), "max_context": 9,
+               "threads": 2, "max_batch": 5}  # fmt: skip
+    shared = names(PolicyGradient) & (names(LearnerConfig) | names(PolicySpec)) - {"epochs"}
+    assert changed.keys() | process.keys() == shared
+    spec = agl.GRPO(**changed, **process, steps=50, update_epochs=4).policy_spec(seed=6, steps=50)  # type: ignore[arg-type]
+    assert {name: getattr(spec.learner, name) for name in changed} == changed
+    assert {name: getattr(spec, name) for name in process} == process
+    assert (spec.seed, spec.learner.seed, spec.learner.epochs, spec.learner.total_steps) == (6, 6, 4, 50)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [agl.GRPO, agl.DrGRPO, agl.RLOO, agl.REINFORCEPlusPlus, agl.PPO, agl.GSPO, agl.DAPO]
+)
+def test_derived_settings_follow_the_algorithm(algorithm: type[PolicyGradient]) -> None:
+    made = algorithm(model="m", steps=5, max_response_tokens=32)
+    learner = made.policy_spec(seed=0, steps=5).learner
+    assert learner.critic == (made.adv_estimator == "gae") == (algorithm is agl.PPO)
+    assert learner.loss_scale_factor == (32.0 if algorithm is agl.DrGRPO else None)
+    assert (learner.total_steps, learner.epochs) == (None, made.update_epochs)

@@ -1,0 +1,176 @@
+"""docs/adapters.md: its tables are what the suite and pyproject.toml say, and its examples run as they stand."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import capabilities
+import pytest
+import test_adapter_conformance as suite
+from all_subjects import ALL, SUBJECTS
+from provider import Provider, Reply, serve
+from scripted import Asked, ScriptedRollouts, calls_once
+
+import agl
+
+PAGE = capabilities.ROOT / "docs" / "adapters.md"
+REWRITE = "run: pytest tests/unit/test_adapter_conformance.py --capabilities docs/adapters.md"
+
+
+def test_the_matrix_is_what_the_adapters_declare() -> None:
+    missing = [subject.name for subject in ALL if subject not in SUBJECTS]
+    if missing:
+        pytest.skip(f"the whole table needs every framework; not installed: {', '.join(missing)}")
+    expected = capabilities.table(capabilities.rows(suite), SUBJECTS)
+    assert capabilities.between(PAGE.read_text(), "capabilities") == expected, REWRITE
+
+
+def test_the_requirements_are_pyprojects() -> None:
+    assert capabilities.between(PAGE.read_text(), "requirements") == capabilities.requirements(), REWRITE
+
+
+def test_every_case_of_the_suite_is_a_row() -> None:
+    cases = {name for name in vars(suite) if name.startswith("test_")}
+    assert cases == {row.case for row in capabilities.rows(suite)}, "mark the case with @capability(...)"
+
+
+def examples() -> dict[str, str]:
+    """Heading and number -> a Python block of the page."""
+    found = {}
+    for section in PAGE.read_text().split("\n## ")[1:]:
+        heading = section.partition("\n")[0]
+        for i, block in enumerate(re.findall(r"```python\n(.*?)```", section, re.DOTALL)):
+            found[f"{heading}, {i + 1}"] = block
+    return found
+
+
+Script = Callable[[Asked], str]
+
+
+@dataclass(frozen=True)
+class Case:
+    """How to run an example, and what must come of it.
+
+    Attributes:
+        needs: the module without which it is skipped. script: the policy that is asked in place of the model.
+        task: given to the agent. agent, calls: who is trained, and how often it asks. others: requests that go to the
+            provider. forks: causes of forks.
+    """
+
+    needs: str
+    script: Script
+    agent: str = "solver"
+    calls: int = 1
+    others: int = 0
+    task: dict[str, str] = field(default_factory=lambda: {"question": "what is 2+3?", "answer": "5"})
+
+
+def answers(asked: Asked) -> str:
+    return "5"
+
+
+ADDS = calls_once("add", {"a": 2, "b": 3}, "5")
+CASES = {
+    "Bare OpenAI and Anthropic clients, 1": Case("openai", answers),
+    "Bare OpenAI and Anthropic clients, 2": Case("anthropic", answers),
+    "LangChain, 1": Case("langchain_openai", ADDS, calls=2),
+    "LangGraph, 1": Case("langchain_openai", answers, others=1),
+    "OpenAI Agents SDK, 1": Case("agents", ADDS, calls=2),
+    "OpenAI Agents SDK, 2": Case(
+        "agents",
+        calls_once("transfer_to_poems", {}, ""),
+        agent="triage",
+        others=1,
+        task={"question": "write me a poem", "specialist": "poems"},
+    ),
+    "Microsoft Agent Framework, 1": Case("agent_framework", ADDS, calls=2),
+    "Strands, 1": Case("strands", ADDS, calls=2),
+    "AutoGen, 1": Case("autogen_agentchat", ADDS, calls=2),
+    "AutoGen, 2": Case("autogen_agentchat", answers, others=1),
+}
+
+
+@pytest.fixture
+def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[Provider]:
+    """Every SDK finds its provider here, by the environment, as a user's program does."""
+    with serve(lambda body: Reply("fine")) as server:
+        for sdk, url in (("OPENAI", server.url), ("ANTHROPIC", server.root)):
+            monkeypatch.setenv(f"{sdk}_API_KEY", "sk-own")
+            monkeypatch.setenv(f"{sdk}_BASE_URL", url)
+        yield server
+
+
+@pytest.fixture
+def agents_sdk_sends_nothing() -> Iterator[None]:
+    """The Agents SDK posts its traces to OpenAI otherwise, at exit."""
+    if importlib.util.find_spec("agents") is None:
+        yield
+        return
+    from agents import set_tracing_disabled
+
+    set_tracing_disabled(True)
+    yield
+    set_tracing_disabled(False)
+
+
+def test_a_function_tells_its_agents_apart_as_the_page_says(provider: Provider, tmp_path: Path) -> None:
+    openai = pytest.importorskip("openai")
+    naming = 'with agl.tracing.span("invoke_agent", "critic", agent="critic"):'
+    assert f"`{naming} ...`" in PAGE.read_text()
+    source = f"""
+import agl
+import agl.tracing
+
+def solver(task):
+    said = ask("solve")
+    {naming}
+        ask("criticise")
+    return said
+"""
+
+    def ask(question: str) -> str:
+        messages = [{"role": "user", "content": question}]
+        return client.chat.completions.create(model="m", messages=messages).choices[0].message.content
+
+    scope: dict[str, Any] = {"ask": ask}
+    exec(source, scope)
+    client = openai.OpenAI()
+    policy = ScriptedRollouts(answers)
+    agent = agl.wrap(scope["solver"], reward=lambda task, output: float(output == "5"))
+    agl.Trainer(policy, agents=["critic"], directory=tmp_path, progress=False).fit(agent, ["t"])
+    assert [c.agent for c in policy.calls[0]] == ["critic"]
+    assert [s.body["messages"][0]["content"] for s in provider.seen] == ["solve"]
+    assert policy.rewards == [0.0]
+
+
+def test_every_example_is_run() -> None:
+    assert examples().keys() == CASES.keys()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_example_runs_and_trains_who_it_says(
+    name: str, provider: Provider, agents_sdk_sends_nothing: None, tmp_path: Path
+) -> None:
+    case = CASES[name]
+    pytest.importorskip(case.needs)
+    # From a file, because some frameworks read the source of a tool.
+    (file := tmp_path / "example.py").write_text(examples()[name])
+    scope: dict[str, Any] = {"__name__": "example"}
+    exec(compile(file.read_text(), file, "exec"), scope)
+
+    trainer = scope["trainer"]
+    policy = trainer.algorithm = ScriptedRollouts(case.script)
+    trainer.directory, trainer.progress = tmp_path / "run", False
+    trainer.fit(scope["agent"], [case.task])
+
+    assert policy.rewards == [1.0]
+    [calls] = policy.calls
+    assert [(c.agent, c.policy, c.fork_cause) for c in calls] == [(case.agent, "policy", None)] * case.calls
+    assert len(provider.seen) == case.others
+    keys = {s.headers.get("authorization", s.headers.get("x-api-key", "")) for s in provider.seen}
+    assert keys <= {"Bearer sk-own", "sk-own"}

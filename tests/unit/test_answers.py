@@ -1,0 +1,128 @@
+"""Requests and answers of every wire form as span attributes, from bodies as the providers' references show them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agl import semconv
+from agl.tracing.provider_formats import ResponseAccumulator, ToolResult, request_messages, tool_results
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+SAID = {"role": "assistant", "content": "so", "tool_calls": [CALL]}
+
+CHAT = [
+    {"id": "c", "model": "m", "choices": [{"index": 0, "delta": {"role": "assistant", "content": "s"}}]},
+    {"id": "c", "choices": [{"index": 0, "delta": {"content": "o"}}]},
+    {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "id": "call_1", "function": {"name": "add"}}]}}]},
+    {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"arguments": '{"a":'}}]}}]},
+    {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"arguments": " 1}"}}]}}]},
+    {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]},
+    {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}},
+]
+MESSAGES = [
+    {"type": "message_start", "message": {"type": "message", "id": "c", "model": "m", "content": [],
+     "usage": {"input_tokens": 3, "cache_read_input_tokens": 2, "output_tokens": 1}}},
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "so"}},
+    {"type": "content_block_start", "index": 1,
+     "content_block": {"type": "tool_use", "id": "call_1", "name": "add", "input": {}}},
+    {"type": "content_block_delta", "index": 1, "delta": {"type": "input_json_delta", "partial_json": '{"a": 1}'}},
+    {"type": "message_delta", "delta": {"stop_reason": "tool_calls"}, "usage": {"output_tokens": 2}},
+    {"type": "message_stop"},
+]  # fmt: skip
+RESPONSE = {
+    "id": "c", "model": "m", "status": "tool_calls", "usage": {"input_tokens": 5, "output_tokens": 2},
+    "output": [
+        {"type": "message", "content": [{"type": "output_text", "text": "so"}]},
+        {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": '{"a": 1}'},
+    ],
+}  # fmt: skip
+
+
+def _streamed(events: list[Any]) -> ResponseAccumulator:
+    answer = ResponseAccumulator()
+    for event in events:
+        answer.event(event)
+    return answer
+
+
+def _whole(body: Any) -> ResponseAccumulator:
+    answer = ResponseAccumulator()
+    answer.whole(body)
+    return answer
+
+
+WHOLE_CHAT = {
+    "id": "c", "model": "m", "choices": [{"index": 0, "message": SAID, "finish_reason": "tool_calls"}],
+    "usage": {"prompt_tokens": 5, "completion_tokens": 2},
+}  # fmt: skip
+WHOLE_MESSAGE = {
+    "type": "message", "id": "c", "model": "m", "stop_reason": "tool_calls",
+    "content": [{"type": "text", "text": "so"}, {"type": "tool_use", "id": "call_1", "name": "add", "input": {"a": 1}}],
+    "usage": {"input_tokens": 5, "output_tokens": 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        _whole(WHOLE_CHAT), _streamed(CHAT), _whole(WHOLE_MESSAGE), _streamed(MESSAGES), _whole(RESPONSE),
+        _streamed([{"type": "response.created"}, {"type": "response.completed", "response": RESPONSE}]),
+    ],
+    ids=["chat", "chat stream", "messages", "messages stream", "responses", "responses stream"],
+)  # fmt: skip
+def test_every_form_says_the_same(answer: ResponseAccumulator) -> None:
+    facts = answer.facts(content=True)
+    said = json.loads(facts.pop(semconv.OUTPUT_MESSAGES))
+    assert said == [SAID]
+    assert facts == {
+        semconv.RESPONSE_ID: "c", semconv.RESPONSE_MODEL: "m", semconv.FINISH_REASONS: ["tool_calls"],
+        semconv.INPUT_TOKENS: 5, semconv.OUTPUT_TOKENS: 2,
+    }  # fmt: skip
+    assert [(c.id, c.name) for c in answer.tool_calls()] == [("call_1", "add")]
+    assert semconv.OUTPUT_MESSAGES not in answer.facts(content=False)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "tool", "tool_call_id": "x", "content": "5"}]},
+        {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x", "content": "5"}]}]},
+        {"input": [{"type": "function_call_output", "call_id": "x", "output": "5"}]},
+    ],
+)
+def test_tool_results(body: dict[str, Any]) -> None:
+    assert tool_results(body) == {"x": ToolResult("5")}
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["type", "choices", "message", "delta", "content", "tool_calls", "function", "usage", "error", "index",
+                 "output", "response", "content_block", "messages", "input", "name", "id", "arguments", "text"]
+            ) | st.text(max_size=5), inner, max_size=5,
+        )
+    ),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@given(_json)
+def test_nothing_on_the_wire_breaks_it(body: Any) -> None:
+    answer = ResponseAccumulator()
+    answer.whole(body)
+    for kind in (None, "message_start", "content_block_start", "content_block_delta", "message_delta", "error"):
+        if isinstance(body, dict):
+            answer.event({**body, "type": kind} if kind else body)
+    answer.facts(content=True)
+    if isinstance(body, dict):
+        request_messages(body)
+        tool_results(body)

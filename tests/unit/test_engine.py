@@ -1,0 +1,351 @@
+"""The local engine: what it samples, and that batching, prefix reuse and updates never change the log-probs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_engine import (
+    ARCHITECTURES,
+    CPU,
+    VOCABULARY,
+    engine_for,
+    finish,
+    prompts,
+    reference,
+    sample,
+    tiny_model,
+    tiny_tokenizer,
+)
+
+from agl.trainer.engines.base import Sampling
+from agl.trainer.local.engine.attention import agrees
+from agl.trainer.local.engine.kv_cache import Prefix, PrefixStore
+from agl.trainer.local.engine.sampler import StopTexts, UniformStream, Warp
+from agl.trainer.local.protocol import Failed, Finished, Tokens
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model()
+
+
+# -- exactness --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_logprobs_are_those_of_a_full_forward_pass(architecture):
+    model = tiny_model(architecture)
+    engine = engine_for(model, max_batch=5)
+    samplings = [
+        Sampling(max_tokens=3 + i, seed=i, temperature=t, top_p=p, top_k=k)
+        for i, (t, p, k) in enumerate(
+            [(1.0, 1.0, 0), (0.7, 0.9, 0), (1.3, 1.0, 5), (0.0, 0.5, 3), (0.9, 0.8, 40), (1.0, 1.0, 0), (1.0, 0.3, 0)]
+            * 2
+        )
+    ]
+    asked = prompts(len(samplings))
+    for i, (prompt, sampling) in enumerate(zip(asked, samplings, strict=True)):
+        engine.submit(i, prompt, sampling)
+    answers = finish(engine)
+    for i, (prompt, sampling) in enumerate(zip(asked, samplings, strict=True)):
+        assert answers[i].logprobs.dtype == np.float32
+        assert answers[i].token_ids.size == sampling.max_tokens
+        np.testing.assert_allclose(answers[i].logprobs, reference(model, prompt, answers[i], sampling), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["autocast", "weights"])
+def test_half_precision_stays_near_the_full_forward_pass(kind):
+    model, prompt, sampling = tiny_model(), prompts(1)[0], Sampling(max_tokens=12)
+    expected = tiny_model()
+    engine = engine_for(model.bfloat16()) if kind == "weights" else engine_for(model, autocast=torch.bfloat16)
+    answer = sample(engine, prompt, sampling)
+    np.testing.assert_allclose(answer.logprobs, reference(expected, prompt, answer, sampling), atol=0.2)
+
+
+def test_attention_is_replaced_only_where_the_logits_stay():
+    for architecture in ("llama", "qwen2", "qwen3", "mistral"):
+        assert agrees(tiny_model(architecture), CPU)
+    assert not agrees(tiny_model("gemma2"), CPU)
+
+
+def test_sampling_leaves_the_models_own_attention_in_place(model):
+    sample(engine_for(model), [1, 2, 3], Sampling(max_tokens=2))
+    assert model.config._attn_implementation == "eager"
+
+
+def test_greedy_is_what_transformers_generates(model):
+    engine = engine_for(model)
+    for i, prompt in enumerate(prompts(6)):
+        engine.submit(i, prompt, Sampling(max_tokens=20, temperature=0))
+    answers = finish(engine)
+    for i, prompt in enumerate(prompts(6)):
+        ids = torch.tensor(prompt).long()[None]
+        expected = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=20, eos_token_id=None
+        )
+        assert answers[i].token_ids.tolist() == expected[0, len(prompt) :].tolist()
+
+
+def test_a_lora_model_is_served_with_its_adapter():
+    peft = pytest.importorskip("peft")
+    wrapped = peft.get_peft_model(tiny_model(), peft.LoraConfig(r=4, target_modules="all-linear")).eval()
+    with torch.no_grad():
+        for name, weight in wrapped.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.3)
+    prompt, sampling = prompts(1)[0], Sampling(max_tokens=8)
+    answer = sample(engine_for(wrapped), prompt, sampling)
+    np.testing.assert_allclose(answer.logprobs, reference(wrapped, prompt, answer, sampling), atol=1e-4)
+    with wrapped.disable_adapter():
+        assert np.abs(reference(wrapped, prompt, answer, sampling) - answer.logprobs).max() > 0.01
+
+
+def test_score_goes_through_the_cache_and_agrees(model):
+    ids = np.concatenate(prompts(4, seed=3))
+    with torch.no_grad():
+        logits = model(torch.tensor(ids).long()[None]).logits[0, :-1] / 0.8
+    expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:]).long()[:, None])[:, 0]
+    for length in (2, 3, 40, ids.size):
+        got = engine_for(model).logprobs(ids[:length], temperature=0.8)
+        assert got.dtype == np.float32
+        np.testing.assert_allclose(got, expected[: length - 1], atol=1e-4)
+
+
+def test_a_prompt_longer_than_one_prefill_pass(model, monkeypatch):
+    monkeypatch.setattr("agl.trainer.local.engine.engine.PREFILL_TOKENS", 16)
+    engine, asked = engine_for(model), prompts(5, seed=4)
+    for i, prompt in enumerate(asked):
+        engine.submit(i, prompt, Sampling(max_tokens=5, seed=i))
+    for i, answer in finish(engine).items():
+        np.testing.assert_allclose(
+            answer.logprobs, reference(model, asked[i], answer, Sampling(max_tokens=5)), atol=1e-4
+        )
+
+
+# -- batching ---------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 6), st.integers(1, 12), st.integers(1, 40), st.booleans()), min_size=1, max_size=9
+    ),
+    st.integers(1, 4),
+)
+def test_requests_that_join_and_leave_keep_their_own_logprobs(schedule, max_batch):
+    model = tiny_model()
+    engine = engine_for(model, max_batch=max_batch)
+    rng = np.random.default_rng(0)
+    asked, answers = {}, {}
+    for i, (steps, max_tokens, length, aborted) in enumerate(schedule):
+        asked[i] = rng.integers(0, VOCABULARY, length).astype(np.int32)
+        engine.submit(i, asked[i], Sampling(max_tokens=max_tokens, seed=i), session=f"s{i % 2}")
+        for _ in range(steps):
+            answers.update({e.request_id: e.completion for e in engine.step() if isinstance(e, Finished)})
+        if aborted:
+            engine.abort(i)
+    answers.update(finish(engine))
+    assert sorted(answers) == sorted(asked)
+    for i, answer in answers.items():
+        if answer.token_ids.size:
+            np.testing.assert_allclose(
+                answer.logprobs, reference(model, asked[i], answer, Sampling(max_tokens=1)), atol=1e-4
+            )
+        assert answer.finish_reason == ("length" if answer.token_ids.size == schedule[i][1] else "cancelled")
+
+
+def test_a_request_alone_repeats_to_the_bit_and_its_seed_decides(model):
+    prompt = prompts(1)[0]
+    first = sample(engine_for(model), prompt, Sampling(max_tokens=30, seed=7))
+    again = sample(engine_for(model), prompt, Sampling(max_tokens=30, seed=7))
+    other = sample(engine_for(model), prompt, Sampling(max_tokens=30, seed=8))
+    assert first.token_ids.tolist() == again.token_ids.tolist()
+    assert first.logprobs.tobytes() == again.logprobs.tobytes()
+    assert first.token_ids.tolist() != other.token_ids.tolist()
+
+
+def test_an_aborted_request_returns_what_it_has_and_frees_its_slot(model):
+    engine = engine_for(model, max_batch=1)
+    engine.submit(1, prompts(1)[0], Sampling(max_tokens=100))
+    engine.submit(2, prompts(1)[0], Sampling(max_tokens=2))
+    engine.submit(3, prompts(1)[0], Sampling(max_tokens=2))
+    engine.step()
+    engine.abort(1)
+    engine.abort(3)
+    engine.abort(99)
+    answers = finish(engine)
+    assert answers[1].finish_reason == "cancelled"
+    assert 1 <= answers[1].token_ids.size <= 2
+    assert answers[2].finish_reason == "length"
+    assert answers[3].finish_reason == "cancelled"
+    assert answers[3].token_ids.size == 0
+
+
+def test_memory_bounds_the_batch(model):
+    engine = engine_for(model)
+    engine._cache_tokens = 100
+    for i, prompt in enumerate(prompts(6)):
+        engine.submit(i, prompt, Sampling(max_tokens=10))
+    engine.step()
+    assert len(engine._running) < 6
+    assert len(finish(engine)) == 6
+
+
+def test_streamed_tokens_are_the_answer(model):
+    engine = engine_for(model)
+    engine.submit(1, prompts(1)[0], Sampling(max_tokens=9), stream=True)
+    engine.submit(2, prompts(1)[0], Sampling(max_tokens=9), stream=False)
+    events = []
+    while engine.has_work:
+        events += engine.step()
+    tokens = [e for e in events if isinstance(e, Tokens)]
+    answer = next(e.completion for e in events if isinstance(e, Finished) and e.request_id == 1)
+    assert {e.request_id for e in tokens} == {1}
+    assert [t for e in tokens for t in e.token_ids] == answer.token_ids.tolist()
+    assert [p for e in tokens for p in e.logprobs] == answer.logprobs.tolist()
+
+
+# -- prefixes ---------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_is_prefilled_once_and_gives_the_same_logprobs(model, monkeypatch):
+    engine, fresh = engine_for(model), engine_for(model, prefix_cache_tokens=0)
+    widths = []
+    run = engine._slots.prefill
+
+    def counted(first, ids, starts, policies):
+        widths.extend(i.size for i in ids)
+        return run(first, ids, starts, policies)
+
+    monkeypatch.setattr(engine._slots, "prefill", counted)
+    prompt = prompts(1)[0]
+    for turn in range(4):
+        sampling = Sampling(max_tokens=6, seed=turn)
+        answer = sample(engine, prompt, sampling, session="a")
+        alone = sample(fresh, prompt, sampling, session="a")
+        assert answer.token_ids.tolist() == alone.token_ids.tolist()
+        np.testing.assert_allclose(answer.logprobs, alone.logprobs, atol=1e-5)
+        prompt = np.concatenate([prompt, answer.token_ids, prompts(1, seed=turn)[0][:5]])
+    assert widths == [prompts(1)[0].size] + [1 + prompts(1, seed=t)[0][:5].size for t in range(3)]
+    sample(engine, prompt, Sampling(max_tokens=1), session="b")
+    assert widths[-1] == prompt.size
+
+
+def test_the_whole_prompt_again_still_computes_its_last_token(model):
+    engine, prompt = engine_for(model), prompts(1)[0]
+    first = sample(engine, prompt, Sampling(max_tokens=4, seed=1), session="a")
+    again = sample(engine, prompt, Sampling(max_tokens=4, seed=1), session="a")
+    np.testing.assert_allclose(first.logprobs, again.logprobs, atol=1e-5)
+
+
+def test_the_prefix_store_is_bounded_and_forgets_the_least_used():
+    store = PrefixStore(10)
+
+    def prefix(session, *ids):
+        return Prefix(session, np.asarray(ids, np.int32), torch.empty(0))
+
+    store.put(prefix("a", 1, 2, 3))
+    store.put(prefix("a", 1, 2, 3, 4))
+    assert store.tokens == 4
+    store.put(prefix("b", 5, 6, 7))
+    store.put(prefix("a", 1, 9, 9))
+    assert store.find("a", np.asarray([1, 2, 3, 7], np.int32))[1] == 3
+    store.put(prefix("c", 8))
+    assert store.find("b", np.asarray([5], np.int32)) is None
+    assert store.find("a", np.asarray([1, 9, 9], np.int32))[1] == 3
+    store.put(prefix("d", *range(11)))
+    assert store.find("d", np.asarray([0], np.int32)) is None
+    store.clear()
+    assert store.tokens == 0
+    assert store.find("a", np.asarray([1], np.int32)) is None
+
+
+# -- weights ----------------------------------------------------------------------------------------------------
+
+
+def test_a_weight_update_is_seen_by_the_next_step_even_of_a_running_request():
+    model = tiny_model()
+    engine, prompt = engine_for(model), prompts(1)[0]
+    sample(engine, prompt, Sampling(max_tokens=2), session="a")
+    before = tiny_model()
+    engine.submit(1, prompt, Sampling(max_tokens=12), session="a")
+    for _ in range(4):
+        engine.step()
+    had = len(engine._running[0].tokens)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model(torch.tensor(prompt).long()[None]).logits.square().mean().backward()
+    optimizer.step()
+    engine.on_weights_changed(1)
+    answer = finish(engine)[1]
+    assert answer.policy_version == 0
+    old = reference(before, prompt, answer, Sampling(max_tokens=12))
+    new = reference(model, prompt, answer, Sampling(max_tokens=12))
+    assert np.abs(old - new).max() > 0.01
+    np.testing.assert_allclose(answer.logprobs, np.concatenate([old[:had], new[had:]]), atol=1e-4)
+    assert sample(engine, prompt, Sampling(max_tokens=2)).policy_version == 1
+
+
+def test_weights_that_diverged_are_reported():
+    model = tiny_model()
+    with torch.no_grad():
+        model.lm_head.weight.fill_(float("nan"))
+    engine = engine_for(model)
+    engine.submit(1, prompts(1)[0], Sampling(max_tokens=4))
+    (event,) = engine.step()
+    assert isinstance(event, Failed)
+    assert "not finite" in str(event.error)
+    assert not engine.has_work
+
+
+# -- sampling ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.7, 4, 1.0), (1.5, 0, 0.8), (1.2, 6, 0.7)]
+)
+def test_tokens_are_drawn_with_the_probabilities_reported(temperature, top_k, top_p):
+    n, logits = 20_000, torch.tensor([2.0, 1.5, 1.0, 1.0, 0.0, -0.5, -1.0, -2.0])
+    warp = Warp.of([Sampling(1, temperature=temperature, top_k=top_k, top_p=top_p)] * n, CPU)
+    logprobs = warp.logprobs(logits.expand(n, -1))
+    stream = UniformStream(0)
+    tokens, drawn = warp.draw(logprobs, [stream.next() for _ in range(n)])
+    probs = logprobs[0].double().exp()
+    assert probs.sum().item() == pytest.approx(1)
+    assert torch.equal(drawn, logprobs.gather(1, tokens[:, None])[:, 0])
+    counts = torch.bincount(tokens, minlength=8).double()
+    kept = probs > 0
+    assert counts[~kept].sum() == 0
+    chi_square = ((counts - n * probs)[kept] ** 2 / (n * probs[kept])).sum().item()
+    # The 0.999 quantile of chi-square with 7 degrees of freedom is 24.3.
+    assert chi_square < 24.3
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it():
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
+    kept = Warp.of([Sampling(1, top_p=0.75)], CPU).logprobs(logits).exp()[0]
+    np.testing.assert_allclose(kept, [0.625, 0.375, 0, 0], atol=1e-6)
+    kept = Warp.of([Sampling(1, top_p=0.01)], CPU).logprobs(logits).exp()[0]
+    np.testing.assert_allclose(kept, [1, 0, 0, 0])
+
+
+# -- ends -------------------------------------------------------------------------------------------------------
+
+
+def test_stop_texts_are_found_across_tokens_and_inside_characters():
+    tokenizer = tiny_tokenizer()
+    ids = tokenizer.encode("so: é\n\nObservation: 4", add_special_tokens=False)
+    for stop, rest in (("\nObservation:", " 4"), ("é", "\n\nObservation: 4"), ("4", "")):
+        watch = StopTexts((stop,), tokenizer)
+        ends = [watch.add(i) for i in ids]
+        assert tokenizer.decode(ids[ends.index(True) + 1 :]) == rest
+    assert not any(map(StopTexts(("nothing",), tokenizer).add, ids))
+
+
+def test_a_sliding_window_bounds_the_context():
+    model = tiny_model("mistral", sliding_window=24)
+    assert engine_for(model).max_context == 24

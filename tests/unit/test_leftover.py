@@ -1,0 +1,108 @@
+"""A run that is taken up again: what had ended counts, what had not is settled, what was lost says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from openai import AsyncOpenAI
+from scripted import ScriptedEngine, in_loop, quick_tokenizer, rendering_of
+
+import agl
+from agl.agents.agent import as_agent
+from agl.mdp.selection import select
+from agl.trainer.gateway.access import SamplingRules
+from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.run.config import RunConfig
+from agl.trainer.run.progress import Progress
+from agl.trainer.run.run import Run
+from agl.trainer.runners.protocol import RolloutResult
+from agl.trainer.store import open_store
+from agl.trainer.store.base import NewRollout, Store, TrainedCall
+
+TASKS = [{"q": f"{i}+{i}"} for i in range(3)]
+
+
+@agl.rollout
+async def asks(task: Any, llm: agl.LLM) -> float:
+    client = AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key, max_retries=0)
+    await client.chat.completions.create(model=llm.model, messages=[{"role": "user", "content": task["q"]}])
+    return float(task["q"][0])
+
+
+class Process:
+    """A trainer's process: a run on a store that outlives it."""
+
+    def __init__(self, store: Store, directory: Path, *, resume: bool = False) -> None:
+        self.engine = ScriptedEngine(quick_tokenizer(), ["four"])
+        self.run = Run(
+            RunConfig(selection=select(None), max_attempts=1), run_id="run-1", seed=3, directory=directory,
+            agent=as_agent(asks), train=TASKS, val=[], store=store, progress=Progress(False), resume=resume,
+        )  # fmt: skip
+
+    def register(self, gateway: Gateway) -> None:
+        gateway.serve("policy", self.engine, rendering_of(quick_tokenizer()))
+
+    async def rollouts(self, tasks: list[Any], step: int, taken_up: int | None = None) -> list[RolloutResult]:
+        if taken_up is not None:
+            await self.run.resume_from(taken_up, {"policy": self.engine.version})
+        await self.run.start(lambda mode: SamplingRules(max_tokens=8), "policy", register=self.register)
+        try:
+            return await self.run.rollouts([*enumerate(tasks)], mode="train", step=step, group_size=2)
+        finally:
+            await self.run.stop()
+
+
+@in_loop
+async def test_what_had_ended_is_not_run_again(tmp_path: Path) -> None:
+    store = await open_store(str(tmp_path / "s.db"))
+    before = await Process(store, tmp_path).rollouts(TASKS[:2], step=4)
+    [unfinished] = await store.enqueue_rollouts([NewRollout(TASKS[2], run_id="run-1", step=4, index=4)])
+    again = Process(store, tmp_path, resume=True)
+    after = await again.rollouts(TASKS, step=4, taken_up=4)
+    assert len(again.engine.asked) == 2, "only the third task's rollouts were run"
+    assert [r.rollout.rollout_id for r in after[:4]] == [r.rollout.rollout_id for r in before]
+    for old, new in zip(before, after[:4], strict=True):
+        assert old.built is not None
+        assert new.built is not None
+        assert new.built.reward == old.built.reward
+        [a], [b] = old.built.trajectory.transitions, new.built.trajectory.transitions
+        assert a.call.prompt_ids.tolist() == b.call.prompt_ids.tolist()
+        assert a.call.logprobs.tolist() == b.call.logprobs.tolist()
+    assert (await store.get_rollout(unfinished.rollout_id)).status == "cancelled"
+    rollouts = await store.query_rollouts(run_id="run-1", status=["succeeded"])
+    assert len({(r.step, r.index) for r in rollouts}) == len(rollouts) == 6
+    await store.close()
+
+
+@in_loop
+async def test_what_other_weights_sampled_is_run_again(tmp_path: Path) -> None:
+    store = await open_store(str(tmp_path / "s.db"))
+    await Process(store, tmp_path).rollouts(TASKS, step=4)
+    again = Process(store, tmp_path, resume=True)
+    again.engine.version = 7
+    await again.rollouts(TASKS, step=4, taken_up=4)
+    assert len(again.engine.asked) == 6
+    later = Process(store, tmp_path, resume=True)
+    await later.rollouts(TASKS, step=4, taken_up=2)
+    assert len(later.engine.asked) == 6, "of a later step, the weights may differ"
+    await store.close()
+
+
+@in_loop
+async def test_training_that_was_lost_is_not_said_to_have_happened(tmp_path: Path) -> None:
+    store = await open_store(str(tmp_path / "s.db"))
+    for step in (1, 2):
+        for result in await Process(store, tmp_path).rollouts(TASKS[:1], step=step):
+            [call] = await store.query_calls(result.rollout.rollout_id)
+            row = TrainedCall(call.id, call.rollout_id, step + 1, step + 1, 0, 1.0, 1.0, 0.5, 4)
+            await store.add_trained_calls("run-1", [row])
+    await Process(store, tmp_path, resume=True).run.resume_from(2, {"policy": 2})
+    for rollout in await store.query_rollouts(run_id="run-1"):
+        [row] = await store.query_trained_calls(rollout.rollout_id)
+        if rollout.step == 1:
+            assert (row.tokens, row.dropped) == (4, None)
+        else:
+            assert row.tokens == 0
+            assert "resumes from step 2" in str(row.dropped)
+    await store.close()

@@ -1,0 +1,11 @@
+"""The fast tier stays fast to start."""
+
+from __future__ import annotations
+
+from all_subjects import ALL
+
+
+def test_collecting_imports_no_framework(imported_by_collection: frozenset[str]) -> None:
+    frameworks = {name for subject in ALL for name in subject.frameworks} | {"verl", "ray", "vllm", "schemathesis"}
+    clients = {"openai"}  # with which the gateway's own tests call it
+    assert (frameworks - clients) & imported_by_collection == set()

@@ -1,0 +1,17 @@
+# ruff: noqa: F403
+from typing import Any
+
+from agl.trainer.compat.adapter import *
+from agl.trainer.compat.algorithm import *
+from agl.trainer.compat.emitter import *
+from agl.trainer.compat.litagent import *
+from agl.trainer.compat.logs import setup_logging as setup_logging
+from agl.trainer.compat.missing import *
+from agl.trainer.compat.runner import *
+from agl.trainer.compat.store import *
+from agl.trainer.compat.tracer import *
+from agl.trainer.compat.trainer import *
+from agl.trainer.compat.types import *
+
+def install() -> None: ...
+def __getattr__(name: str) -> Any: ...  # what agl has and 0.3 did not

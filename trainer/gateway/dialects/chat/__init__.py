@@ -1,0 +1,12 @@
+"""OpenAI Chat Completions, as a dialect of the gateway.
+
+Source: OpenAI API reference, "Create chat completion", and its streaming form.
+"""
+
+from agl.trainer.gateway.dialects.base import Dialect
+from agl.trainer.gateway.dialects.chat.answer import answer
+from agl.trainer.gateway.dialects.chat.body import read
+from agl.trainer.gateway.dialects.chat.stream import ChatStream
+from agl.trainer.gateway.dialects.common import openai_error
+
+CHAT = Dialect("chatcmpl-", read, answer, ChatStream, openai_error)

@@ -1,0 +1,60 @@
+"""The JSON answer of Chat Completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from agl.trainer.gateway.access import PendingRequest
+from agl.trainer.gateway.calls import Reply, ServedPolicy
+from agl.trainer.gateway.dialects.chat.body import ChatCompletionsRequest
+from agl.trainer.gateway.dialects.common import logprob_entries
+from agl.trainer.rendering.rendering import Rendering
+
+
+def answer(
+    pending: PendingRequest, served: ServedPolicy, request: ChatCompletionsRequest, replies: Sequence[Reply]
+) -> bytes:
+    """The `chat.completion` object of the replies."""
+    choices = []
+    for i, reply in enumerate(replies):
+        choice: dict[str, Any] = {
+            "index": i,
+            "message": {"refusal": None, **reply.message},
+            "finish_reason": reply.finish_reason,
+            "logprobs": logprobs(request, reply, served.rendering),
+        }
+        if request.body.return_token_ids:
+            choice["token_ids"] = reply.completion.token_ids.tolist()
+        choices.append(choice)
+    completion = {
+        "id": pending.response_id,
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": served.name,
+        "choices": choices,
+        "usage": usage(replies),
+    }
+    return orjson.dumps(completion)
+
+
+def usage(replies: Sequence[Reply]) -> dict[str, Any]:
+    """Token counts of all answers; cached tokens are those continued exactly from an earlier call."""
+    prompt = replies[0].prompt_tokens
+    sampled = sum(r.completion.token_ids.size for r in replies)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": sampled,
+        "total_tokens": prompt + sampled,
+        "prompt_tokens_details": {"cached_tokens": replies[0].cached_tokens},
+    }
+
+
+def logprobs(request: ChatCompletionsRequest, reply: Reply, rendering: Rendering) -> dict[str, Any] | None:
+    """A choice's log-probs, if the request has `logprobs`."""
+    if not request.body.logprobs:
+        return None
+    return {"content": logprob_entries(reply.completion, rendering), "refusal": None}

@@ -1,0 +1,155 @@
+"""A request in the form of Chat Completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from agl.trainer.engines.base import Sampling
+from agl.trainer.gateway.access import Access
+from agl.trainer.gateway.calls import ChatRequest
+from agl.trainer.gateway.dialects.base import DialectRequest
+from agl.trainer.gateway.dialects.common import ToolChoice, expect, named_tool, part_text, tool_choice, validated
+from agl.trainer.gateway.errors import RequestError
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+
+
+class ChatBody(BaseModel, extra="forbid"):
+    """The fields of a request. Those under "no effect" are accepted and do not concern sampling."""
+
+    model: str = ""
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    n: int | None = Field(default=None, ge=1, le=128)
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    return_token_ids: bool | None = None
+    # Only their neutral values can be honoured exactly.
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    # No effect. Sampling is never constrained to a format: the policy has to learn it.
+    response_format: dict[str, Any] | None = None
+    user: Any = None
+    store: Any = None
+    metadata: Any = None
+    parallel_tool_calls: Any = None
+    service_tier: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    safety_identifier: Any = None
+
+
+ChatCompletionsRequest = DialectRequest[ChatBody]
+
+_RECORDED = frozenset(ChatBody.model_fields) - {
+    "messages",
+    "tools",
+    "user",
+    "store",
+    "metadata",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+}
+"""Fields that are recorded with the call, unchanged: those that concern sampling."""
+
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+_PART_FIELDS = {"text": "text", "refusal": "refusal"}
+
+
+def read(data: Any, access: Access) -> ChatCompletionsRequest:
+    """A request from its body's JSON.
+
+    Raises:
+        RequestError: 400, naming the field at fault.
+    """
+    body = validated(ChatBody, data)
+    for name in ("frequency_penalty", "presence_penalty", "logit_bias"):
+        if getattr(body, name):
+            raise RequestError(
+                400,
+                f"{name} would change what is sampled away from the policy being trained, so it is not supported; "
+                "leave it out",
+                code="unsupported_parameter",
+                param=name,
+            )
+    for i, message in enumerate(body.messages):
+        _check_message(message, f"messages.{i}")
+    tools, force = _tools(body)
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    if "" in stop:
+        raise RequestError(400, "stop: an empty text ends every answer", code="invalid_value", param="stop")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise RequestError(400, "top_logprobs needs logprobs=true", code="invalid_value", param="top_logprobs")
+    sampling = Sampling(
+        max_tokens=body.max_completion_tokens or body.max_tokens or 0,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(body.top_k or 0, 0),
+        stop=stop,
+        seed=body.seed or 0,
+        top_logprobs=(body.top_logprobs or 0) if body.logprobs else 0,
+    )
+    options = {k: v for k, v in data.items() if k in _RECORDED}
+    chat = ChatRequest(body.messages, tools, force, sampling, body.n or 1, options)
+    return DialectRequest(body, chat, bool(body.stream))
+
+
+def _check_message(message: Mapping[str, Any], where: str) -> None:
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise RequestError(400, f"{where}.role is {role!r}", code="invalid_value", param=f"{where}.role")
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        expect(message.get(name), str | None, f"{where}.{name}", "is not a text")
+    content = message.get("content")
+    expect(content, str | list | None, f"{where}.content", "is neither text nor parts")
+    for part in content if isinstance(content, list) else ():
+        if not isinstance(part, str):
+            part_text(part, f"{where}.content", _PART_FIELDS)
+    calls = message.get("tool_calls")
+    expect(calls, list | None, f"{where}.tool_calls", "is not a list")
+    for k, call in enumerate(calls or ()):
+        at = f"{where}.tool_calls.{k}"
+        expect(call, dict, at, "is not an object")
+        expect(call.get("id"), str | None, f"{at}.id", "is not a text")
+        function = call.get("function")
+        expect(function, dict, f"{at}.function", "is missing")
+        expect(function.get("name"), str, f"{at}.function.name", "is missing")
+        expect(function.get("arguments"), str | dict | None, f"{at}.function.arguments", "is not JSON text")
+    if role == "tool" and message.get("tool_call_id") is None:
+        raise RequestError(400, f"{where}.tool_call_id is missing", param=f"{where}.tool_call_id")
+
+
+def _tools(body: ChatBody) -> ToolChoice:
+    tools = body.tools or []
+    for i, tool in enumerate(tools):
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, dict):
+            raise RequestError(400, f"tools.{i} is not a function with a name", param=f"tools.{i}")
+        expect(function.get("name"), str, f"tools.{i}.function.name", "is missing")
+        expect(function.get("description"), str | None, f"tools.{i}.function.description", "is not a text")
+        expect(function.get("parameters"), dict | None, f"tools.{i}.function.parameters", "is not a JSON schema")
+    choice = body.tool_choice
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        return named_tool(tools, function.get("name") if isinstance(function, dict) else None)
+    return tool_choice(tools, choice, required=("required", "any"))

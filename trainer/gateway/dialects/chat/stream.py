@@ -1,0 +1,57 @@
+"""The stream of Chat Completions: `chat.completion.chunk` objects."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from agl.trainer.gateway.access import PendingRequest
+from agl.trainer.gateway.calls import Choice, Reply, ServedPolicy
+from agl.trainer.gateway.dialects.chat.answer import logprobs, usage
+from agl.trainer.gateway.dialects.chat.body import ChatCompletionsRequest
+from agl.trainer.gateway.dialects.common import openai_error, sse
+from agl.trainer.gateway.dialects.deltas import MessageDeltas
+from agl.trainer.gateway.errors import RequestError
+
+
+class ChatStream:
+    """The chunks of all choices. Invariant: the deltas of a choice add up to its message."""
+
+    def __init__(self, pending: PendingRequest, served: ServedPolicy, request: ChatCompletionsRequest) -> None:
+        self._request, self._rendering = request, served.rendering
+        self._deltas = MessageDeltas(request.chat, served.rendering)
+        self._base = {
+            "id": pending.response_id,
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": served.name,
+        }
+
+    def push(self, choice: Choice) -> Iterator[bytes]:
+        """Chunks for what was sampled of a choice since the last call."""
+        for delta in self._deltas.push(choice):
+            yield self._chunk(choice.number, delta)
+
+    def finish(self, replies: Sequence[Reply]) -> Iterator[bytes]:
+        """The chunks that complete every choice, and the usage if the request wants it."""
+        for i, reply in enumerate(replies):
+            for delta in self._deltas.finish(i, reply):
+                yield self._chunk(i, delta)
+            extra = {"token_ids": reply.completion.token_ids.tolist()} if self._request.body.return_token_ids else {}
+            entries = logprobs(self._request, reply, self._rendering)
+            yield self._chunk(i, {}, reply.finish_reason, entries, **extra)
+        options = self._request.body.stream_options
+        if options is not None and options.include_usage:
+            yield sse({**self._base, "choices": [], "usage": usage(replies)})
+        yield b"data: [DONE]\n\n"
+
+    def fail(self, error: RequestError) -> Iterator[bytes]:
+        """The error of an answer that broke off."""
+        yield sse(openai_error(error))
+
+    def _chunk(
+        self, index: int, delta: Mapping[str, Any], finish: str | None = None, logprobs: Any = None, **extra: Any
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "finish_reason": finish, "logprobs": logprobs, **extra}
+        return sse({**self._base, "choices": [choice]})

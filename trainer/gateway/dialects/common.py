@@ -1,0 +1,136 @@
+"""What dialects share: checked bodies, text parts, tool choice, log-probs, OpenAI's errors, server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from agl.errors import nearest
+from agl.trainer.engines.base import Completion
+from agl.trainer.gateway.errors import RequestError
+from agl.trainer.rendering.rendering import Rendering
+
+Body = TypeVar("Body", bound=BaseModel)
+
+ToolChoice = tuple[list[dict[str, Any]] | None, str | Literal[True] | None]
+"""The tools that the policy sees, and the one that it must call: a name, True for any, None for no force."""
+
+
+def validated(model: type[Body], data: Any) -> Body:
+    """`data` as a `model`.
+
+    Raises:
+        RequestError: 400: no JSON object, an unknown field (with the nearest known one), or a value that does not fit.
+    """
+    if not isinstance(data, dict):
+        raise RequestError(400, "the body is not a JSON object")
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(p) for p in first["loc"])
+        if first["type"] == "extra_forbidden":
+            hint = nearest(field, model.model_fields)
+            raise RequestError(400, f"unknown field {field!r}; {hint}", code="unknown_parameter", param=field) from None
+        raise RequestError(400, f"{field}: {first['msg']}", code="invalid_value", param=field) from None
+
+
+def expect(value: Any, kind: Any, where: str, otherwise: str) -> Any:
+    """`value`, if it is of a kind.
+
+    Raises:
+        RequestError: 400, `where` followed by `otherwise`.
+    """
+    if not isinstance(value, kind):
+        raise RequestError(400, f"{where} {otherwise}", code="invalid_value", param=where)
+    return value
+
+
+def part_text(part: Any, where: str, fields: Mapping[str, str]) -> str:
+    """The text of a content part.
+
+    Args:
+        part: of a message's content. where: names the content in errors.
+        fields: type of a part -> the field that holds its text.
+
+    Raises:
+        RequestError: 400, the part is of another type or has no text.
+    """
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str) or kind not in fields:
+        raise RequestError(
+            400, f"{where} has a part of type {kind!r}; only text can be trained", code="unsupported_value", param=where
+        )
+    return expect(part.get(fields[kind]), str, where, f"has a {kind} part without a text")
+
+
+def tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of tools in the form of Chat Completions."""
+    return [tool["function"]["name"] for tool in tools]
+
+
+def named_tool(tools: list[dict[str, Any]], name: Any) -> ToolChoice:
+    """OpenAI's choice of one tool.
+
+    Raises:
+        RequestError: 400, there is no such tool.
+    """
+    if name not in tool_names(tools):
+        raise RequestError(400, f"tool_choice names {name!r}, which is not among the tools", param="tool_choice")
+    return tools, name
+
+
+def tool_choice(tools: list[dict[str, Any]], choice: str | None, required: Sequence[str]) -> ToolChoice:
+    """OpenAI's choice of tools by a word.
+
+    Args:
+        tools: in the form of Chat Completions. choice: of the request.
+        required: the words for "call any tool".
+
+    Raises:
+        RequestError: 400, an unknown word, or a required tool where there is none.
+    """
+    if choice == "none":
+        return None, None
+    if choice in required:
+        if not tools:
+            raise RequestError(400, "tool_choice requires a tool, but there are none", param="tool_choice")
+        return tools, any_tool(tools)
+    if choice not in (None, "auto"):
+        raise RequestError(400, f"tool_choice {choice!r} is unknown", code="invalid_value", param="tool_choice")
+    return tools or None, None
+
+
+def any_tool(tools: Sequence[Mapping[str, Any]]) -> str | Literal[True]:
+    """What forces a call of any of the tools: the name of the only one, or True."""
+    names = tool_names(tools)
+    return names[0] if len(names) == 1 else True
+
+
+def logprob_entries(completion: Completion, rendering: Rendering) -> list[dict[str, Any]]:
+    """OpenAI's entries for the log-probs of all sampled tokens."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text = rendering.decode([token])
+        # A token that is part of a character decodes to a replacement, which does not show its bytes.
+        return {"token": text, "logprob": float(logprob), "bytes": None if "\ufffd" in text else list(text.encode())}
+
+    entries = []
+    for k, (token, logprob) in enumerate(zip(completion.token_ids.tolist(), completion.logprobs.tolist(), strict=True)):
+        top = completion.top_logprobs[k] if k < len(completion.top_logprobs) else ()
+        entries.append({**entry(token, logprob), "top_logprobs": [entry(t, lp) for t, lp in top]})
+    return entries
+
+
+def openai_error(error: RequestError) -> dict[str, Any]:
+    """The error in OpenAI's form."""
+    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
+
+
+def sse(data: Any, event: str | None = None) -> bytes:
+    """A server-sent event with JSON in it."""
+    name = b"" if event is None else b"event: " + event.encode() + b"\n"
+    return name + b"data: " + orjson.dumps(data) + b"\n\n"

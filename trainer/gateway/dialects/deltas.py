@@ -1,0 +1,81 @@
+"""Sampled tokens as deltas of assistant messages, which every dialect's stream is made from.
+
+Invariant: the deltas of a choice add up to its message. Text is passed on as soon as it cannot become part of a tool
+call or a stop text any more; tool calls come whole at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, cut_at_stop
+from agl.trainer.rendering.rendering import Rendering
+
+TOOL_MARKER_LENGTH = 24
+"""No text that opens a tool call is longer, in characters."""
+
+Delta = dict[str, Any]
+
+
+class MessageDeltas:
+    """The deltas of one request's choices, in the form of Chat Completions.
+
+    Args:
+        request: that is answered. rendering: of the policy that answers.
+    """
+
+    def __init__(self, request: ChatRequest, rendering: Rendering) -> None:
+        self._request, self._rendering = request, rendering
+        self._held_back = max((len(s) for s in request.sampling.stop), default=0)
+        if request.tools:
+            self._held_back = max(self._held_back, TOOL_MARKER_LENGTH)
+        # Per choice: the text sent, whether the role and the reasoning were sent, and how many tokens were parsed.
+        self._sent = [""] * request.n
+        self._started = [False] * request.n
+        self._reasoned = [False] * request.n
+        self._parsed = [0] * request.n
+
+    def push(self, choice: Choice) -> Iterator[Delta]:
+        """Deltas for what was sampled of a choice since the last call."""
+        k, n = choice.number, len(choice.ids)
+        yield from self._start(k)
+        # Parsing the whole answer at each token would be quadratic; a long answer is parsed less often.
+        if n - self._parsed[k] < 1 + n // 64 or self._request.force_tool:
+            return
+        self._parsed[k] = n
+        parsed = self._rendering.parse(
+            choice.ids, self._request.tools, forced_ids=choice.forced, prompt_ids=choice.prompt
+        )
+        if parsed.tool_calls or parsed.malformed:
+            return
+        text = cut_at_stop(parsed, self._request.sampling.stop).content
+        text = text[: max(0, len(text) - self._held_back)]
+        if self._request.tools:
+            # White space around the text is dropped when tool calls follow.
+            text = "" if text[:1].isspace() else text.rstrip()
+        # A character can end in the next token; what decodes to a replacement now may not then.
+        text = text.rstrip("\ufffd")
+        if text:
+            yield from self._text(k, text, parsed.reasoning)
+
+    def finish(self, number: int, reply: Reply) -> Iterator[Delta]:
+        """Deltas that complete a choice."""
+        yield from self._start(number)
+        yield from self._text(number, reply.message.get("content") or "", reply.message.get("reasoning_content"))
+        for k, call in enumerate(reply.message.get("tool_calls") or ()):
+            yield {"tool_calls": [{"index": k, **call}]}
+
+    def _start(self, k: int) -> Iterator[Delta]:
+        if not self._started[k]:
+            self._started[k] = True
+            yield {"role": "assistant", "content": ""}
+
+    def _text(self, k: int, text: str, reasoning: str | None) -> Iterator[Delta]:
+        """What is new in a choice's reasoning and text."""
+        if reasoning and not self._reasoned[k]:
+            self._reasoned[k] = True
+            yield {"reasoning_content": reasoning}
+        if text.startswith(self._sent[k]) and len(text) > len(self._sent[k]):
+            yield {"content": text[len(self._sent[k]) :]}
+            self._sent[k] = text

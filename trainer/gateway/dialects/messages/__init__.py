@@ -1,0 +1,11 @@
+"""Anthropic Messages, as a dialect of the gateway.
+
+Source: Anthropic API reference, "Create a Message", "Count Message tokens", "Streaming messages" and "Errors".
+"""
+
+from agl.trainer.gateway.dialects.base import Dialect
+from agl.trainer.gateway.dialects.messages.answer import answer, error_body
+from agl.trainer.gateway.dialects.messages.body import read
+from agl.trainer.gateway.dialects.messages.stream import MessagesStream
+
+MESSAGES = Dialect("msg_", read, answer, MessagesStream, error_body)

@@ -1,0 +1,77 @@
+"""The JSON answer of Anthropic Messages, and its errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from agl.trainer.gateway.access import PendingRequest
+from agl.trainer.gateway.calls import ChatRequest, Reply, ServedPolicy
+from agl.trainer.gateway.dialects.messages.body import MessagesRequest
+from agl.trainer.gateway.errors import RequestError
+from agl.trainer.rendering.rendering import Rendering
+
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+
+
+def answer(pending: PendingRequest, served: ServedPolicy, request: MessagesRequest, replies: Sequence[Reply]) -> bytes:
+    """The message of the only reply."""
+    (reply,) = replies
+    content: list[dict[str, Any]] = []
+    reasoning = reply.message.get("reasoning_content")
+    if reasoning and request.body.thinks:
+        content.append({"type": "thinking", "thinking": reasoning, "signature": ""})
+    if text := reply.message.get("content"):
+        content.append({"type": "text", "text": text})
+    for call in reply.message.get("tool_calls") or ():
+        # JSON has no NaN, though a model may write it.
+        arguments = json.loads(call["function"]["arguments"], parse_constant=lambda _: None)
+        content.append({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": arguments})
+    message = {
+        **message_head(pending, served),
+        # Programs read `content[0].text` unchecked; an empty answer must not break them.
+        "content": content or [{"type": "text", "text": ""}],
+        **stop_fields(reply, request.chat, served.rendering),
+        "usage": usage(reply),
+    }
+    # Not orjson: a model writes integers of any length.
+    return json.dumps(message).encode()
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
+    """The error in Anthropic's form."""
+    kind = _ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def message_head(pending: PendingRequest, served: ServedPolicy) -> dict[str, Any]:
+    """The fields of a message that are known before its first token."""
+    return {"id": pending.response_id, "type": "message", "role": "assistant", "model": served.name}
+
+
+def usage(reply: Reply) -> dict[str, int]:
+    """Token counts; as Anthropic counts, what was continued exactly from an earlier call is not among the input."""
+    return {
+        "input_tokens": reply.prompt_tokens - reply.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": reply.cached_tokens,
+        "output_tokens": int(reply.completion.token_ids.size),
+    }
+
+
+def stop_fields(reply: Reply, chat: ChatRequest, rendering: Rendering) -> dict[str, str | None]:
+    """Why the answer ended, and the stop text that ended it."""
+    reason = {"length": "max_tokens", "tool_calls": "tool_use"}.get(reply.finish_reason, "end_turn")
+    if reason == "end_turn" and chat.sampling.stop:
+        text = rendering.decode(reply.completion.token_ids)
+        matches = [(at, s) for s in chat.sampling.stop if (at := text.find(s)) >= 0]
+        if matches:
+            return {"stop_reason": "stop_sequence", "stop_sequence": min(matches)[1]}
+    return {"stop_reason": reason, "stop_sequence": None}

@@ -1,0 +1,12 @@
+"""OpenAI Responses, as a dialect of the gateway.
+
+Source: OpenAI API reference, "Create a model response" and "Streaming events" of Responses.
+"""
+
+from agl.trainer.gateway.dialects.base import Dialect
+from agl.trainer.gateway.dialects.common import openai_error
+from agl.trainer.gateway.dialects.responses.answer import answer
+from agl.trainer.gateway.dialects.responses.body import read
+from agl.trainer.gateway.dialects.responses.stream import ResponsesStream
+
+RESPONSES = Dialect("resp_", read, answer, ResponsesStream, openai_error)

@@ -1,0 +1,158 @@
+"""The JSON answer of the Responses API: response objects and their output items."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import orjson
+
+from agl.trainer.gateway.access import PendingRequest
+from agl.trainer.gateway.calls import Reply, ServedPolicy
+from agl.trainer.gateway.dialects.common import logprob_entries
+from agl.trainer.gateway.dialects.responses.body import ResponsesBody, ResponsesRequest
+
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+def answer(pending: PendingRequest, served: ServedPolicy, request: ResponsesRequest, replies: Sequence[Reply]) -> bytes:
+    """The response object of the only reply."""
+    (reply,) = replies
+    return orjson.dumps(finished_response(pending, served, request, reply, created=pending.started_at))
+
+
+def finished_response(
+    pending: PendingRequest, served: ServedPolicy, request: ResponsesRequest, reply: Reply, *, created: float
+) -> dict[str, Any]:
+    """The response object of a reply, which is stored: later requests can continue it.
+
+    Args:
+        pending, request: what is answered. served: the policy that answered. reply: its answer.
+        created: epoch seconds.
+    """
+    response_id = pending.response_id
+    logprobs = logprob_entries(reply.completion, served.rendering) if request.logprobs else []
+    items = _output(response_id, reply, logprobs)
+    if request.body.store is not False:
+        pending.access.responses.add(response_id, request.previous, [*request.new, reply.message], items)
+    cut_short = reply.finish_reason == "length"
+    return response_object(
+        response_id,
+        served.name,
+        request.body,
+        "incomplete" if cut_short else "completed",
+        created,
+        output=items,
+        incomplete_details={"reason": "max_output_tokens"} if cut_short else None,
+        usage=_usage(reply),
+        completed_at=None if cut_short else time.time(),
+    )
+
+
+def response_object(
+    response_id: str,
+    model: str,
+    body: ResponsesBody,
+    status: Status,
+    created: float,
+    *,
+    output: Sequence[Mapping[str, Any]] = (),
+    error: Mapping[str, Any] | None = None,
+    incomplete_details: Mapping[str, Any] | None = None,
+    usage: Mapping[str, Any] | None = None,
+    completed_at: float | None = None,
+) -> dict[str, Any]:
+    """A response object: the request's fields as OpenAI repeats them, and the outcome."""
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(created),
+        "completed_at": None if completed_at is None else int(completed_at),
+        "status": status,
+        "model": model,
+        "output": list(output),
+        "error": error,
+        "incomplete_details": incomplete_details,
+        "usage": usage,
+        "background": False,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": body.reasoning or {"effort": None, "summary": None},
+        "store": body.store is not False,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": body.text or {"format": {"type": "text"}},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": body.truncation or "disabled",
+        "user": body.user,
+    }
+
+
+def _usage(reply: Reply) -> dict[str, Any]:
+    """Token counts; cached tokens are those continued exactly. Reasoning tokens are not counted separately."""
+    sampled = reply.completion.token_ids.size
+    return {
+        "input_tokens": reply.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": reply.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": sampled,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": reply.prompt_tokens + sampled,
+    }
+
+
+# -- output items ------------------------------------------------------------------------------------------------------
+
+
+def reasoning_item(response_id: str, text: str) -> dict[str, Any]:
+    """The item of an answer's whole reasoning."""
+    content = [{"type": "reasoning_text", "text": text}]
+    return {"id": _item_id("rs", response_id), "type": "reasoning", "summary": [], "content": content}
+
+
+def message_item(response_id: str, text: str | None, status: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
+    """The item of an answer's text; None for a message that has not begun."""
+    content = [] if text is None else [text_part(text, logprobs)]
+    item_id = _item_id("msg", response_id)
+    return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+
+def text_part(text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
+    """The part of a message that holds its text."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+
+
+def _output(response_id: str, reply: Reply, logprobs: Sequence[Any]) -> list[dict[str, Any]]:
+    """The output items of an answer: reasoning, text, calls."""
+    message = reply.message
+    calls = message.get("tool_calls") or ()
+    items = []
+    if reasoning := message.get("reasoning_content"):
+        items.append(reasoning_item(response_id, reasoning))
+    # An answer without items would be nothing that a client can send back: it gets an empty text.
+    if message.get("content") or not calls:
+        items.append(message_item(response_id, message.get("content") or "", "completed", logprobs))
+    for k, call in enumerate(calls):
+        items.append(
+            {
+                "id": f"{_item_id('fc', response_id)}_{k}",
+                "type": "function_call",
+                "call_id": call["id"],
+                "name": call["function"]["name"],
+                "arguments": call["function"]["arguments"],
+                "status": "completed",
+            }
+        )
+    if reply.finish_reason == "length":
+        items[-1]["status"] = "incomplete"
+    return items
+
+
+def _item_id(prefix: str, response_id: str) -> str:
+    return f"{prefix}_{response_id.removeprefix('resp_')}"

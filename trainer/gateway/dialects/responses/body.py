@@ -1,0 +1,167 @@
+"""A request in the form of the Responses API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from agl.trainer.engines.base import Sampling
+from agl.trainer.gateway.access import Access
+from agl.trainer.gateway.calls import ChatRequest
+from agl.trainer.gateway.dialects.base import DialectRequest
+from agl.trainer.gateway.dialects.common import ToolChoice, expect, named_tool, tool_choice, validated
+from agl.trainer.gateway.dialects.responses.items import messages_of
+from agl.trainer.gateway.errors import RequestError
+from agl.trainer.gateway.stored_responses import Message, StoredResponse
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+class ResponsesBody(BaseModel, extra="forbid"):
+    """The fields of a request. Those under "no effect" are accepted and do not concern sampling."""
+
+    model: str = ""
+    input: Any = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    stream: bool | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    # They refer to state on OpenAI's servers, which does not exist here.
+    background: bool | None = None
+    conversation: Any = None
+    prompt: Any = None
+    context_management: Any = None
+    # No effect. Sampling is never constrained to a format: the policy has to learn it. Nothing is ever truncated: a
+    # prompt that is too long is refused.
+    text: dict[str, Any] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    reasoning: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    stream_options: Any = None
+    user: Any = None
+    service_tier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    safety_identifier: Any = None
+
+
+_RECORDED = frozenset(
+    {
+        "model",
+        "previous_response_id",
+        "store",
+        "tool_choice",
+        "max_output_tokens",
+        "temperature",
+        "top_p",
+        "stream",
+        "include",
+        "top_logprobs",
+        "text",
+        "truncation",
+        "reasoning",
+        "parallel_tool_calls",
+        "max_tool_calls",
+    }
+)
+"""Fields that are recorded with the call, unchanged."""
+
+_UNSUPPORTED = {
+    "background": "answers are given at once",
+    "conversation": "use previous_response_id, or send the whole input",
+    "prompt": "prompts are not stored here; send instructions and input",
+    "context_management": "a compacted history is not what the policy saw; send the whole input",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResponsesRequest(DialectRequest[ResponsesBody]):
+    """A request of the dialect.
+
+    Attributes:
+        new: the messages of its input. previous: the response that it continues.
+        logprobs: whether the answer has log-probs.
+    """
+
+    new: list[Message]
+    previous: StoredResponse | None
+    logprobs: bool
+
+
+def read(data: Any, access: Access) -> ResponsesRequest:
+    """A request from its body's JSON.
+
+    Args:
+        data: the body's JSON.
+        access: of the attempt, whose stored responses can be continued.
+
+    Raises:
+        RequestError: 400, naming the field at fault.
+    """
+    body = validated(ResponsesBody, data)
+    for name, instead in _UNSUPPORTED.items():
+        if getattr(body, name):
+            raise RequestError(400, f"{name} is not supported: {instead}", code="unsupported_parameter", param=name)
+    items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+    expect(items, list, "input", "is neither text nor a list of items")
+    if not items:
+        raise RequestError(400, "input is empty", code="invalid_value", param="input")
+    previous = None if body.previous_response_id is None else access.responses.get(body.previous_response_id)
+    new = messages_of(items, access.responses.items)
+    # Instructions belong to this request alone: OpenAI does not carry them over to the next response.
+    system = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
+    messages = [*system, *(previous.conversation() if previous else ()), *new]
+    tools, force = _tools(body)
+    logprobs = body.top_logprobs is not None or LOGPROBS in (body.include or ())
+    sampling = Sampling(
+        max_tokens=body.max_output_tokens or 0,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_logprobs=(body.top_logprobs or 0) if logprobs else 0,
+    )
+    options = {k: v for k, v in data.items() if k in _RECORDED}
+    chat = ChatRequest(messages, tools, force, sampling, options=options)
+    return ResponsesRequest(body, chat, bool(body.stream), new, previous, logprobs)
+
+
+def _tools(body: ResponsesBody) -> ToolChoice:
+    """Tools in the form of Chat Completions, and which one is forced."""
+    tools = []
+    for i, tool in enumerate(body.tools or ()):
+        where = f"tools.{i}"
+        if tool.get("type") != "function":
+            raise RequestError(
+                400,
+                f"{where} is of type {tool.get('type')!r}; a policy can be trained with function tools only, "
+                "which run in the agent",
+                code="unsupported_value",
+                param=where,
+            )
+        expect(tool.get("name"), str, f"{where}.name", "is missing")
+        expect(tool.get("description"), str | None, f"{where}.description", "is not a text")
+        expect(tool.get("parameters"), dict | None, f"{where}.parameters", "is not a JSON schema")
+        function = {k: tool[k] for k in ("name", "description", "parameters", "strict") if tool.get(k) is not None}
+        tools.append({"type": "function", "function": function})
+    choice = body.tool_choice
+    if isinstance(choice, dict):
+        if choice.get("type") != "function":
+            raise RequestError(
+                400,
+                f"tool_choice of type {choice.get('type')!r} is not supported; send only the tools that may be called",
+                code="unsupported_value",
+                param="tool_choice",
+            )
+        return named_tool(tools, choice.get("name"))
+    return tool_choice(tools, choice, required=("required",))

@@ -1,0 +1,314 @@
+"""A proxy for a launched program: takes its spans, and passes its model calls to their own provider and records them.
+
+Invariant: a call passes byte for byte, a stream as it comes, with the program's own key, which is never stored. The URL
+holds a secret, so that no other program can use it, and is valid while the program runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import time
+import urllib.parse
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import httpx
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from agl import semconv
+from agl.mdp.spans import Span
+from agl.tracing import otlp
+from agl.tracing.inferred import SpanInference
+from agl.tracing.provider_formats import ResponseAccumulator, request_messages, settings, tool_results
+from agl.tracing.sdk_hooks import GENERATION_PATHS
+from agl.trainer.gateway import http
+from agl.trainer.gateway.errors import RequestError
+from agl.trainer.http.limits import Refused
+from agl.trainer.store.base import Store
+
+RECORDED_BYTES = 16 * 1024 * 1024
+"""How much of an answer is recorded; all of it passes."""
+CONNECT_SECONDS, SILENT_SECONDS = 20.0, 900.0
+"""How long a provider may take to accept a connection, and how long it may be silent."""
+PROVIDERS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com"}
+"""Base URLs of providers for which the environment names no other."""
+
+_ATTEMPT = "/rollouts/{rollout}/attempts/{attempt:int}"
+_CONNECTION_HEADERS = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+"""Headers that belong to one connection and are not forwarded (RFC 9110, section 7.6.1)."""
+_KEY_HEADERS = ("authorization", "x-api-key", "api-key")
+_READABLE_ENCODINGS = ("gzip", "deflate", "identity")
+"""Encodings of answers that can be recorded."""
+
+
+class RecordingProxy:
+    """What one launched program talks to: takes its spans and forwards its calls to providers.
+
+    Args:
+        store: where spans are added. inference: makes the spans of the attempt's calls. providers: name -> base URL.
+
+    Attributes:
+        secret: proves that a request is the program's.
+    """
+
+    def __init__(self, store: Store, inference: SpanInference, providers: Mapping[str, str]) -> None:
+        self.store, self.inference, self.providers = store, inference, dict(providers)
+        self.secret = secrets.token_urlsafe(24)
+        self._hash = hashlib.sha256(self.secret.encode()).digest()
+        self._open = True
+        self._records: set[asyncio.Task[None]] = set()
+        timeout = httpx.Timeout(SILENT_SECONDS, connect=CONNECT_SECONDS)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
+        self._client = httpx.AsyncClient(timeout=timeout, limits=limits, follow_redirects=False)
+        # Only the program's headers are sent, no defaults of this client.
+        self._client.headers.clear()
+
+    def routes(self) -> list[Route]:
+        """Routes that are served in addition to the gateway's."""
+        calls = f"{_ATTEMPT}/keys/{{key}}/agents/{{agent:path}}"
+        methods = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
+        return [
+            Route(f"{_ATTEMPT}/v1/traces", self._spans, methods=["POST"]),
+            Route(f"{calls}/openai/v1/{{path:path}}", self._openai, methods=methods),
+            Route(f"{calls}/anthropic/{{path:path}}", self._anthropic, methods=methods),
+        ]
+
+    def spans_url(self, base_url: str) -> str:
+        """The URL for the program's spans; the secret is the bearer key."""
+        return f"{base_url}/rollouts/{self.inference.rollout_id}/attempts/{self.inference.attempt}/v1/traces"
+
+    def provider_urls(self, base_url: str, agent: str) -> dict[str, str]:
+        """Provider -> the base URL that the program uses in its place."""
+        name = urllib.parse.quote(agent, safe="")
+        attempt = f"{base_url}/rollouts/{self.inference.rollout_id}/attempts/{self.inference.attempt}"
+        url = f"{attempt}/keys/{self.secret}/agents/{name}"
+        return {"openai": f"{url}/openai/v1", "anthropic": f"{url}/anthropic"}
+
+    async def close(self) -> None:
+        """Admit no more requests, and wait until all calls are recorded."""
+        self._open = False
+        while self._records:
+            await asyncio.gather(*self._records)
+        await self._client.aclose()
+
+    def _check(self, request: Request, key: str) -> None:
+        path = request.path_params
+        key_matches = hmac.compare_digest(hashlib.sha256(key.encode()).digest(), self._hash)
+        attempt = (self.inference.rollout_id, self.inference.attempt)
+        if not (self._open and key_matches and (path["rollout"], path["attempt"]) == attempt):
+            raise RequestError(401, "this URL is good for one program only, while it runs", code="invalid_api_key")
+
+    async def _spans(self, request: Request) -> Response:
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        self._check(request, key if scheme.lower() == "bearer" else "")
+        if "json" not in request.headers.get("content-type", ""):
+            raise RequestError(415, "spans are taken as JSON: OTEL_EXPORTER_OTLP_PROTOCOL=http/json")
+        try:
+            spans = otlp.decode(
+                await http.body_of(request), rollout_id=self.inference.rollout_id, attempt=self.inference.attempt
+            )
+        except ValueError as error:
+            raise RequestError(400, str(error)) from None
+        await self.store.add_spans(spans)
+        return http.answer({})
+
+    async def _openai(self, request: Request) -> Response:
+        return await self._forward(request, "openai")
+
+    async def _anthropic(self, request: Request) -> Response:
+        return await self._forward(request, "anthropic")
+
+    async def _forward(self, request: Request, provider: str) -> Response:
+        self._check(request, request.path_params["key"])
+        base = self.providers[provider].rstrip("/")
+        body = await _body(request)
+        path = f"/{request.path_params['path']}"
+        is_call = request.method == "POST" and path.endswith(GENERATION_PATHS[provider])
+        call = None
+        if is_call and not path.endswith("/count_tokens"):
+            call = _Call(self.inference, request, provider, base, body)
+            await self._add(call.tools())
+        raw = request.scope.get("raw_path", request.url.path.encode()).decode("ascii", "replace")
+        # The path with the program's own escapes.
+        tail = raw.split("/openai/v1/" if provider == "openai" else "/anthropic/", 1)[1]
+        url = f"{base}/{tail}" + (f"?{request.url.query}" if request.url.query else "")
+        try:
+            answer = await self._client.send(
+                self._client.build_request(request.method, url, headers=_forwarded_headers(request), content=body),
+                stream=True,
+            )
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            why = f"agl run could not reach {_without_credentials(base)}: {type(error).__name__}: {error}"
+            if call is not None:
+                await self._add([call.span(why)])
+            raise RequestError(502, why, code="provider_unreachable") from None
+        response = StreamingResponse(self._relay(answer, call), answer.status_code)
+        response.raw_headers = [
+            (name.lower(), value)
+            for name, value in answer.headers.raw
+            if name.lower().decode() not in _CONNECTION_HEADERS
+        ]
+        return response
+
+    async def _relay(self, answer: httpx.Response, call: _Call | None) -> AsyncIterator[bytes]:
+        recorded = bytearray()
+        error: str | None = None
+        finished = False
+        try:
+            async for chunk in answer.aiter_raw():
+                if call is not None and len(recorded) < RECORDED_BYTES:
+                    recorded += chunk
+                yield chunk
+            finished = True
+        except httpx.HTTPError as broken:
+            error = f"the answer broke off: {type(broken).__name__}: {broken}"
+            raise
+        finally:
+            # A cancelled request cannot await anything, so a task does.
+            if call is not None:
+                if error is None and not finished:
+                    error = "the client left before the answer's end"
+                task = asyncio.ensure_future(self._record(call, answer, bytes(recorded), error))
+                self._records.add(task)
+                task.add_done_callback(self._records.discard)
+                if finished:
+                    await asyncio.shield(task)
+            await asyncio.shield(asyncio.ensure_future(answer.aclose()))
+
+    async def _record(self, call: _Call, answer: httpx.Response, body: bytes, error: str | None) -> None:
+        call.ended = time.time()
+        await asyncio.to_thread(call.read_answer, answer, body)
+        await self._add([call.span(error)])
+
+    async def _add(self, spans: list[Span]) -> None:
+        if spans:
+            await self.store.add_spans(spans)
+
+
+class _Call:
+    """One forwarded call: its request, and its answer once that is read."""
+
+    def __init__(self, inference: SpanInference, request: Request, provider: str, base: str, body: bytes) -> None:
+        self.inference, self.provider, self.base = inference, provider, base
+        self.agent = request.path_params["agent"]
+        self.started = self.ended = time.time()
+        self.client = request.headers.get("user-agent")
+        self.status: int | None = None
+        self.answer = ResponseAccumulator()
+        self.keys = [k for name in _KEY_HEADERS if len(k := request.headers.get(name, "").rpartition(" ")[2]) > 3]
+        try:
+            parsed = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            parsed = None
+        self.body: dict[str, Any] = parsed if isinstance(parsed, dict) else {}
+
+    def tools(self) -> list[Span]:
+        """The spans of the tools whose results the request has."""
+        return self.inference.tools(tool_results(self.body), self.started)
+
+    def read_answer(self, answer: httpx.Response, body: bytes) -> None:
+        """Read the answer, whose body may be incomplete."""
+        self.status = answer.status_code
+        try:
+            encoding = answer.headers.get("content-encoding", "identity")
+            text = httpx.Response(200, headers={"content-encoding": encoding}, content=body).content
+        except httpx.DecodingError:
+            return
+        if answer.headers.get("content-type", "").startswith("text/event-stream"):
+            for data in _events(text):
+                self.answer.event(data)
+            return
+        try:
+            self.answer.whole(orjson.loads(text))
+        except orjson.JSONDecodeError:
+            pass
+
+    def span(self, error: str | None) -> Span:
+        """The call's span, with the error of forwarding it or else the provider's own."""
+        content = self.inference.capture_content
+        why = error or self.answer.error
+        if why is None and self.status is not None and self.status >= 400:
+            why = "the provider refused the request"
+        if why is not None and self.status is not None and self.status >= 400:
+            why = f"{self.status}: {why}"
+        facts = {
+            **settings(self.body),
+            semconv.PROVIDER_NAME: self.provider,
+            semconv.CLIENT: self.client,
+            semconv.URL: _without_credentials(self.base),
+            semconv.WIRE_CALLS: 1,
+            "http.response.status_code": self.status,
+            **(request_messages(self.body) if content else {}),
+            **self.answer.facts(content),
+        }
+        facts = {k: self._without_keys(v) if isinstance(v, str) else v for k, v in facts.items()}
+        model = str(self.body.get("model") or "")
+        why = None if why is None else self._without_keys(why)
+        span = self.inference.chat(self.agent, model, self.started, max(self.started, self.ended), facts, why)
+        self.inference.asks(span, self.answer.tool_calls())
+        return span
+
+    def _without_keys(self, text: str) -> str:
+        """The text without the program's keys, which a provider may repeat in an error."""
+        for key in self.keys:
+            text = text.replace(key, "[key]")
+        return text
+
+
+async def _body(request: Request) -> bytes:
+    try:
+        return await request.body()
+    except Refused as refused:
+        raise RequestError(refused.status, refused.message, code=refused.code) from None
+
+
+def _forwarded_headers(request: Request) -> list[tuple[bytes, bytes]]:
+    """Headers of the request to the provider."""
+    connection = {h.strip().lower() for h in request.headers.get("connection", "").split(",")}
+    headers = []
+    for name, value in request.headers.raw:
+        lower = name.lower().decode("latin-1")
+        if lower in _CONNECTION_HEADERS or lower in connection or lower in ("host", "content-length"):
+            continue
+        if lower == "accept-encoding":
+            encodings = [e.strip() for e in value.decode("latin-1").split(",")]
+            encodings = [e for e in encodings if e.partition(";")[0] in _READABLE_ENCODINGS]
+            value = ", ".join(encodings).encode() or b"identity"
+        headers.append((name, value))
+    return headers
+
+
+def _events(stream: bytes) -> list[Any]:
+    """The JSON of each server-sent event (WHATWG HTML, section 9.2)."""
+    events = []
+    for block in stream.replace(b"\r\n", b"\n").split(b"\n\n"):
+        data = b"\n".join(line[5:].lstrip() for line in block.split(b"\n") if line.startswith(b"data:"))
+        try:
+            events.append(orjson.loads(data))
+        except orjson.JSONDecodeError:
+            continue
+    return events
+
+
+def _without_credentials(url: str) -> str:
+    """The URL without user, password and query."""
+    parts = urllib.parse.urlsplit(url)
+    return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

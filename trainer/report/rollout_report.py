@@ -1,0 +1,253 @@
+"""What was trained in a rollout, as data: calls, tokens, rewards, returns, advantages, rows, and why any forked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from agl import semconv
+from agl.credit import Credit, Uniform, returns
+from agl.errors import StoreError
+from agl.mdp.builder import AttemptTrajectory, build_trajectory
+from agl.mdp.span_index import SpanIndex
+from agl.mdp.selection import Selection
+from agl.mdp.sequence import merge
+from agl.mdp.spans import Span
+from agl.mdp.types import Call, Reward
+from agl.trainer.store.base import Attempt, Rollout, Store, TrainedCall
+
+
+@dataclass(frozen=True, slots=True)
+class TokenReport:
+    """A sampled token: its text, id, behaviour log-prob, and whether it was trained."""
+
+    text: str
+    id: int
+    logprob: float
+    trained: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallReport:
+    """One LLM call.
+
+    Attributes:
+        call: as the gateway recorded it; its policy is None where it is not trained.
+        trained: what training did with it, if it was trained or dropped.
+        return_: the return that it was trained with, or would be; None in an attempt that failed.
+        continued: how many tokens of its prompt are an earlier call's, token for token.
+        tokens: the sampled tokens. rewards: this call's own.
+    """
+
+    call: Call
+    trained: TrainedCall | None
+    return_: float | None
+    continued: int
+    tokens: Sequence[TokenReport]
+    rewards: Sequence[Reward]
+
+    @property
+    def fork(self) -> str | None:
+        """Cause and detail, if the conversation went on but could not be continued."""
+        cause, detail = self.call.fork_cause, self.call.request.get("fork_detail")
+        return f"{cause}: {detail}" if cause and detail else cause
+
+    @property
+    def messages(self) -> Sequence[Mapping[str, Any]]:
+        """The new messages of the request."""
+        return self.call.request.get("messages", [])
+
+    def to_json(self) -> dict[str, Any]:
+        """The call as JSON values."""
+        call, trained = self.call, self.trained
+        return {
+            "id": call.id,
+            "index": call.index,
+            "agent": call.agent,
+            "policy": call.policy,
+            "policy_version": call.policy_version,
+            "finish_reason": call.finish_reason,
+            "temperature": call.temperature,
+            "prompt_tokens": call.prompt_ids.size,
+            "continued": self.continued,
+            "parent": call.parent_id,
+            "fork": self.fork,
+            "messages": list(self.messages),
+            "reply": dict(call.response),
+            "tokens": [asdict(token) for token in self.tokens],
+            "rewards": [asdict(reward) for reward in self.rewards],
+            "return_": self.return_,
+            "advantage": trained.advantage if trained else None,
+            "step": trained.step if trained else None,
+            "sequence": trained.sequence if trained else None,
+            "dropped": trained.dropped if trained else None,
+            "error": call.error,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RowReport:
+    """A merged row: the policy that it trains, the calls in it (by index), its tokens, how many of them are trained,
+    and whether it branches."""
+
+    policy: str
+    calls: list[int]
+    tokens: int
+    trained: int
+    unmerged_tokens: int
+    is_chain: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RolloutReport:
+    """What is known of a rollout and one of its attempts.
+
+    Attributes:
+        rollout: as stored. attempts: all of its attempts. output: what the agent returned, as text.
+        rewards: the rollout's own. total_reward: the sum of all primary rewards; None without any.
+        calls, rows, tools: of the attempt; a tool call is a dict of `name`, `tool_call_id`, `arguments`, `result`,
+            `status` and `error`.
+        collected: how many calls other models answered, of which no tokens are known.
+    """
+
+    rollout: Rollout
+    attempts: Sequence[Attempt]
+    output: str | None
+    rewards: Sequence[Reward]
+    total_reward: float | None
+    calls: Sequence[CallReport]
+    rows: Sequence[RowReport]
+    tools: Sequence[dict[str, Any]]
+    collected: int = 0
+
+    @property
+    def rollout_id(self) -> str:
+        """The rollout's id."""
+        return self.rollout.rollout_id
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON values."""
+        return {
+            "rollout_id": self.rollout_id,
+            "status": self.rollout.status,
+            "mode": self.rollout.mode,
+            "step": self.rollout.step,
+            "task": self.rollout.task,
+            "output": self.output,
+            "attempts": [{"attempt": a.attempt, "status": a.status, "error": a.error} for a in self.attempts],
+            "rewards": [asdict(reward) for reward in self.rewards],
+            "total_reward": self.total_reward,
+            "calls": [call.to_json() for call in self.calls],
+            "rows": [asdict(row) for row in self.rows],
+            "tools": list(self.tools),
+            "collected": self.collected,
+        }
+
+
+async def describe(
+    store: Store, rollout_id: str, *, attempt: int | None = None, credit: Credit | None = None
+) -> RolloutReport:
+    """The report on a rollout's last attempt, or the one asked for.
+
+    Raises:
+        StoreError: no such rollout or attempt.
+    """
+    rollout = await store.get_rollout(rollout_id)
+    attempts = await store.query_attempts(rollout.rollout_id)
+    chosen = _choose(attempts, attempt, rollout)
+    calls = await store.query_calls(rollout.rollout_id, chosen.attempt)
+    spans = await store.query_spans(rollout.rollout_id, chosen.attempt)
+    trained = {t.call_id: t for t in await store.query_trained_calls(rollout.rollout_id)}
+    everyone = Selection(tuple((c.agent, c.policy) for c in calls if c.policy is not None))
+    built = build_trajectory(rollout.rollout_id, chosen.attempt, rollout.group, SpanIndex(calls, spans), everyone)
+    transitions = built.trajectory.transitions
+    # A rule is about the whole rollout, whatever the policies: one that compares agents needs all of them. What an
+    # attempt that failed earned is never credited.
+    succeeded = chosen.status == "succeeded"
+    credited = returns(credit or Uniform(), built.trajectory) if succeeded else [None] * len(transitions)
+    value = {t.call.id: r for t, r in zip(transitions, credited, strict=True)}
+    trainable = {t.call.id for t in transitions if t.trainable}
+    by_id = {c.id: c for c in calls}
+    decoders = {policy: _decoder(rollout, policy) for policy in {c.policy for c in calls}}
+
+    def report(call: Call) -> CallReport:
+        record, parent, decode = trained.get(call.id), by_id.get(call.parent_id or ""), decoders[call.policy]
+        kept = call.id in trainable and (record is None or record.dropped is None)
+        return CallReport(
+            call,
+            record,
+            return_=record.return_ if record else value.get(call.id),
+            continued=parent.ids.size if parent else 0,
+            tokens=[
+                TokenReport(decode(i), i, logprob, kept)
+                for i, logprob in zip(call.response_ids.tolist(), call.logprobs.tolist(), strict=True)
+            ],
+            rewards=[r for r, call_id in built.credited if call_id == call.id],
+        )
+
+    root = next((s for s in spans if s.parent_id is None), None)
+    output = root.attributes.get("agl.output") if root else None
+    recorded = {c.span_id for c in calls}
+    return RolloutReport(
+        rollout,
+        attempts,
+        output=None if output is None else str(output),
+        rewards=[r for r, call_id in built.credited if call_id is None],
+        total_reward=built.reward,
+        calls=[report(call) for call in calls],
+        rows=_rows(built, by_id),
+        tools=[_tool(s) for s in spans if s.operation == semconv.EXECUTE_TOOL],
+        collected=sum(s.operation == semconv.CHAT and s.span_id not in recorded for s in spans),
+    )
+
+
+def _choose(attempts: Sequence[Attempt], number: int | None, rollout: Rollout) -> Attempt:
+    if not attempts:
+        raise StoreError("the rollout has not been tried yet", rollout=rollout.rollout_id)
+    if number is None:
+        return attempts[-1]
+    for attempt in attempts:
+        if attempt.attempt == number:
+            return attempt
+    raise StoreError(
+        f"the rollout has attempts {', '.join(str(a.attempt) for a in attempts)}, not {number}",
+        rollout=rollout.rollout_id,
+    )
+
+
+def _rows(built: AttemptTrajectory, calls: Mapping[str, Call]) -> list[RowReport]:
+    """The training rows of each policy; advantages are of no matter for their shape."""
+    rows = []
+    for policy, trajectory in built.trajectories.items():
+        for row in merge(trajectory, dict.fromkeys((t.call.id for t in trajectory.transitions), 0.0)):
+            merged = [calls[call_id] for call_id in row.call_ids]
+            unmerged = sum(call.ids.size for call in merged)
+            rows.append(
+                RowReport(policy, [call.index for call in merged], len(row), row.n_actions, unmerged, row.is_chain)
+            )
+    return rows
+
+
+def _tool(span: Span) -> dict[str, Any]:
+    return {
+        "name": span.attributes.get(semconv.TOOL_NAME),
+        "tool_call_id": span.attributes.get(semconv.TOOL_CALL_ID),
+        "arguments": span.attributes.get(semconv.TOOL_CALL_ARGUMENTS),
+        "result": span.attributes.get(semconv.TOOL_CALL_RESULT),
+        "status": span.status,
+        "error": span.status_message,
+    }
+
+
+def _decoder(rollout: Rollout, policy: str | None) -> Callable[[int], str]:
+    """id -> text, by the tokenizer of the policy's model; `<id>` where it is not at hand."""
+    models = rollout.metadata.get("models") or {}
+    path = Path(str(models.get(policy, rollout.metadata.get("model", "")))) / "tokenizer.json"
+    if not path.is_file():
+        return lambda i: f"<{i}>"
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    return lambda i: tokenizer.decode([i], skip_special_tokens=False)
