@@ -59,7 +59,7 @@ class InstrumentedTracer:
 
     @staticmethod
     def handles(agent: object) -> bool:
-        """Whether `agent` is one of this framework's, told from its type without importing the framework."""
+        """Whether `agent` is one of this framework's, recognised by its type without importing the framework."""
         raise NotImplementedError
 
     @staticmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,6 +101,11 @@ COLLECTED = pytest.StashKey[frozenset[str]]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse tests of one name in several processes: pytest-xdist would run one of them and drop the others."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        twice = [name for name, n in Counter(item.nodeid for item in session.items).items() if n > 1]
+        if twice:
+            raise pytest.UsageError(f"mark as serial, and run with -n0: {', '.join(twice)}")
     session.config.stash[COLLECTED] = frozenset(sys.modules)
 
 

@@ -1,4 +1,4 @@
-"""What a `chat` span tells of an Agent Framework answer, whole or streamed."""
+"""The attributes of the `chat` span of an Agent Framework response, whole or streamed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from agl import semconv
 
 def facts(response: Any, content: bool) -> dict[str, Any]:
     """The attributes of a whole `ChatResponse`."""
-    collected = Collected()
-    collected.add(response)
-    collected.usage = response.usage_details or {}
-    collected.contents = [part for message in response.messages for part in message.contents]
-    return collected.facts(content)
+    updates = UpdateCollector()
+    updates.add(response)
+    updates.usage = response.usage_details or {}
+    updates.contents = [part for message in response.messages for part in message.contents]
+    return updates.facts(content)
 
 
-class Collected:
-    """A stream's updates as they pass."""
+class UpdateCollector:
+    """Collects what a stream's updates say of the whole response."""
 
     def __init__(self) -> None:
         self.known: dict[str, Any] = {}
@@ -26,7 +26,7 @@ class Collected:
         self.contents: list[Any] = []
 
     def add(self, update: Any) -> None:
-        """Take note of an update, which goes on unchanged."""
+        """Read an update, which is not changed."""
         reason = getattr(update, "finish_reason", None)
         for name, value in (
             (semconv.RESPONSE_ID, getattr(update, "response_id", None)),
@@ -43,26 +43,26 @@ class Collected:
 
     def facts(self, content: bool) -> dict[str, Any]:
         """The attributes of a `chat` span."""
-        told = {
+        attributes = {
             **self.known,
             semconv.INPUT_TOKENS: self.usage.get("input_token_count"),
             semconv.OUTPUT_TOKENS: self.usage.get("output_token_count"),
         }
         if content:
-            told[semconv.OUTPUT_MESSAGES] = json.dumps([self._message()], default=str)
-        return told
+            attributes[semconv.OUTPUT_MESSAGES] = json.dumps([self._message()], default=str)
+        return attributes
 
     def _message(self) -> dict[str, Any]:
-        text, begun = "", ""
+        text, deltas = "", ""
         for part in self.contents:
             if part.type != "text":
                 continue
             if getattr(part, "merge_mode", None) == "replace":
-                # A Responses stream says a text once more, whole, when it is done.
-                text, begun = text + (part.text or ""), ""
+                # A Responses stream repeats a text, whole, when it is done.
+                text, deltas = text + (part.text or ""), ""
             else:
-                begun += part.text or ""
-        text += begun
+                deltas += part.text or ""
+        text += deltas
         calls: list[dict[str, Any]] = []
         for part in self.contents:
             if part.type != "function_call":

@@ -30,7 +30,7 @@ def runnable(agent: Any) -> Runnable:
     """
     if any(_is_workflow(cls) for cls in type(agent).__mro__):
         raise ConfigError(
-            f"a {type(agent).__name__} cannot be shared by rollouts: it runs once at a time and keeps what was said",
+            f"a {type(agent).__name__} cannot be shared by rollouts: it runs once at a time and keeps its messages",
             hint="build the workflow inside a function, and make the function trainable with @agl.rollout",
         )
 
@@ -41,6 +41,6 @@ def runnable(agent: Any) -> Runnable:
 
 
 def text_of(response: Any) -> Any:
-    """What a run said: its structured output, else its text."""
+    """A response's structured output, else its text."""
     value = getattr(response, "value", None)
     return value if value is not None else response.text

@@ -5,7 +5,7 @@ Hook: the three places where the framework makes its own OpenTelemetry spans (ag
 without telemetry; and `Executor.execute`, because in a workflow an agent without a name goes by its executor's id.
 They are patched: the framework's middleware is registered per agent or client, and its spans carry
 content only with a flag, stop when the user switches telemetry off, and belong to the user's provider, where they stay
-as they are. Streams are followed by the framework's own `with_pull_context_manager` and hooks.
+unchanged. Streams are followed by the framework's `with_pull_context_manager` and hooks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from agl import semconv, tracing
-from agl.adapters.agent_framework.answers import Collected, facts
+from agl.adapters.agent_framework.answers import UpdateCollector, facts
 from agl.adapters.agent_framework.runnable import handles, runnable
 from agl.adapters.aside import Aside, end, start
 from agl.adapters.base import InstrumentedTracer
@@ -26,7 +26,7 @@ from agl.adapters.scopes import agent_turn, model_call, tool_run
 from agl.tracing.context import Scope
 
 _executor: ContextVar[Any] = ContextVar("agl_agent_framework_executor", default=None)
-"""The workflow's executor that is at work here."""
+"""The workflow's executor that is running here."""
 
 
 class AgentFrameworkTracer(InstrumentedTracer):
@@ -84,7 +84,7 @@ def _executing(execute: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _name_in_workflow(agent: Any) -> str | None:
-    """The id that the workflow's author gave the executor of this agent; None for one made up."""
+    """The id of this agent's executor, if the workflow's author chose it."""
     executor = _executor.get()
     if executor is None or getattr(executor, "agent", None) is not agent or executor.id == getattr(agent, "id", None):
         return None
@@ -114,16 +114,16 @@ def _invoking(invoke: Callable[..., Any]) -> Callable[..., Any]:
     async def traced_invoke(self: Any, *args: Any, **kwargs: Any) -> Any:
         if tracing.current() is None:
             return await invoke(self, *args, **kwargs)
-        given: Any = kwargs.get("arguments")
-        if given is None and (context := kwargs.get("context")) is not None:
-            given = context.arguments
-        if (dump := getattr(given, "model_dump", None)) is not None:
-            given = dump()
+        arguments: Any = kwargs.get("arguments")
+        if arguments is None and (context := kwargs.get("context")) is not None:
+            arguments = context.arguments
+        if (dump := getattr(arguments, "model_dump", None)) is not None:
+            arguments = dump()
 
         def begin() -> Scope | None:
-            return tool_run(self.name, given, kwargs.get("tool_call_id"), start=start)
+            return tool_run(self.name, arguments, kwargs.get("tool_call_id"), start=start)
 
-        return await _awaited(begin, functools.partial(invoke, self, *args, **kwargs), _returned, _failure)
+        return await _awaited(begin, functools.partial(invoke, self, *args, **kwargs), _result_facts, _failure)
 
     return traced_invoke
 
@@ -131,7 +131,7 @@ def _invoking(invoke: Callable[..., Any]) -> Callable[..., Any]:
 async def _awaited(
     begin: Callable[[], Scope | None],
     call: Callable[[], Any],
-    tell: Callable[[Any, bool], dict[str, Any]] = lambda result, content: {},
+    facts_of: Callable[[Any, bool], dict[str, Any]] = lambda result, content: {},
     failure: Callable[[Any], str | None] = lambda result: None,
 ) -> Any:
     scope = begin()
@@ -144,7 +144,7 @@ async def _awaited(
     if scope is not None:
         content = scope.rollout.capture_content
         error = failure(result)
-        end(scope, error=error if content or error is None else "the tool failed", attributes=tell(result, content))
+        end(scope, error=error if content or error is None else "the tool failed", attributes=facts_of(result, content))
     return result
 
 
@@ -161,28 +161,25 @@ def _stream(begin: Callable[[], Scope | None], call: Callable[[], Any]) -> Any:
             raise
     if scope is None or not hasattr(stream, "with_pull_context_manager"):
         return stream
-    collected = Collected()
+    updates = UpdateCollector()
 
     def finish() -> None:
-        said = collected.facts(scope.rollout.capture_content) if scope.kind == semconv.CHAT else None
+        attributes = updates.facts(scope.rollout.capture_content) if scope.kind == semconv.CHAT else None
         with aside:
-            end(scope, error=stream._stream_error, attributes=said)
+            end(scope, error=stream._stream_error, attributes=attributes)
 
-    return (
-        stream.with_pull_context_manager(lambda: aside)
-        .with_update_transform(collected.add)
-        .with_cleanup_hook(finish)
-    )  # fmt: skip
+    stream = stream.with_pull_context_manager(lambda: aside)
+    return stream.with_update_transform(updates.add).with_cleanup_hook(finish)
 
 
-def _returned(result: Any, content: bool) -> dict[str, Any]:
+def _result_facts(result: Any, content: bool) -> dict[str, Any]:
     if not content:
         return {}
-    return {semconv.TOOL_CALL_RESULT: "\n".join(str(_told(part)) for part in _parts(result))}
+    return {semconv.TOOL_CALL_RESULT: "\n".join(str(_part_text(part)) for part in _parts(result))}
 
 
 def _failure(result: Any) -> str | None:
-    """Why a tool failed that says so in its result: by an error, or a function's result with an exception."""
+    """The failure that a tool's result reports: an error, or a function's result with an exception."""
     for part in _parts(result):
         if getattr(part, "type", None) == "error":
             return str(part.message or "the tool failed")
@@ -195,7 +192,7 @@ def _parts(result: Any) -> list[Any]:
     return result if isinstance(result, list) else [result]
 
 
-def _told(part: Any) -> Any:
+def _part_text(part: Any) -> Any:
     match getattr(part, "type", None):
         case "text":
             return part.text
@@ -205,7 +202,7 @@ def _told(part: Any) -> Any:
 
 
 def _refusals(messages: Any) -> None:
-    """Record the failed tool calls of the last answer that no tool's run stands for."""
+    """Record the failed tool calls of the last answer for which no tool ran."""
     if not isinstance(messages, list | tuple):
         return
     failed: dict[str, str] = {}

@@ -1,7 +1,7 @@
 """`chat` spans of anthropic SDK calls that no framework span encloses.
 
 Hook: `Anthropic.request` and `AsyncAnthropic.request` by `tracing.sdk_hooks` (anthropic >= 0.50, < 3); the SDK offers
-none. The OpenTelemetry spans that anthropic 2 makes itself go to the user's provider as ever.
+none. The OpenTelemetry spans that anthropic 2 makes itself go to the user's provider, unchanged.
 """
 
 from __future__ import annotations
@@ -24,30 +24,32 @@ class AnthropicTracer(ClientTracer):
     runnable = staticmethod(runnable)
 
     def _install(self) -> None:
-        sdk_hooks.observe("anthropic", CallObserver("anthropic", _facts, _added, silent=("/messages/count_tokens",)))
+        sdk_hooks.observe(
+            "anthropic", CallObserver("anthropic", _facts, _add_event, silent=("/messages/count_tokens",))
+        )
 
     def _restore(self) -> None:
         sdk_hooks.observe("anthropic", None)
 
 
 def _facts(message: Any, content: bool) -> dict[str, Any]:
-    held = fields(message)
-    reason = held.get("stop_reason")
+    values = fields(message)
+    reason = values.get("stop_reason")
     facts: dict[str, Any] = {
-        semconv.RESPONSE_ID: held.get("id"),
-        semconv.RESPONSE_MODEL: held.get("model"),
+        semconv.RESPONSE_ID: values.get("id"),
+        semconv.RESPONSE_MODEL: values.get("model"),
         semconv.FINISH_REASONS: None if reason is None else [reason],
-        **_usage(held.get("usage")),
+        **_usage(values.get("usage")),
     }
-    blocks = held.get("content")
+    blocks = values.get("content")
     if content and blocks:
-        said = [{"role": "assistant", "content": [b.model_dump(exclude_none=True) for b in blocks]}]
-        facts[semconv.OUTPUT_MESSAGES] = json.dumps(said, default=str)
+        answers = [{"role": "assistant", "content": [b.model_dump(exclude_none=True) for b in blocks]}]
+        facts[semconv.OUTPUT_MESSAGES] = json.dumps(answers, default=str)
     return facts
 
 
-def _added(event: Any, facts: dict[str, Any]) -> None:
-    """Add what an event tells: the first one holds the message as it begins, the last but one how it ended."""
+def _add_event(event: Any, facts: dict[str, Any]) -> None:
+    """Add an event's facts: the first one holds the message without content, the last but one its end."""
     match fields(event).get("type"):
         case "message_start":
             facts |= _facts(event.message, False)
@@ -58,11 +60,11 @@ def _added(event: Any, facts: dict[str, Any]) -> None:
 
 
 def _usage(usage: Any) -> dict[str, Any]:
-    """Token counts. Anthropic's input leaves out what its cache holds; the attribute counts the whole prompt."""
-    held = fields(usage)
-    fresh = held.get("input_tokens")
-    cached = (held.get("cache_read_input_tokens") or 0) + (held.get("cache_creation_input_tokens") or 0)
+    """Token counts. Anthropic's input count leaves out cached tokens; the attribute counts the whole prompt."""
+    values = fields(usage)
+    fresh = values.get("input_tokens")
+    cached = (values.get("cache_read_input_tokens") or 0) + (values.get("cache_creation_input_tokens") or 0)
     return {
         semconv.INPUT_TOKENS: None if fresh is None else fresh + cached,
-        semconv.OUTPUT_TOKENS: held.get("output_tokens"),
+        semconv.OUTPUT_TOKENS: values.get("output_tokens"),
     }

@@ -1,7 +1,7 @@
 """Hooks of ag2 (>= 1.0, < 2).
 
-Its own hook for tools is a middleware, but each agent has its own list: replaced is `Agent._turn_scope`, through which
-every turn of every agent goes (`ask`, `run`, subtasks), to add ours and to open the agent's scope around the turn.
+Its hook for tools is a middleware, but each agent has a separate list. So `Agent._turn_scope`, through which every turn
+of every agent goes (`ask`, `run`, subtasks), is replaced, to add a middleware and to open the agent's scope.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agl.adapters.scopes import agent_turn, tool_end, tool_run, within
 
 def install(patches: Patches) -> None:
     """Hook `ag2.Agent`."""
-    # Below 1.0 a module of this name may exist that has nothing of the kind.
+    # Below 1.0 a module of this name may exist without these hooks.
     if importlib.util.find_spec("ag2.middleware") is None:
         return
     from ag2 import Agent
@@ -43,7 +43,7 @@ def _turn_scope(original: Callable[..., Any]) -> Callable[..., Any]:
 async def _traced(
     name: str, turn: contextlib.AbstractAsyncContextManager[Callable[..., Any]]
 ) -> AsyncIterator[Callable[..., Any]]:
-    """A turn that is driven in its agent's scope."""
+    """A turn that runs in its agent's scope."""
     async with turn as drive:
 
         async def driven() -> Any:
@@ -54,7 +54,7 @@ async def _traced(
 
 @functools.cache
 def _middleware() -> Any:
-    """Our middleware's class. Made late, so that importing the adapter does not import the framework."""
+    """The middleware's class. Made late, so that importing the adapter does not import the framework."""
     from ag2.middleware import BaseMiddleware
 
     class ToolSpans(BaseMiddleware):
@@ -72,7 +72,7 @@ def _end(scope: Any, result: Any) -> None:
     elif hasattr(result, "result"):
         tool_end(scope, "\n".join(_text(part) for part in result.result.parts))
     else:
-        # A tool of the client's own: its result comes with the client's next request.
+        # A client-side tool: its result comes with the client's next request.
         tracing.end(scope)
 
 

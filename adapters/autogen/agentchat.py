@@ -1,10 +1,10 @@
 """Hooks of autogen-agentchat and autogen-core (>= 0.7, < 0.8).
 
 Replaced, because the framework offers no hook: `on_messages` and `on_messages_stream` of every `BaseChatAgent` (teams,
-`run`, `AgentTool` and a user's own call all go through them), `run_json` and `run_json_stream` of every `BaseTool`,
+`run`, `AgentTool` and a user's call all go through them), `run_json` and `run_json_stream` of every `BaseTool`,
 `call_tool` of every workbench that does not run such tools (MCP), `BaseAgent.on_message` for agents of autogen-core and
-for team managers that ask a model themselves, and `send_message` and `publish_message` of the runtime, whose handlers
-run in the context in which it was started: a message finds its sender's rollout by the message's id.
+for team managers that call a model themselves, and `send_message` and `publish_message` of the runtime, whose handlers
+run in the context in which it was started: a message's id leads to its sender's rollout.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ def _on_messages_stream(original: Callable[..., Any]) -> Callable[..., Any]:
             lambda: agent_turn(self.name),
             lambda: original(self, *args, **kwargs),
             lambda scope, error: tracing.end(scope, error=error),
-            _Watch(self.name).seen,
+            _EventSpans(self.name).seen,
         )
 
     return on_messages_stream
 
 
-class _Watch:
-    """Makes spans of what only an agent's events tell: handoffs, and tool calls that reach no tool (an unknown name, or
-    arguments that are no JSON)."""
+class _EventSpans:
+    """Makes the spans for which an agent's events are the only source: handoffs, and tool calls that reach no tool (an
+    unknown name, or arguments that are no JSON)."""
 
     def __init__(self, agent: str) -> None:
         self.agent = agent
@@ -90,7 +90,7 @@ class _Watch:
                 if result.is_error and call is not None:
                     record_failed_call(call.name, call.id, result.content)
         elif kind == "HandoffMessage":
-            # A handoff says what its tool's result says; one that the agent decides itself has no tool call.
+            # A handoff has the text of its tool's result; one that the agent decides itself has no tool call.
             ids = [call_id for call_id, text in self.results.items() if text == event.content]
             handoff(self.agent, event.target, ids[0] if ids else None)
 
@@ -124,7 +124,7 @@ def _on_message(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _core_name(agent: Any, message: Any, ctx: Any) -> str | None:
-    """The name under which an agent of autogen-core speaks; None for agentchat's plumbing, where it asks no model."""
+    """The name under which an agent of autogen-core speaks; None for agentchat's internal ones that call no model."""
     if not type(agent).__module__.startswith("autogen_agentchat."):
         return agent.id.type
     asks = ctx.is_rpc or type(message).__name__ in ("GroupChatAgentResponse", "GroupChatTeamResponse")
@@ -173,7 +173,7 @@ def _run_json_stream(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _text(of: Any, value: Any) -> str:
-    """A result as the model reads it. Where the tool's own way of saying it fails, that is AutoGen's to report."""
+    """A result as the model reads it. An error of the tool's own conversion is AutoGen's to report."""
     try:
         return of.return_value_as_string(value)
     except Exception:

@@ -1,8 +1,8 @@
 """Hooks of classic AutoGen, the distribution `autogen` or `ag2` below 1.0 (>= 0.9.10, < 1), and `pyautogen` 0.2.
 
-Replaced in every `ConversableAgent`, because its loggers speak up only after the call: `generate_reply` and
+Replaced in every `ConversableAgent`, because its loggers report only after the call: `generate_reply` and
 `a_generate_reply` (an agent's turn, in chats, group chats and speaker selection alike), `execute_function` and
-`a_execute_function` (tools; they belong to the agent that executes them, not to the one that asked).
+`a_execute_function` (tools; they belong to the agent that executes them, not to the one that issued the call).
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ def _a_execute_function(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _call_id(agent: Any, func_call: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """Which call a tool answers; pyautogen 0.2 does not say, but runs the very object that its message holds."""
-    given = kwargs.get("call_id", args[0] if args else None)
-    if isinstance(given, str):
-        return given
+    """The id of the call that a tool answers; pyautogen 0.2 does not pass it, but runs the object in its message."""
+    call_id = kwargs.get("call_id", args[0] if args else None)
+    if isinstance(call_id, str):
+        return call_id
     for messages in getattr(agent, "_oai_messages", {}).values():
         for call in messages[-1].get("tool_calls") or () if messages else ():
             if call.get("function") is func_call:

@@ -1,4 +1,4 @@
-"""A fresh copy of an agent or a team for each rollout, because AutoGen's keep their conversation in themselves."""
+"""A fresh copy of an agent or a team for each rollout, because AutoGen's agents hold their conversation."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _HINT = "give a function without arguments that builds it: agl.adapters.autogen.
 
 
 def fresh_copy(agent: Any) -> Any:
-    """A copy with a conversation of its own. Model clients, tools, memories and MCP sessions are shared.
+    """A copy with a separate conversation. Model clients, tools, memories and MCP sessions are shared.
 
     Raises:
-        ConfigError: an agent that holds something that cannot be copied, or a team on a runtime of the user's.
+        ConfigError: a part of the agent cannot be copied, or a team runs on a runtime of the user's.
     """
     memo: dict[int, Any] = {}
     teams = []
@@ -38,7 +38,7 @@ def fresh_copy(agent: Any) -> Any:
 
 
 def _new_runtime(team: Any, memo: dict[int, Any]) -> None:
-    """Give the copy a message queue and a runtime of its own; those of the original are bound to an event loop."""
+    """Give the copy a new message queue and runtime; those of the original are bound to an event loop."""
     from autogen_core import SingleThreadedAgentRuntime
 
     if not team._embedded_runtime:
@@ -60,18 +60,18 @@ def _is_a(part: Any, package: str, name: str) -> bool:
 
 
 def _parts(agent: Any) -> Iterator[Any]:
-    """Everything that the agent holds, but for what shared things hold."""
+    """The agent and every part of it, without the parts of shared objects."""
     seen: set[int] = set()
-    ahead = [agent]
-    while ahead:
-        part = ahead.pop()
+    queue = [agent]
+    while queue:
+        part = queue.pop()
         if id(part) in seen or isinstance(part, (str, bytes, int, float, type, type(None))):
             continue
         seen.add(id(part))
         yield part
         if isinstance(part, dict):
-            ahead.extend(part.values())
+            queue.extend(part.values())
         elif isinstance(part, (list, tuple, set, frozenset)):
-            ahead.extend(part)
+            queue.extend(part)
         elif hasattr(part, "__dict__") and not callable(part) and not _is_shared(part):
-            ahead.extend(vars(part).values())
+            queue.extend(vars(part).values())

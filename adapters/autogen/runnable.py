@@ -49,7 +49,7 @@ def _is_ag2(agent: Any) -> bool:
 
 
 def content_of(result: Any) -> Any:
-    """What a run said: its last message's text, or the object of a structured message."""
+    """The text of a result's last message, or the object of a structured message."""
     if hasattr(result, "body"):
         return result.body
     return result.messages[-1].content if result.messages else None

@@ -1,6 +1,6 @@
 """Spans of AutoGen runs: `invoke_agent` for each agent's turn, `execute_tool` for tools, `chat` for each request.
 
-Hook: none exists that runs before the model's request (AutoGen logs calls after they were made, and its own
+Hook: none exists that runs before the model's request (AutoGen logs calls after they were made, and its
 OpenTelemetry spans go to the user's tracer provider), so methods of its base classes are replaced while instrumented;
 each family's module says which, and for which versions. The `chat` spans are the SDK's, through `agl.adapters.openai`:
 AutoGen's own results drop the response's id.
@@ -32,13 +32,13 @@ class AutoGenTracer(InstrumentedTracer):
     runnable = staticmethod(runnable)
 
     def _install(self) -> None:
-        found = [install for module, install in _FAMILIES.items() if importlib.util.find_spec(module) is not None]
-        if not found:
+        installs = [install for module, install in _FAMILIES.items() if importlib.util.find_spec(module) is not None]
+        if not installs:
             raise ImportError("AutoGen is not installed: pip install 'agl[autogen]'")
         self._patches = Patches()
-        for install in found:
+        for install in installs:
             install(self._patches)
-        # The user's own OpenAITracer stays theirs to switch off.
+        # An OpenAITracer that the user switched on stays on.
         self._openai = None if OpenAITracer().instrumented else OpenAITracer().instrument()
 
     def _restore(self) -> None:

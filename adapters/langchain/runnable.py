@@ -11,7 +11,7 @@ _FRAMEWORK = ("langchain_core.runnables", "langchain_core.language_models")
 
 
 def handles(agent: object) -> bool:
-    """Whether `agent` is a LangChain runnable: any but a graph of the user's own, which is LangGraph's."""
+    """Whether `agent` is a LangChain runnable: any but a user's graph, which is LangGraph's."""
     if is_graph(agent):
         config: Any = getattr(agent, "config", None) or {}
         return (config.get("metadata") or {}).get("ls_integration") == "langchain_create_agent"
@@ -33,7 +33,7 @@ def runnable(agent: Any) -> Runnable:
 
 
 def name_of(agent: Any) -> str:
-    """The name that a runnable was given, else "agent"."""
+    """The runnable's name, else "agent"."""
     name = getattr(agent, "name", None)
     return name if isinstance(name, str) and name not in ("", "LangGraph") else "agent"
 
@@ -50,7 +50,7 @@ def _plain(task: Any) -> Any:
 
 
 def text_of(result: Any) -> Any:
-    """What a run said: its structured response, its last message's text, or the result itself."""
+    """A result's structured response, its last message's text, or the result itself."""
     if isinstance(result, Mapping):
         if result.get("structured_response") is not None:
             return result["structured_response"]

@@ -1,8 +1,8 @@
 """Spans of LangChain runs: `invoke_agent` for named agents, `chat` for model calls, `execute_tool` for tools.
 
 Hook: `register_configure_hook` with a variable of ours that holds our handler inside rollouts (langchain-core >= 1.0),
-which reaches every thread, task and bare model call without a patch. LangChain offers no way to take such a hook back,
-so `uninstrument` removes it from the list it was put in.
+which reaches every thread, task and bare model call without a patch. LangChain offers no way to unregister such a hook,
+so `uninstrument` removes it from LangChain's list.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class LangChainTracer(InstrumentedTracer):
 
 _lock = threading.Lock()
 _attached: list[Any] = []
-"""For each tracer that is on, LangChain's entry of our one handler."""
+"""For each tracer that is on, LangChain's entry of the one handler."""
 _naming_nodes = 0
-"""How many of them want the nodes of graphs to be agents."""
+"""The number of those for which the nodes of graphs are agents."""
 
 
 def attach(*, nodes: bool = False) -> None:
     """Switch the handler on, for one more tracer.
 
     Args:
-        nodes: the nodes of the user's own graphs are agents.
+        nodes: the nodes of the user's graphs are agents.
     """
     global _naming_nodes
     from langchain_core.tracers.context import _configure_hooks, register_configure_hook
@@ -82,9 +82,9 @@ def detach(*, nodes: bool = False) -> None:
 
 
 class _HandlerInRollouts:
-    """Stands for a context variable, of which LangChain asks its value at the start of every run that it configures.
+    """In place of a context variable, whose value LangChain reads at the start of every run that it configures.
 
-    It asks twice in a row, so the answer depends on nothing that another thread may change between.
+    It reads it twice in a row, so the value depends on nothing that another thread may change in between.
     """
 
     def __init__(self, handler: BaseCallbackHandler) -> None:
@@ -100,19 +100,19 @@ def _handler() -> BaseCallbackHandler:
     from langchain_core.callbacks import BaseCallbackHandler
 
     class Handler(BaseCallbackHandler):
-        # In the caller's own context, also under async: a scope set here is seen by the SDK call that follows.
+        # In the caller's context, also under async: a scope set here is current in the SDK call that follows.
         run_inline = True
 
         def __init__(self) -> None:
             self.scopes: dict[UUID, Scope] = {}
-            """The scope that a run opened."""
+            """Run id -> the scope that the run opened."""
             self.around: dict[UUID, Scope] = {}
-            """The innermost scope within which a run's children lie: its own, or the one it was started in."""
+            """Run id -> the parent scope of the run's children: its scope, or the one that it was started in."""
             self.labels: dict[UUID, Label] = {}
             self.nodes: set[UUID] = set()
-            """The runs that are nodes of a graph."""
+            """Ids of the runs that are nodes of a graph."""
             self.issuers: WeakKeyDictionary[RolloutContext, dict[str, str]] = WeakKeyDictionary()
-            """Tool call id -> the agent that asked for it, where another node runs the tool."""
+            """Tool call id -> the agent that issued it, where another node runs the tool."""
 
         def _parent(self, parent_run_id: UUID | None) -> Scope | None:
             """The scope that a run belongs to."""
@@ -257,12 +257,12 @@ def _handler() -> BaseCallbackHandler:
             scope = self.scopes.get(run_id)
             if scope is None:
                 return
-            told = _told(output, scope.span.attributes.get(semconv.TOOL_CALL_ID))
-            text, content = str(getattr(told, "content", told)), scope.rollout.capture_content
-            error = (text if content else "the tool failed") if getattr(told, "status", None) == "error" else None
+            result = _tool_result(output, scope.span.attributes.get(semconv.TOOL_CALL_ID))
+            text, content = str(getattr(result, "content", result)), scope.rollout.capture_content
+            error = (text if content else "the tool failed") if getattr(result, "status", None) == "error" else None
             attributes = {
                 semconv.TOOL_CALL_RESULT: text if content else None,
-                semconv.HANDOFF_TO: _goes_to(output),
+                semconv.HANDOFF_TO: _handoff_target(output),
             }
             self._close(run_id, error, attributes=attributes)
 
@@ -285,8 +285,8 @@ def _failed_calls(messages: Sequence[Sequence[Any]]) -> Iterator[tuple[str, str,
                 failed[message.tool_call_id] = str(message.text)
 
 
-def _told(output: Any, call_id: Any) -> Any:
-    """What a tool tells the model: its output, or the message of a `Command` that answers the call."""
+def _tool_result(output: Any, call_id: Any) -> Any:
+    """The result that the model gets: the tool's output, or the message of a `Command` that answers the call."""
     update = getattr(output, "update", None)
     if not isinstance(update, Mapping) or not hasattr(output, "goto"):
         return output
@@ -294,8 +294,8 @@ def _told(output: Any, call_id: Any) -> Any:
     return answers[-1] if answers else output
 
 
-def _goes_to(output: Any) -> str | None:
-    """The node beside its agent that a tool's `Command` leads to, as tools that hand over give it."""
+def _handoff_target(output: Any) -> str | None:
+    """The node next to the tool's agent that a `Command` leads to, as handoff tools return it."""
     if getattr(output, "graph", None) is None or not hasattr(output, "goto"):
         return None
     goto = output.goto
@@ -305,7 +305,7 @@ def _goes_to(output: Any) -> str | None:
 
 
 def _spoke(node: Scope) -> bool:
-    """Whether a node asked a model or ran an agent."""
+    """Whether a node called a model or ran an agent."""
     spoken = (semconv.CHAT, semconv.INVOKE_AGENT)
     return any(scope.parent is node and scope.kind in spoken for scope in list(node.rollout.open)) or any(
         span.parent_id == node.span_id and span.operation in spoken for span in reversed(node.rollout.spans)
@@ -330,14 +330,14 @@ def _client_name(serialized: Mapping[str, Any] | None) -> str:
 
 
 def _client_url(serialized: Mapping[str, Any] | None, params: Mapping[str, Any]) -> str | None:
-    """The URL a model object was set up with, from whatever LangChain tells of it."""
+    """The URL of a model object, from its serialised form or its parameters."""
     kwargs = (serialized or {}).get("kwargs") or {}
     for source in (kwargs, params):
         for key, value in source.items():
             if isinstance(value, str) and _URL.match(value) and ("url" in key or "base" in key or "endpoint" in key):
                 return value
-    found = _URL.search(str((serialized or {}).get("repr") or ""))
-    return found.group(0) if found else None
+    match = _URL.search(str((serialized or {}).get("repr") or ""))
+    return match.group(0) if match else None
 
 
 def _facts(response: Any, content: bool) -> dict[str, Any]:
@@ -356,20 +356,20 @@ def _facts(response: Any, content: bool) -> dict[str, Any]:
         semconv.OUTPUT_TOKENS: usage.get("output_tokens"),
     }
     if content:
-        said = [{"role": "assistant", "content": m.content, "tool_calls": m.tool_calls} for m in messages]
-        facts[semconv.OUTPUT_MESSAGES] = json.dumps(said, default=str)
+        answers = [{"role": "assistant", "content": m.content, "tool_calls": m.tool_calls} for m in messages]
+        facts[semconv.OUTPUT_MESSAGES] = json.dumps(answers, default=str)
     return facts
 
 
 def _finish_reason(message: Any) -> str | None:
-    """As Chat Completions, Anthropic's Messages or OpenAI's Responses tell it."""
+    """The finish reason of Chat Completions, Anthropic's Messages or OpenAI's Responses."""
     metadata = message.response_metadata
-    if told := metadata.get("finish_reason") or metadata.get("stop_reason"):
-        return told
+    if reason := metadata.get("finish_reason") or metadata.get("stop_reason"):
+        return reason
     incomplete = (metadata.get("incomplete_details") or {}).get("reason")
     return finish_reason(metadata.get("status"), incomplete, calls_tools=bool(message.tool_calls))
 
 
 def _provider_id(message_id: str | None) -> str | None:
-    """The message's id unless LangChain made it up, as it does for some streams."""
+    """The message's id unless it is LangChain's, as for some streams."""
     return None if message_id is None or message_id.startswith(("lc_", "run-")) else message_id

@@ -1,4 +1,4 @@
-"""LangGraph: the nodes of the user's own graphs become agents, by LangChain's callback hooks."""
+"""LangGraph: the nodes of the user's graphs become agents, by LangChain's callback hooks."""
 
 from agl.adapters.langgraph.tracer import LangGraphTracer
 

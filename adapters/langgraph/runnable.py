@@ -1,4 +1,4 @@
-"""A compiled graph of the user's own as an agent."""
+"""A user's compiled graph as an agent."""
 
 from __future__ import annotations
 

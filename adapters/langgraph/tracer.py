@@ -1,7 +1,7 @@
 """Spans of LangGraph runs: a node that asks a model is an agent by the node's name.
 
 Hook: LangChain's, shared with its adapter, so that both together make each span once (langgraph >= 1.2.4 and
-langchain >= 1.3.6, whose metadata tell `create_agent`'s graphs from the user's own).
+langchain >= 1.3.6, whose metadata distinguish `create_agent`'s graphs from the user's).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from agl.agents.agent import Tracer
 class LangGraphTracer(InstrumentedTracer):
     """Traces graphs, and everything else that runs on langchain-core, inside rollouts.
 
-    A call's agent is the innermost of: the agent that `create_agent(name=...)` named, the node of a `StateGraph`. So a
-    node that holds an unnamed agent is that agent. A node that asks no model is an `operation` span; the tools that it
-    runs are the agent's that asked for them.
+    A call's agent is the innermost of: an agent with a name (`create_agent(name=...)`), a node of a `StateGraph`. So a
+    node that holds an unnamed agent is that agent. A node that calls no model is an `operation` span; the tools that it
+    runs belong to the agent that issued the calls.
     """
 
     modules = ("langgraph.graph",)

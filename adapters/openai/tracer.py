@@ -25,40 +25,40 @@ class OpenAITracer(ClientTracer):
     runnable = staticmethod(runnable)
 
     def _install(self) -> None:
-        sdk_hooks.observe("openai", CallObserver("openai", _facts, _added))
+        sdk_hooks.observe("openai", CallObserver("openai", _facts, _add_chunk))
 
     def _restore(self) -> None:
         sdk_hooks.observe("openai", None)
 
 
-def _added(chunk: Any, facts: dict[str, Any]) -> None:
-    """Add what a chunk tells; a Responses stream carries the whole response in its first and its terminal event."""
-    held = fields(chunk)
-    if "choices" not in held:
-        if held.get("response") is not None:
-            facts.update(_facts(held["response"], False))
+def _add_chunk(chunk: Any, facts: dict[str, Any]) -> None:
+    """Add a chunk's facts; a Responses stream carries the whole response in its first and its last event."""
+    values = fields(chunk)
+    if "choices" not in values:
+        if values.get("response") is not None:
+            facts.update(_facts(values["response"], False))
         return
     if not facts.get(semconv.RESPONSE_ID):
-        facts |= {semconv.RESPONSE_ID: held.get("id"), semconv.RESPONSE_MODEL: held.get("model")}
-    for choice in held["choices"] or ():
+        facts |= {semconv.RESPONSE_ID: values.get("id"), semconv.RESPONSE_MODEL: values.get("model")}
+    for choice in values["choices"] or ():
         if choice.finish_reason:
             facts.setdefault(semconv.FINISH_REASONS, []).append(choice.finish_reason)
-    if held.get("usage") is not None:
-        facts |= _usage(held["usage"])
+    if values.get("usage") is not None:
+        facts |= _usage(values["usage"])
 
 
 def _facts(response: Any, content: bool) -> dict[str, Any]:
-    held = fields(response)
-    choices = held.get("choices") or ()
-    output = held.get("output") or ()
+    values = fields(response)
+    choices = values.get("choices") or ()
+    output = values.get("output") or ()
     reasons = [c.finish_reason for c in choices if c.finish_reason]
-    if not choices and (reason := _responses_reason(held, output)) is not None:
+    if not choices and (reason := _responses_reason(values, output)) is not None:
         reasons = [reason]
     facts: dict[str, Any] = {
-        semconv.RESPONSE_ID: held.get("id"),
-        semconv.RESPONSE_MODEL: held.get("model"),
+        semconv.RESPONSE_ID: values.get("id"),
+        semconv.RESPONSE_MODEL: values.get("model"),
         semconv.FINISH_REASONS: reasons or None,
-        **_usage(held.get("usage")),
+        **_usage(values.get("usage")),
     }
     if content:
         messages = [m.model_dump(exclude_none=True) for c in choices if (m := fields(c).get("message")) is not None]
@@ -68,16 +68,16 @@ def _facts(response: Any, content: bool) -> dict[str, Any]:
     return facts
 
 
-def _responses_reason(held: Mapping[str, Any], output: Sequence[Any]) -> str | None:
-    incomplete = fields(held.get("incomplete_details")).get("reason")
+def _responses_reason(values: Mapping[str, Any], output: Sequence[Any]) -> str | None:
+    incomplete = fields(values.get("incomplete_details")).get("reason")
     calls_tools = any(fields(item).get("type") == "function_call" for item in output)
-    return finish_reason(held.get("status"), incomplete, calls_tools=calls_tools)
+    return finish_reason(values.get("status"), incomplete, calls_tools=calls_tools)
 
 
 def _usage(usage: Any) -> dict[str, Any]:
-    """Token counts; Responses name them otherwise than Chat Completions."""
-    held = fields(usage)
+    """Token counts; Responses and Chat Completions name them differently."""
+    values = fields(usage)
     return {
-        semconv.INPUT_TOKENS: held.get("prompt_tokens") or held.get("input_tokens"),
-        semconv.OUTPUT_TOKENS: held.get("completion_tokens") or held.get("output_tokens"),
+        semconv.INPUT_TOKENS: values.get("prompt_tokens") or values.get("input_tokens"),
+        semconv.OUTPUT_TOKENS: values.get("completion_tokens") or values.get("output_tokens"),
     }

@@ -1,8 +1,8 @@
-"""A trace provider that keeps our hooks alive where the user has switched the SDK's own tracing off.
+"""A trace provider that keeps the adapter's hooks on where the user has switched the SDK's tracing off.
 
-Without it `set_tracing_disabled(True)`, which everyone sets who has no OpenAI key, would also switch off agent names.
-What the user's provider makes goes to the user's processors as ever; what it refuses to make inside a rollout is made
-by a second provider, whose only processor is ours.
+Without it `set_tracing_disabled(True)`, which users without an OpenAI key set, would also switch off agent names.
+Traces and spans of the user's provider go to the user's processors, unchanged. Those that it refuses to make inside a
+rollout are made by a second provider, whose only processor is the adapter's.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ _NOOP = "no-op"
 
 
 class Provider(TraceProvider):
-    """The user's provider, and ours for what it refuses."""
+    """The user's provider, and a second one for what it refuses."""
 
     def __init__(self, users: TraceProvider, processor: TracingProcessor) -> None:
         self.users = users
         self.processor = processor
-        self._own = DefaultTraceProvider()
-        self._own.set_disabled(False)
-        self._own.register_processor(processor)
+        self._second = DefaultTraceProvider()
+        self._second.set_disabled(False)
+        self._second.register_processor(processor)
         self._hidden: set[str] = set()
-        """Ids of traces and spans that only we may see."""
+        """Ids of the second provider's traces and spans, which the user's processors must not get."""
 
     def create_trace(self, *args: Any, **kwargs: Any) -> Trace:
         trace = self.users.create_trace(*args, **kwargs)
         if trace.trace_id != _NOOP or tracing.current() is None:
             return trace
-        hidden = self._own.create_trace(*args, **kwargs | {"disabled": False, "trace_id": None})
+        hidden = self._second.create_trace(*args, **kwargs | {"disabled": False, "trace_id": None})
         self._hidden.add(hidden.trace_id)
         return hidden
 
@@ -47,7 +47,7 @@ class Provider(TraceProvider):
             span = self.users.create_span(span_data, span_id, parent, disabled)
             if span.span_id != _NOOP or tracing.current() is None or self.get_current_trace() is None:
                 return span
-        hidden = self._own.create_span(span_data, None if span_id == _NOOP else span_id, parent, False)
+        hidden = self._second.create_span(span_data, None if span_id == _NOOP else span_id, parent, False)
         if hidden.span_id != _NOOP:
             self._hidden.add(hidden.span_id)
         return hidden
@@ -56,7 +56,7 @@ class Provider(TraceProvider):
         return of.trace_id in self._hidden or getattr(of, "span_id", None) in self._hidden
 
     def forget(self, id: str) -> None:
-        """Of a trace or a span that has ended."""
+        """Forget the id of a trace or a span that has ended."""
         self._hidden.discard(id)
 
     def register_processor(self, processor: TracingProcessor) -> None:
@@ -93,20 +93,20 @@ class Provider(TraceProvider):
         self.users.shutdown()
 
 
-def put(processor: TracingProcessor) -> Provider:
-    """Add `processor` beside the user's own, and our provider in front of the user's."""
+def install(processor: TracingProcessor) -> Provider:
+    """Add `processor` to the user's processors, and a `Provider` in front of the user's provider."""
     users = get_trace_provider()
     users.register_processor(processor)
-    ours = Provider(users, processor)
-    set_trace_provider(ours)
-    return ours
+    provider = Provider(users, processor)
+    set_trace_provider(provider)
+    return provider
 
 
-def take_back(ours: Provider) -> None:
-    """Undo `put`."""
-    if get_trace_provider() is ours:
-        set_trace_provider(ours.users)
-    # There is no public way to take one processor back; in a provider of the user's own ours stays, idle.
-    of_users = getattr(ours.users, "_multi_processor", None)
-    if of_users is not None:
-        of_users.set_processors([p for p in of_users._processors if p is not ours.processor])
+def uninstall(provider: Provider) -> None:
+    """Undo `install`."""
+    if get_trace_provider() is provider:
+        set_trace_provider(provider.users)
+    # There is no public way to remove one processor; in a provider of a user's class it stays, idle.
+    users_processors = getattr(provider.users, "_multi_processor", None)
+    if users_processors is not None:
+        users_processors.set_processors([p for p in users_processors._processors if p is not provider.processor])

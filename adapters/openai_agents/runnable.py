@@ -9,7 +9,7 @@ from agl.adapters.base import Runnable, question
 
 def handles(agent: object) -> bool:
     """Whether `agent` is an `agents.Agent`."""
-    # "agents" is also what many users call a package of their own.
+    # Many users have a package of the name "agents", too.
     return hasattr(agent, "handoffs") and any(
         cls.__module__ == "agents.agent" and cls.__qualname__ == "Agent" for cls in type(agent).__mro__
     )

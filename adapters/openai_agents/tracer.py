@@ -1,9 +1,9 @@
 """Spans of OpenAI Agents runs: `invoke_agent` for agents, `chat` for model calls, `execute_tool` for tools.
 
-Hook: a `TracingProcessor` beside the user's own, and `set_trace_provider` so that switching the SDK's tracing off does
+Hook: a `TracingProcessor` next to the user's, and `set_trace_provider` so that switching the SDK's tracing off does
 not switch the processor off (openai-agents >= 0.20, < 1). The SDK's tool spans carry no call id: a tool's run is
 joined to the call with its name and arguments in the last answer of the same agent's run. They carry no MCP `isError`
-either: `MCPUtil._extract_custom_data`, which every MCP result passes where it exists, is patched to see it.
+either: `MCPUtil._extract_custom_data`, which every MCP result passes where it exists, is patched to read it.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ class OpenAIAgentsTracer(InstrumentedTracer):
 
     @classmethod
     def recognises(cls) -> bool:
-        # "agents" is also what many users call a package of their own.
+        # Many users have a package of the name "agents", too.
         return hasattr(sys.modules.get("agents"), "set_trace_processors")
 
     def _install(self) -> None:
-        from agl.adapters.openai_agents.provider import put
+        from agl.adapters.openai_agents import provider
 
         processor = _processor_class()()
-        self._provider = processor.provider = put(processor)
+        self._provider = processor.provider = provider.install(processor)
         self._unwatch = _watch_mcp(processor)
 
     def _restore(self) -> None:
-        from agl.adapters.openai_agents.provider import take_back
+        from agl.adapters.openai_agents import provider
 
         self._unwatch()
-        take_back(self._provider)
+        provider.uninstall(self._provider)
 
 
 class _ToolCall(NamedTuple):
@@ -57,7 +57,7 @@ class _ToolCall(NamedTuple):
 
 @dataclass(eq=False)
 class _Run:
-    """One agent's turn at the wheel: the tool calls of its last answer that no tool span has claimed."""
+    """One agent's run: the tool calls of its last answer that no tool span has claimed."""
 
     calls: list[_ToolCall] = field(default_factory=list)
 
@@ -69,8 +69,8 @@ class _Run:
         return None
 
     def claim_handoff(self, to_agent: str) -> str | None:
-        """The tool call of a handoff, which the SDK makes after the tools have run: the one of the target's usual name,
-        else the first that is left. All of them are of one answer."""
+        """The tool call of a handoff, which the SDK makes after the tools have run: the call of the target's default
+        tool name, else the first unclaimed one. All of them are of one answer."""
         from agents import Handoff
 
         usual = Handoff.default_tool_name(_Named(to_agent))  # type: ignore[arg-type]
@@ -89,15 +89,15 @@ class _Open:
     """A span of the SDK that has not ended.
 
     Attributes:
-        around: the innermost scope in which its children lie: its own, or the one that it was started in.
-        own: the scope that it opened, if any.
-        run: of the agent in whose span it lies.
-        handled: the exception that was being handled when it started, which is none of its own.
-        failed: whether its tool reported a failure that the SDK does not note.
+        around: the parent scope of its children: its scope, or the one that it was started in.
+        scope: the scope that it opened, if any.
+        run: the run of the surrounding agent.
+        handled: the exception that was being handled when it started, which is not an error of this span.
+        failed: whether its tool reported a failure that the SDK does not record.
     """
 
     around: Scope
-    own: Scope | None
+    scope: Scope | None
     run: _Run
     handled: BaseException | None
     failed: bool = False
@@ -124,39 +124,39 @@ def _processor_class() -> Any:
             if not self.open and tracing.idle():
                 return
             outer = self.open.get(span.parent_id)
-            parent = place(outer.around if outer is not None else None, [o.own for o in list(self.open.values())])
+            parent = place(outer.around if outer is not None else None, [o.scope for o in list(self.open.values())])
             if parent is None:
                 return
             data = span.span_data
-            own, run = None, outer.run if outer is not None else _Run()
+            scope, run = None, outer.run if outer is not None else _Run()
             if data.type == "agent":
                 run = _Run()
                 # The rollout's root span already stands for the wrapped agent.
                 if parent.parent is not None or parent.agent != data.name:
-                    own = tracing.start(semconv.INVOKE_AGENT, data.name, agent=data.name, parent=parent)
+                    scope = tracing.start(semconv.INVOKE_AGENT, data.name, agent=data.name, parent=parent)
             elif data.type in ("response", "generation"):
-                own = tracing.start(semconv.CHAT, _model(data), parent=parent, attributes=_asked(data))
+                scope = tracing.start(semconv.CHAT, _model(data), parent=parent, attributes=_request_facts(data))
             elif data.type == "handoff":
-                own = tracing.start(semconv.HANDOFF, "", parent=parent)
+                scope = tracing.start(semconv.HANDOFF, "", parent=parent)
             elif data.type == "function":
                 attributes = {semconv.TOOL_NAME: data.name}
-                own = tracing.start(semconv.EXECUTE_TOOL, data.name, parent=parent, attributes=attributes)
-            self.open[span.span_id] = _Open(own or parent, own, run, sys.exception())
+                scope = tracing.start(semconv.EXECUTE_TOOL, data.name, parent=parent, attributes=attributes)
+            self.open[span.span_id] = _Open(scope or parent, scope, run, sys.exception())
 
         def on_span_end(self, span: Any) -> None:
             self.provider.forget(span.span_id)
             opened = self.open.pop(span.span_id, None)
-            if opened is None or opened.own is None:
+            if opened is None or opened.scope is None:
                 return
-            data, content = span.span_data, opened.own.rollout.capture_content
+            data, content = span.span_data, opened.scope.rollout.capture_content
             attributes: dict[str, Any] = {}
             if data.type == "function":
                 attributes = {semconv.TOOL_CALL_ID: opened.run.claim(data.name, data.input)}
                 if content:
                     attributes[semconv.TOOL_CALL_ARGUMENTS] = data.input
-                    attributes[semconv.TOOL_CALL_RESULT] = None if data.output is None else _told(data.output)
+                    attributes[semconv.TOOL_CALL_RESULT] = None if data.output is None else _output_text(data.output)
             elif data.type == "handoff" and data.to_agent:
-                opened.own.span.update_name(f"{semconv.HANDOFF} {data.to_agent}")
+                opened.scope.span.update_name(f"{semconv.HANDOFF} {data.to_agent}")
                 attributes = {
                     semconv.HANDOFF_FROM: data.from_agent,
                     semconv.HANDOFF_TO: data.to_agent,
@@ -165,8 +165,8 @@ def _processor_class() -> Any:
             elif data.type in ("response", "generation"):
                 messages = _messages(data)
                 opened.run.calls = [*_tool_calls(messages)]
-                attributes = _answered(data, messages, content)
-            tracing.end(opened.own, error=_error(span, opened, content), attributes=attributes)
+                attributes = _response_facts(data, messages, content)
+            tracing.end(opened.scope, error=_error(span, opened, content), attributes=attributes)
 
         def shutdown(self) -> None:
             pass
@@ -178,8 +178,10 @@ def _processor_class() -> Any:
 
 
 def _watch_mcp(processor: Any) -> Callable[[], None]:
-    """Note the failures that MCP servers report, which the SDK hands to the model as results like any other; gives what
-    takes the hook off. Its own spans stay as they are; releases that have no such place do not tell."""
+    """Record the failures that MCP servers report, which the SDK passes to the model like other results.
+
+    Returns a function that removes the hook. Releases without the patched method do not report such failures.
+    """
     from agents.mcp.util import MCPUtil
     from agents.tracing import get_current_span
 
@@ -195,35 +197,35 @@ def _watch_mcp(processor: Any) -> Callable[[], None]:
             opened.failed = True
         return await original.__get__(None, cls)(*args, result=result, **kwargs)
 
-    ours = classmethod(extract)
-    MCPUtil._extract_custom_data = ours  # type: ignore[method-assign]
+    replacement = classmethod(extract)
+    MCPUtil._extract_custom_data = replacement  # type: ignore[method-assign]
 
     def unwatch() -> None:
-        if MCPUtil.__dict__["_extract_custom_data"] is ours:
+        if MCPUtil.__dict__["_extract_custom_data"] is replacement:
             MCPUtil._extract_custom_data = original
 
     return unwatch
 
 
 def _error(span: Any, opened: _Open, content: bool) -> BaseException | str | None:
-    """What went wrong in a span: the exception that leaves it, else what the SDK noted on it."""
+    """A span's error: the exception that leaves it, else the one that the SDK recorded on it."""
     error = sys.exception()
     if error is not None and error is not opened.handled and not isinstance(error, GeneratorExit):
         # A tool's exception leaves the run as the cause of a UserError.
         wrapped = type(error).__name__ == "UserError" and isinstance(error.__cause__, Exception)
         return error.__cause__ if wrapped else error
     if opened.failed:
-        return _told(span.span_data.output) if content and span.span_data.output else "the tool failed"
+        return _output_text(span.span_data.output) if content and span.span_data.output else "the tool failed"
     if span.error is None:
         return None
-    noted = (span.error.get("data") or {}).get("error") if content else None
-    return str(noted or span.error["message"])
+    detail = (span.error.get("data") or {}).get("error") if content else None
+    return str(detail or span.error["message"])
 
 
-# -- what the SDK's span data say -------------------------------------------------------------------------------------
+# -- the SDK's span data ----------------------------------------------------------------------------------------------
 
 
-def _told(output: Any) -> str:
+def _output_text(output: Any) -> str:
     """A tool's output as text; MCP tools give parts."""
     parts = output if isinstance(output, list) else [output]
     return "\n".join(str(p["text"]) if isinstance(p, dict) and "text" in p else str(p) for p in parts)
@@ -233,12 +235,12 @@ def _model(data: Any) -> str:
     return str(getattr(data, "model", None) or "")
 
 
-def _asked(data: Any) -> dict[str, Any]:
+def _request_facts(data: Any) -> dict[str, Any]:
     config = getattr(data, "model_config", None) or {}
     return {
         semconv.RUNS_TOOLS: True,
         semconv.REQUEST_MODEL: _model(data) or None,
-        # Other clients than the openai SDK name themselves.
+        # Clients other than the openai SDK are named in `model_impl`.
         semconv.PROVIDER_NAME: config.get("model_impl", "openai"),
         semconv.URL: config.get("base_url"),
     }
@@ -263,10 +265,10 @@ def _tool_calls(messages: list[Mapping[str, Any]]) -> Iterator[_ToolCall]:
                 yield _ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
 
 
-def _answered(data: Any, messages: list[Mapping[str, Any]], content: bool) -> dict[str, Any]:
+def _response_facts(data: Any, messages: list[Mapping[str, Any]], content: bool) -> dict[str, Any]:
     usage = data.usage or {}
     facts: dict[str, Any] = {
-        # The SDK makes zeros of a stream's missing usage, and an id of its own for its message.
+        # For a stream without usage the SDK reports zeros, and it makes up the message's id.
         semconv.INPUT_TOKENS: usage.get("input_tokens") or None,
         semconv.OUTPUT_TOKENS: usage.get("output_tokens") or None,
         semconv.RESPONSE_ID: next((p["response_id"] for m in messages if (p := m.get("provider_data"))), None),

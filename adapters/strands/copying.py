@@ -13,12 +13,12 @@ def fresh_copy(agent: Any) -> Any:
     """A copy of an agent or a graph that shares nothing with it that a run changes.
 
     Raises:
-        ConfigError: it holds something that cannot be copied or must not be shared.
+        ConfigError: a part of it cannot be copied or must not be shared.
     """
     if getattr(agent, "_session_manager", None) or getattr(agent, "session_manager", None):
         raise _uncopyable(agent, "it has a session manager, and all rollouts would write to one session")
     try:
-        return _copied(agent, {})
+        return _copy(agent, {})
     except (TypeError, AttributeError, ValueError) as error:
         raise _uncopyable(agent, str(error)) from error
 
@@ -30,17 +30,17 @@ def _uncopyable(agent: Any, why: str) -> ConfigError:
     )
 
 
-def _copied(agent: Any, memo: dict[int, Any]) -> Any:
+def _copy(agent: Any, memo: dict[int, Any]) -> Any:
     if id(agent) in memo:
         return memo[id(agent)]
     if not hasattr(agent, "tool_registry"):
-        return _copied_graph(agent, memo)
+        return _copy_graph(agent, memo)
     new = memo[id(agent)] = object.__new__(type(agent))
     registry = agent.tool_registry
     tools = [*registry.registry.values(), *registry.dynamic_tools.values()]
     for tool in tools:
-        memo[id(tool)] = _copied_tool(tool, memo)
-    # A copy that is thrown away must not close what the original still uses.
+        memo[id(tool)] = _copy_tool(tool, memo)
+    # A discarded copy must not close tools that the original still uses.
     memo[id(registry._tool_providers)] = []
     for shared in (agent.model, agent._aux_model, agent.callback_handler, agent.tracer, agent._sandbox):
         memo[id(shared)] = shared
@@ -56,19 +56,19 @@ def _copied(agent: Any, memo: dict[int, Any]) -> Any:
     return new
 
 
-def _copied_tool(tool: Any, memo: dict[int, Any]) -> Any:
+def _copy_tool(tool: Any, memo: dict[int, Any]) -> Any:
     if not (type(tool).__name__ == "_AgentAsTool" and hasattr(tool, "_agent")):
         return tool
     new = copy.copy(tool)
-    new._agent, new._lock = _copied(tool._agent, memo), threading.Lock()
+    new._agent, new._lock = _copy(tool._agent, memo), threading.Lock()
     return new
 
 
-def _copied_graph(graph: Any, memo: dict[int, Any]) -> Any:
+def _copy_graph(graph: Any, memo: dict[int, Any]) -> Any:
     if type(graph).__name__ != "Graph":
         # A swarm's handoff tools are closures over the swarm that made them.
         raise TypeError(f"a {type(graph).__name__} cannot be copied")
     for node in graph.nodes.values():
-        memo[id(node.executor)] = _copied(node.executor, memo)
+        memo[id(node.executor)] = _copy(node.executor, memo)
     memo[id(graph.tracer)] = graph.tracer
     return copy.deepcopy(graph, memo)

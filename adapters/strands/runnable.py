@@ -8,7 +8,7 @@ from agl.adapters.base import Runnable, question
 from agl.adapters.strands.copying import fresh_copy
 
 _UNNAMED = "Strands Agents"
-"""What Strands calls an agent that was given no name."""
+"""Strands' default name of an agent."""
 
 
 def handles(agent: object) -> bool:
@@ -21,7 +21,7 @@ def handles(agent: object) -> bool:
 
 
 def agent_name(agent: Any) -> str | None:
-    """The name that the user gave an agent."""
+    """The name that the user chose for an agent; None for Strands' default."""
     name = getattr(agent, "name", None)
     return name if isinstance(name, str) and name not in ("", _UNNAMED) else None
 
@@ -41,7 +41,7 @@ def runnable(agent: Any) -> Runnable:
 
 
 def text_of(result: Any) -> Any:
-    """What a run said: its structured output, its last message's text, or of a graph what its last node said."""
+    """A result's structured output, its last message's text, or for a graph those of its last node."""
     if getattr(result, "structured_output", None) is not None:
         return result.structured_output
     message = getattr(result, "message", None)

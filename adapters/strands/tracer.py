@@ -2,8 +2,8 @@
 
 Hook: the three middleware stages that every agent runs through (strands-agents >= 1.62, < 2). Strands registers hooks
 and middleware per agent only, so `MiddlewareRegistry.compose`, where each stage's chain is made, is patched; agents
-made earlier are seen too. Its OpenTelemetry spans are the user's and stay as they are.
-`Agent.structured_output_async` (deprecated) asks the model past the stages and is patched as well.
+made earlier are traced too. Its OpenTelemetry spans are the user's and stay unchanged.
+`Agent.structured_output_async` (deprecated) calls the model past the stages and is patched as well.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ from agl.tracing.context import Scope
 
 _PROVIDERS = {"openai_responses": "openai"}
 _OPENAI_REASONS = {
-    "end_turn": "stop", "tool_use": "tool_calls", "max_tokens": "length", "content_filtered": "content_filter",
-}  # fmt: skip
-"""Strands has words of its own for why a model stopped; spans carry the provider's."""
+    "end_turn": "stop",
+    "tool_use": "tool_calls",
+    "max_tokens": "length",
+    "content_filtered": "content_filter",
+}
+"""Strands' stop reasons -> the provider's, which spans carry."""
 
 Chain = Callable[[Any], AsyncGenerator[Any, None]]
 
@@ -57,7 +60,7 @@ def _composing(compose: Callable[..., Chain]) -> Callable[..., Chain]:
             return compose(self, stage, terminal)
         if stage.name == "agentStream":
             return _agent_stage(compose(self, stage, terminal))
-        # Innermost: what the user's middleware answers itself is no call, and what it changes is what is recorded.
+        # Innermost: an answer of the user's middleware is no call, and its changes of a call are recorded.
         inner = {"invokeModel": _model_stage, "executeTool": _tool_stage}.get(stage.name)
         return compose(self, stage, inner(terminal) if inner else terminal)
 
@@ -94,7 +97,7 @@ def _agent_stage(chain: Chain) -> Chain:
 
 
 def _failure(error: BaseException | None) -> BaseException | None:
-    """The error, unless it is how Strands stops an agent to ask a human."""
+    """The error, unless Strands raised it to pause an agent for a human."""
     from strands.interrupt import InterruptException
 
     return None if isinstance(error, InterruptException) else error
@@ -122,7 +125,7 @@ def _model_stage(terminal: Chain) -> Chain:
             return _start_chat(context.model)
 
         def finish(scope: Scope, error: BaseException | None) -> None:
-            facts = _answered(context.model, stops[0], scope.rollout.capture_content) if stops else None
+            facts = _response_facts(context.model, stops[0], scope.rollout.capture_content) if stops else None
             end(scope, error=error, attributes=facts)
 
         return traced(begin, lambda: terminal(context), finish, seen)
@@ -164,7 +167,7 @@ def _tool_stage(terminal: Chain) -> Chain:
 
 
 def _refusals(messages: Any) -> None:
-    """Record the failed tool calls of the last answer that no tool's run stands for."""
+    """Record the failed tool calls of the last answer for which no tool ran."""
     if len(messages) < 2:
         return
     names = {b["toolUse"]["toolUseId"]: b["toolUse"]["name"] for b in messages[-2]["content"] if "toolUse" in b}
@@ -191,15 +194,15 @@ def _provider(model: Any) -> str:
     return _PROVIDERS.get(module, module)
 
 
-def _answered(model: Any, stop: Any, content: bool) -> dict[str, Any]:
+def _response_facts(model: Any, stop: Any, content: bool) -> dict[str, Any]:
     reason, message, usage, _ = stop
     facts: dict[str, Any] = {
         semconv.FINISH_REASONS: [_OPENAI_REASONS.get(reason, reason) if _provider(model) == "openai" else reason]
     }
-    # Strands counts 0 tokens where the provider tells nothing.
+    # Strands counts 0 tokens where the provider reports none.
     if usage.get("totalTokens"):
         facts |= {semconv.INPUT_TOKENS: usage["inputTokens"], semconv.OUTPUT_TOKENS: usage["outputTokens"]}
     if content:
-        said = [{"role": message["role"], "content": message["content"]}]
-        facts[semconv.OUTPUT_MESSAGES] = json.dumps(said, default=str)
+        answers = [{"role": message["role"], "content": message["content"]}]
+        facts[semconv.OUTPUT_MESSAGES] = json.dumps(answers, default=str)
     return facts

@@ -43,92 +43,6 @@ _CONTENT = frozenset({"output", "error", "arguments"})
 """Arguments that are not recorded with `capture_content=False`."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rule:
-    """A user's function with the event it is for.
-
-    Attributes:
-        event: when it is called.
-        function: arguments -> float, {name: float} or None.
-        arguments: names of the facts that it takes.
-        filters: fact -> the values for which it is called.
-        name: of its reward.
-        primary: whether its reward counts towards returns.
-    """
-
-    event: Event
-    function: Callable[..., Any]
-    arguments: tuple[str, ...]
-    filters: Mapping[str, Selection]
-    name: str
-    primary: bool
-
-    def rewards(self, facts: Mapping[str, Any], span_id: str | None, **where: object) -> tuple[Reward, ...]:
-        """The rule's rewards for an event; () if a filter excludes it.
-
-        Raises:
-            RewardError: the function raised, or returned no finite number.
-        """
-        if any(values.policy_for(facts[fact]) is None for fact, values in self.filters.items()):
-            return ()
-        try:
-            value = self.function(**{name: facts[name] for name in self.arguments})
-            if value is None:
-                return ()
-            rewards = as_rewards(value, source="air", span_id=span_id)
-        except RewardError as error:
-            raise RewardError(
-                f"AIR rule {self.name!r} ({self.event}): {error.message}", hint=error.hint, **where
-            ) from error
-        except Exception as error:
-            raise RewardError(
-                f"AIR rule {self.name!r} ({self.event}) raised {type(error).__name__}: {error}",
-                hint="a rule returns a number, a dict of numbers, or None for no reward",
-                **where,
-            ) from error
-        named = isinstance(value, Mapping)
-        return tuple(
-            replace(r, name=r.name if named else self.name, primary=r.primary and self.primary) for r in rewards
-        )
-
-
-class _Decorator:
-    """Registers rules for one event; used bare or with options."""
-
-    def __init__(self, rules: dict[tuple[str, ...], _Rule], event: Event) -> None:
-        self._rules, self._event = rules, event
-
-    @overload
-    def __call__(self, rule: Rule, /) -> Rule: ...
-    @overload
-    def __call__(
-        self, rule: None = None, /, *, name: str | None = None, primary: bool = True, **filters: AgentFilter
-    ) -> Callable[[Rule], Rule]: ...
-    def __call__(
-        self, rule: Any = None, /, *, name: str | None = None, primary: bool = True, **filters: AgentFilter
-    ) -> Any:
-        facts = _FILTERS[self._event]
-        for option in filters:
-            if option not in facts:
-                raise ConfigError(
-                    f"{self._event} has no option {option!r}", hint=nearest(option, [*facts, "name", "primary"])
-                )
-        selections = {facts[o]: select(value, option=o) for o, value in filters.items() if value is not None}
-        if not isinstance(primary, bool):
-            raise ConfigError(
-                f"primary is {primary!r}", hint="True: the reward counts towards returns; False: it does not"
-            )
-
-        def register(function: Rule) -> Rule:
-            arguments = _arguments(self._event, function)
-            entry = _Rule(self._event, function, arguments, selections, name or _name(self._event, function), primary)
-            kind = function if hasattr(function, "__qualname__") else type(function)
-            self._rules[(self._event, str(kind.__module__), kind.__qualname__, entry.name)] = entry
-            return function
-
-        return register if rule is None else register(rule)
-
-
 class AIR:
     """A set of rules. Each `on_...` is a decorator, bare or with options, and returns the function unchanged:
 
@@ -317,6 +231,93 @@ def rule_set(option: bool | AIR | None) -> AIR | None:
     if not isinstance(option, AIR):
         raise ConfigError(f"air= is {option!r}", hint="True for the rules of agl.air, or an agl.AIR() of your own")
     return option
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rule:
+    """A user's function with the event it is for.
+
+    Attributes:
+        event: when it is called.
+        function: arguments -> float, {name: float} or None.
+        arguments: names of the facts that it takes.
+        filters: fact -> the values for which it is called.
+        name: of its reward.
+        primary: whether its reward counts towards returns.
+    """
+
+    event: Event
+    function: Callable[..., Any]
+    arguments: tuple[str, ...]
+    filters: Mapping[str, Selection]
+    name: str
+    primary: bool
+
+    def rewards(self, facts: Mapping[str, Any], span_id: str | None, **where: object) -> tuple[Reward, ...]:
+        """The rule's rewards for an event; () if a filter excludes it.
+
+        Raises:
+            RewardError: the function raised, or returned no finite number.
+        """
+        if any(values.policy_for(facts[fact]) is None for fact, values in self.filters.items()):
+            return ()
+        try:
+            value = self.function(**{name: facts[name] for name in self.arguments})
+            if value is None:
+                return ()
+            rewards = as_rewards(value, source="air", span_id=span_id)
+        except RewardError as error:
+            raise RewardError(
+                f"AIR rule {self.name!r} ({self.event}): {error.message}", hint=error.hint, **where
+            ) from error
+        except Exception as error:
+            raise RewardError(
+                f"AIR rule {self.name!r} ({self.event}) raised {type(error).__name__}: {error}",
+                hint="a rule returns a number, a dict of numbers, or None for no reward",
+                **where,
+            ) from error
+        named = isinstance(value, Mapping)
+        return tuple(
+            replace(r, name=r.name if named else self.name, primary=r.primary and self.primary) for r in rewards
+        )
+
+
+class _Decorator:
+    """Registers rules for one event; used bare or with options."""
+
+    def __init__(self, rules: dict[tuple[str, ...], _Rule], event: Event) -> None:
+        self._rules = rules
+        self._event: Event = event
+
+    @overload
+    def __call__(self, rule: Rule, /) -> Rule: ...
+    @overload
+    def __call__(
+        self, rule: None = None, /, *, name: str | None = None, primary: bool = True, **filters: AgentFilter
+    ) -> Callable[[Rule], Rule]: ...
+    def __call__(
+        self, rule: Any = None, /, *, name: str | None = None, primary: bool = True, **filters: AgentFilter
+    ) -> Any:
+        facts = _FILTERS[self._event]
+        for option in filters:
+            if option not in facts:
+                raise ConfigError(
+                    f"{self._event} has no option {option!r}", hint=nearest(option, [*facts, "name", "primary"])
+                )
+        selections = {facts[o]: select(value, option=o) for o, value in filters.items() if value is not None}
+        if not isinstance(primary, bool):
+            raise ConfigError(
+                f"primary is {primary!r}", hint="True: the reward counts towards returns; False: it does not"
+            )
+
+        def register(function: Rule) -> Rule:
+            arguments = _arguments(self._event, function)
+            entry = _Rule(self._event, function, arguments, selections, name or _name(self._event, function), primary)
+            kind = function if hasattr(function, "__qualname__") else type(function)
+            self._rules[(self._event, str(kind.__module__), kind.__qualname__, entry.name)] = entry
+            return function
+
+        return register if rule is None else register(rule)
 
 
 def _is_selected(call: Call | None, agent: str, selection: Selection) -> bool:

@@ -33,7 +33,7 @@ from agl.trainer.cli.export import export_files, export_traces, since
 from agl.trainer.quickstart.agent import build_agent
 from agl.trainer.report.export import otlp
 from agl.trainer.report.export.json_files import file_name, to_json
-from agl.trainer.report.export.rows import Which
+from agl.trainer.report.export.rows import RolloutFilter
 from agl.trainer.report.export.to_files import to_files
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, Store, TrainedCall
@@ -103,8 +103,8 @@ def store(tmp_path: Path) -> str:
     return str(tmp_path / "run.db")
 
 
-def exported(store: str, out: Path, format: str, which: Which | None = None, **options: Any) -> dict[str, Any]:
-    return export_files(store, out, format, which or Which(), quiet=True, **{"tokens": True, **options})
+def exported(store: str, out: Path, format: str, which: RolloutFilter | None = None, **options: Any) -> dict[str, Any]:
+    return export_files(store, out, format, which or RolloutFilter(), quiet=True, **{"tokens": True, **options})
 
 
 def no_constants(text: str) -> Any:
@@ -196,18 +196,18 @@ def test_parquet_is_read_by_pandas_and_arrow(store: str, tmp_path: Path, tokens:
 
 
 def test_only_what_fits_is_exported_and_nothing_is_an_error(store: str, tmp_path: Path) -> None:
-    def ids(which: Which) -> list[str]:
+    def ids(which: RolloutFilter) -> list[str]:
         exported(store, tmp_path / "out", "jsonl", which)
         return [r["rollout_id"] for r in lines(tmp_path / "out" / "rollouts.jsonl")]
 
-    assert ids(Which(run_id="run")) == ["ro-0001"]
-    assert ids(Which(mode="val")) == ["ro-0002"]
-    assert ids(Which(since=0.0)) == ["ro-0001", "ro-0002"]
-    for which in (Which(run_id="ru"), Which(since=time.time() + 60)):
+    assert ids(RolloutFilter(run_id="run")) == ["ro-0001"]
+    assert ids(RolloutFilter(mode="val")) == ["ro-0002"]
+    assert ids(RolloutFilter(since=0.0)) == ["ro-0001", "ro-0002"]
+    for which in (RolloutFilter(run_id="ru"), RolloutFilter(since=time.time() + 60)):
         with pytest.raises(ExportError, match="no rollout of this store fits"):
             ids(which)
     with pytest.raises(ConfigError, match="no mode 'vla'") as wrong:
-        ids(Which(mode="vla"))  # type: ignore[arg-type]
+        ids(RolloutFilter(mode="vla"))  # type: ignore[arg-type]
     assert "'val'" in str(wrong.value.hint)
     with pytest.raises(ConfigError, match="no format 'jsnl'"):
         exported(store, tmp_path / "out", "jsnl")
@@ -236,7 +236,7 @@ def test_an_export_that_fails_leaves_everything_as_it_was(tmp_path: Path) -> Non
         await opened.add_spans([span("ro-0002", 9, "reward", attributes={semconv.REWARD_NAME: "x"})])
         for format in ("jsonl", "json", "parquet"):
             with pytest.raises(KeyError):
-                await to_files(opened, tmp_path / "out", format, Which(), quiet=True)
+                await to_files(opened, tmp_path / "out", format, RolloutFilter(), quiet=True)
         await opened.close()
 
     asyncio.run(main())
@@ -276,7 +276,7 @@ def test_memory_does_not_grow_with_the_store(tmp_path: Path) -> None:
         await opened.add_spans(made)
         del made
         tracemalloc.start()
-        facts = await to_files(opened, tmp_path / str(rollouts), "jsonl", Which(), quiet=True)
+        facts = await to_files(opened, tmp_path / str(rollouts), "jsonl", RolloutFilter(), quiet=True)
         _, high = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         await opened.close()
@@ -317,7 +317,9 @@ def test_since_takes_dates_times_and_ages() -> None:
         since("yesterday")
 
 
-def traced(store: str, url: str, *rollouts: str, which: Which | None = None, headers: Any = ()) -> dict[str, Any]:
+def traced(
+    store: str, url: str, *rollouts: str, which: RolloutFilter | None = None, headers: Any = ()
+) -> dict[str, Any]:
     return export_traces(store, rollouts, which, url, headers, quiet=True)
 
 
@@ -332,7 +334,7 @@ def values(pairs: Any) -> dict[str, Any]:
 
 def test_traces_are_sent_as_they_are_stored(store: str) -> None:
     with receiving(statuses=[503]) as receiver:
-        facts = traced(store, receiver.url, which=Which(), headers=["X-Key=a=b"])
+        facts = traced(store, receiver.url, which=RolloutFilter(), headers=["X-Key=a=b"])
     assert (facts["rollouts"], facts["spans"], facts["requests"], receiver.refused) == (2, 7, 1, 1)
     [(path, headers, body)] = receiver.requests
     assert (path, headers["x-key"], headers["content-type"]) == ("/v1/traces", "a=b", "application/x-protobuf")
@@ -398,7 +400,7 @@ def test_what_the_receiver_says_is_told(store: str) -> None:
 
 
 def test_what_is_asked_for_must_be_clear(store: str) -> None:
-    for rollouts, which in (((), None), (("ro-0001",), Which())):
+    for rollouts, which in (((), None), (("ro-0001",), RolloutFilter())):
         with pytest.raises(ConfigError, match="which rollouts"):
             traced(store, "http://localhost:1", *rollouts, which=which)
     with pytest.raises(ConfigError, match="not an http"):

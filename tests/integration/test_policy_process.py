@@ -169,7 +169,7 @@ def test_cancelling_the_task_frees_the_engine(policy, runner):
         return await policy.generate(PROMPT, Sampling(max_tokens=2))
 
     assert runner.run(cancel()).token_ids.size == 2
-    assert not policy.process._waiting
+    assert not policy.process._pending
 
 
 def test_a_callback_that_fails_fails_its_own_request(policy, runner):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import logging
 import os
@@ -16,13 +17,14 @@ from typing import Any
 
 import httpx
 import pytest
-from store_server import KEYS, OPERATOR, RUNNER, ServedPolicy, served
+from store_server import KEYS, OPERATOR, RUNNER, ServedStore, served
 
 from agl.errors import ConfigError, StoreError
 from agl.mdp.spans import Span
 from agl.trainer.http.auth import Keys
 from agl.trainer.store import open_store
-from agl.trainer.store.base import NewRollout, RolloutConfig
+from agl.trainer.store.base import NewRollout, RolloutConfig, Store
+from agl.trainer.store.http import protocol
 from agl.trainer.store.http.client import HttpStore
 from agl.trainer.store.http.server import StoreServer
 
@@ -66,7 +68,7 @@ class LosesAnswers:
 
 
 def test_an_answer_that_was_lost_is_asked_for_again_and_nothing_is_done_twice(tmp_path: Path) -> None:
-    async def scenario(server: ServedPolicy) -> None:
+    async def scenario(server: ServedStore) -> None:
         for path, n in ((b"/v1/store/batch", 2), (b"/v1/store/dequeue_rollout", 2)):
             proxy = LosesAnswers(server.port, path, 0)
             async with proxy as url:
@@ -96,7 +98,7 @@ def test_an_answer_that_was_lost_is_asked_for_again_and_nothing_is_done_twice(tm
 
 
 def test_a_repeated_request_gets_its_lease_after_the_server_was_restarted(tmp_path: Path) -> None:
-    async def scenario(server: ServedPolicy) -> None:
+    async def scenario(server: ServedStore) -> None:
         store = await open_store(server.url)
         await store.enqueue_rollouts([NewRollout("a"), NewRollout("b")])
         first = await store.dequeue_rollout("w", request_id="once")
@@ -122,7 +124,7 @@ def test_a_repeated_request_gets_its_lease_after_the_server_was_restarted(tmp_pa
 def test_a_server_that_goes_and_comes_back_loses_nothing_and_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(server: ServedPolicy) -> None:
+    async def scenario(server: ServedStore) -> None:
         store = await open_store(server.url)
         (rollout,) = await store.enqueue_rollouts([NewRollout("a")])
         waiting = asyncio.ensure_future(store.wait_for_rollouts([rollout.rollout_id], timeout=60))
@@ -147,7 +149,7 @@ def test_a_server_that_goes_and_comes_back_loses_nothing_and_is_reported_once(
 
 
 def test_a_server_that_stays_away_is_an_error_in_bounded_time(tmp_path: Path) -> None:
-    async def scenario(server: ServedPolicy) -> None:
+    async def scenario(server: ServedStore) -> None:
         store = await HttpStore.open(server.url, retry_seconds=0.5)
         await asyncio.to_thread(server.stop)
         with pytest.raises(StoreError, match=r"the store does not answer(.|\n)*is `agl store` running there"):
@@ -178,7 +180,7 @@ def test_many_loops_share_one_client(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_waits_gets_work_when_it_comes_and_a_wait_that_was_cancelled_leaves_none(tmp_path: Path) -> None:
-    async def scenario(server: ServedPolicy) -> None:
+    async def scenario(server: ServedStore) -> None:
         store = await open_store(server.url)
         waiting = asyncio.ensure_future(store.dequeue_rollout("w", wait=20))
         gone = asyncio.ensure_future(store.dequeue_rollout("gone", wait=20))
@@ -197,9 +199,42 @@ def test_a_worker_that_waits_gets_work_when_it_comes_and_a_wait_that_was_cancell
         asyncio.run(scenario(server))
 
 
+def test_every_method_of_the_store_is_there_and_takes_what_it_declares(tmp_path: Path) -> None:
+    for name, method in protocol.METHODS.items():
+        assert inspect.signature(getattr(HttpStore, name)) == inspect.signature(getattr(Store, name)), name
+        assert inspect.iscoroutinefunction(getattr(HttpStore, name)), method
+
+    async def scenario(server: ServedStore) -> None:
+        store = await open_store(server.url)
+        (a, b) = await store.enqueue_rollouts([NewRollout("a", step=1), NewRollout("b", step=2)])
+        ids = {a.rollout_id: 0, b.rollout_id: 1}
+        assert [r.task for r in await store.query_rollouts(status=("queuing",), step=2)] == ["b"]
+        await store.cancel_rollouts(ids.keys())  # type: ignore[arg-type]
+        assert await store.count_rollouts(status={"cancelled"}) == 2  # type: ignore[arg-type]
+        assert await store.query_spans(a.rollout_id, 1) == await store.query_spans(a.rollout_id, attempt=1) == []
+        with pytest.raises(TypeError, match="unexpected keyword argument 'tries'"):
+            await store.query_spans(a.rollout_id, tries=1)  # type: ignore[call-arg]
+        await store.close()
+
+    with served(tmp_path) as server:
+        asyncio.run(scenario(server))
+
+
+def test_an_error_that_quotes_half_a_character_is_answered(tmp_path: Path) -> None:
+    with served(tmp_path) as server:
+        answer = httpx.post(
+            f"{server.url}/v1/store/get_rollout",
+            content=b'{"rollout_id": "ro-\\ud800"}',
+            headers={"content-type": "application/json"},
+            trust_env=False,
+        )
+    assert answer.status_code == 409
+    assert answer.json()["error"]["type"] in ("StoreError", "NotStoredError")
+
+
 # -- keys -------------------------------------------------------------------------------------------------------------
 def test_strangers_get_nothing_and_nothing_tells_the_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(server: ServedPolicy) -> None:
+    async def scenario(server: ServedStore) -> None:
         for key in (None, "wrong-key-of-this-test", OPERATOR[:-1], OPERATOR + "x"):
             with pytest.raises(StoreError, match="does not know this key") as refused:
                 await HttpStore.open(server.url, key=key)
@@ -221,7 +256,7 @@ def test_strangers_get_nothing_and_nothing_tells_the_key(tmp_path: Path, caplog:
 
 
 def test_a_runner_runs_and_no_more(tmp_path: Path) -> None:
-    async def scenario(server: ServedPolicy) -> None:
+    async def scenario(server: ServedStore) -> None:
         operator = await HttpStore.open(server.url, key=OPERATOR)
         runner = await HttpStore.open(server.url, key=RUNNER)
         await operator.enqueue_rollouts([NewRollout("a", config=RolloutConfig(max_attempts=1))])

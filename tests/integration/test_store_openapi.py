@@ -12,24 +12,27 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
-from store_server import ServedPolicy, served
+from store_server import ServedStore, served
 
 from agl.trainer.http.limits import Limits
 from agl.trainer.store.http import protocol as wire
 from agl.trainer.store.http.openapi import schema
+
+pytest_plugins = ["schemathesis.pytest.plugin"]  # which pyproject.toml switches off for all other files
+pytestmark = pytest.mark.serial  # Schemathesis gives the tests of all operations one name
 
 SCHEMA = schemathesis.openapi.from_dict(schema(keyed=False))
 SCHEMA.config.generation.update(modes=[GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPolicy]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStore]:
     with served(tmp_path_factory.mktemp("openapi"), limits=Limits(wait_seconds=0.01)) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(server: ServedPolicy) -> Iterator[httpx.Client]:
+def client(server: ServedStore) -> Iterator[httpx.Client]:
     with httpx.Client(trust_env=False, base_url=server.url) as opened:
         yield opened
 
@@ -45,7 +48,7 @@ def test_every_method_is_in_the_schema(client: httpx.Client) -> None:
 
 @SCHEMA.parametrize()
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
-def test_no_request_that_the_schema_brings_about_fails(server: ServedPolicy, case: Any) -> None:
+def test_no_request_that_the_schema_brings_about_fails(server: ServedStore, case: Any) -> None:
     answer = case.call(base_url=server.url)
     assert answer.status_code < 500, answer.text
     if answer.status_code == 200:

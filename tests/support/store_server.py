@@ -18,7 +18,7 @@ OPERATOR, RUNNER = "operator-key-of-this-test", "runner-key-of-this-test"
 KEYS = Keys.of(OPERATOR, RUNNER)
 
 
-class ServedPolicy:
+class ServedStore:
     """A SQLite file that is served.
 
     Attributes:
@@ -67,9 +67,9 @@ class ServedPolicy:
 
 
 @contextmanager
-def served(folder: Path, **options: Any) -> Iterator[ServedPolicy]:
+def served(folder: Path, **options: Any) -> Iterator[ServedStore]:
     """A server for as long as the block runs."""
-    server = ServedPolicy(folder / "store.db", **options)
+    server = ServedStore(folder / "store.db", **options)
     server.start()
     try:
         yield server

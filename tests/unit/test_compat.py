@@ -116,7 +116,7 @@ async def test_a_question_that_is_enqueued_twice_is_sampled_twice() -> None:
     store = al.InMemoryLightningStore()
     for _ in range(8):
         await store.enqueue_rollout("2+2")
-    assert len({r.seed for r in await store.ours.query_rollouts()}) == 8
+    assert len({r.seed for r in await store.agl_store.query_rollouts()}) == 8
     await store.close()
 
 
@@ -189,7 +189,7 @@ async def test_resources_have_versions_and_keep_their_keys_in_this_process() -> 
     assert latest is not None
     assert latest.resources["main_llm"].endpoint == "http://y/v1"
     assert latest.create_time > 0
-    assert "sk-secret" not in str(await store.ours.get_resources(first.resources_id))
+    assert "sk-secret" not in str(await store.agl_store.get_resources(first.resources_id))
     await store.close()
 
 

@@ -25,7 +25,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import StatusCode
-from store_server import KEYS, OPERATOR, RUNNER, ServedPolicy, served
+from store_server import KEYS, OPERATOR, RUNNER, ServedStore, served
 
 from agl.mdp.spans import Span
 from agl.tracing import otlp
@@ -41,18 +41,18 @@ JSON_TYPE, PROTOBUF = {"content-type": "application/json"}, {"content-type": "ap
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPolicy]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStore]:
     with served(tmp_path_factory.mktemp("traces"), limits=Limits(body_bytes=1_000_000)) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(server: ServedPolicy) -> Iterator[httpx.Client]:
+def client(server: ServedStore) -> Iterator[httpx.Client]:
     with httpx.Client(trust_env=False, base_url=server.url) as opened:
         yield opened
 
 
-def provider(server: ServedPolicy, *, key: str | None = None, **attributes: Any) -> TracerProvider:
+def provider(server: ServedStore, *, key: str | None = None, **attributes: Any) -> TracerProvider:
     """An application's own tracing, with the real exporter."""
     headers = {"Authorization": f"Bearer {key}"} if key else None
     exporter = OTLPSpanExporter(f"{server.url}/v1/traces", headers=headers, compression=Compression.Gzip)
@@ -61,7 +61,7 @@ def provider(server: ServedPolicy, *, key: str | None = None, **attributes: Any)
     return made
 
 
-def look(server: ServedPolicy, rollout_id: str, key: str | None = None) -> tuple[Rollout, list[Span]]:
+def look(server: ServedStore, rollout_id: str, key: str | None = None) -> tuple[Rollout, list[Span]]:
     async def scenario() -> tuple[Rollout, list[Span]]:
         store = await HttpStore.open(server.url, key=key)
         try:
@@ -72,7 +72,7 @@ def look(server: ServedPolicy, rollout_id: str, key: str | None = None) -> tuple
     return asyncio.run(scenario())
 
 
-def leased(server: ServedPolicy, key: str | None = None) -> str:
+def leased(server: ServedStore, key: str | None = None) -> str:
     """A rollout with its first attempt open."""
 
     async def scenario() -> str:
@@ -85,7 +85,7 @@ def leased(server: ServedPolicy, key: str | None = None) -> str:
     return asyncio.run(scenario())
 
 
-def test_a_trace_of_nobody_becomes_a_rollout_of_its_own(server: ServedPolicy) -> None:
+def test_a_trace_of_nobody_becomes_a_rollout_of_its_own(server: ServedStore) -> None:
     tracer = provider(server).get_tracer("app")
     with tracer.start_as_current_span("invoke_agent writer", attributes={"gen_ai.agent.name": "writer"}) as root:
         with tracer.start_as_current_span("chat m") as chat:
@@ -105,7 +105,7 @@ def test_a_trace_of_nobody_becomes_a_rollout_of_its_own(server: ServedPolicy) ->
     assert 0 < spans[1].start <= spans[1].end
 
 
-def test_a_trace_whose_root_failed_has_failed(server: ServedPolicy) -> None:
+def test_a_trace_whose_root_failed_has_failed(server: ServedStore) -> None:
     tracer = provider(server).get_tracer("app")
     with pytest.raises(ZeroDivisionError), tracer.start_as_current_span("root") as root:
         _ = 1 / 0
@@ -114,7 +114,7 @@ def test_a_trace_whose_root_failed_has_failed(server: ServedPolicy) -> None:
     assert spans[0].events[0].name == "exception"
 
 
-def test_spans_go_to_the_attempt_that_they_or_their_resource_name(server: ServedPolicy) -> None:
+def test_spans_go_to_the_attempt_that_they_or_their_resource_name(server: ServedStore) -> None:
     one, other = leased(server), leased(server)
     tracer = provider(server, **{"agl.rollout.id": one}).get_tracer("app")
     with tracer.start_as_current_span("by resource"), tracer.start_as_current_span("by span") as span:
@@ -124,7 +124,7 @@ def test_spans_go_to_the_attempt_that_they_or_their_resource_name(server: Served
     assert look(server, one)[0].status == "preparing"
 
 
-def test_json_says_the_same_and_sending_it_twice_doubles_nothing(server: ServedPolicy, client: httpx.Client) -> None:
+def test_json_says_the_same_and_sending_it_twice_doubles_nothing(server: ServedStore, client: httpx.Client) -> None:
     rollout_id = leased(server)
     ours = Span(
         "ab" * 16, "cd" * 8, None, "", 0, "chat m", 1.5, 2.5, attributes={"agl.rollout.id": rollout_id, "n": 2**53}
@@ -137,7 +137,7 @@ def test_json_says_the_same_and_sending_it_twice_doubles_nothing(server: ServedP
     assert (span.name, span.start, span.end, span.attributes["n"]) == ("chat m", 1.5, 2.5, 2**53)
 
 
-def test_what_belongs_nowhere_is_a_partial_success(server: ServedPolicy, client: httpx.Client) -> None:
+def test_what_belongs_nowhere_is_a_partial_success(server: ServedStore, client: httpx.Client) -> None:
     rollout_id = leased(server)
     spans = [
         Span("1" * 32, f"{n:016x}", None, "", 0, "s", 1.0, 2.0, attributes={"agl.rollout.id": r, "agl.attempt": a})
@@ -265,7 +265,7 @@ def test_no_bytes_bring_it_down(client: httpx.Client, data: st.DataObject) -> No
         assert answer.status_code in (200, 400), answer.text
 
 
-def test_open_store_is_the_same_over_http(server: ServedPolicy) -> None:
+def test_open_store_is_the_same_over_http(server: ServedStore) -> None:
     store = asyncio.run(open_store(server.url))
     assert isinstance(store, HttpStore)
     asyncio.run(store.close())

@@ -1,8 +1,13 @@
-"""The fast tier stays fast to start."""
+"""Every test stands in a tier, and the fast tier stays fast to start."""
 
 from __future__ import annotations
 
 from all_subjects import ALL
+from paths import TESTS
+
+
+def test_every_test_stands_in_a_tier() -> None:
+    assert [*TESTS.glob("test_*.py")] == []
 
 
 def test_collecting_imports_no_framework(imported_by_collection: frozenset[str]) -> None:

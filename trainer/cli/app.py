@@ -156,7 +156,7 @@ def explain(
     store: Annotated[
         str | None, typer.Option(help="A run's directory or store; the newest one here if left out.")
     ] = None,
-    attempt: Annotated[int | None, typer.Option(help="Which attempt; the last if left out.")] = None,
+    attempt: Annotated[int | None, typer.Option(help="RolloutFilter attempt; the last if left out.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="List the store's rollouts instead.")] = False,
     json_file: Json = None,
 ) -> None:
@@ -337,9 +337,9 @@ def export(
 ) -> None:
     """Write rollouts, spans and model calls into files for other programs."""
     from agl.trainer.cli import export as exporting
-    from agl.trainer.report.export.rows import Which
+    from agl.trainer.report.export.rows import RolloutFilter
 
-    which = Which(run_id, mode, exporting.since(since))  # type: ignore[arg-type]
+    which = RolloutFilter(run_id, mode, exporting.since(since))  # type: ignore[arg-type]
     facts = exporting.export_files(store, out, format, which, tokens=tokens, quiet=quiet)
     _write(json_file, facts)
     if not quiet:
@@ -389,9 +389,9 @@ def trace_export(
 ) -> None:
     """Send traces to Jaeger, Phoenix or any other receiver of OTLP over HTTP."""
     from agl.trainer.cli.export import export_traces
-    from agl.trainer.report.export.rows import Which
+    from agl.trainer.report.export.rows import RolloutFilter
 
-    which = Which(run_id) if everything or run_id is not None else None
+    which = RolloutFilter(run_id) if everything or run_id is not None else None
     facts = export_traces(store, rollouts or (), which, otlp, header or (), quiet=quiet)
     _write(json_file, facts)
     if not quiet:

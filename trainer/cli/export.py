@@ -13,7 +13,7 @@ from agl.errors import ConfigError, ExportError
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.report.export.meter import Meter
 from agl.trainer.report.export.otlp import send
-from agl.trainer.report.export.rows import Record, Which, record, records
+from agl.trainer.report.export.rows import Record, RolloutFilter, record, records
 from agl.trainer.report.export.to_files import to_files
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
@@ -23,14 +23,20 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def export_files(
-    store: str | None, out: Path, format: str, which: Which, *, tokens: bool, quiet: bool
+    store: str | None, out: Path, format: str, which: RolloutFilter, *, tokens: bool, quiet: bool
 ) -> dict[str, Any]:
     """Write rollouts into files. Returns the facts of `to_files`."""
     return _with_store(store, lambda opened: to_files(opened, out, format, which, tokens=tokens, quiet=quiet))
 
 
 def export_traces(
-    store: str | None, rollouts: Sequence[str], which: Which | None, url: str, headers: Sequence[str], *, quiet: bool
+    store: str | None,
+    rollouts: Sequence[str],
+    which: RolloutFilter | None,
+    url: str,
+    headers: Sequence[str],
+    *,
+    quiet: bool,
 ) -> dict[str, Any]:
     """Send the spans of the named rollouts, or of those that fit `which`. Returns the facts of `otlp.send`.
 

@@ -1,4 +1,4 @@
-"""The names that users of Agent Lightning 0.3 know, each one our own part: `import agl.compat as agl`.
+"""The names that users of Agent Lightning 0.3 know, each one a part of agl: `import agl.compat as agl`.
 
 Submodules have 0.3's paths (`from agl.compat.algorithm.verl import VERL`). `install()` serves packages that import
 `agentlightning` themselves; `python -m agl.compat train.py` runs a program that does, unchanged. Names load on first
@@ -51,7 +51,7 @@ _MODULES = {
     "logging": "logs",
     "reward": "emitter",
 }
-"""Path of a module of 0.3 -> ours that holds its names; "" is this one."""
+"""Path of a module of 0.3 -> the module here that has its names; "" is this package."""
 
 __all__ = sorted([*_HOME, "install"])  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -121,18 +121,18 @@ algorithm = algo
 def VERL(config: Mapping[str, Any], trainer_cls: Any = None, daemon_cls: Any = None) -> Any:
     """`agl.VERL(config)`."""
     if trainer_cls is not None or daemon_cls is not None:
-        raise refuse("VERL(trainer_cls=, daemon_cls=)", "an algorithm of your own is a class with run() and dev()")
-    from agl.trainer.verl.algorithm import VERL as Ours
+        raise refuse("VERL(trainer_cls=, daemon_cls=)", "write an algorithm as a class with run() and dev()")
+    from agl.trainer.verl.algorithm import VERL as AglVERL
 
-    return Ours(config)
+    return AglVERL(config)
 
 
 def Baseline(*, n_epochs: int = 1, **polling: Any) -> Any:
     """`agl.Baseline(repeats=n_epochs)`; the options for polling the queue have no effect."""
     reject_unknown(polling, ("train_split", "polling_interval", "max_queue_length", "span_verbosity"), "Baseline")
-    from agl.trainer.algorithms import Baseline as Ours
+    from agl.trainer.algorithms import Baseline as AglBaseline
 
-    return Ours(repeats=n_epochs)
+    return AglBaseline(repeats=n_epochs)
 
 
 class StoreAlgorithm:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from agl import tracing
-from agl.agents import agent as own
+from agl.agents import agent as agl_agent
 from agl.agents.agent import Agent, Outcome, RolloutInfo
 from agl.errors import ConfigError
 from agl.mdp.spans import Span, from_otel
@@ -27,7 +27,7 @@ MAIN_LLM = "main_llm"
 """The name of the policy's endpoint in 0.3; agl's is "llm"."""
 
 
-class LitAgent(own.LitAgent, Generic[V]):
+class LitAgent(agl_agent.LitAgent, Generic[V]):
     """0.3's agent class: each form gets (task, resources, rollout), where `rollout` is an `AttemptedRollout`.
 
     Args:
@@ -45,7 +45,7 @@ class LitAgent(own.LitAgent, Generic[V]):
     def is_async(self) -> bool:
         """Whether an async form is overridden."""
         names = ("rollout_async", "training_rollout_async", "validation_rollout_async")
-        return any(getattr(type(self), n) is not getattr(own.LitAgent, n) for n in names)
+        return any(getattr(type(self), n) is not getattr(agl_agent.LitAgent, n) for n in names)
 
     def get_trainer(self) -> Any:
         """The trainer that runs this."""
@@ -96,11 +96,11 @@ class LitAgent(own.LitAgent, Generic[V]):
         named = {**({MAIN_LLM: resources["llm"]} if "llm" in resources else {}), **resources}
         if self._store is None:
             return _storeless_rollout(task, info), named
-        ours = await self._store.ours.get_rollout(info.rollout_id)
-        attempt = (await self._store.ours.query_attempts(info.rollout_id))[info.attempt - 1]
-        rollout = T.AttemptedRollout(**vars(T.Rollout.of(ours)), attempt=T.Attempt.of(attempt))
-        if ours.resources_id is not None:
-            update = await self._store.get_resources_by_id(ours.resources_id)
+        stored = await self._store.agl_store.get_rollout(info.rollout_id)
+        attempt = (await self._store.agl_store.query_attempts(info.rollout_id))[info.attempt - 1]
+        rollout = T.AttemptedRollout(**vars(T.Rollout.of(stored)), attempt=T.Attempt.of(attempt))
+        if stored.resources_id is not None:
+            update = await self._store.get_resources_by_id(stored.resources_id)
         else:
             update = await self._store.get_latest_resources()
         return rollout, {**named, **(update.resources if update else {})}
@@ -201,11 +201,11 @@ def _outcome(value: Any) -> Outcome:
         return Outcome(value, value)
     here = tracing.current()
     assert here is not None
-    ours = [_span(s, here.rollout) for s in value]
-    here.rollout.spans.extend(ours)
-    return Outcome(find_final_reward(ours))
+    spans = [_span(s, here.rollout) for s in value]
+    here.rollout.spans.extend(spans)
+    return Outcome(find_final_reward(spans))
 
 
 def _span(value: Any, rollout: tracing.RolloutContext) -> Span:
-    ours = value.to_ours() if isinstance(value, T.Span) else from_otel(value)
-    return dataclasses.replace(ours, rollout_id=rollout.rollout_id, attempt=rollout.attempt)
+    span = value.to_agl() if isinstance(value, T.Span) else from_otel(value)
+    return dataclasses.replace(span, rollout_id=rollout.rollout_id, attempt=rollout.attempt)

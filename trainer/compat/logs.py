@@ -48,8 +48,8 @@ def setup_logging(
             logger.addHandler(handler)
         logger.setLevel(level)
         logger.propagate = propagate
-    for name, own in (submodule_levels or {}).items():
-        logging.getLogger(name.replace("agentlightning", "agl", 1)).setLevel(own)
+    for name, module_level in (submodule_levels or {}).items():
+        logging.getLogger(name.replace("agentlightning", "agl", 1)).setLevel(module_level)
 
 
 setup = setup_logging

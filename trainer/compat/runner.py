@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
-from agl.agents import hooks as own
+from agl.agents import hooks as agl_hooks
 from agl.agents.agent import as_agent
 from agl.errors import ConfigError, reject_unknown
 from agl.mdp.selection import select
@@ -107,7 +107,7 @@ class LitAgentRunner:
         own_run = store.bound(f"step-{uuid.uuid4().hex}")
         await own_run.enqueue_rollout(input, mode, named.resources_id if named else None)
         async with self._running() as (run_one, results):
-            leased = await own_run.ours.dequeue_rollout(self.get_worker_id(), run_id=own_run.run_id)
+            leased = await own_run.agl_store.dequeue_rollout(self.get_worker_id(), run_id=own_run.run_id)
             assert leased is not None
             await run_one(leased)
         if results[0].error is not None:
@@ -120,7 +120,7 @@ class LitAgentRunner:
         count = 0
         async with self._running() as (run_one, _):
             while not (event is not None and event.is_set()) and count != self.max_rollouts:
-                leased = await store.ours.dequeue_rollout(self.get_worker_id(), run_id=store.run_id)
+                leased = await store.agl_store.dequeue_rollout(self.get_worker_id(), run_id=store.run_id)
                 if leased is None:
                     await asyncio.sleep(POLL_SECONDS)
                 else:
@@ -129,12 +129,13 @@ class LitAgentRunner:
 
     @contextlib.asynccontextmanager
     async def _running(self) -> AsyncIterator[tuple[Any, list[Any]]]:
-        from agl.trainer.runners import LocalRunner, RunCoordinator
+        from agl.trainer.runners.coordinator import RunCoordinator
+        from agl.trainer.runners.local import LocalRunner
 
         results: list[Any] = []
         errors: list[BaseException] = []
         coordinator = RunCoordinator(
-            self.get_store().ours, selection=select(None), resources={}, on_result=results.append, rewarded=False
+            self.get_store().agl_store, selection=select(None), resources={}, on_result=results.append, rewarded=False
         )
         runner = LocalRunner(
             as_agent(self._agent),
@@ -157,7 +158,7 @@ class LitAgentRunner:
 Runner = LitAgentRunner
 
 
-class HookAdapter(own.Hook):
+class HookAdapter(agl_hooks.Hook):
     """Calls a hook with 0.3's arguments: the user's agent, the attempted rollout, spans of 0.3's form."""
 
     def __init__(self, hook: Any, agent: Any, runner: Any) -> None:

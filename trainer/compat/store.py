@@ -1,4 +1,4 @@
-"""`LightningStore`: Agent Lightning 0.3's method names over our store."""
+"""`LightningStore`: Agent Lightning 0.3's method names over agl's store."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LightningStore:
         """The store's id -> resources of this process, with their keys, which are not stored."""
 
     @property
-    def ours(self) -> Store:
+    def agl_store(self) -> Store:
         """The store itself, opened on first use."""
         with self._opening:
             if self._store is None:
@@ -70,7 +70,7 @@ class LightningStore:
 
     def bound(self, run_id: str) -> LightningStore:
         """The same store, seen from one run."""
-        other = LightningStore(self.ours, run_id=run_id)
+        other = LightningStore(self.agl_store, run_id=run_id)
         other._stored_ids, other._live = self._stored_ids, self._live
         return other
 
@@ -124,13 +124,13 @@ class LightningStore:
                 # The same question asked twice is sampled twice.
                 seed=uuid.uuid4().int >> 66,
                 resources_id=self.stored_id(r.resources_id) if r.resources_id else None,
-                config=(r.config or T.RolloutConfig()).to_ours(),
+                config=(r.config or T.RolloutConfig()).to_agl(),
                 metadata={**(r.metadata or {}), T.MODE: r.mode},
                 rollout_id=f"ro-{uuid.uuid4().hex[:12]}",
             )
             for r in rollouts
         ]
-        return [T.Rollout.of(r) for r in await self.ours.enqueue_rollouts(new)]
+        return [T.Rollout.of(r) for r in await self.agl_store.enqueue_rollouts(new)]
 
     async def start_rollout(
         self,
@@ -147,13 +147,13 @@ class LightningStore:
         )
         run_id = f"{self.run_id or uuid.uuid4().hex}{_STARTED}/{uuid.uuid4().hex[:8]}"
         await self._enqueue([request], run_id)
-        leased = await self.ours.dequeue_rollout(worker_id, run_id=run_id)
+        leased = await self.agl_store.dequeue_rollout(worker_id, run_id=run_id)
         assert leased is not None
         return T.AttemptedRollout.of_leased(leased)
 
     async def dequeue_rollout(self, worker_id: str | None = None) -> T.AttemptedRollout | None:
         """Lease the next queued rollout and open its attempt; None when there is none."""
-        leased = await self.ours.dequeue_rollout(worker_id, run_id=self.run_id)
+        leased = await self.agl_store.dequeue_rollout(worker_id, run_id=self.run_id)
         return None if leased is None else T.AttemptedRollout.of_leased(leased)
 
     async def dequeue_many_rollouts(
@@ -193,13 +193,13 @@ class LightningStore:
         started = f"{self.run_id}{_STARTED}"
         return [
             T.Rollout.of(r)
-            for r in await self.ours.query_rollouts()
+            for r in await self.agl_store.query_rollouts()
             if self.run_id in (None, r.run_id) or str(r.run_id).startswith(started)
         ]
 
     async def wait_for_rollouts(self, *, rollout_ids: list[str], timeout: float | None = None) -> list[T.Rollout]:
         """Those that have ended, as soon as all have or `timeout` seconds have passed."""
-        return [T.Rollout.of(r) for r in await self.ours.wait_for_rollouts(rollout_ids, timeout)]
+        return [T.Rollout.of(r) for r in await self.agl_store.wait_for_rollouts(rollout_ids, timeout)]
 
     async def update_rollout(
         self,
@@ -217,8 +217,8 @@ class LightningStore:
         if changed or status != "cancelled":
             what = ", ".join(changed) or f"status={status!r}"
             raise refuse(f"update_rollout({what})", "enqueue another rollout; update_attempt moves one on")
-        await self.ours.cancel_rollouts([rollout_id])
-        return T.Rollout.of(await self.ours.get_rollout(rollout_id))
+        await self.agl_store.cancel_rollouts([rollout_id])
+        return T.Rollout.of(await self.agl_store.get_rollout(rollout_id))
 
     # -- attempts -----------------------------------------------------------------------------------------------------
     async def query_attempts(
@@ -231,12 +231,12 @@ class LightningStore:
         offset: int = 0,
     ) -> Sequence[T.Attempt]:
         """A rollout's attempts."""
-        attempts = [T.Attempt.of(a) for a in await self.ours.query_attempts(rollout_id)]
+        attempts = [T.Attempt.of(a) for a in await self.agl_store.query_attempts(rollout_id)]
         return _page(attempts, {}, {}, "and", sort_by, sort_order, limit, offset)
 
     async def get_latest_attempt(self, rollout_id: str) -> T.Attempt | None:
         """The last attempt, or None."""
-        attempts = await self.ours.query_attempts(rollout_id)
+        attempts = await self.agl_store.query_attempts(rollout_id)
         return T.Attempt.of(attempts[-1]) if attempts else None
 
     async def update_attempt(
@@ -253,32 +253,32 @@ class LightningStore:
             raise refuse("update_attempt(worker_id=, metadata=)", "emit what you want to keep as a span")
         number = await self._number(rollout_id, attempt_id)
         if last_heartbeat_time is not UNSET:
-            await self.ours.heartbeat(rollout_id, number)
+            await self.agl_store.heartbeat(rollout_id, number)
         if status is not UNSET:
-            await self.ours.update_attempt(rollout_id, number, status)
-        return T.Attempt.of((await self.ours.query_attempts(rollout_id))[number - 1])
+            await self.agl_store.update_attempt(rollout_id, number, status)
+        return T.Attempt.of((await self.agl_store.query_attempts(rollout_id))[number - 1])
 
     async def _number(self, rollout_id: str, attempt_id: str) -> int:
         """The number of the attempt that `attempt_id` names; "latest" is the last one."""
         if attempt_id != "latest":
             return T.attempt_number(attempt_id)
-        attempts = await self.ours.query_attempts(rollout_id)
+        attempts = await self.agl_store.query_attempts(rollout_id)
         if not attempts:
             raise ConfigError(f"rollout {rollout_id} has no attempt yet", hint="dequeue it first")
         return attempts[-1].attempt
 
     # -- resources ----------------------------------------------------------------------------------------------------
     def stored_id(self, resources_id: str) -> str:
-        """The store's own id for one that the caller may have chosen."""
+        """The store's id of resources whose id the caller may have chosen."""
         return self._stored_ids.get(resources_id, resources_id)
 
     async def add_resources(self, resources: T.NamedResources) -> T.ResourcesUpdate:
         """A new version of the named resources; rollouts that name none get the latest."""
-        latest = await self.ours.get_resources()
+        latest = await self.agl_store.get_resources()
         version = latest[1].get(_FACTS, {}).get("version", 0) + 1 if latest else 1
         body = {name: resource_to_json(value) for name, value in resources.items()}
         body[_FACTS] = {"version": version, "created": time.time()}
-        resources_id = await self.ours.update_resources(body)
+        resources_id = await self.agl_store.update_resources(body)
         self._live[resources_id] = dict(resources)
         return self._update(resources_id, resources_id, body)
 
@@ -290,12 +290,12 @@ class LightningStore:
 
     async def get_resources_by_id(self, resources_id: str) -> T.ResourcesUpdate | None:
         """That version, or None."""
-        stored = await self.ours.get_resources(self.stored_id(resources_id))
+        stored = await self.agl_store.get_resources(self.stored_id(resources_id))
         return None if stored is None else self._update(resources_id, *stored)
 
     async def get_latest_resources(self) -> T.ResourcesUpdate | None:
         """The latest version, or None."""
-        stored = await self.ours.get_resources()
+        stored = await self.agl_store.get_resources()
         return None if stored is None else self._update(stored[0], *stored)
 
     def _update(self, name: str, resources_id: str, body: Mapping[str, Any]) -> T.ResourcesUpdate:
@@ -317,11 +317,11 @@ class LightningStore:
 
     async def add_many_spans(self, spans: Sequence[T.Span]) -> Sequence[T.Span]:
         """Store several."""
-        await self.ours.add_spans([span.to_ours() for span in spans])
+        await self.agl_store.add_spans([span.to_agl() for span in spans])
         for rollout_id, number in {(s.rollout_id, T.attempt_number(s.attempt_id)) for s in spans}:
-            attempts = await self.ours.query_attempts(rollout_id)
+            attempts = await self.agl_store.query_attempts(rollout_id)
             if number <= len(attempts) and attempts[number - 1].status in ("preparing", "unresponsive"):
-                await self.ours.update_attempt(rollout_id, number, "running")
+                await self.agl_store.update_attempt(rollout_id, number, "running")
         return spans
 
     async def add_otel_span(
@@ -364,9 +364,9 @@ class LightningStore:
         conversation as `gen_ai.input.messages` and `gen_ai.output.messages`.
         """
         number = None if attempt_id is None else await self._number(rollout_id, attempt_id)
-        ours = await self.ours.query_spans(rollout_id, number)
-        calls = await self.ours.query_calls(rollout_id, number)
-        spans = T.numbered(T.with_calls(ours, calls))
+        stored = await self.agl_store.query_spans(rollout_id, number)
+        calls = await self.agl_store.query_calls(rollout_id, number)
+        spans = T.numbered(T.with_calls(stored, calls))
         exact = {"trace_id": trace_id, "span_id": span_id, "parent_id": parent_id, "name": name}
         among = {field: None if value is None else (value,) for field, value in exact.items()}
         contains = {
@@ -398,7 +398,7 @@ class LightningStoreThreaded(LightningStore):
     """The same store; every store here may be called from any thread."""
 
     def __init__(self, store: LightningStore) -> None:
-        super().__init__(store.ours, run_id=store.run_id)
+        super().__init__(store.agl_store, run_id=store.run_id)
 
 
 class LightningStoreClient(LightningStore):

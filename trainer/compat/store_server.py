@@ -42,7 +42,7 @@ class LightningStoreServer:
         from agl.trainer.store.http.server import StoreServer
 
         host, port = self._address
-        server = StoreServer(self.store.ours, host=host, port=port, keys=Keys.find())
+        server = StoreServer(self.store.agl_store, host=host, port=port, keys=Keys.find())
         # On a separate loop: a client in this process may block the caller's while it connects.
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="agl-store-server", daemon=True).start()

@@ -128,7 +128,7 @@ class Tracer:
             set_active_tracer(before)
             target = store or self._store
             if target is not None and rollout_id is not None:
-                await target.ours.add_spans(context.spans)
+                await target.agl_store.add_spans(context.spans)
 
     def get_last_trace(self) -> list[T.Span]:
         """The spans of the latest `trace_context`, or of the attempt that is running here."""

@@ -1,4 +1,4 @@
-"""0.3's `Trainer`: its arguments over ours."""
+"""0.3's `Trainer`: its arguments over `agl.Trainer`."""
 
 from __future__ import annotations
 
@@ -134,17 +134,17 @@ class Trainer:
         return self._run(agent, lambda: trainer.dev(agent, train_dataset or []))
 
     def _trainer(self, agent: Any, algorithm: Any) -> Any:
-        from agl.trainer.run.trainer import Trainer as Ours
+        from agl.trainer.run.trainer import Trainer as AglTrainer
 
         options = dict(self._options)
         options.setdefault("agents", self._selection(agent))
         runner = LitAgentRunner(self.tracer)
         runner._agent, runner._store = agent, self._users_store
-        return Ours(
+        return AglTrainer(
             StoreAlgorithm(algorithm, self, agent) if isinstance(algorithm, Algorithm) else algorithm,
             tracer=self.tracer,
             n_workers=self.n_runners,
-            store=self._users_store.ours if self._users_store else None,
+            store=self._users_store.agl_store if self._users_store else None,
             port=self.port or 0,
             initial_resources=self.initial_resources,
             hooks=[HookAdapter(hook, agent, runner) for hook in self.hooks],

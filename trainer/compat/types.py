@@ -14,7 +14,7 @@ from agl import semconv
 from agl.agents.hooks import Hook
 from agl.agents.resources import LLM, Dataset, NamedResources, PromptTemplate, resource_to_json
 from agl.errors import ConfigError
-from agl.mdp import spans as own
+from agl.mdp import spans as agl_spans
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -81,10 +81,12 @@ class RolloutConfig(_PydanticMethods):
     max_attempts: int = 1
     retry_condition: list[AttemptStatus] = field(default_factory=list)
 
-    def to_ours(self) -> base.RolloutConfig:
-        from agl.trainer.store.base import RolloutConfig as Ours
+    def to_agl(self) -> base.RolloutConfig:
+        from agl.trainer.store.base import RolloutConfig as StoredConfig
 
-        return Ours(self.max_attempts, tuple(self.retry_condition), self.timeout_seconds, self.unresponsive_seconds)
+        return StoredConfig(
+            self.max_attempts, tuple(self.retry_condition), self.timeout_seconds, self.unresponsive_seconds
+        )
 
 
 @dataclass(kw_only=True)
@@ -102,17 +104,17 @@ class Attempt(_PydanticMethods):
     metadata: dict[str, Any] | None = None
 
     @classmethod
-    def of(cls, ours: base.Attempt) -> Attempt:
+    def of(cls, attempt: base.Attempt) -> Attempt:
         return cls(
-            rollout_id=ours.rollout_id,
-            attempt_id=attempt_id(ours.rollout_id, ours.attempt),
-            sequence_id=ours.attempt,
-            start_time=ours.started_at,
-            end_time=ours.ended_at,
-            status=ours.status,
-            worker_id=ours.worker_id,
-            last_heartbeat_time=ours.last_heartbeat_at,
-            metadata={"error": ours.error} if ours.error else None,
+            rollout_id=attempt.rollout_id,
+            attempt_id=attempt_id(attempt.rollout_id, attempt.attempt),
+            sequence_id=attempt.attempt,
+            start_time=attempt.started_at,
+            end_time=attempt.ended_at,
+            status=attempt.status,
+            worker_id=attempt.worker_id,
+            last_heartbeat_time=attempt.last_heartbeat_at,
+            metadata={"error": attempt.error} if attempt.error else None,
         )
 
 
@@ -131,8 +133,8 @@ class Rollout(_PydanticMethods):
     metadata: dict[str, Any] | None = None
 
     @classmethod
-    def of(cls, ours: base.Rollout) -> Rollout:
-        return cls(**_facts(ours))
+    def of(cls, rollout: base.Rollout) -> Rollout:
+        return cls(**_facts(rollout))
 
 
 @dataclass(kw_only=True)
@@ -142,27 +144,27 @@ class AttemptedRollout(Rollout):
     attempt: Attempt
 
     @classmethod
-    def of_leased(cls, ours: base.AttemptedRollout) -> AttemptedRollout:
-        return cls(**_facts(ours.rollout), attempt=Attempt.of(ours.attempt))
+    def of_leased(cls, leased: base.AttemptedRollout) -> AttemptedRollout:
+        return cls(**_facts(leased.rollout), attempt=Attempt.of(leased.attempt))
 
 
-def _facts(ours: base.Rollout) -> dict[str, Any]:
-    config = ours.config
+def _facts(rollout: base.Rollout) -> dict[str, Any]:
+    config = rollout.config
     return {
-        "rollout_id": ours.rollout_id,
-        "input": ours.task,
-        "start_time": ours.created_at,
-        "end_time": ours.ended_at,
-        "mode": ours.metadata[MODE] if MODE in ours.metadata else {"dev": None}.get(ours.mode, ours.mode),
-        "resources_id": ours.resources_id,
-        "status": "requeuing" if ours.status == "queuing" and ours.attempts else ours.status,
+        "rollout_id": rollout.rollout_id,
+        "input": rollout.task,
+        "start_time": rollout.created_at,
+        "end_time": rollout.ended_at,
+        "mode": rollout.metadata[MODE] if MODE in rollout.metadata else {"dev": None}.get(rollout.mode, rollout.mode),
+        "resources_id": rollout.resources_id,
+        "status": "requeuing" if rollout.status == "queuing" and rollout.attempts else rollout.status,
         "config": RolloutConfig(
             timeout_seconds=config.timeout_seconds,
             unresponsive_seconds=config.unresponsive_seconds,
             max_attempts=config.max_attempts,
             retry_condition=list(config.retry_on),  # type: ignore[arg-type]
         ),
-        "metadata": {k: v for k, v in ours.metadata.items() if k != MODE},
+        "metadata": {k: v for k, v in rollout.metadata.items() if k != MODE},
     }
 
 
@@ -236,26 +238,26 @@ class Span(_PydanticMethods):
     end_time: float | None = None
 
     @classmethod
-    def of(cls, ours: own.Span, sequence_id: int) -> Span:
-        attributes = dict(ours.attributes)
+    def of(cls, span: agl_spans.Span, sequence_id: int) -> Span:
+        attributes = dict(span.attributes)
         return cls(
-            rollout_id=ours.rollout_id,
-            attempt_id=attempt_id(ours.rollout_id, ours.attempt),
+            rollout_id=span.rollout_id,
+            attempt_id=attempt_id(span.rollout_id, span.attempt),
             sequence_id=int(attributes.pop(SEQUENCE_ID, sequence_id)),
-            trace_id=ours.trace_id,
-            span_id=ours.span_id,
-            parent_id=ours.parent_id,
-            name=ours.name,
-            status=TraceStatus(status_code=ours.status.upper(), description=ours.status_message),
+            trace_id=span.trace_id,
+            span_id=span.span_id,
+            parent_id=span.parent_id,
+            name=span.name,
+            status=TraceStatus(status_code=span.status.upper(), description=span.status_message),
             attributes=attributes,
-            events=[Event(name=e.name, attributes=dict(e.attributes), timestamp=e.time) for e in ours.events],
-            start_time=ours.start,
-            end_time=ours.end,
+            events=[Event(name=e.name, attributes=dict(e.attributes), timestamp=e.time) for e in span.events],
+            start_time=span.start,
+            end_time=span.end,
         )
 
-    def to_ours(self) -> own.Span:
+    def to_agl(self) -> agl_spans.Span:
         now = time.time()
-        return own.Span(
+        return agl_spans.Span(
             trace_id=self.trace_id,
             span_id=self.span_id,
             parent_id=self.parent_id,
@@ -267,14 +269,14 @@ class Span(_PydanticMethods):
             status=self.status.status_code.lower(),
             status_message=self.status.description,
             attributes={**self.attributes, SEQUENCE_ID: self.sequence_id},
-            events=tuple(own.Event(e.name, e.timestamp or now, e.attributes) for e in self.events),
+            events=tuple(agl_spans.Event(e.name, e.timestamp or now, e.attributes) for e in self.events),
         )
 
     @classmethod
     def from_opentelemetry(cls, src: ReadableSpan, rollout_id: str, attempt_id: str, sequence_id: int) -> Span:
         """An SDK span as a span of that attempt."""
-        ours = dataclasses.replace(own.from_otel(src), rollout_id=rollout_id)
-        return dataclasses.replace(cls.of(ours, sequence_id), attempt_id=attempt_id)
+        span = dataclasses.replace(agl_spans.from_otel(src), rollout_id=rollout_id)
+        return dataclasses.replace(cls.of(span, sequence_id), attempt_id=attempt_id)
 
     @classmethod
     def from_attributes(
@@ -314,12 +316,12 @@ class Span(_PydanticMethods):
         return str(self.attributes.get(semconv.OPERATION_NAME, ""))
 
 
-def numbered(spans: Sequence[own.Span]) -> list[Span]:
+def numbered(spans: Sequence[agl_spans.Span]) -> list[Span]:
     """agl's spans as 0.3's, in order; a span that was stored with a sequence id keeps it."""
     return sorted((Span.of(s, i) for i, s in enumerate(spans, start=1)), key=lambda s: s.sequence_id)
 
 
-def with_calls(spans: Sequence[own.Span], calls: Sequence[Call]) -> list[own.Span]:
+def with_calls(spans: Sequence[agl_spans.Span], calls: Sequence[Call]) -> list[agl_spans.Span]:
     """The spans; those of sampled calls have the tokens and messages of their call added."""
     by_span = {call.span_id: call for call in calls if call.span_id}
     messages: dict[str, list[Any]] = {}

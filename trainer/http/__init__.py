@@ -1,1 +1,1 @@
-"""What every HTTP server of ours has in common: listening, keys, and bounds on what a client may do to it."""
+"""What all HTTP servers share: listening, keys, bounds on requests, errors and OpenAPI documents."""

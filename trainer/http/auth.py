@@ -1,7 +1,7 @@
-"""Keys: who a request comes from. They are kept as SHA-256 hashes, compared in constant time, and written nowhere.
+"""Keys, which identify the sender of a request: kept as SHA-256 hashes, compared in constant time, never written.
 
-An operator may do everything. A runner leases work and reports on the attempts that it holds. An attempt's key
-(`gateway.access`) calls the model for that attempt alone and dies with it.
+An operator may do everything. A runner leases work and reports on its attempts. An attempt's key (`gateway.access`)
+permits calls of the model for that attempt only, and expires with it.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ Role = Literal["operator", "runner"]
 
 OPERATOR_VARIABLE, RUNNER_VARIABLE = "AGL_OPERATOR_KEY", "AGL_RUNNER_KEY"
 CLIENT_VARIABLE = "AGL_KEY"
-"""What a client sends where its URL holds no key."""
+"""The variable of the key that a client sends if its URL has none."""
 SHORTEST_KEY = 16
-"""Characters; a shorter key could be guessed."""
+"""In characters; a shorter key could be guessed."""
 
 
 def key_hash(key: str) -> bytes:
-    """What is kept of a key."""
+    """The hash that is kept of a key."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
-def matches(key: str, kept: bytes) -> bool:
-    """Whether it is the key, found out in constant time."""
-    return hmac.compare_digest(key_hash(key), kept)
+def matches(key: str, digest: bytes) -> bool:
+    """Whether the hash is of this key, compared in constant time."""
+    return hmac.compare_digest(key_hash(key), digest)
 
 
 def key_of(headers: Mapping[str, str]) -> str:
     """The key that a request carries: a bearer token or, from Anthropic's clients, `x-api-key`; "" for none.
 
-    A request with two of the same header has none: who stands between could have read the other one.
+    A request that has the header twice has no key: a proxy may have checked the other one.
     """
     bearer = _only(headers, "authorization")
     return bearer[7:] if bearer[:7].lower() == "bearer " else _only(headers, "x-api-key")
@@ -53,7 +53,7 @@ def _only(headers: Mapping[str, str], name: str) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Keys:
-    """The hashes of a server's keys; without any, everybody who reaches it is the operator."""
+    """The hashes of a server's keys; without any, everyone on this machine is an operator."""
 
     operator: bytes | None = None
     runner: bytes | None = None
@@ -63,7 +63,7 @@ class Keys:
         """From the keys themselves.
 
         Raises:
-            ConfigError: a key is too short, both are the same, or there is a runner's but no operator's.
+            ConfigError: a key is too short, both are equal, or there is a runner key but no operator key.
         """
         for name, key in (("operator", operator), ("runner", runner)):
             if key is not None and len(key) < SHORTEST_KEY:
@@ -82,7 +82,7 @@ class Keys:
         """From a file (the operator's key on the first line, the runner's on the second), else from the environment.
 
         Raises:
-            ConfigError: the file cannot be read or holds no key; or as `of`.
+            ConfigError: the file cannot be read or has no key; or as `of`.
         """
         if key_file is None:
             return cls.of(os.environ.get(OPERATOR_VARIABLE) or None, os.environ.get(RUNNER_VARIABLE) or None)
@@ -106,16 +106,16 @@ class Keys:
         """
         if self.operator is None and not is_loopback(host):
             raise ConfigError(
-                f"without a key this would let everybody in who reaches {host}",
+                f"without a key, everyone who reaches {host} could use this server",
                 hint=f"set {OPERATOR_VARIABLE} or --key-file, or listen on 127.0.0.1",
             )
 
     def role(self, headers: Mapping[str, str]) -> Role | None:
-        """Who sent a request with these headers (Starlette's); None for a stranger."""
+        """The role of the sender of a request with these headers (Starlette's); None if the key is unknown."""
         if self.operator is None:
-            # A web page that is open on this machine sends its origin, and reaches loopback too.
+            # A web page that is open on this machine reaches loopback too; it sends its origin.
             return "operator" if "origin" not in headers else None
         key = key_of(headers)
-        # Both are compared, whichever it is.
+        # Always both comparisons, so that the time tells nothing.
         is_operator, is_runner = matches(key, self.operator), matches(key, self.runner or b"")
         return "operator" if is_operator else "runner" if is_runner else None

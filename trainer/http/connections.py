@@ -1,4 +1,4 @@
-"""Connections that cannot be held open for nothing: a request's head has a deadline and a size, idle ones make room."""
+"""Bounded connections: a request's head has a deadline and a maximum size, idle connections are closed for new ones."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Connections:
         self._open = 0
 
     def protocol(self) -> Callable[..., asyncio.Protocol]:
-        """What uvicorn makes for each connection."""
-        return lambda **given: _Connection(self, **given)
+        """uvicorn's protocol factory, called for each connection."""
+        return lambda **options: _Connection(self, **options)
 
     def opened(self, connection: _Connection) -> bool:
-        """Count a connection, at the cost of the longest idle one if need be; False if there is no room."""
+        """Count a connection, dropping the one that is idle longest if there are too many. False if none is idle."""
         self._open += 1
         if self._open > self.limits.connections:
             oldest = next(iter(self._idle), None)
@@ -54,23 +54,23 @@ class Connections:
 class _Connection(HttpToolsProtocol):
     """One connection."""
 
-    def __init__(self, connections: Connections, **given: Any) -> None:
-        super().__init__(**given)
-        self._ours, self._limits = connections, connections.limits
+    def __init__(self, connections: Connections, **options: Any) -> None:
+        super().__init__(**options)
+        self._connections, self._limits = connections, connections.limits
         self._head: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._trailing = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if not self._ours.opened(self):
+        if not self._connections.opened(self):
             self._drop(_FULL % RETRY_SECONDS)
             return
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._ours.closed(self)
-        self._head_came()
+        self._connections.closed(self)
+        self._head_ended()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -89,33 +89,33 @@ class _Connection(HttpToolsProtocol):
             self._expect_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Trailers would be kept, and nobody reads them.
+        # Trailers would be stored, and nothing reads them.
         if not self._trailing:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._head_came()
+        self._head_ended()
         self._trailing = True
-        self._ours.busy(self)
+        self._connections.busy(self)
         super().on_headers_complete()
         self.scope.setdefault("extensions", {})[ABORT] = self.transport.abort  # type: ignore[typeddict-unknown-key]
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self.transport.is_closing() and not self.pipeline:
-            self._ours.idle(self)
+            self._connections.idle(self)
 
     def _expect_head(self) -> None:
         self._head_bytes = 0
         self._head = self.loop.call_later(self._limits.header_seconds, self._drop, _SLOW)
 
-    def _head_came(self) -> None:
+    def _head_ended(self) -> None:
         if self._head is not None:
             self._head.cancel()
             self._head = None
 
     def _drop(self, answer: bytes) -> None:
-        self._head_came()
+        self._head_ended()
         if not self.transport.is_closing():
             self.transport.write(answer)
             self.transport.close()

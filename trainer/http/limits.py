@@ -1,6 +1,6 @@
-"""Bounds on what one client, or all of them together, can take from a server, as ASGI middleware.
+"""Bounds on the resources that one client, or all together, can take from a server, as ASGI middleware.
 
-A request past a bound is answered with 408, 413 or 503 and its connection is closed; none waits without limit.
+A request beyond a bound is answered with 408, 413 or 503 and its connection is closed. None waits without limit.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agl.trainer.http.responses import RETRY_SECONDS
 
 ABORT = "agl.abort"
-"""ASGI extension (set by `connections`): a function that drops the connection at once."""
+"""ASGI extension, set by `connections`: a function that drops the connection at once."""
 _ORJSON_DEPTH = 254
-"""How deep orjson writes."""
+"""The depth of nesting up to which orjson writes."""
 _DRAIN_SECONDS = 2.0
 
 
@@ -30,14 +30,14 @@ class Limits:
     """What a server allows.
 
     Attributes:
-        connections: open at once; past it the longest idle one is dropped. requests: running at once.
-        requests_per_attempt: likewise, of one attempt.
-        header_bytes, body_bytes: longest request. buffered_bytes: of the bodies of all running requests together.
-        header_seconds: how long a request's head may take. idle_seconds: how long a connection may rest between two.
-        body_seconds: how long a body may take, and one second more per `body_rate` bytes of it.
-        write_seconds: how long a client may read nothing of its answer.
-        wait_seconds: how long a request that waits for something is held.
-        json_depth: how deep objects and lists may nest, at most 200.
+        connections: open at once; beyond that the one that is idle longest is dropped. requests: running at once.
+        requests_per_attempt: running at once for one attempt.
+        header_bytes, body_bytes: of one request. buffered_bytes: of the bodies of all running requests together.
+        header_seconds: for the head of a request. idle_seconds: of a connection between two requests.
+        body_seconds: for a body, plus one second per `body_rate` bytes of it.
+        write_seconds: without the client reading any of its answer.
+        wait_seconds: of a request that waits for work.
+        json_depth: nesting of objects and lists, at most 200.
     """
 
     connections: int = 8192
@@ -56,7 +56,7 @@ class Limits:
 
 
 class Refused(HTTPException):
-    """A request past a bound. Attributes: status: HTTP status. message: for the client. code: machine-readable."""
+    """A request that is refused. Attributes: status: HTTP status. message: for the client. code: machine-readable."""
 
     def __init__(self, status: int, message: str, code: str) -> None:
         super().__init__(status, message, {"retry-after": str(RETRY_SECONDS)} if status in (429, 503) else None)
@@ -71,10 +71,10 @@ def parse_json(body: bytes | bytearray, depth: int) -> Any:
     """The value of JSON text.
 
     Raises:
-        ValueError: it is no JSON, or nested deeper than `depth`.
+        ValueError: it is not JSON, or nested deeper than `depth`.
     """
     data = orjson.loads(body)
-    # orjson writes a fixed depth and no more, so what is wrapped deep enough measures itself, in C.
+    # orjson fails beyond a fixed depth. With enough lists around the value, it checks `depth` in C.
     wrapped = data
     for _ in range(_ORJSON_DEPTH - depth):
         wrapped = [wrapped]
@@ -103,7 +103,7 @@ async def json_body(request: Request, depth: int, parse: Callable[[bytes, int], 
 
 
 class Bounded:
-    """ASGI middleware that holds an application to `limits`."""
+    """ASGI middleware that enforces `limits` on an application."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self.app, self.limits = app, limits
@@ -126,7 +126,7 @@ class Bounded:
                 raise
             await exchange.refuse(refused)
         except _Unread:
-            # Its connection is gone, and nobody is left to be told.
+            # The connection is lost, so there is nothing to answer.
             pass
         finally:
             self._running -= 1
@@ -145,19 +145,19 @@ class _Exchange:
     def __init__(self, bounded: Bounded, scope: Scope, receive: Receive, send: Send) -> None:
         self._bounded, self._limits, self._scope = bounded, bounded.limits, scope
         self._receive, self._send = receive, send
-        self._began: float | None = None
-        self._whole = not any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
+        self._started: float | None = None
+        self._complete = not any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
         self.size = 0
         self.answered = False
 
     async def receive(self) -> Message:
-        if self._whole and self._began is not None:
-            # What is awaited now is that the client hangs up.
+        if self._complete and self._started is not None:
+            # The application waits for the client to hang up.
             return await self._receive()
         now = asyncio.get_running_loop().time()
-        if self._began is None:
-            self._began = now
-        deadline = self._began + self._limits.body_seconds + self.size / self._limits.body_rate
+        if self._started is None:
+            self._started = now
+        deadline = self._started + self._limits.body_seconds + self.size / self._limits.body_rate
         try:
             async with asyncio.timeout_at(max(deadline, now)):
                 message = await self._receive()
@@ -169,15 +169,15 @@ class _Exchange:
             self._bounded.buffer(size)
             if self.size > self._limits.body_bytes:
                 raise Refused(413, f"the body has more than {self._limits.body_bytes} bytes", "body_too_large")
-            self._whole = not message.get("more_body", False)
+            self._complete = not message.get("more_body", False)
         return message
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.answered = True
-            if not self._whole:
+            if not self._complete:
                 await self._drain()
-                # What is left of the body would be read, as slowly as the client likes, before its next request.
+                # Otherwise the rest of the body would be read before the next request, as slowly as the client sends.
                 message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
         try:
             async with asyncio.timeout(self._limits.write_seconds):
@@ -187,13 +187,13 @@ class _Exchange:
             raise _Unread from None
 
     async def _drain(self) -> None:
-        """Take in the rest of the body for a while: a client that is still writing hears a reset, not the answer."""
+        """Read the rest of the body for a while: a client that is still writing would get a reset, not the answer."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_SECONDS):
-                while not self._whole:
+                while not self._complete:
                     message = await self._receive()
-                    self._whole = message["type"] != "http.request" or not message.get("more_body", False)
-        self._whole = False
+                    self._complete = message["type"] != "http.request" or not message.get("more_body", False)
+        self._complete = False
 
     async def refuse(self, refused: Refused) -> None:
         """Answer instead of the application."""
@@ -206,6 +206,6 @@ class _Exchange:
 
 
 def refusal_body(refused: Refused) -> dict[str, Any]:
-    """What a client is told, in the shape of every error of our servers."""
+    """The body of a refusal, in the shape of OpenAI's errors."""
     kind = "server_error" if refused.status >= 500 else "invalid_request_error"
     return {"error": {"message": refused.message, "type": kind, "param": None, "code": refused.code}}

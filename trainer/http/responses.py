@@ -1,4 +1,4 @@
-"""What routes need of a request and its answer: clients that hang up, JSON."""
+"""What routes share: answers in JSON, and work that is cancelled when the client hangs up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 RETRY_SECONDS = 1
-"""What a client is told to wait that was refused because there is too much to do."""
+"""The `Retry-After` of a refusal because of too much load."""
 
 
 def answer(data: Any, status: int = 200) -> Response:

@@ -1,4 +1,4 @@
-"""Runs an ASGI application as an HTTP server on the caller's event loop; loopback unless told otherwise."""
+"""Runs an ASGI application as an HTTP server on the caller's event loop; it listens on loopback by default."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from agl.trainer.http.connections import Connections
 from agl.trainer.http.limits import Bounded, Limits
 
 STOP_SECONDS = 2.0
-"""How long open requests get to end by themselves, and again to be cancelled."""
+"""How long open requests have to end, and then again to be cancelled."""
 _BACKLOG = 2048
 _SPARE_FILES = 256
-"""Files that are left to everything but connections."""
+"""File descriptors that are reserved for everything but connections."""
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without its signal handlers: who owns the process decides what Ctrl-C does."""
+    """uvicorn without its signal handlers: the owner of the process decides what Ctrl-C does."""
 
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[override]
@@ -34,8 +34,8 @@ class HttpServer:
     """An application that listens, within limits.
 
     Args:
-        app: what to serve. host: address to bind. port: 0 takes a free one. limits: what clients may do.
-        error: raised when it cannot listen.
+        app: the application. error: the type of error that is raised when it cannot listen.
+        host: address to bind. port: 0 for any free one. limits: bounds on requests.
     """
 
     def __init__(
@@ -57,18 +57,25 @@ class HttpServer:
         """Bind, serve, and return the base URL.
 
         Raises:
-            AglError: of the kind `error`: the port is taken or the address cannot be bound.
+            AglError: of type `error`: the port is in use, or the address cannot be bound.
         """
-        sock = self._bound()
+        sock = self._bind()
         self.port = sock.getsockname()[1]
         _allow_files(self.limits.connections + _SPARE_FILES)
         connections = Connections(self.limits)
         config = uvicorn.Config(
-            Bounded(self.app, self.limits), log_config=None, log_level="warning", access_log=False, lifespan="off",
+            Bounded(self.app, self.limits),
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
             http=connections.protocol(),  # type: ignore[arg-type]
-            timeout_keep_alive=int(self.limits.idle_seconds), ws="none", server_header=False, date_header=False,
+            timeout_keep_alive=int(self.limits.idle_seconds),
+            ws="none",
+            server_header=False,
+            date_header=False,
             proxy_headers=False,
-        )  # fmt: skip
+        )
         self._server = _Uvicorn(config)
         self._task = asyncio.ensure_future(self._server.serve(sockets=[sock]))
         while not self._server.started:
@@ -81,25 +88,25 @@ class HttpServer:
         return self.url
 
     async def stop(self, cancel: Callable[[], None] | None = None) -> None:
-        """Stop listening; open requests get two seconds, and two more once `cancel` was called. Idempotent."""
+        """Stop listening. Open requests have two seconds to end, and two more after `cancel` is called. Idempotent."""
         if self._server is None or self._task is None:
             return
         server, task, self._server, self._task = self._server, self._task, None, None
         self.url = ""
         server.should_exit = True
-        if not await _ended(task, STOP_SECONDS):
+        if not await _wait(task, STOP_SECONDS):
             if cancel is not None:
                 cancel()
-            if not await _ended(task, STOP_SECONDS):
+            if not await _wait(task, STOP_SECONDS):
                 server.force_exit = True
         await task
 
-    def _bound(self) -> socket.socket:
-        # asyncio switches Nagle's algorithm off only on sockets that name their protocol; with it, answers wait 40 ms.
+    def _bind(self) -> socket.socket:
+        # asyncio disables Nagle's algorithm only on sockets with an explicit protocol; with it, answers wait 40 ms.
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # A peer that is gone without a word, or that reads nothing, is found out by the kernel.
+        # The kernel detects peers that have vanished, or that read nothing.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (
             ("TCP_KEEPIDLE", 60),
@@ -122,7 +129,7 @@ class HttpServer:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine alone."""
+    """Whether an address can only be reached from this machine."""
     if host == "localhost":
         return True
     try:
@@ -131,19 +138,19 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _allow_files(wanted: int) -> None:
-    """Raise this process's own limit of open files, as far as the system lets it."""
+def _allow_files(count: int) -> None:
+    """Raise this process's limit of open files, as far as the system permits."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        limit = count if hard == resource.RLIM_INFINITY else min(count, hard)
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
 
 
-async def _ended(task: asyncio.Task[None], seconds: float) -> bool:
+async def _wait(task: asyncio.Task[None], seconds: float) -> bool:
     done, _ = await asyncio.wait((task,), timeout=seconds)
     return bool(done)

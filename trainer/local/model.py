@@ -278,21 +278,22 @@ def _check_tokens(name: str, tokenizer: Any) -> None:
         return
     declared = _loading("tokenizer.json", name, lambda: Tokenizer.from_file(file))
     expected = declared.encode(PROBE, add_special_tokens=False).ids
-    got = tokenizer.encode(PROBE, add_special_tokens=False)
-    if got != expected:
+    actual = tokenizer.encode(PROBE, add_special_tokens=False)
+    if actual != expected:
         at = next(
-            (i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), min(len(got), len(expected))
+            (i for i, (a, b) in enumerate(zip(actual, expected, strict=False)) if a != b),
+            min(len(actual), len(expected)),
         )
         raise ModelLoadError(
             f"{type(tokenizer).__name__} does not tokenise as the directory's tokenizer.json says: token {at} of a "
-            f"probe text is {_shown(declared, got, at)} instead of {_shown(declared, expected, at)}",
+            f"probe text is {_token_at(declared, actual, at)} instead of {_token_at(declared, expected, at)}",
             hint="its model_type makes transformers use another pre-tokenizer; for your own tokenizer choose "
             "a model_type that keeps tokenizer.json, such as llama or mistral",
             path=name,
         )
 
 
-def _shown(declared: Any, ids: list[int], at: int) -> str:
+def _token_at(declared: Any, ids: list[int], at: int) -> str:
     return repr(declared.id_to_token(ids[at])) if at < len(ids) else "missing"
 
 

@@ -148,8 +148,8 @@ def compute_advantages(
         returns = [list(credit(t)) for t in trajectories]
     else:
         returns = [
-            [r + s for r, s in zip(one[0].returns, extra, strict=True)]
-            for one, extra in zip(credit_levels, shaped, strict=True)
+            [r + s for r, s in zip(rule[0].returns, shape, strict=True)]
+            for rule, shape in zip(credit_levels, shaped, strict=True)
         ]
     by_call = {e.transition.call.id: e for e in first}
     return _summarise(trajectories, returns, total, by_call, estimator)
@@ -166,7 +166,7 @@ def _compare(entries: Sequence[_Entry], estimator: Estimator, normalize_std: boo
     sizes: dict[Hashable, int] = defaultdict(int)
     for key in keys:
         sizes[key] += 1
-    for key, members, own, mean, deviation in zip(
+    for key, members, rollout_mean, mean, deviation in zip(
         keys, cells.values(), rollout_returns, means, deviations, strict=True
     ):
         values, size = [e.value for e in members], sizes[key]
@@ -177,7 +177,7 @@ def _compare(entries: Sequence[_Entry], estimator: Estimator, normalize_std: boo
             # Rollouts with the same return still differ call by call under some credit rules: nothing to divide by.
             advantages = relative(values, mean, deviation, normalize_std=normalize_std and deviation > 0)
         elif estimator == "rloo":
-            advantages = leave_one_out(values, own, mean, size)
+            advantages = leave_one_out(values, rollout_mean, mean, size)
         elif estimator == "reinforce_plus_plus_baseline":
             advantages = relative(values, mean, deviation, normalize_std=False)
         else:

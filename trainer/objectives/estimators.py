@@ -100,17 +100,17 @@ def grpo_advantages(
 
 
 def leave_one_out(
-    values: FloatArray64 | Sequence[float], own: float, mean: FloatArray64 | float, size: int
+    values: FloatArray64 | Sequence[float], rollout_mean: float, mean: FloatArray64 | float, size: int
 ) -> FloatArray:
     """value - the mean of the group's other rollouts, float32 of the shape of `values`.
 
     Args:
-        values: returns of one rollout's calls. own: their mean, with which the rollout counts in its group.
+        values: returns of one rollout's calls. rollout_mean: their mean, with which the rollout counts in its group.
         mean: of the group. size: rollouts in the group, at least 2.
 
     Source: RLOO, arXiv 2402.14740, eq. 5; with one call per rollout, verl's `compute_rloo_outcome_advantage`.
     """
-    others = (size * np.asarray(mean, dtype=np.float64) - own) / (size - 1)
+    others = (size * np.asarray(mean, dtype=np.float64) - rollout_mean) / (size - 1)
     return np.asarray(np.asarray(values, dtype=np.float64) - others, dtype=np.float32)
 
 

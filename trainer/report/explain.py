@@ -18,7 +18,7 @@ from agl.mdp.types import Reward
 from agl.trainer.report.rollout_report import CallReport, RolloutReport, describe
 from agl.trainer.store.location import read_store
 
-_STEERING = frozenset({"Cc", "Cf", "Zl", "Zp"})
+_CONTROL = frozenset({"Cc", "Cf", "Zl", "Zp"})
 """Unicode's categories of invisible characters that move, hide or turn text."""
 _SHOWN_LOGPROBS = 24
 
@@ -27,9 +27,9 @@ def explain(rollout_id: str, store: str | Path | None = None, *, attempt: int | 
     """Print what was trained in a rollout, and return it.
 
     Args:
-        rollout_id: or a unique beginning of it.
-        store: URL or path of the store; that of the newest run below ./agl-runs if None.
-        attempt: which one; the last if None.
+        rollout_id: the id, or a unique prefix of it.
+        store: URL or path of the store; AGL_STORE, or the store of the newest run below ./agl-*, if None.
+        attempt: number of the attempt; the last one if None.
 
     Raises:
         StoreError: no such store, rollout or attempt.
@@ -40,7 +40,7 @@ def explain(rollout_id: str, store: str | Path | None = None, *, attempt: int | 
 
 
 def list_rollouts(store: str | Path | None = None, limit: int = 40) -> list[dict[str, Any]]:
-    """Print the newest rollouts of a store, and return them (all of them) as JSON values.
+    """Print the newest rollouts of a store, and return all of them as JSON values.
 
     Raises:
         StoreError: no such store.
@@ -54,9 +54,9 @@ def list_rollouts(store: str | Path | None = None, limit: int = 40) -> list[dict
         step = "" if r.step is None else str(r.step + 1 if r.mode == "train" else r.step)
         took = "" if r.ended_at is None else f"{r.ended_at - r.created_at:.1f} s"
         status = r.status if r.attempts < 2 else f"{r.status} ({r.attempts} attempts)"
-        began = time.strftime("%m-%d %H:%M:%S", time.localtime(r.created_at))
+        started = time.strftime("%m-%d %H:%M:%S", time.localtime(r.created_at))
         color = {"succeeded": "green", "failed": "red"}.get(r.status, "")
-        table.add_row(r.rollout_id, began, took, r.mode, step, Text(status, style=color), Text(_task(r.task)))
+        table.add_row(r.rollout_id, started, took, r.mode, step, Text(status, style=color), Text(_task(r.task)))
     console = Console(highlight=False)
     console.print(table)
     if len(rollouts) > limit:
@@ -84,7 +84,7 @@ def render(report: RolloutReport, width: int = 110) -> str:
 
 
 def renderable(report: RolloutReport) -> Group:
-    """The report as rich shows it."""
+    """The report for a rich console."""
     rollout = report.rollout
     head = Text.assemble(("rollout ", "bold"), (rollout.rollout_id, "cyan"), f"  {rollout.status}  {rollout.mode}")
     if rollout.step is not None and rollout.mode == "train":
@@ -181,8 +181,8 @@ def _reward(reward: Reward) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without what would steer the terminal: a control character is shown as its escape, line breaks and tabs stay."""
-    return "".join(c if c in "\n\t" or unicodedata.category(c) not in _STEERING else ascii(c)[1:-1] for c in text)
+    """Text that cannot control the terminal: control characters become escapes, line breaks and tabs stay."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c) not in _CONTROL else ascii(c)[1:-1] for c in text)
 
 
 def _message(message: Mapping[str, Any]) -> str:
@@ -193,5 +193,5 @@ def _message(message: Mapping[str, Any]) -> str:
 
 
 def _task(task: Any) -> str:
-    """A task in a line; a command as it was typed."""
+    """A task as one line; of a command only the command line."""
     return str(task["command"] if isinstance(task, dict) and task.keys() == {"command"} else task)

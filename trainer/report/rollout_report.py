@@ -11,9 +11,9 @@ from agl import semconv
 from agl.credit import Credit, Uniform, returns
 from agl.errors import StoreError
 from agl.mdp.builder import AttemptTrajectory, build_trajectory
-from agl.mdp.span_index import SpanIndex
 from agl.mdp.selection import Selection
 from agl.mdp.sequence import merge
+from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.mdp.types import Call, Reward
 from agl.trainer.store.base import Attempt, Rollout, Store, TrainedCall
@@ -149,7 +149,7 @@ class RolloutReport:
 async def describe(
     store: Store, rollout_id: str, *, attempt: int | None = None, credit: Credit | None = None
 ) -> RolloutReport:
-    """The report on a rollout's last attempt, or the one asked for.
+    """The report on an attempt of a rollout; the last attempt if `attempt` is None.
 
     Raises:
         StoreError: no such rollout or attempt.
@@ -161,12 +161,14 @@ async def describe(
     spans = await store.query_spans(rollout.rollout_id, chosen.attempt)
     trained = {t.call_id: t for t in await store.query_trained_calls(rollout.rollout_id)}
     everyone = Selection(tuple((c.agent, c.policy) for c in calls if c.policy is not None))
-    built = build_trajectory(rollout.rollout_id, chosen.attempt, rollout.group, SpanIndex(calls, spans), everyone)
-    transitions = built.trajectory.transitions
+    attempt_trajectory = build_trajectory(
+        rollout.rollout_id, chosen.attempt, rollout.group, SpanIndex(calls, spans), everyone
+    )
+    transitions = attempt_trajectory.trajectory.transitions
     # A rule is about the whole rollout, whatever the policies: one that compares agents needs all of them. What an
     # attempt that failed earned is never credited.
     succeeded = chosen.status == "succeeded"
-    credited = returns(credit or Uniform(), built.trajectory) if succeeded else [None] * len(transitions)
+    credited = returns(credit or Uniform(), attempt_trajectory.trajectory) if succeeded else [None] * len(transitions)
     value = {t.call.id: r for t, r in zip(transitions, credited, strict=True)}
     trainable = {t.call.id for t in transitions if t.trainable}
     by_id = {c.id: c for c in calls}
@@ -184,7 +186,7 @@ async def describe(
                 TokenReport(decode(i), i, logprob, kept)
                 for i, logprob in zip(call.response_ids.tolist(), call.logprobs.tolist(), strict=True)
             ],
-            rewards=[r for r, call_id in built.credited if call_id == call.id],
+            rewards=[r for r, call_id in attempt_trajectory.credited if call_id == call.id],
         )
 
     root = next((s for s in spans if s.parent_id is None), None)
@@ -194,10 +196,10 @@ async def describe(
         rollout,
         attempts,
         output=None if output is None else str(output),
-        rewards=[r for r, call_id in built.credited if call_id is None],
-        total_reward=built.reward,
+        rewards=[r for r, call_id in attempt_trajectory.credited if call_id is None],
+        total_reward=attempt_trajectory.reward,
         calls=[report(call) for call in calls],
-        rows=_rows(built, by_id),
+        rows=_rows(attempt_trajectory, by_id),
         tools=[_tool(s) for s in spans if s.operation == semconv.EXECUTE_TOOL],
         collected=sum(s.operation == semconv.CHAT and s.span_id not in recorded for s in spans),
     )
@@ -217,10 +219,10 @@ def _choose(attempts: Sequence[Attempt], number: int | None, rollout: Rollout) -
     )
 
 
-def _rows(built: AttemptTrajectory, calls: Mapping[str, Call]) -> list[RowReport]:
+def _rows(attempt_trajectory: AttemptTrajectory, calls: Mapping[str, Call]) -> list[RowReport]:
     """The training rows of each policy; advantages are of no matter for their shape."""
     rows = []
-    for policy, trajectory in built.trajectories.items():
+    for policy, trajectory in attempt_trajectory.trajectories.items():
         for row in merge(trajectory, dict.fromkeys((t.call.id for t in trajectory.transitions), 0.0)):
             merged = [calls[call_id] for call_id in row.call_ids]
             unmerged = sum(call.ids.size for call in merged)

@@ -1,4 +1,4 @@
-"""A rollout's spans as a tree: which agent spoke, which tool ran, what came of it, in the order it happened."""
+"""A rollout's spans as a tree: agents, model calls, tools, their results and rewards, in order of time."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from agl.trainer.store.base import Attempt, Store
 from agl.trainer.store.location import read_store
 
 SHOWN = 200
-"""Longest text of what was said, or of an argument or result; the terminal's width cuts it further."""
+"""Maximum length of a message, argument or result; the terminal's width cuts it further."""
 
 
 def show_trace(rollout_id: str, store: str | Path | None = None, *, attempt: int | None = None) -> list[dict[str, Any]]:
     """Print a rollout's spans as a tree per attempt, and return them as JSON values.
 
     Args:
-        rollout_id: or a unique beginning of it.
-        store: URL or path of the store; AGL_STORE, or that of the newest run below ./agl-*, if None.
-        attempt: one attempt alone; all if None.
+        rollout_id: the id, or a unique prefix of it.
+        store: URL or path of the store; AGL_STORE, or the store of the newest run below ./agl-*, if None.
+        attempt: number of the only attempt to show; all if None.
 
     Raises:
         StoreError: no such store or rollout.
@@ -51,28 +51,28 @@ def show_trace(rollout_id: str, store: str | Path | None = None, *, attempt: int
 
 
 def heading(rollout_id: str, attempt: Attempt, spans: Sequence[Span]) -> Text:
-    """What an attempt came to, in a line, and its error in the next."""
-    known = totals(spans)
+    """An attempt's status and totals in one line, and its error in the next one."""
+    numbers = totals(spans)
     text = Text.assemble((rollout_id, "bold"), f" attempt {attempt.attempt}  ")
     text.append(attempt.status, style="green" if attempt.status == "succeeded" else "red")
-    said = [f"{known['calls']} calls"]
-    if known["output_tokens"] is not None:
-        said.append(f"{known['input_tokens']} -> {known['output_tokens']} tokens")
-    said.append(f"{known['tools']} tools")
-    text.append(f"  {', '.join(said)}", style="dim")
+    counts = [f"{numbers['calls']} calls"]
+    if numbers["output_tokens"] is not None:
+        counts.append(f"{numbers['input_tokens']} -> {numbers['output_tokens']} tokens")
+    counts.append(f"{numbers['tools']} tools")
+    text.append(f"  {', '.join(counts)}", style="dim")
     if attempt.error:
-        # The last line of a traceback that says something: agl's own hints come after it.
+        # The last line of a traceback, without the hints that agl's errors have after it.
         lines = [x for x in attempt.error.strip().splitlines() if x.strip() and not x.lstrip().startswith("->")]
         text.append(f"\n{lines[-1].strip()}", style="red")
     return text
 
 
 def tree(title: Text, spans: Sequence[Span]) -> Tree:
-    """The spans of one attempt under their parents; one whose parent is not among them stands at the top."""
-    known = {s.span_id for s in spans}
+    """The spans of one attempt under their parents; one whose parent is missing is at the top."""
+    ids = {s.span_id for s in spans}
     children: dict[str | None, list[Span]] = {}
     for span in sorted(spans, key=lambda s: (s.start, s.end)):
-        children.setdefault(span.parent_id if span.parent_id in known else None, []).append(span)
+        children.setdefault(span.parent_id if span.parent_id in ids else None, []).append(span)
     root = Tree(title)
 
     def grow(branch: Tree, parent: str | None, agent: str | None) -> None:
@@ -85,11 +85,7 @@ def tree(title: Text, spans: Sequence[Span]) -> Tree:
 
 
 def line(span: Span, within: str | None = None) -> Text:
-    """What a span says in one line.
-
-    Args:
-        within: the agent that the lines above it name.
-    """
+    """A span in one line. `within`: the agent of the lines above, which is not repeated."""
     facts = span.attributes
     text = Text(span.name, style="red" if span.status == "error" else "", no_wrap=True, overflow="ellipsis")
     if span.operation in (semconv.CHAT, semconv.EXECUTE_TOOL) and span.agent != within:
@@ -103,7 +99,7 @@ def line(span: Span, within: str | None = None) -> Text:
         text.append(f"  {facts.get(semconv.INPUT_TOKENS)} -> {sampled} tokens", style="dim")
     match span.operation:
         case semconv.CHAT:
-            text.append(f"  {_short(_said(facts))}")
+            text.append(f"  {_short(_answer(facts))}")
         case semconv.EXECUTE_TOOL:
             text.append(f"  {_short(str(facts.get(semconv.TOOL_CALL_ARGUMENTS, '')))}", style="dim")
             if (result := facts.get(semconv.TOOL_CALL_RESULT)) is not None:
@@ -117,8 +113,8 @@ def line(span: Span, within: str | None = None) -> Text:
     return text
 
 
-def _said(facts: Mapping[str, Any]) -> str:
-    """What a model answered: its text, and the tools it asked for."""
+def _answer(facts: Mapping[str, Any]) -> str:
+    """A model's answer: its text and the names of the tools that it calls."""
     try:
         messages = json.loads(facts.get(semconv.OUTPUT_MESSAGES) or "[]")
         parts = []

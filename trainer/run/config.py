@@ -18,7 +18,7 @@ from agl.rewards.air import AIR
 from agl.trainer.local.config import Policy
 from agl.trainer.runners.options import RayRunners, Runners
 from agl.trainer.runners.remote.coordinator import SILENT_SECONDS
-from agl.trainer.runners.remote.watch import PATIENCE_SECONDS
+from agl.trainer.runners.remote.runner import PATIENCE_SECONDS
 
 LOOPBACK = "127.0.0.1"
 

@@ -104,10 +104,10 @@ async def _check_tokens(engine: VLLMEngine, rendering: Rendering, model: str) ->
     """Refuse a tokenizer that is not the server's."""
     from agl.trainer.local.model import PROBE
 
-    theirs = await engine.tokenize(PROBE)
-    if theirs is not None and theirs != rendering.encode(PROBE):
+    server_ids = await engine.tokenize(PROBE)
+    if server_ids is not None and server_ids != rendering.encode(PROBE):
         raise ConfigError(
-            f"{engine.url} has another tokenizer than {model}: a probe text is {len(theirs)} tokens there and "
+            f"{engine.url} has another tokenizer than {model}: a probe text is {len(server_ids)} tokens there and "
             f"{len(rendering.encode(PROBE))} here",
             hint="name the directory or hub id of the model that it serves: model=, or --model",
         )

@@ -33,8 +33,8 @@ from agl.trainer.runners.local import LocalRunner
 from agl.trainer.runners.options import RayRunners, Runners
 from agl.trainer.runners.protocol import RolloutResult, Runner
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
-from agl.trainer.runners.remote.serialization import selection_to_json
 from agl.trainer.runners.remote.runner import RemoteRunner
+from agl.trainer.runners.remote.serialization import selection_to_json
 from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store, new_rollout_id
 
 
@@ -67,7 +67,7 @@ class Run:
     Attributes:
         config: the settings. run_id, seed, directory: of this run.
         agent: what is executed for each task. train, val: the tasks.
-        store: where facts are kept; stays open. progress: what is shown while it runs.
+        store: where facts are recorded; stays open. progress: what is shown while it runs.
         resume: whether to continue from the last checkpoint in `directory`.
         payload: the packed agent for worker processes, where `config.runners` starts them.
         serve: makes the gateway reachable; None: a server at `config.host` and `config.port`.
@@ -151,8 +151,8 @@ class Run:
         except BaseException:
             await self.stop()
             raise
-        # A full collection goes over every object that the frameworks and torch have made, a fifth of a second each
-        # time; they live as long as the run anyway.
+        # A full collection visits every object of the frameworks and torch, a fifth of a second each time; they live
+        # as long as the run anyway.
         gc.collect()
         gc.freeze()
 
@@ -182,7 +182,7 @@ class Run:
             air=config.air,
             rewarded=rewarded,
             capture_content=config.capture_content,
-            # The death of a process on this machine is seen; elsewhere only silence tells.
+            # The death of a process on this machine is noticed; that of a remote one shows only by its silence.
             silent_seconds=None if config.runners in ("local", "process") else config.silent_seconds,
         )
         url = worker_key = ""
@@ -241,7 +241,9 @@ class Run:
             return ProcessRunner(*workers, n_workers=n_workers, on_failure=self._on_failure)
         from agl.trainer.runners.ray import RayRunner
 
-        return RayRunner(self._cluster, *workers, options=config.runners, n_workers=n_workers, on_failure=self._on_failure)
+        return RayRunner(
+            self._cluster, *workers, options=config.runners, n_workers=n_workers, on_failure=self._on_failure
+        )
 
     async def resume_from(self, step: int, versions: Mapping[str, int]) -> None:
         """Continue a stopped run: `step` steps are done, in the weights of these versions.
@@ -346,14 +348,14 @@ class Run:
 
 
 def require_some(results: Sequence[RolloutResult], what: str) -> list[RolloutResult]:
-    """Those that succeeded.
+    """The rollouts that succeeded.
 
     Raises:
         AglError: none did; the error is that of the first one, since they rarely differ.
     """
-    good = [r for r in results if r.error is None]
-    if good or not results:
-        return good
+    succeeded = [r for r in results if r.error is None]
+    if succeeded or not results:
+        return succeeded
     first = results[0].error
     assert first is not None
     if isinstance(first, AglError):

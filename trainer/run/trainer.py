@@ -137,7 +137,7 @@ class Trainer:
             selection=select(agents),
             credit=credit or Uniform(),
             policies=dict(policies or {}),
-            air=chosen(air),
+            air=rule_set(air),
             n_workers=n_workers,
             max_attempts=max_attempts,
             timeout=timeout,
@@ -326,8 +326,8 @@ async def _report(run: Run, results: Sequence[RolloutResult]) -> None:
     for result in results:
         report = await describe(run.store, result.rollout.rollout_id, credit=run.credit)
         Console(highlight=False).print(renderable(report))
-    good = require_some(results, "the dry run")
-    run.history.append({"step": 0, **mean_rewards(good, "train"), "train/rollouts": len(results)})
+    succeeded = require_some(results, "the dry run")
+    run.history.append({"step": 0, **mean_rewards(succeeded, "train"), "train/rollouts": len(results)})
 
 
 def _stored_id(directory: Path, new: str, resume: bool) -> str:

@@ -23,9 +23,11 @@ from agl import errors
 from agl.agents.agent import Agent, FunctionAgent, as_agent
 from agl.errors import AglError, ConfigError, DatasetError, ServiceError
 from agl.rewards.air import air as process_air
+from agl.trainer.http.aio import run_in_thread
 from agl.trainer.http.auth import CLIENT_VARIABLE
 from agl.trainer.run.data import check_tasks, read_tasks
 from agl.trainer.run.progress import Progress
+from agl.trainer.runners.remote.worker import run_worker
 from agl.trainer.service.settings import RUN_OPTIONS, SERVER_VARIABLE, Settings
 
 log = logging.getLogger("agl.client")
@@ -125,8 +127,8 @@ class Client:
             ServiceError: the server cannot be reached, or refuses.
         """
         tasks = {"train": _tasks(train, "train"), "test": None if test_file is None else _tasks(test_file, "test_file")}
-        _run(self._upload(tasks))
-        return _run(self._request("GET", "/data"))
+        run_in_thread(self._upload(tasks))
+        return run_in_thread(self._request("GET", "/data"))
 
     async def _upload(self, tasks: Mapping[str, tuple[str, list[Any]] | None]) -> None:
         for split, upload in tasks.items():
@@ -161,11 +163,9 @@ class Client:
         if nworkers is not None and nworkers < 1:
             raise ConfigError(f"nworkers is {nworkers}", hint="give a number above 0")
         values = to_jsonable_python(dict(options.values))
-        return _run(self._train(runnable, nworkers, {"settings": values, "join": True, "resume": resume}))
+        return run_in_thread(self._train(runnable, nworkers, {"settings": values, "join": True, "resume": resume}))
 
     async def _train(self, agent: Agent, nworkers: int | None, body: dict[str, Any]) -> TrainResult:
-        from agl.trainer.runners.remote.worker import run_worker
-
         run = await self._request("POST", "/train", orjson.dumps(body))
         run_id = run["run_id"]
         workers = nworkers or run["nworkers"] or N_WORKERS
@@ -203,11 +203,11 @@ class Client:
         Raises:
             ServiceError: there is no such run.
         """
-        return _run(self._request("GET", f"/runs/{urllib.parse.quote(run_id, safe='')}"))
+        return run_in_thread(self._request("GET", f"/runs/{urllib.parse.quote(run_id, safe='')}"))
 
     def stop(self, run_id: str = "latest") -> dict[str, Any]:
         """End a run at its last completed step; `train(agent, resume=True)` resumes it."""
-        return _run(self._request("POST", f"/runs/{urllib.parse.quote(run_id, safe='')}/stop"))
+        return run_in_thread(self._request("POST", f"/runs/{urllib.parse.quote(run_id, safe='')}/stop"))
 
     def _download(self, run_id: str, policy: str, directory: Path) -> Path:
         async def load() -> None:
@@ -227,7 +227,7 @@ class Client:
                             file.write(chunk)
                 part.replace(directory / name)
 
-        _run(self._reach(load, REACH_SECONDS))
+        run_in_thread(self._reach(load, REACH_SECONDS))
         return directory
 
     # -- HTTP -----------------------------------------------------------------------------------------------------
@@ -389,9 +389,3 @@ def _error(response: httpx.Response) -> AglError:
     if not (isinstance(cls, type) and issubclass(cls, AglError)) or cls is errors.StoreError:
         cls = ServiceError
     return cls(message, hint=hint, **where)
-
-
-def _run(work: Any) -> Any:
-    from agl.trainer.http.aio import run_in_thread
-
-    return run_in_thread(work)

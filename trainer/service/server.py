@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import runpy
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 from agl.errors import ConfigError, GatewayError
+from agl.rewards.air import air
 from agl.trainer.gateway.app import build_app as gateway_app
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.http.auth import Keys
 from agl.trainer.http.limits import Limits
 from agl.trainer.http.server import HttpServer
+from agl.trainer.run.data import read_tasks
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
 from agl.trainer.service.gateway_mount import GatewayMount
 from agl.trainer.service.policy import ServedPolicy
@@ -105,8 +108,6 @@ def _facts(settings: Settings) -> dict[str, Any]:
 
 
 def _text(file: Path) -> str:
-    from agl.trainer.run.data import read_tasks
-
     read_tasks(file)
     return file.read_text(encoding="utf-8")
 
@@ -117,10 +118,6 @@ def _load_rules(path: str) -> None:
     Raises:
         ConfigError: it cannot be run, or registers none.
     """
-    import runpy
-
-    from agl.rewards.air import air
-
     try:
         runpy.run_path(path)
     except Exception as error:

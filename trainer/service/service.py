@@ -20,6 +20,7 @@ from pydantic_core import to_jsonable_python
 from agl.errors import AglError, ConfigError, DatasetError, nearest
 from agl.trainer.http.limits import Refused
 from agl.trainer.run.data import parse_tasks, read_tasks
+from agl.trainer.run.trainer import Trainer
 from agl.trainer.service.gateway_mount import GatewayMount
 from agl.trainer.service.progress_stream import ProgressStream
 from agl.trainer.service.run_record import RunRecord, load_records
@@ -244,9 +245,7 @@ class Service:
             with contextlib.suppress(OSError):
                 stream.save()
 
-    def _trainer(self, record: RunRecord, settings: Settings) -> Any:
-        from agl.trainer.run.trainer import Trainer
-
+    def _trainer(self, record: RunRecord, settings: Settings) -> Trainer:
         return Trainer(
             settings.algorithm(),
             agents=settings.get("agents"),

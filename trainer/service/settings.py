@@ -219,9 +219,7 @@ class Settings:
         """
         name = self.get("model")
         if not name:
-            raise ConfigError(
-                "no model is named", hint="--model DIR, model: name: in --config, or LIGHTNING_MODEL_PATH"
-            )
+            raise ConfigError("which model?", hint="--model DIR, model: name: in --config, or LIGHTNING_MODEL_PATH")
         if _CLOSED.match(name) and not Path(name).exists():
             raise ConfigError(
                 f"{self.origins.get('model', 'model')}: {name!r} cannot be trained: its provider keeps its weights",

@@ -194,8 +194,11 @@ def train_rows(
     trajectories = [r.built.trajectory for r in results if r.built is not None]
     # verl computes any other estimator; it needs the returns alone from here.
     scored = compute_advantages(
-        trajectories, credit, estimator=estimator if own else "gae", normalize_std=normalize_std
-    )  # type: ignore[arg-type]
+        trajectories,
+        credit,
+        estimator=estimator if own else "gae",  # type: ignore[arg-type]
+        normalize_std=normalize_std,
+    )
     returns = {c.call_id: c.return_ for c in scored.calls}
     rows = []
     for trajectory in scored.of(policy):

@@ -106,7 +106,7 @@ class Consensus(_OfTrace):
         if silent is not None:
             raise failure(
                 f"the spans do not hold the response of agent {silent!r}",
-                hint="set capture_content=True, and do not stream with a bare client; or read the output: Consensus(answers=)",
+                hint="set capture_content=True and do not stream with a bare client, or use Consensus(answers=)",
             )
         return list(texts.values())
 

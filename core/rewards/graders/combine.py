@@ -81,7 +81,7 @@ class Weighted(Grader):
         self._unclipped()
         return replace(self, parts={name: (weight * factor, part) for name, (factor, part) in self.parts.items()})
 
-    __rmul__ = __mul__
+    __rmul__ = __mul__  # type: ignore[assignment]
 
     def __add__(self, other: Grader) -> Weighted:  # type: ignore[override]
         if not isinstance(other, Grader):
@@ -142,8 +142,9 @@ def _add(self: Grader, other: Grader) -> Weighted:
     return Weighted.of(self) + other if isinstance(other, Grader) else NotImplemented
 
 
-Grader.__mul__ = Grader.__rmul__ = _multiply
-Grader.__add__ = _add
+_grader: Any = Grader
+_grader.__mul__ = _grader.__rmul__ = _multiply
+_grader.__add__ = _add
 
 _ANY = (-math.inf, math.inf)
 

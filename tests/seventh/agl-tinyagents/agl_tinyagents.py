@@ -50,13 +50,13 @@ class TinyAgentsTracer(InstrumentedTracer):
 
 
 class _Listener:
-    """Opens and ends the scopes of steps; which step lies in which is told by tinyagents' own ids."""
+    """Opens and ends the scopes of steps, nested by tinyagents' ids."""
 
     def __init__(self) -> None:
         self._own: dict[str, Scope] = {}
         """Step id -> the scope that it opened."""
         self._around: dict[str, Scope] = {}
-        """Step id -> the scope in which its own steps lie: the one that it opened, or the one it was started in."""
+        """Step id -> the parent scope of its steps: the scope that it opened, or the one that it was started in."""
 
     def started(self, step: Step) -> None:
         parent = scopes.place(self._around.get(step.parent_id or ""), [*self._own.values()])
@@ -83,13 +83,13 @@ class _Listener:
         if step.error is None and step.kind == "tool":
             scopes.tool_end(scope, str(step.output))
             return
-        answered = step.kind == "model" and step.output is not None
-        facts = _facts(step.output, scope.rollout.capture_content) if answered else None
+        has_answer = step.kind == "model" and step.output is not None
+        facts = _facts(step.output, scope.rollout.capture_content) if has_answer else None
         tracing.end(scope, error=step.error, attributes=facts)
 
 
 def _facts(completion: Any, content: bool) -> dict[str, Any]:
-    """What a model's answer tells; texts only where they are wanted."""
+    """The attributes of a model's answer; texts only where they are captured."""
     usage = completion.usage
     messages = [choice.message.model_dump(exclude_none=True) for choice in completion.choices]
     return {

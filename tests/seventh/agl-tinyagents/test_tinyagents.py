@@ -15,7 +15,7 @@ from subjects import add, uses_add
 import agl
 from agl import semconv
 from agl.mdp.selection import select
-from agl.tracing.context import RolloutContext, running
+from agl.tracing import RolloutContext, running
 
 
 def plans(body: dict[str, Any]) -> Reply:

@@ -44,7 +44,12 @@ class LossRow:
 
 
 def make_loss_rows(
-    rows: Seq[TrainingRow], config: LearnerConfig, *, proximal: Measure, reference: Measure | None, values: Measure | None
+    rows: Seq[TrainingRow],
+    config: LearnerConfig,
+    *,
+    proximal: Measure,
+    reference: Measure | None,
+    values: Measure | None,
 ) -> list[LossRow]:
     """The rows of an update with everything that its steps need.
 

@@ -1,1 +1,1 @@
-"""Takes rollouts and traces out of a store: to files (`to_files`), or to a tracing backend by OTLP (`otlp`)."""
+"""Exports rollouts and traces of a store: to files (`to_files`), or to a tracing backend by OTLP (`otlp`)."""

@@ -1,4 +1,4 @@
-"""Rollouts as JSON Lines, and as a JSON file each, in folders by date and agent. Strict JSON: NaN becomes null."""
+"""Rollouts as JSON Lines, or as one JSON file each in folders by date and agent. Strict JSON: NaN becomes null."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ LONGEST_NAME = 100
 
 
 class JsonLines:
-    """`rollouts.jsonl`, `spans.jsonl` and `calls.jsonl`.
+    """Writes `rollouts.jsonl`, `spans.jsonl` and `calls.jsonl`.
 
     Args:
-        folder: where the files go. tokens: whether calls have their token ids and log-probs.
+        folder: of the files. tokens: whether calls have their token ids and log-probs.
     """
 
     def __init__(self, folder: Path, *, tokens: bool) -> None:
@@ -48,7 +48,7 @@ class JsonLines:
 
 
 class JsonTree:
-    """`<date>/<agent>/<rollout>.json`: the rollout with its `spans` and `calls`; the date is that of enqueueing, UTC.
+    """Writes `<date>/<agent>/<rollout>.json`: the rollout with its `spans` and `calls`; date of enqueueing, UTC.
 
     Args:
         folder, tokens: as of `JsonLines`.
@@ -62,15 +62,15 @@ class JsonTree:
         date = datetime.fromtimestamp(record.rollout.created_at, UTC).strftime("%Y-%m-%d")
         folder = self._folder / date / file_name(record.agent or "unknown")
         folder.mkdir(parents=True, exist_ok=True)
-        whole = {
+        rollout = {
             **rollout_record(record),
             "spans": span_records(record),
             "calls": call_records(record, tokens=self._tokens),
         }
-        (folder / f"{file_name(record.rollout.rollout_id)}.json").write_bytes(to_json(whole, indent=True) + b"\n")
+        (folder / f"{file_name(record.rollout.rollout_id)}.json").write_bytes(to_json(rollout, indent=True) + b"\n")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """No file is open."""
 
 
 def _line(file: BinaryIO, value: Any) -> None:
@@ -78,11 +78,11 @@ def _line(file: BinaryIO, value: Any) -> None:
 
 
 def to_json(value: Any, *, indent: bool = False) -> bytes:
-    """`value` as strict JSON in UTF-8: NaN and the infinities become null, lone surrogates stay escapes."""
+    """`value` as strict JSON in UTF-8: NaN and infinities become null, lone surrogates stay escapes."""
     try:
         return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | (orjson.OPT_INDENT_2 if indent else 0))
     except TypeError:
-        # orjson refuses lone surrogates and integers above 64 bits; both are JSON.
+        # orjson refuses lone surrogates and integers above 64 bits, which are JSON too.
         return json.dumps(_plain(value), allow_nan=False, indent=2 if indent else None).encode()
 
 
@@ -91,7 +91,7 @@ def _plain(value: Any) -> Any:
         case float():
             return value if math.isfinite(value) else None
         case np.ndarray():
-            return orjson.loads(to_json(value))  # float32 in as few digits as tell it apart
+            return orjson.loads(to_json(value))  # float32 in the shortest unique digits
         case Mapping():
             return {str(k): _plain(v) for k, v in value.items()}
         case list() | tuple():
@@ -100,7 +100,7 @@ def _plain(value: Any) -> Any:
 
 
 def file_name(text: str) -> str:
-    """A name for a file or folder that stands for `text` alone: what no path should hold is escaped, as %XX."""
+    """A unique name for a file or folder for `text`: characters that no path should have become %XX."""
     safe = re.sub(
         r"[\x00-\x1f\x7f\ud800-\udfff/\\:*?\"<>|%]|^\.|[. ]$",
         lambda m: "".join(f"%{b:02X}" for b in m[0].encode("utf-8", "surrogatepass")),

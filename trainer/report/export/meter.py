@@ -1,4 +1,4 @@
-"""How far an export is: a bar on a terminal, a line every few seconds elsewhere; count, rate and time left."""
+"""Progress of an export (count, rate, time left): a bar on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ LINE_SECONDS = 5.0
 
 
 class Meter:
-    """Counts rollouts; for use as a context manager.
+    """Counts exported rollouts; a context manager.
 
     Args:
-        total: how many there are. quiet: say nothing. console: where to; stderr if None.
+        total: number of rollouts. quiet: no output. console: for the output; stderr if None.
     """
 
     def __init__(self, total: int, *, quiet: bool = False, console: Console | None = None) -> None:
@@ -28,16 +28,20 @@ class Meter:
     def __enter__(self) -> Meter:
         if self.console.is_terminal and not self._quiet:
             self._bar = Progress(
-                TextColumn("[bold]rollouts"), MofNCompleteColumn(), BarColumn(bar_width=24),
-                TextColumn("{task.fields[rate]:.0f}/s"), TimeRemainingColumn(elapsed_when_finished=True),
-                console=self.console, transient=True,
-            )  # fmt: skip
+                TextColumn("[bold]rollouts"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[rate]:.0f}/s"),
+                TimeRemainingColumn(elapsed_when_finished=True),
+                console=self.console,
+                transient=True,
+            )
             self._task = self._bar.add_task("export", total=self.total, rate=0.0)
             self._bar.start()
         return self
 
     def add(self) -> None:
-        """One more is done."""
+        """Count one more rollout."""
         self.done += 1
         now = time.monotonic()
         if self._bar is not None:
@@ -51,12 +55,12 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self._started
 
     @property
     def rate(self) -> float:
-        """Rollouts a second."""
+        """Rollouts per second."""
         return self.done / max(self.seconds, 1e-9)
 
     def __exit__(self, *_: object) -> None:

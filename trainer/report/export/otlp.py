@@ -1,6 +1,6 @@
 """Sends stored spans to a tracing backend (Jaeger, Phoenix, any collector) as OTLP over HTTP in protobuf.
 
-Source: OpenTelemetry Protocol 1.x, OTLP/HTTP: which answers are tried again, `Retry-After`, partial success.
+Source: OpenTelemetry Protocol 1.x, OTLP/HTTP: retryable responses, `Retry-After`, partial success.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
 MAX_SPANS, MAX_BYTES = 512, 4 << 20
-"""Of one request, before compression; a single span may be longer."""
+"""Limits of one request, before compression; a single span may be longer."""
 TRIES, LONGEST_WAIT = 6, 30.0
-AGAIN = (429, 502, 503, 504)
+RETRYABLE = (429, 502, 503, 504)
 TIMEOUT_SECONDS = 30.0
 
 
-class _TryAgain(Exception):
-    """The receiver does not answer, or asks to be asked again, perhaps after so many seconds."""
+class _Retryable(Exception):
+    """The receiver does not respond, or asks for a retry, perhaps after some seconds."""
 
-    def __init__(self, why: str, after: float = 0.0) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, after: float = 0.0) -> None:
+        super().__init__(reason)
         self.after = after
 
 
 def traces_url(url: str) -> str:
-    """The URL that spans are posted to: a base such as "http://localhost:4318" gets the path of OTLP's default.
+    """The URL to which spans are posted: OTLP's default path is added to a base such as "http://localhost:4318".
 
     Raises:
-        ConfigError: it is no http(s) URL.
+        ConfigError: this is no http(s) URL.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -52,7 +52,7 @@ def traces_url(url: str) -> str:
 
 
 async def send(
-    found: AsyncIterable[Record],
+    rollouts: AsyncIterable[Record],
     url: str,
     headers: Mapping[str, str] | None = None,
     *,
@@ -61,41 +61,42 @@ async def send(
     """Send the spans of rollouts, with ids, parents, times, events and status as they are stored.
 
     Args:
-        found: the rollouts. url: as of `traces_url`. headers: added to each request. sent: called after each rollout.
+        rollouts: the rollouts with their spans. url: as for `traces_url`. headers: added to each request.
+        sent: called after each rollout.
 
     Returns:
-        `rollouts`, `spans` and `requests`, how many there were.
+        The URL, and the numbers of `rollouts`, `spans` and `requests`.
 
     Raises:
-        ConfigError: no usable URL, or the encoder is not installed.
+        ConfigError: the URL is not usable, or the encoder is not installed.
         ExportError: the receiver cannot be reached, or refuses spans.
     """
     from opentelemetry.sdk.resources import Resource
 
     url = traces_url(url)
     resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "agl")})
-    rollouts = spans = requests = rejected = 0
-    why = ""
+    n_rollouts = n_spans = n_requests = n_rejected = 0
+    reason = ""
     async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, headers=dict(headers or {})) as client:
-        async for record in found:
+        async for record in rollouts:
             ready = [readable(span, resource) for span in record.spans]
             for start in range(0, len(ready), MAX_SPANS):
                 for request in _requests(ready[start : start + MAX_SPANS]):
-                    refused, said = await _post(client, url, request.SerializeToString())
-                    requests, rejected, why = requests + 1, rejected + refused, said or why
-            rollouts, spans = rollouts + 1, spans + len(ready)
+                    rejected, message = await _post(client, url, request.SerializeToString())
+                    n_requests, n_rejected, reason = n_requests + 1, n_rejected + rejected, message or reason
+            n_rollouts, n_spans = n_rollouts + 1, n_spans + len(ready)
             sent()
-    if rejected:
+    if n_rejected:
         raise ExportError(
-            f"the receiver rejected {rejected} of {spans} spans: {why or 'it does not say why'}",
-            hint="the others are there; what it rejects is its own rule",
+            f"the receiver rejected {n_rejected} of {n_spans} spans: {reason or 'it does not say why'}",
+            hint="it has the others; which spans it rejects is its own rule",
             url=url,
         )
-    return {"url": url, "rollouts": rollouts, "spans": spans, "requests": requests}
+    return {"url": url, "rollouts": n_rollouts, "spans": n_spans, "requests": n_requests}
 
 
 def readable(span: Span, resource: Resource) -> ReadableSpan:
-    """A stored span as the SDK has it."""
+    """A stored span as an object of OpenTelemetry's SDK."""
     from opentelemetry.sdk.trace import Event, ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
@@ -112,7 +113,7 @@ def readable(span: Span, resource: Resource) -> ReadableSpan:
         attributes=_attributes(span.attributes),
         events=[Event(_utf8(e.name), _attributes(e.attributes), _nanos(e.time)) for e in span.events],
         kind=SpanKind.INTERNAL,
-        # OpenTelemetry has a description for errors alone.
+        # In OpenTelemetry only errors have a description.
         status=Status(status, _utf8(span.status_message or "") or None if status is StatusCode.ERROR else None),
         start_time=_nanos(span.start),
         end_time=_nanos(span.end),
@@ -121,7 +122,7 @@ def readable(span: Span, resource: Resource) -> ReadableSpan:
 
 
 def _requests(spans: Sequence[ReadableSpan]) -> Iterator[ExportTraceServiceRequest]:
-    """Requests with these spans, none too long as far as that can be."""
+    """Requests with these spans, none longer than the limit if it has several spans."""
     try:
         from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
     except ImportError:
@@ -136,40 +137,40 @@ def _requests(spans: Sequence[ReadableSpan]) -> Iterator[ExportTraceServiceReque
 
 
 async def _post(client: httpx.AsyncClient, url: str, body: bytes) -> tuple[int, str]:
-    """Send one request; how many of its spans were rejected, and why."""
+    """Send one request; the number of rejected spans, and the reason."""
     tries = tenacity.AsyncRetrying(
-        retry=tenacity.retry_if_exception_type(_TryAgain),
+        retry=tenacity.retry_if_exception_type(_Retryable),
         stop=tenacity.stop_after_attempt(TRIES),
         wait=_wait,
         reraise=True,
     )
     try:
-        answer = await tries(_once, client, url, gzip.compress(body))
-    except _TryAgain as error:
+        response = await tries(_once, client, url, gzip.compress(body))
+    except _Retryable as error:
         raise ExportError(
             f"the receiver took no spans in {TRIES} tries: {error}",
             hint="check that it runs, and that this is its address for OTLP over HTTP (port 4318, not gRPC's 4317)",
             url=url,
         ) from error
-    if not answer.is_success:
+    if not response.is_success:
         raise ExportError(
-            f"the receiver refused the spans: {_said(answer)}",
+            f"the receiver refused the spans: {_summary(response)}",
             hint="check its address and the --header that it wants",
             url=url,
         )
-    return _partial(answer)
+    return _partial(response)
 
 
 async def _once(client: httpx.AsyncClient, url: str, content: bytes) -> httpx.Response:
     headers = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}
     try:
-        answer = await client.post(url, content=content, headers=headers)
+        response = await client.post(url, content=content, headers=headers)
     except httpx.TransportError as error:
-        raise _TryAgain(f"{type(error).__name__}: {error}") from error
-    if answer.status_code in AGAIN:
-        after = answer.headers.get("retry-after", "")
-        raise _TryAgain(_said(answer), float(after) if after.isdigit() else 0.0)
-    return answer
+        raise _Retryable(f"{type(error).__name__}: {error}") from error
+    if response.status_code in RETRYABLE:
+        after = response.headers.get("retry-after", "")
+        raise _Retryable(_summary(response), float(after) if after.isdigit() else 0.0)
+    return response
 
 
 _backoff = tenacity.wait_exponential_jitter(initial=0.2, max=LONGEST_WAIT)
@@ -180,20 +181,20 @@ def _wait(state: tenacity.RetryCallState) -> float:
     return max(_backoff(state), min(getattr(error, "after", 0.0), LONGEST_WAIT))
 
 
-def _partial(answer: httpx.Response) -> tuple[int, str]:
+def _partial(response: httpx.Response) -> tuple[int, str]:
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
     try:
-        partial = ExportTraceServiceResponse.FromString(answer.content).partial_success
+        partial = ExportTraceServiceResponse.FromString(response.content).partial_success
     except DecodeError:
         return 0, ""  # some receivers answer with text
     return partial.rejected_spans, partial.error_message
 
 
-def _said(answer: httpx.Response) -> str:
-    text = "".join(c if c.isprintable() else " " for c in answer.text[:200]).strip()
-    return f"HTTP {answer.status_code} {text}".strip()
+def _summary(response: httpx.Response) -> str:
+    text = "".join(c if c.isprintable() else " " for c in response.text[:200]).strip()
+    return f"HTTP {response.status_code} {text}".strip()
 
 
 def _attributes(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,7 +202,7 @@ def _attributes(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    """What OpenTelemetry takes for an attribute; everything else as JSON text."""
+    """A value of an attribute in OpenTelemetry; other values become JSON text."""
     match value:
         case bool() | float():
             return value
@@ -217,7 +218,7 @@ def _value(value: Any) -> Any:
 
 
 def _utf8(text: str) -> str:
-    """Valid UTF-8, as protobuf wants it: lone surrogates become escapes."""
+    """Valid UTF-8, as protobuf requires: lone surrogates become escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,6 +1,6 @@
 """Rollouts as Parquet: `rollouts.parquet`, `spans.parquet`, `calls.parquet`.
 
-Tasks, metadata, attributes and messages, which have no fixed shape, are JSON text; token ids and log-probs are lists of
+Tasks, metadata, attributes and messages have no fixed shape and are JSON text. Token ids and log-probs are lists of
 int32 and float32, in which NaN stays NaN.
 """
 
@@ -16,14 +16,14 @@ from agl.trainer.report.export.json_files import to_json
 from agl.trainer.report.export.rows import Record, call_records, rollout_record, span_records
 
 ROWS, BYTES = 5000, 16 << 20
-"""A row group is written when it has so many rows, or about so many bytes."""
+"""Maximum size of a row group, in rows and in approximate bytes."""
 
 
 class Parquet:
     """The three files.
 
     Args:
-        folder: where they go. tokens: whether calls have their token ids and log-probs.
+        folder: of the files. tokens: whether calls have their token ids and log-probs.
 
     Raises:
         ConfigError: pyarrow is not installed.
@@ -48,13 +48,13 @@ class Parquet:
             self._calls.add(call)
 
     def close(self) -> None:
-        """Write what is left, and finish the files."""
+        """Write the remaining rows and finish the files."""
         for table in (self._rollouts, self._spans, self._calls):
             table.close()
 
 
 class _Table:
-    """A Parquet file that is written one row group after the other; columns of type string take any JSON value."""
+    """A Parquet file, written in row groups. Columns of the type `JSON` take any JSON value."""
 
     def __init__(self, path: Path, fields: dict[str, Any]) -> None:
         import pyarrow as pa
@@ -143,7 +143,7 @@ def _calls(tokens: bool) -> dict[str, Any]:
 
 
 def _utf8(value: Any) -> Any:
-    """With text that is valid UTF-8: lone surrogates become escapes."""
+    """The value with valid UTF-8: lone surrogates become escapes."""
     match value:
         case str():
             return value.encode("utf-8", "backslashreplace").decode()

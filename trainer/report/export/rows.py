@@ -1,4 +1,4 @@
-"""Everything that a store holds of a rollout, one rollout after the other, and the plain records that are exported."""
+"""Reads rollouts with everything a store has of them, one at a time, and makes the plain records that are exported."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from agl.trainer.report.trace_tree import as_json
 from agl.trainer.store.base import Attempt, Mode, Rollout, Store, TrainedCall
 
 PAGE = 200
-"""Rollouts that are asked for at once."""
+"""Number of rollouts that one query reads."""
 
 
 @dataclass(frozen=True, slots=True)
-class Which:
-    """Which rollouts are taken: those that fit everything given. `since`: enqueued at that time or later, in seconds
+class RolloutFilter:
+    """Conditions on the exported rollouts; None is no condition. `since`: enqueued at that time or later, in seconds
     since the epoch."""
 
     run_id: str | None = None
@@ -30,15 +30,15 @@ class Which:
     since: float | None = None
 
     async def count(self, store: Store) -> int:
-        """How many there are."""
+        """The number of matching rollouts."""
         return await store.count_rollouts(run_id=self.run_id, mode=self.mode, since=self.since)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """A rollout with its attempts, calls and spans, and what was trained of it.
+    """A rollout with its attempts, calls and spans, and the training records of its calls.
 
-    `spans` are completed: with one for each call and each tool that the clients themselves made no span for.
+    `spans` are completed: calls and tools for which the clients made no span have one, too.
     """
 
     rollout: Rollout
@@ -54,15 +54,15 @@ class Record:
         return max(roots, key=lambda s: s.attempt).agent if roots else None
 
 
-async def records(store: Store, which: Which, limit: int) -> AsyncIterator[Record]:
+async def records(store: Store, filter: RolloutFilter, limit: int) -> AsyncIterator[Record]:
     """The first `limit` rollouts, oldest first; one of them is in memory at a time.
 
-    With `Which.count` for a limit, a run that goes on meanwhile does not keep its export from ending.
+    With `RolloutFilter.count` as the limit, the export of a run that still continues ends, too.
     """
     after: str | None = None
     while limit > 0:
         page = await store.query_rollouts(
-            run_id=which.run_id, mode=which.mode, since=which.since, after=after, limit=min(PAGE, limit)
+            run_id=filter.run_id, mode=filter.mode, since=filter.since, after=after, limit=min(PAGE, limit)
         )
         for rollout in page:
             yield await record(store, rollout)
@@ -72,7 +72,7 @@ async def records(store: Store, which: Which, limit: int) -> AsyncIterator[Recor
 
 
 async def record(store: Store, rollout: Rollout) -> Record:
-    """What the store holds of one rollout."""
+    """Everything that the store has of one rollout."""
     attempts = await store.query_attempts(rollout.rollout_id)
     stored = await store.query_spans(rollout.rollout_id)
     calls = await store.query_calls(rollout.rollout_id)
@@ -86,10 +86,10 @@ async def record(store: Store, rollout: Rollout) -> Record:
 
 
 def rollout_record(record: Record) -> dict[str, Any]:
-    """The rollout: its fields, attempts, rewards and what was trained.
+    """The rollout: its fields, attempts, rewards and training records.
 
-    `reward` is the sum of the last attempt's primary rewards, None without any; `rewards` holds every attempt's, each
-    with the call that it was credited to, None for the whole rollout. Times are seconds since the epoch.
+    `reward` is the sum of the last attempt's primary rewards, None without any. `rewards` has those of every attempt,
+    each with the call that it was credited to, None for the whole rollout. Times are seconds since the epoch.
     """
     rewards, reward = _rewards(record)
     fields = {f.name: getattr(record.rollout, f.name) for f in dataclasses.fields(Rollout) if f.name != "attempts"}
@@ -105,13 +105,13 @@ def rollout_record(record: Record) -> dict[str, Any]:
 
 
 def span_records(record: Record) -> list[dict[str, Any]]:
-    """The spans, as `agl trace show --json` has them."""
+    """The spans, as in `agl trace show --json`."""
     return [as_json(span) for span in record.spans]
 
 
 def call_records(record: Record, *, tokens: bool) -> list[dict[str, Any]]:
-    """The calls: who asked, what was said, how many tokens; with `tokens` also the token ids (int32 [P] and [R]) and
-    the log-probs of the sampled ones (float32 [R])."""
+    """The calls: agents, messages, token counts; with `tokens` also the token ids (int32 [P] and [R]) and the log-probs
+    of the sampled ones (float32 [R])."""
     return [_call(call, tokens) for call in record.calls]
 
 
@@ -127,14 +127,14 @@ def _trained(trained: TrainedCall) -> dict[str, Any]:
 
 
 def _rewards(record: Record) -> tuple[list[dict[str, Any]], float | None]:
-    found: list[dict[str, Any]] = []
+    rewards: list[dict[str, Any]] = []
     total = None
     for attempt in record.attempts:
         calls = [c for c in record.calls if c.attempt == attempt.attempt]
         spans = [s for s in record.spans if s.attempt == attempt.attempt]
         index = SpanIndex(calls, spans)
-        built = build_trajectory(record.rollout.rollout_id, attempt.attempt, record.rollout.group, index, select())
-        total = built.reward
-        for reward, call_id in built.credited:
-            found.append({"attempt": attempt.attempt, "call_id": call_id, **dataclasses.asdict(reward)})
-    return found, total
+        trajectory = build_trajectory(record.rollout.rollout_id, attempt.attempt, record.rollout.group, index, select())
+        total = trajectory.reward
+        for reward, call_id in trajectory.credited:
+            rewards.append({"attempt": attempt.attempt, "call_id": call_id, **dataclasses.asdict(reward)})
+    return rewards, total

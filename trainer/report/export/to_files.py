@@ -15,7 +15,7 @@ from agl.errors import ConfigError, ExportError, nearest
 from agl.trainer.report.export.json_files import JsonLines, JsonTree
 from agl.trainer.report.export.meter import Meter
 from agl.trainer.report.export.parquet import Parquet
-from agl.trainer.report.export.rows import Record, Which, records
+from agl.trainer.report.export.rows import Record, RolloutFilter, records
 from agl.trainer.store.base import Mode, Store
 
 
@@ -35,34 +35,34 @@ FORMATS: Mapping[str, Callable[..., Writer]] = {"jsonl": JsonLines, "json": Json
 
 
 async def to_files(
-    store: Store, out: Path, format: str, which: Which, *, tokens: bool = True, quiet: bool = False
+    store: Store, out: Path, format: str, filter: RolloutFilter, *, tokens: bool = True, quiet: bool = False
 ) -> dict[str, Any]:
-    """Write the rollouts into `out`, which holds all of them afterwards or is as it was before.
+    """Write the rollouts into `out`: all of them, or nothing at all.
 
     Args:
-        out: a folder, made if it is not there; in one that is, files of the same names are replaced.
-        format: "jsonl", "json" or "parquet". which: of the store's rollouts.
+        out: a folder, created if it does not exist; existing files of the same names are replaced.
+        format: "jsonl", "json" or "parquet". filter: conditions on the rollouts.
         tokens: whether calls have their token ids and log-probs.
 
     Returns:
-        What was written: `rollouts`, `spans`, `calls` and `bytes`, in how many `files` and `seconds`.
+        The numbers of `rollouts`, `spans`, `calls`, `files` and `bytes` that were written, and the `seconds` it took.
 
     Raises:
-        ConfigError: no such format or mode, `out` is a file, or pyarrow is missing.
-        ExportError: no rollout fits, or the disk refuses.
+        ConfigError: the format or the mode is unknown, `out` is a file, or pyarrow is missing.
+        ExportError: no rollout matches, or writing fails.
     """
     if format not in FORMATS:
         raise ConfigError(f"there is no format {format!r}", hint=nearest(format, FORMATS))
-    if which.mode is not None and which.mode not in get_args(Mode):
-        raise ConfigError(f"there is no mode {which.mode!r}", hint=nearest(which.mode, get_args(Mode)))
-    total = await which.count(store)
+    if filter.mode is not None and filter.mode not in get_args(Mode):
+        raise ConfigError(f"there is no mode {filter.mode!r}", hint=nearest(filter.mode, get_args(Mode)))
+    total = await filter.count(store)
     if not total:
         raise ExportError("no rollout of this store fits", hint="agl trace ls shows those that there are")
     counts: Counter[str] = Counter()
     try:
-        with whole_folder(out) as folder, Meter(total, quiet=quiet) as meter:
+        with atomic_folder(out) as folder, Meter(total, quiet=quiet) as meter:
             with contextlib.closing(FORMATS[format](folder, tokens=tokens)) as writer:
-                async for record in records(store, which, total):
+                async for record in records(store, filter, total):
                     writer.add(record)
                     counts.update(rollouts=1, spans=len(record.spans), calls=len(record.calls))
                     meter.add()
@@ -76,8 +76,8 @@ async def to_files(
 
 
 @contextlib.contextmanager
-def whole_folder(out: Path) -> Iterator[Path]:
-    """An empty folder beside `out`. What the block writes there comes to `out` when it ends, and is gone if it fails.
+def atomic_folder(out: Path) -> Iterator[Path]:
+    """An empty folder next to `out`. Files that the block writes there are moved to `out`, or deleted if it fails.
 
     Raises:
         ConfigError: `out` is a file.

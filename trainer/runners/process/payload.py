@@ -24,6 +24,7 @@ from agl.agents.agent import Agent, Tracer
 from agl.agents.hooks import Hook
 from agl.errors import ConfigError
 from agl.mdp.selection import Selection
+from agl.trainer.runners.loading import load_agent
 
 _MAX_DEPTH = 40
 
@@ -73,8 +74,6 @@ def unpack(data: bytes) -> Payload:
     sys.path[:] = list(dict.fromkeys([*json.loads(line)["path"], *sys.path]))
     payload = pickle.loads(rest)
     if isinstance(payload.agent, str):
-        from agl.trainer.runners.loading import load_agent
-
         payload = replace(payload, agent=load_agent(payload.agent, None))
     return payload
 

@@ -158,7 +158,7 @@ class HttpStore(Store):
         try:
             await asyncio.wait_for(self.give_back(request_id), _CONNECT_SECONDS)
         except (AglError, TimeoutError) as error:
-            log.warning("a lease that was not wanted any more could not be given back: %s", error)
+            log.warning("a lease that is not needed any more could not be given back: %s", error)
 
     async def update_attempt(
         self, rollout_id: str, attempt: int, status: AttemptStatus, *, error: str | None = None

@@ -35,7 +35,7 @@ _FAILURES: Mapping[str, tuple[str, str]] = {
     "53200": ("the server is out of memory; nothing of this operation was stored", "see the server's log"),
     "53300": ("the server has no connection left", "raise max_connections, or share stores by `agl store`"),
     "55P03": ("the rows are locked by another process", "find out who holds a transaction open (pg_stat_activity)"),
-    "57014": ("the server gave the statement up", "it took too long, or somebody cancelled it; see the server's log"),
+    "57014": ("the server cancelled the statement", "it took too long, or it was cancelled; see the server's log"),
     "25006": ("the database cannot be written", "is this a read-only replica?"),
     "42501": ("the database's user may not do this", "give it CREATE and USAGE on the schema, or name another one"),
     "XX001": ("the database is damaged", "restore it from a copy, or start with a new database"),

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the migrations on the connection given, inside the caller's transaction."""
+"""Alembic's entry: runs the migrations on the caller's connection, within the caller's transaction."""
 
 from alembic import context
 
