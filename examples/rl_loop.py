@@ -32,7 +32,7 @@ from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
-from agl.trainer.objectives.advantages import score
+from agl.trainer.objectives.advantages import compute_advantages
 from agl.trainer.quickstart.policy import make_policy
 from agl.trainer.quickstart.tasks import arithmetic_tasks, calculate, exact_answer
 from agl.trainer.rendering.rendering import Rendering
@@ -121,9 +121,9 @@ async def main(config: Config) -> list[float]:
                         )
                     )
                     # 2. Credit: rewards become returns of calls, returns become advantages within each task's group.
-                    scored = score(trajectories_R, agl.credit.Uniform(), estimator="grpo")
+                    step_advantages = compute_advantages(trajectories_R, agl.credit.Uniform(), estimator="grpo")
                     # 3. Merge: calls that share a prefix become one row; each sampled token is trained once.
-                    rows = [row for t in scored.kept for row in merge(t, scored.advantages)]
+                    rows = [row for t in step_advantages.trajectories for row in merge(t, step_advantages.advantages)]
                     # 4. Update: one optimiser step; the engine serves the new weights from here on.
                     async with gateway.hold():
                         metrics = await policy.train(rows)

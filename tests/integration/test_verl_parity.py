@@ -27,7 +27,7 @@ from agl.mdp.types import Reward, Trajectory, Transition
 from agl.trainer.local.learner.learner import Learner, _minibatches
 from agl.trainer.local.learner.targets import LossRow
 from agl.trainer.objectives import Estimator
-from agl.trainer.objectives.advantages import score
+from agl.trainer.objectives.advantages import compute_advantages
 
 if sys.version_info >= (3, 13):
     pytest.skip("verl 0.9.1 does not install on Python 3.13 and newer", allow_module_level=True)
@@ -373,7 +373,7 @@ def of_ours(batch: list[tuple[str, float, int]], estimator: Estimator, **options
         )
         for i, (group, reward, calls) in enumerate(batch)
     ]  # fmt: skip
-    return dict(score(trajectories, Uniform(), estimator=estimator, **options).advantages)
+    return dict(compute_advantages(trajectories, Uniform(), estimator=estimator, **options).advantages)
 
 
 def assert_advantages(ours: dict[str, float], other: dict[str, float]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agl.agents.agent import Agent, Tracer, as_agent
 from agl.agents.hooks import Hook
@@ -73,6 +73,10 @@ class _Launch:
     tracers: tuple[Tracer, ...]
     progress: Progress
     resume: bool
+
+
+_SETTINGS = frozenset(field.name for field in fields(RunConfig))
+"""What `Trainer.config` holds; each can be read and set on the trainer, too."""
 
 
 @checked_options
@@ -154,6 +158,19 @@ class Trainer:
         self.directory = None if directory is None else Path(directory)
         self.seed = seed
         self.progress = progress
+
+    if not TYPE_CHECKING:  # so that a misspelt attribute is an error to a type checker
+
+        def __getattr__(self, name: str) -> Any:
+            """A setting of `config` under its own name."""
+            if name not in _SETTINGS:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return getattr(self.config, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _SETTINGS:
+            name, value = "config", replace(self.config, **{name: value})
+        super().__setattr__(name, value)
 
     def fit(
         self,
