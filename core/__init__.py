@@ -16,7 +16,7 @@ _NAMES = {
     "agl.errors": ("AglError",),
     "agl.mdp": ("Call", "Reward", "Trajectory", "Transition"),
     "agl.mdp.selection": ("Selection",),
-    "agl.mdp.sequence": ("Sequence",),
+    "agl.mdp.sequence": ("Sequence", "TrainingRow"),
     "agl.mdp.spans": ("Span",),
     "agl.rewards": ("emit_exception", "emit_message", "emit_object", "emit_reward", "operation"),
     "agl.rewards.air": ("AIR", "air"),

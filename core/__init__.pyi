@@ -24,6 +24,7 @@ from agl.mdp import Trajectory as Trajectory
 from agl.mdp import Transition as Transition
 from agl.mdp.selection import Selection as Selection
 from agl.mdp.sequence import Sequence as Sequence
+from agl.mdp.sequence import TrainingRow as TrainingRow
 from agl.mdp.spans import Span as Span
 from agl.rewards import emit_exception as emit_exception
 from agl.rewards import emit_message as emit_message

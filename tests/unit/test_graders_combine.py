@@ -175,6 +175,7 @@ def test_an_argument_that_nothing_can_be_given_for_is_refused() -> None:
         scored("a", lambda task: task, wrong)
 
 
+@pytest.mark.slow
 def test_explain_shows_every_part(untrained_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The whole way: a trained agent, a sum with a grader of the trace, the store, and the report."""
 

@@ -239,6 +239,7 @@ def test_a_client_of_the_gateway_is_refused_within_the_block(gateway: Provider) 
     assert gateway.seen == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_training_run_never_sees_the_judges_call(is_async: bool, untrained_model: Path, tmp_path: Path) -> None:
     """All agents are selected, and the gateway still gets the agent's calls alone."""
@@ -288,6 +289,7 @@ def test_a_training_run_never_sees_the_judges_call(is_async: bool, untrained_mod
     asyncio.run(look())
 
 
+@pytest.mark.slow
 def test_an_agent_that_only_the_judge_asked_for_made_no_call(untrained_model: Path, tmp_path: Path) -> None:
     with serve(says("score: 5")) as provider:
 
