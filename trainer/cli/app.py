@@ -156,7 +156,7 @@ def explain(
     store: Annotated[
         str | None, typer.Option(help="A run's directory or store; the newest one here if left out.")
     ] = None,
-    attempt: Annotated[int | None, typer.Option(help="RolloutFilter attempt; the last if left out.")] = None,
+    attempt: Annotated[int | None, typer.Option(help="Which attempt; the last if left out.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="List the store's rollouts instead.")] = False,
     json_file: Json = None,
 ) -> None:
