@@ -3,6 +3,7 @@
     python tests/matrix.py                            everything
     python tests/matrix.py --only strands --jobs 1    one row of the table, or all of one framework
     python tests/matrix.py --table docs/versions.md   and write the table
+    python tests/matrix.py --minutes 20               as many rows as begin in time, newest releases first
 
 Each row makes two environments' worth of proof in one: first the framework and `agl[extra]` alone, for the conformance
 suite; then, with what a gateway needs added (not torch), the adapter's own tests. Exits with 1 if any row fails.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -336,19 +338,29 @@ def main() -> int:
         "--resolution", nargs="+", default=[], help='"lowest", "newest", or another label of the table'
     )
     options.add_argument("--jobs", type=int, default=2, help="environments at a time")
+    options.add_argument("--minutes", type=float, default=math.inf, help="start no row later; name those left out")
     options.add_argument("--json", type=Path, help="write the results here; rows that are there already stay")
     options.add_argument("--table", type=Path, help="write the table here; of all rows in --json, if given")
     options.add_argument("--wheel", type=Path, help="agl as it is tested; built from this tree otherwise")
     given = options.parse_args()
-    plan = planned(given.only, given.resolution)
+    plan = sorted(planned(given.only, given.resolution), key=lambda row: row[1] != "newest")
     with tempfile.TemporaryDirectory(prefix="agl-matrix-") as made:
         scratch = Path(made)
         wheel = given.wheel.resolve() if given.wheel else built(scratch / "dist")
+        deadline = time.monotonic() + 60 * given.minutes
+
+        def run(row: tuple[Framework, str]) -> Row | None:
+            return None if time.monotonic() > deadline else run_row(*row, wheel=wheel, scratch=scratch)
+
         with ThreadPoolExecutor(given.jobs) as pool:
-            rows = [*pool.map(lambda row: run_row(*row, wheel=wheel, scratch=scratch), plan)]
-    failed = sum(row.failed > 0 for row in rows)
-    rows = write(rows, given.json, given.table)
-    print(f"{len(plan) - failed} of {len(plan)} rows passed", flush=True)
+            results = dict(zip(plan, pool.map(run, plan), strict=True))
+    left_out = [f"{framework.name} {resolution}" for (framework, resolution), row in results.items() if row is None]
+    rows = [row for row in results.values() if row is not None]
+    failed, n_run = sum(row.failed > 0 for row in rows), len(rows)
+    write(rows, given.json, given.table)
+    if left_out:
+        print(f"no time was left for {', '.join(left_out)}", flush=True)
+    print(f"{n_run - failed} of {n_run} rows passed", flush=True)
     return 1 if failed else 0
 
 
