@@ -353,9 +353,9 @@ def main() -> int:
             return None if time.monotonic() > deadline else run_row(*row, wheel=wheel, scratch=scratch)
 
         with ThreadPoolExecutor(given.jobs) as pool:
-            results = dict(zip(plan, pool.map(run, plan), strict=True))
-    left_out = [f"{framework.name} {resolution}" for (framework, resolution), row in results.items() if row is None]
-    rows = [row for row in results.values() if row is not None]
+            results = [*zip(plan, pool.map(run, plan), strict=True)]
+    left_out = [f"{framework.name} {resolution}" for (framework, resolution), row in results if row is None]
+    rows = [row for _, row in results if row is not None]
     failed, n_run = sum(row.failed > 0 for row in rows), len(rows)
     write(rows, given.json, given.table)
     if left_out:
@@ -374,14 +374,12 @@ def built(directory: Path) -> Path:
 def write(rows: list[Row], results: Path | None, page: Path | None) -> list[Row]:
     """Save the results and the table, in the order of `FRAMEWORKS`."""
     found = {(row.framework, row.resolution): row for row in rows}
+    if results is not None and results.exists():
+        earlier = [Row(**entry) for entry in json.loads(results.read_text(encoding="utf-8"))]
+        found = {(row.framework, row.resolution): row for row in earlier} | found
+    order = {(f.name, r): i for i, (f, r) in enumerate(planned((), ()))}
+    rows = sorted((row for key, row in found.items() if key in order), key=lambda r: order[r.framework, r.resolution])
     if results is not None:
-        if results.exists():
-            earlier = [Row(**entry) for entry in json.loads(results.read_text(encoding="utf-8"))]
-            found = {(row.framework, row.resolution): row for row in earlier} | found
-        order = {(f.name, r): i for i, (f, r) in enumerate(planned((), ()))}
-        rows = sorted(
-            (row for key, row in found.items() if key in order), key=lambda r: order[r.framework, r.resolution]
-        )
         results.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n", encoding="utf-8")
     if page is not None:
         page.write_text(table(rows), encoding="utf-8")
