@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from call_trees import call
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny_learner import VOCABULARY, gradients, tiny_model
 from tiny_learner import learner as learner_of
@@ -376,10 +376,10 @@ def of_ours(batch: list[tuple[str, float, int]], estimator: Estimator, **options
     return dict(compute_advantages(trajectories, Uniform(), estimator=estimator, **options).advantages)
 
 
-def assert_advantages(ours: dict[str, float], other: dict[str, float]) -> None:
+def assert_advantages(ours: dict[str, float], other: dict[str, float], absolute: float = 1e-6) -> None:
     assert ours.keys() == other.keys()
     for name, value in ours.items():
-        assert value == pytest.approx(other[name], rel=1e-6, abs=1e-6), name
+        assert value == pytest.approx(other[name], rel=1e-6, abs=absolute), name
 
 
 @settings(max_examples=60, deadline=None)
@@ -392,9 +392,12 @@ def test_grpo_on_rollouts_of_several_rows(batch: list[tuple[str, float, int]], n
 
 @settings(max_examples=60, deadline=None)
 @given(batches(), st.sampled_from(["rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]))
+@example([("g0", 0.125, 1), ("g0", 0.125, 1)], "reinforce_plus_plus")
 def test_other_estimators_on_rollouts_of_one_row(batch: list[tuple[str, float, int]], estimator: Any) -> None:
     batch = [(group, reward, 1) for group, reward, _ in batch]
-    assert_advantages(of_ours(batch, estimator), of_verl(batch, estimator))
+    # verl's means are short by 1e-8 / tokens of the value, which whitening divides by 1e-4 where all rewards are equal.
+    flat = estimator == "reinforce_plus_plus" and len({reward for _, reward, _ in batch}) == 1
+    assert_advantages(of_ours(batch, estimator), of_verl(batch, estimator), 1e-4 * abs(batch[0][1]) if flat else 1e-6)
 
 
 def test_a_rollout_counts_once_here_and_by_its_rows_there() -> None:

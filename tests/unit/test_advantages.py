@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from agl.credit import Uniform
 from agl.errors import RewardError
 from agl.mdp.types import Call, Reward, Trajectory, Transition, float_array, int_array
-from agl.trainer.objectives.advantages import StepAdvantages, compute_advantages
-from agl.trainer.objectives.estimators import grpo_advantages
+from agl.trainer.objectives.advantages import StepAdvantages, compute_advantages, grpo_advantages
 
 numbers = st.floats(-100, 100, allow_nan=False).map(lambda x: round(x, 3))
 rollouts = st.tuples(st.sampled_from("abc"), st.sampled_from(["p", "q"]), numbers, st.integers(1, 4))

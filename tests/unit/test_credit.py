@@ -19,8 +19,7 @@ from agl.mdp.types import Call, Reward, Trajectory, Transition, float_array, int
 from agl.trainer.local.learner.metrics import Totals
 from agl.trainer.local.learner.microbatches import collate
 from agl.trainer.local.learner.targets import LossRow
-from agl.trainer.objectives.advantages import compute_advantages
-from agl.trainer.objectives.estimators import group_statistics
+from agl.trainer.objectives.advantages import compute_advantages, group_statistics
 from agl.trainer.objectives.reduction import weighted
 
 numbers = st.integers(-40, 40).map(lambda n: n / 4)

@@ -147,7 +147,7 @@ class TestGood:
         import sys
 
         code = (
-            "import sys, agl.trainer.local.config, agl.trainer.objectives.estimators;"
+            "import sys, agl.trainer.local.config, agl.trainer.objectives.advantages;"
             "print(sorted({'torch', 'transformers', 'peft'} & set(sys.modules)))"
         )
         out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

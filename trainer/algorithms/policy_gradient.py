@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
+
+import numpy as np
 
 from agl.credit import PerCall
-from agl.errors import ConfigError, NoTrainableDataError, nearest
+from agl.errors import NoTrainableDataError, StalePolicyError
+from agl.mdp.sequence import TrainingRow, merge
 from agl.trainer.algorithms import checkpoints
-from agl.trainer.algorithms.shaping import Overlong
-from agl.trainer.algorithms.step import Sample, facts, has_signal, make_rows, record, update
+from agl.trainer.algorithms.record import Rows, Sample, facts, record
+from agl.trainer.algorithms.settings import PolicyGradientSettings
 from agl.trainer.gateway.access import SamplingRules
-from agl.trainer.local.config import LearnerConfig, LoraSpec
-from agl.trainer.local.policy import PolicySpec
-from agl.trainer.objectives import Estimator, KLKind, LossAgg, PolicyLossKind, RolloutIS
-from agl.trainer.objectives.advantages import GROUPED, StepAdvantages, compute_advantages
+from agl.trainer.local.policy import LocalPolicy
+from agl.trainer.objectives.advantages import FLAT, StepAdvantages, compute_advantages
 from agl.trainer.run.batches import Batches
-from agl.trainer.run.config import require_positive
 from agl.trainer.run.policies import Policies
 from agl.trainer.run.run import Run, mean_rewards, require_some, require_tasks
 from agl.trainer.runners.protocol import RolloutResult
@@ -30,122 +29,14 @@ from agl.trainer.runners.protocol import RolloutResult
 SMALL_MODEL = 20_000_000
 """Parameters below which a checkpoint at every step costs next to nothing."""
 
+PROBE_TOKENS = 64
+PROBE_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}
+"""Largest difference of log-probs, in nats, that rounding explains, by the dtype that is computed in."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyGradient:
-    """A policy-gradient algorithm with the embedded engine and learner; `agl.GRPO` and the others are settings of it.
-
-    Attributes:
-        model: a Hugging Face directory or hub id.
-        group_size: rollouts per task. batch_size: tasks per step.
-        steps: updates; or `epochs`: passes over the training tasks. One of the two.
-        learning_rate, warmup_steps, schedule, betas, weight_decay, grad_clip: of AdamW; the schedule is "constant" or
-            "linear" (down to 0 at the last step).
-        adv_estimator: how returns become advantages: "grpo", "rloo", "reinforce_plus_plus",
-            "reinforce_plus_plus_baseline" or, with a value head, "gae".
-        gamma, lam, value_coef, value_clip, value_learning_rate: of "gae" and its value head.
-        policy_loss: "vanilla" clips the ratio of each token, "gspo" that of each answer.
-        rollout_is, rollout_is_threshold: truncated importance sampling by "token" or "sequence", for behaviour
-            log-probs that are not quite the learner's; None takes them as they are.
-        clip_low, clip_high: of the importance ratio. kl_coef, kl_kind: penalty towards the initial policy ("k1", "k2",
-            "k3"). entropy_coef: bonus.
-        loss_agg: "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", or "seq-mean-token-sum-norm" (divided by
-            `max_response_tokens`).
-        normalize_std: divide advantages by the group's standard deviation.
-        dynamic_sampling: sample further tasks in place of those whose rollouts all had the same return, so that
-            `batch_size` tasks have something to learn from; at most `max_gen_batches` rounds of sampling a step.
-        overlong: a penalty for answers near their limit.
-        update_epochs: passes over a step's rows. minibatches: optimiser steps per pass.
-        temperature, max_response_tokens: of training's sampling, whatever the agent asks for.
-        val_temperature: of validation; None leaves the agent's own. val_every: steps between validations.
-        val_before_train: whether there is one before the first step.
-        lora: train adapters of this shape instead of the full weights.
-        device, dtype, max_context, threads: of the policy process; "auto"/None choose by the machine.
-        renderer: a name from the `renderers` package; None chooses by the model.
-        max_tokens_per_microbatch, max_batch: of learner and engine; None chooses by the device.
-        checkpoint_every: steps between checkpoints; None: each step for small models, else every 10; also at the end
-            and on Ctrl-C.
-    """
-
-    model: str
-    group_size: int = 8
-    batch_size: int = 16
-    steps: int | None = None
-    epochs: int | None = None
-    learning_rate: float = 1e-6
-    warmup_steps: int = 0
-    schedule: Literal["constant", "linear"] = "constant"
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 0.0
-    grad_clip: float = 1.0
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    kl_coef: float = 0.0
-    kl_kind: KLKind = "k3"
-    entropy_coef: float = 0.0
-    loss_agg: LossAgg = "token-mean"
-    adv_estimator: Estimator = "grpo"
-    normalize_std: bool = True
-    gamma: float = 1.0
-    lam: float = 1.0
-    value_coef: float = 0.5
-    value_clip: float | None = 0.5
-    value_learning_rate: float | None = None
-    policy_loss: PolicyLossKind = "vanilla"
-    rollout_is: RolloutIS | None = None
-    rollout_is_threshold: float = 2.0
-    dynamic_sampling: bool = False
-    max_gen_batches: int = 4
-    overlong: Overlong | None = None
-    update_epochs: int = 1
-    minibatches: int = 1
-    temperature: float = 1.0
-    max_response_tokens: int = 1024
-    val_temperature: float | None = None
-    val_every: int = 10
-    val_before_train: bool = True
-    lora: LoraSpec | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    max_context: int | None = None
-    threads: int | None = None
-    renderer: str | None = None
-    max_tokens_per_microbatch: int | None = None
-    max_batch: int = 64
-    checkpoint_every: int | None = None
-
-    def __post_init__(self) -> None:
-        name = type(self).__name__
-        require_positive(
-            group_size=self.group_size,
-            batch_size=self.batch_size,
-            steps=self.steps,
-            epochs=self.epochs,
-            learning_rate=self.learning_rate,
-            temperature=self.temperature,
-            val_every=self.val_every,
-            max_response_tokens=self.max_response_tokens,
-            checkpoint_every=self.checkpoint_every,
-            max_gen_batches=self.max_gen_batches,
-            update_epochs=self.update_epochs,
-            minibatches=self.minibatches,
-        )
-        if (self.steps is None) == (self.epochs is None):
-            raise ConfigError(f"{name} needs either steps= or epochs=", hint="for example steps=200")
-        if self.adv_estimator not in get_args(Estimator):
-            raise ConfigError(
-                f"adv_estimator={self.adv_estimator!r} is not known",
-                hint=nearest(self.adv_estimator, get_args(Estimator)),
-            )
-        if self.group_size < 2 and (self.adv_estimator in GROUPED or self.dynamic_sampling):
-            raise ConfigError(
-                "group_size is 1, so no rollout has another to be compared with", hint="use at least 2; 8 is usual"
-            )
-        if self.overlong is not None and self.overlong.buffer > self.max_response_tokens:
-            raise ConfigError(
-                f"overlong.buffer={self.overlong.buffer} is longer than max_response_tokens={self.max_response_tokens}",
-                hint="choose a shorter buffer: it is the last part of the longest answer",
-            )
+class PolicyGradient(PolicyGradientSettings):
+    """A policy-gradient algorithm with the embedded engine and learner; `agl.GRPO` and others are settings of it."""
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -153,7 +44,7 @@ class PolicyGradient:
         require_tasks(run.train, "the training dataset")
         batches = Batches(run.train, self.batch_size, run.seed)
         steps = self.steps or batches.steps_per_epoch() * (self.epochs or 1)
-        identity = self._identity(run, steps)
+        identity = self.identity(run, steps)
         policies = await self._load(run, steps)
         try:
             state = await checkpoints.restore(run, policies, identity) if run.resume else None
@@ -321,36 +212,79 @@ class PolicyGradient:
             models[name] = str(Path(model).resolve()) if Path(model).exists() else model
         return {"model": next(iter(models.values())), **({"models": models} if len(models) > 1 else {})}
 
-    # -- settings -----------------------------------------------------------------------------------------------------
-
     async def _load(self, run: Run, steps: int) -> Policies:
         spec = self.policy_spec(run.seed, steps)
         return await Policies.start(spec, run.selection.policies, run.policies, self.renderer)
 
-    def policy_spec(self, seed: int, steps: int) -> PolicySpec:
-        """The settings of the policy process: fields of the same name are passed on, the others are derived."""
-        learner = _common(self, LearnerConfig) | {
-            "epochs": self.update_epochs,  # here `epochs` counts passes over the tasks
-            "critic": self.adv_estimator == "gae",
-            "total_steps": steps if self.schedule == "linear" else None,
-            "loss_scale_factor": float(self.max_response_tokens) if self.loss_agg.endswith("-norm") else None,
-            "seed": seed,
-        }
-        return PolicySpec(**_common(self, PolicySpec) | {"seed": seed, "learner": LearnerConfig(**learner)})
 
-    def _identity(self, run: Run, steps: int) -> dict[str, Any]:
-        """What a resumed run must have in common with the one that it continues."""
-        settings = replace(self, steps=steps, epochs=None)
-        changeable = {"checkpoint_every", "threads", "device", "val_every"}
-        identity = {
-            "algorithm": type(self).__name__,
-            **{f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in changeable},
-            "policies": {n: run.policies.get(n) for n in run.selection.policies},
-        }
-        return json.loads(json.dumps(identity, default=str))
+def make_rows(sample: Sample, policies: Policies, step: int) -> Rows:
+    """Merge each policy's calls into training rows.
+
+    Raises:
+        NoTrainableDataError: no row of any policy holds a token to train, although no group was left out as flat.
+        StalePolicyError: a call was sampled by other weights than those in training.
+    """
+    advantages = sample.advantages
+    trajectories = {name: advantages.of(name) for name in policies.names}
+    rows = {name: [row for t in ts for row in merge(t, advantages.advantages)] for name, ts in trajectories.items()}
+    flat = any(c.dropped == FLAT and c.policy in rows for c in advantages.calls)
+    if not flat and not any(row.n_actions for policy_rows in rows.values() for row in policy_rows):
+        if advantages.dropped_groups:
+            why = f"{advantages.dropped_groups} group(s) kept no two to compare"
+        else:
+            why = "none of their answers is whole" if advantages.calls else "they made no call"
+        raise NoTrainableDataError(
+            f"step {step + 1} has nothing to train on: {len(sample.succeeded)} of {len(sample.results)} rollouts "
+            f"succeeded, and {why}",
+            hint="see why rollouts fail with agl explain, or raise max_attempts",
+            step=step + 1,
+        )
+    for name, version in policies.versions.items():
+        for call in (transition.call for t in trajectories[name] for transition in t.transitions):
+            if call.policy_version != version:
+                raise StalePolicyError(
+                    f"call {call.id} was sampled by version {call.policy_version} of policy {call.policy!r}, but "
+                    f"version {version} is being trained",
+                    rollout=call.rollout_id,
+                    attempt=call.attempt,
+                    agent=call.agent,
+                    step=step + 1,
+                )
+    return rows
 
 
-def _common(source: PolicyGradient, target: type[LearnerConfig | PolicySpec]) -> dict[str, Any]:
-    """The values of the fields that both have."""
-    names = {f.name for f in fields(source)} & {f.name for f in fields(target)}
-    return {name: getattr(source, name) for name in names}
+def has_signal(rows: Seq[TrainingRow], flat_learns: bool) -> bool:
+    """Whether an update on these rows would change the policy.
+
+    Args:
+        flat_learns: whether it does even where all advantages are 0 (a penalty, a value head).
+    """
+    if not any(row.n_actions for row in rows):
+        return False
+    return flat_learns or any(np.any(row.advantages) for row in rows)
+
+
+async def update(policy: LocalPolicy, rows: list[TrainingRow], step: int) -> dict[str, float]:
+    """Train a policy on its rows, and prove that the engine serves what was trained: learner and engine agree on the
+    log-probs of one fixed sequence.
+
+    Raises:
+        StalePolicyError: they do not.
+        TrainingError: an update that is not finite.
+    """
+    metrics = await policy.train(rows)
+    row = next(r for r in rows if len(r) > 1)
+    path = row.token_ids if row.is_chain else row.token_ids[row.positions == np.arange(len(row))]
+    ids = path[:PROBE_TOKENS]
+    trained = await policy.logprobs(ids)
+    served = await policy.engine_logprobs(ids)
+    difference = float(np.max(np.abs(trained - served))) if ids.size > 1 else 0.0
+    if not difference <= PROBE_TOLERANCE[policy.info.dtype]:
+        raise StalePolicyError(
+            f"after the update of step {step + 1} the engine's log-probs differ from the learner's by {difference:.3g}",
+            hint="the engine does not serve the policy just trained; please report this with your model's config",
+            step=step + 1,
+            policy=policy.spec.name,
+            policy_version=policy.version,
+        )
+    return metrics

@@ -1,12 +1,19 @@
-"""A policy that lives in another process: samples it, trains it, saves it; policies on one base model share a process.
+"""Policies that live in other processes: sampled, trained and saved from here; those on one base model share a process.
 
-Invariant: importing this module loads no torch.
+Invariant: importing this module loads no torch. Nothing waits for a dead child: when it ends, every waiting call fails
+with its exit code and last output. When this process ends, however it ends, the child ends too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
@@ -15,12 +22,27 @@ import numpy as np
 
 from agl.errors import ConfigError, EngineError
 from agl.mdp.sequence import TrainingRow
-from agl.mdp.types import FloatArray, IntArray
+from agl.mdp.types import FloatArray, IntArray, int_array
 from agl.trainer.engines.base import Completion, OnTokens, Sampling
-from agl.trainer.local.process import PolicyProcess
-from agl.trainer.local.protocol import PolicyInfo, PolicySpec
+from agl.trainer.local.protocol import (
+    Abort,
+    Command,
+    Done,
+    Failed,
+    Finished,
+    FrameReader,
+    Generate,
+    PolicyInfo,
+    PolicySpec,
+    Shutdown,
+    Tokens,
+    to_frame,
+)
 
 __all__ = ["LocalPolicy", "PolicyInfo", "PolicySpec", "start_policies"]
+
+_TAIL_BYTES = 2000
+_TERM_SECONDS = 2.0
 
 
 class LocalPolicy:
@@ -152,3 +174,250 @@ async def start_policies(specs: Seq[PolicySpec], *, timeout: float = 120.0) -> d
         raise failed
     policies = {spec.name: LocalPolicy(spec, process) for process in processes for spec in process.specs}
     return {spec.name: policies[spec.name] for spec in specs}
+
+
+class _Link(asyncio.Protocol):
+    """The socket to the child: whole messages in, loss of the child out."""
+
+    def __init__(self, process: PolicyProcess) -> None:
+        self._process = process
+        self._reader = FrameReader()
+
+    def data_received(self, data: bytes) -> None:
+        for messages in self._reader.feed(data):
+            self._process._on_messages(messages)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._process._on_connection_lost()
+
+
+class PolicyProcess:
+    """A child process that serves and trains the policies of one base model.
+
+    Made by `start`, ended by `close`; every call must come from the event loop that started it.
+
+    Attributes:
+        specs: the policies. info: what was loaded, by policy.
+    """
+
+    info: dict[str, PolicyInfo]
+
+    def __init__(self, specs: Seq[PolicySpec], process: subprocess.Popen[bytes], log: Any) -> None:
+        self.specs = tuple(specs)
+        self._process = process
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._ids = itertools.count(1)
+        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._streams: dict[int, OnTokens] = {}
+        self._transport: asyncio.Transport | None = None
+        self._reaper: asyncio.Task[None] | None = None
+        self._failure: str | None = None
+        self._tail = ""
+        self._closing = False
+
+    @classmethod
+    async def start(cls, specs: Seq[PolicySpec], *, timeout: float = 120.0) -> PolicyProcess:
+        """Start the process and load the policies.
+
+        Args:
+            specs: policies of one `base`; more than one only where each has a LoRA adapter.
+            timeout: seconds.
+
+        Raises:
+            ModelLoadError: the model does not load.
+            EngineError: the process died or was not ready in time.
+        """
+        ours, theirs = socket.socketpair()
+        log = tempfile.TemporaryFile()  # noqa: SIM115
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "agl.trainer.local.worker", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_environment(specs[0]),
+            )
+        except OSError:
+            ours.close()
+            log.close()
+            raise
+        finally:
+            theirs.close()
+        process = cls(specs, child, log)
+        ready = process._new_future(0)
+        try:
+            ours.setblocking(False)
+            process._transport, _ = await process._loop.create_unix_connection(lambda: _Link(process), sock=ours)
+            process._send(process.specs)
+            process.info = (await asyncio.wait_for(ready, timeout)).result
+        except BaseException as error:
+            await process.close(timeout=0.0)
+            if isinstance(error, TimeoutError):
+                raise EngineError(
+                    f"the policy process was not ready after {timeout:g} s",
+                    hint=f"raise the time limit, or look at its last output:\n{process._tail}",
+                    model=specs[0].model,
+                ) from None
+            raise
+        process._forget(0)
+        return process
+
+    @property
+    def pid(self) -> int:
+        """Process id of the child."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code of the child; None while it runs."""
+        return self._process.poll()
+
+    async def generate(
+        self, policy: str, prompt_ids: IntArray, sampling: Sampling, session: str | None, on_tokens: OnTokens | None
+    ) -> Completion:
+        """Sample one answer; see `agl.trainer.engines.Engine.generate`."""
+        self._check()
+        request_id = next(self._ids)
+        future = self._new_future(request_id)
+        if on_tokens is not None:
+            self._streams[request_id] = on_tokens
+        self._send(Generate(request_id, policy, int_array(prompt_ids), sampling, session, on_tokens is not None))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._send(Abort(request_id))
+            raise
+        finally:
+            self._forget(request_id)
+
+    async def command(self, policy: str, name: str, **arguments: Any) -> Done:
+        """Run one of the worker's commands for a policy; what it raises there is raised here."""
+        self._check()
+        request_id = next(self._ids)
+        future = self._new_future(request_id)
+        self._send(Command(request_id, policy, name, arguments))
+        try:
+            return await future
+        finally:
+            self._forget(request_id)
+
+    async def close(self, *, timeout: float = 5.0) -> None:
+        """End the process: ask, wait `timeout` seconds, terminate, kill. Idempotent."""
+        first, self._closing = not self._closing, True
+        if self._process.poll() is None:
+            if first and timeout > 0 and asyncio.get_running_loop() is self._loop:
+                self._send(Shutdown())
+                await self._wait_for_exit(timeout)
+            if self._process.poll() is None:
+                self._process.terminate()
+                if not await self._wait_for_exit(_TERM_SECONDS):
+                    self._process.kill()
+                    await self._wait_for_exit(_TERM_SECONDS)
+        self._fail("the policy process was closed")
+        if self._transport is not None and asyncio.get_running_loop() is self._loop:
+            self._transport.close()
+        if not self._log.closed:
+            self._tail = self._last_output()
+            self._log.close()
+
+    # -- the child's side -----------------------------------------------------------------------------------------
+
+    def _on_messages(self, messages: list[Any]) -> None:
+        for message in messages:
+            match message:
+                case Tokens():
+                    self._stream(message)
+                case Finished():
+                    self._resolve(message.request_id, message.completion)
+                case Done():
+                    self._resolve(message.request_id, message)
+                case Failed():
+                    future = self._pending.get(message.request_id)
+                    if future is not None and not future.done():
+                        future.set_exception(message.error)
+
+    def _stream(self, message: Tokens) -> None:
+        on_tokens = self._streams.get(message.request_id)
+        if on_tokens is None:
+            return
+        try:
+            on_tokens(message.token_ids, message.logprobs)
+        except Exception as error:
+            self._send(Abort(message.request_id))
+            future = self._pending.get(message.request_id)
+            self._forget(message.request_id)
+            if future is not None and not future.done():
+                future.set_exception(error)
+
+    def _resolve(self, request_id: int, result: Any) -> None:
+        future = self._pending.get(request_id)
+        if future is not None and not future.done():
+            future.set_result(result)
+
+    def _on_connection_lost(self) -> None:
+        if not self._closing:
+            self._reaper = self._loop.create_task(self._report_death())
+
+    async def _report_death(self) -> None:
+        exited = await self._wait_for_exit(_TERM_SECONDS)
+        how = f"exit code {self._process.returncode}" if exited else "connection lost"
+        self._fail(f"the policy process died ({how})", self._last_output())
+
+    def _last_output(self) -> str:
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace").strip()
+
+    async def _wait_for_exit(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self._process.poll() is None and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
+        return self._process.poll() is not None
+
+    # -- calls ----------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise EngineError(
+                "the policy was called from another event loop than the one that started it",
+                hint="start it inside the loop that uses it, or pass the call on by asyncio.run_coroutine_threadsafe",
+            )
+        if self._closing or self._failure is not None:
+            raise self._error()
+
+    def _new_future(self, request_id: int) -> asyncio.Future[Any]:
+        future = self._loop.create_future()
+        self._pending[request_id] = future
+        return future
+
+    def _forget(self, request_id: int) -> None:
+        self._pending.pop(request_id, None)
+        self._streams.pop(request_id, None)
+
+    def _send(self, message: Any) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(to_frame(message))
+
+    def _fail(self, what: str, output: str = "") -> None:
+        """End every waiting call, and all later ones, with the same error; the first cause stays."""
+        if self._failure is None:
+            self._failure, self._tail = what, output
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(self._error())
+
+    def _error(self) -> EngineError:
+        hint = f"its last output was:\n{self._tail}" if self._tail else "start a new one"
+        return EngineError(self._failure or "the policy process was closed", hint=hint, model=self.specs[0].model)
+
+
+def _environment(spec: PolicySpec) -> dict[str, str]:
+    """The child's environment: thread pools must be sized before torch is imported."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = spec.threads or max(1, cores - 1)
+    return os.environ | {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+    }

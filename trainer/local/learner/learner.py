@@ -24,7 +24,7 @@ from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.learner.logprobs import LogProbModel, LogProbs
 from agl.trainer.local.learner.metrics import Totals, not_finite
 from agl.trainer.local.learner.microbatches import chain, collate, length_buckets
-from agl.trainer.local.learner.targets import LossRow, make_loss_rows
+from agl.trainer.local.learner.targets import LossRow, correct, estimate_advantages
 from agl.trainer.objectives.gae import value_loss
 from agl.trainer.objectives.kl import kl_penalty
 from agl.trainer.objectives.losses import gspo_loss, policy_loss
@@ -127,13 +127,7 @@ class Learner:
             group["lr"] = learning_rate * group["share"]
         totals = Totals()
         shuffle = np.random.default_rng([self.config.seed, self._updates])
-        loss_rows = make_loss_rows(
-            rows,
-            self.config,
-            proximal=lambda rows: self._forward(self._policy, rows, [s.action_mask for s in rows]),
-            reference=None if self._reference is None else self._reference_logprobs,
-            values=None if self._value_head is None else self._values,
-        )
+        loss_rows = self._loss_rows(rows)
         with self._adapter_dropout():
             for _ in range(self.config.epochs):
                 for minibatch in _minibatches(loss_rows, self.config.minibatches, shuffle):
@@ -145,6 +139,19 @@ class Learner:
             "tokens": float(sum(s.n_actions for s in rows)),
             "forwarded_tokens": float(sum(len(s) for s in rows)),
         }
+
+    def _loss_rows(self, rows: Seq[TrainingRow]) -> list[LossRow]:
+        """The rows with everything that the steps of an update need, by the weights before the first of them."""
+        loss_rows = [LossRow(row, row.logprobs) for row in rows]
+        if self.config.rollout_is is not None:
+            proximal = self._forward(self._policy, rows, [row.action_mask for row in rows])
+            loss_rows = [correct(r, x, self.config) for r, x in zip(loss_rows, proximal, strict=True)]
+        if self._reference is not None:
+            reference = self._reference_logprobs(rows)
+            loss_rows = [replace(r, reference_logprobs=x) for r, x in zip(loss_rows, reference, strict=True)]
+        if self._value_head is not None:
+            loss_rows = estimate_advantages(loss_rows, self._values(rows), self.config)
+        return loss_rows
 
     def _step(self, rows: Seq[LossRow], totals: Totals) -> None:
         """One optimiser step: the loss is the weighted sum over all trained tokens of these rows."""

@@ -6,7 +6,6 @@ calls are merged into rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -15,12 +14,9 @@ import numpy as np
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray
 from agl.trainer.local.config import LearnerConfig
-from agl.trainer.objectives.estimators import whiten
+from agl.trainer.objectives.advantages import whiten
 from agl.trainer.objectives.gae import gae
 from agl.trainer.objectives.importance import truncated_importance
-
-Measure = Callable[[Seq[TrainingRow]], list[FloatArray]]
-"""Rows -> a number per token, float32 [T] each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,31 +39,7 @@ class LossRow:
     value_targets: FloatArray | None = None
 
 
-def make_loss_rows(
-    rows: Seq[TrainingRow],
-    config: LearnerConfig,
-    *,
-    proximal: Measure,
-    reference: Measure | None,
-    values: Measure | None,
-) -> list[LossRow]:
-    """The rows of an update with everything that its steps need.
-
-    Args:
-        proximal: log-probs by the learner's own weights; called only for truncated importance sampling.
-        reference: log-probs by the reference policy. values: by the value head, of the state before each token.
-    """
-    loss_rows = [LossRow(row, row.logprobs) for row in rows]
-    if config.rollout_is is not None:
-        loss_rows = [_correct(r, x, config) for r, x in zip(loss_rows, proximal(rows), strict=True)]
-    if reference is not None:
-        loss_rows = [replace(r, reference_logprobs=x) for r, x in zip(loss_rows, reference(rows), strict=True)]
-    if values is not None:
-        loss_rows = _estimate_advantages(loss_rows, values(rows), config)
-    return loss_rows
-
-
-def _correct(row: LossRow, proximal_T: FloatArray, config: LearnerConfig) -> LossRow:
+def correct(row: LossRow, proximal_T: FloatArray, config: LearnerConfig) -> LossRow:
     """Take the ratio against the learner's own log-probs, and weigh it by how these differ from the sampler's."""
     assert config.rollout_is is not None
     mask_T = row.sequence.action_mask
@@ -81,7 +53,7 @@ def _correct(row: LossRow, proximal_T: FloatArray, config: LearnerConfig) -> Los
     return replace(row, old_logprobs=proximal_T, importance=importance_T)
 
 
-def _estimate_advantages(rows: Seq[LossRow], values: Seq[FloatArray], config: LearnerConfig) -> list[LossRow]:
+def estimate_advantages(rows: Seq[LossRow], values: Seq[FloatArray], config: LearnerConfig) -> list[LossRow]:
     """Turn each call's return, which every one of its tokens carries, into advantages token by token, then whiten."""
     advantages: list[np.ndarray] = []
     targets: list[np.ndarray] = []

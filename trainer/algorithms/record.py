@@ -1,0 +1,98 @@
+"""What is kept of a training step: what it made of each call, for the store, and its entry in the run's history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from agl.mdp.sequence import TrainingRow, merge_report
+from agl.trainer.objectives.advantages import StepAdvantages
+from agl.trainer.run.policies import Policies
+from agl.trainer.run.run import Run, mean_rewards
+from agl.trainer.runners.protocol import RolloutResult
+from agl.trainer.store.base import TrainedCall
+
+Rows = Mapping[str, list[TrainingRow]]
+"""A step's training rows by policy."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """A step's rollouts and the advantages of their calls.
+
+    Attributes:
+        results: all rollouts. succeeded: those of them that did.
+        resampled: how many tasks were sampled in place of groups that had nothing to learn from.
+    """
+
+    results: Seq[RolloutResult]
+    succeeded: Seq[RolloutResult]
+    advantages: StepAdvantages
+    resampled: int = 0
+
+
+async def record(run: Run, policies: Policies, calls: StepAdvantages, rows: Rows, step: int) -> None:
+    """Write to the store what the step made of every call: its row, return, advantage and trained tokens."""
+    row_of: dict[str, int] = {}
+    tokens: dict[str, int] = {}
+    for policy_rows in rows.values():
+        for i, row in enumerate(policy_rows):
+            for k, call_id in enumerate(row.call_ids):
+                row_of[call_id] = i
+                tokens[call_id] = int(np.sum(row.action_mask & (row.calls == k)))
+    versions = policies.versions
+    await run.store.add_trained_calls(
+        run.run_id,
+        [
+            TrainedCall(
+                call_id=c.call_id,
+                rollout_id=c.rollout_id,
+                step=step + 1,
+                policy_version=versions[c.policy],
+                sequence=row_of.get(c.call_id),
+                reward=c.reward,
+                return_=c.return_,
+                advantage=c.advantage,
+                tokens=tokens.get(c.call_id, 0),
+                dropped=c.dropped,
+            )
+            for c in calls.calls
+            if c.policy is not None and c.policy in versions
+        ],
+    )
+
+
+def facts(
+    sample: Sample, policies: Policies, rows: Rows, metrics: Mapping[str, Mapping[str, float]], step: int
+) -> dict[str, Any]:
+    """The step's entry for `run.history`.
+
+    Args:
+        metrics: the learner's, by policy; only of those that were updated.
+    """
+    advantages = sample.advantages
+    merged = merge_report(advantages.trajectories, [row for policy_rows in rows.values() for row in policy_rows])
+    entry: dict[str, Any] = {
+        "step": step + 1,
+        **mean_rewards(sample.succeeded, "train"),
+        "train/rollouts": len(sample.results),
+        "train/failed_rollouts": len(sample.results) - len(sample.succeeded),
+        "train/dropped_groups": advantages.dropped_groups,
+        "train/zero_variance_groups": advantages.zero_variance_groups,
+        "train/resampled_tasks": sample.resampled,
+        "train/updated_policies": len(metrics),
+        "train/calls": merged.calls,
+        "train/rows": merged.rows,
+        "train/tokens": merged.tokens,
+        "train/tokens_unmerged": merged.tokens_unmerged,
+        "train/forks": sum(merged.forks.values()),
+    }
+    for name, version in policies.versions.items():
+        prefix = "" if len(policies) == 1 else f"{name}/"
+        entry[f"{prefix}policy_version"] = version
+        entry |= {f"{prefix}learner/{k}": v for k, v in metrics.get(name, {}).items()}
+    return entry

@@ -1,0 +1,161 @@
+"""What a policy-gradient algorithm can be told, and what engine and learner are told from it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+from agl.errors import ConfigError, nearest
+from agl.trainer.algorithms.shaping import Overlong
+from agl.trainer.local.config import LearnerConfig, LoraSpec
+from agl.trainer.local.policy import PolicySpec
+from agl.trainer.objectives import Estimator, KLKind, LossAgg, PolicyLossKind, RolloutIS
+from agl.trainer.objectives.advantages import GROUPED
+from agl.trainer.run.config import require_positive
+from agl.trainer.run.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyGradientSettings:
+    """The settings of a policy-gradient algorithm.
+
+    Attributes:
+        model: a Hugging Face directory or hub id.
+        group_size: rollouts per task. batch_size: tasks per step.
+        steps: updates; or `epochs`: passes over the training tasks. One of the two.
+        learning_rate, warmup_steps, schedule, betas, weight_decay, grad_clip: of AdamW; the schedule is "constant" or
+            "linear" (down to 0 at the last step).
+        adv_estimator: how returns become advantages: "grpo", "rloo", "reinforce_plus_plus",
+            "reinforce_plus_plus_baseline" or, with a value head, "gae".
+        gamma, lam, value_coef, value_clip, value_learning_rate: of "gae" and its value head.
+        policy_loss: "vanilla" clips the ratio of each token, "gspo" that of each answer.
+        rollout_is, rollout_is_threshold: truncated importance sampling by "token" or "sequence", for behaviour
+            log-probs that are not quite the learner's; None takes them as they are.
+        clip_low, clip_high: of the importance ratio. kl_coef, kl_kind: penalty towards the initial policy ("k1", "k2",
+            "k3"). entropy_coef: bonus.
+        loss_agg: "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", or "seq-mean-token-sum-norm" (divided by
+            `max_response_tokens`).
+        normalize_std: divide advantages by the group's standard deviation.
+        dynamic_sampling: sample further tasks in place of those whose rollouts all had the same return, so that
+            `batch_size` tasks have something to learn from; at most `max_gen_batches` rounds of sampling a step.
+        overlong: a penalty for answers near their limit.
+        update_epochs: passes over a step's rows. minibatches: optimiser steps per pass.
+        temperature, max_response_tokens: of training's sampling, whatever the agent asks for.
+        val_temperature: of validation; None leaves the agent's own. val_every: steps between validations.
+        val_before_train: whether there is one before the first step.
+        lora: train adapters of this shape instead of the full weights.
+        device, dtype, max_context, threads: of the policy process; "auto"/None choose by the machine.
+        renderer: a name from the `renderers` package; None chooses by the model.
+        max_tokens_per_microbatch, max_batch: of learner and engine; None chooses by the device.
+        checkpoint_every: steps between checkpoints; None: each step for small models, else every 10; also at the end
+            and on Ctrl-C.
+    """
+
+    model: str
+    group_size: int = 8
+    batch_size: int = 16
+    steps: int | None = None
+    epochs: int | None = None
+    learning_rate: float = 1e-6
+    warmup_steps: int = 0
+    schedule: Literal["constant", "linear"] = "constant"
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    kl_coef: float = 0.0
+    kl_kind: KLKind = "k3"
+    entropy_coef: float = 0.0
+    loss_agg: LossAgg = "token-mean"
+    adv_estimator: Estimator = "grpo"
+    normalize_std: bool = True
+    gamma: float = 1.0
+    lam: float = 1.0
+    value_coef: float = 0.5
+    value_clip: float | None = 0.5
+    value_learning_rate: float | None = None
+    policy_loss: PolicyLossKind = "vanilla"
+    rollout_is: RolloutIS | None = None
+    rollout_is_threshold: float = 2.0
+    dynamic_sampling: bool = False
+    max_gen_batches: int = 4
+    overlong: Overlong | None = None
+    update_epochs: int = 1
+    minibatches: int = 1
+    temperature: float = 1.0
+    max_response_tokens: int = 1024
+    val_temperature: float | None = None
+    val_every: int = 10
+    val_before_train: bool = True
+    lora: LoraSpec | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    max_context: int | None = None
+    threads: int | None = None
+    renderer: str | None = None
+    max_tokens_per_microbatch: int | None = None
+    max_batch: int = 64
+    checkpoint_every: int | None = None
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        require_positive(
+            group_size=self.group_size,
+            batch_size=self.batch_size,
+            steps=self.steps,
+            epochs=self.epochs,
+            learning_rate=self.learning_rate,
+            temperature=self.temperature,
+            val_every=self.val_every,
+            max_response_tokens=self.max_response_tokens,
+            checkpoint_every=self.checkpoint_every,
+            max_gen_batches=self.max_gen_batches,
+            update_epochs=self.update_epochs,
+            minibatches=self.minibatches,
+        )
+        if (self.steps is None) == (self.epochs is None):
+            raise ConfigError(f"{name} needs either steps= or epochs=", hint="for example steps=200")
+        if self.adv_estimator not in get_args(Estimator):
+            raise ConfigError(
+                f"adv_estimator={self.adv_estimator!r} is not known",
+                hint=nearest(self.adv_estimator, get_args(Estimator)),
+            )
+        if self.group_size < 2 and (self.adv_estimator in GROUPED or self.dynamic_sampling):
+            raise ConfigError(
+                "group_size is 1, so no rollout has another to be compared with", hint="use at least 2; 8 is usual"
+            )
+        if self.overlong is not None and self.overlong.buffer > self.max_response_tokens:
+            raise ConfigError(
+                f"overlong.buffer={self.overlong.buffer} is longer than max_response_tokens={self.max_response_tokens}",
+                hint="choose a shorter buffer: it is the last part of the longest answer",
+            )
+
+    def policy_spec(self, seed: int, steps: int) -> PolicySpec:
+        """The settings of the policy process: fields of the same name are passed on, the others are derived."""
+        learner = _common(self, LearnerConfig) | {
+            "epochs": self.update_epochs,  # here `epochs` counts passes over the tasks
+            "critic": self.adv_estimator == "gae",
+            "total_steps": steps if self.schedule == "linear" else None,
+            "loss_scale_factor": float(self.max_response_tokens) if self.loss_agg.endswith("-norm") else None,
+            "seed": seed,
+        }
+        return PolicySpec(**_common(self, PolicySpec) | {"seed": seed, "learner": LearnerConfig(**learner)})
+
+    def identity(self, run: Run, steps: int) -> dict[str, Any]:
+        """What a resumed run must have in common with the one that it continues."""
+        settings = replace(self, steps=steps, epochs=None)
+        changeable = {"checkpoint_every", "threads", "device", "val_every"}
+        identity = {
+            "algorithm": type(self).__name__,
+            **{f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in changeable},
+            "policies": {n: run.policies.get(n) for n in run.selection.policies},
+        }
+        return json.loads(json.dumps(identity, default=str))
+
+
+def _common(source: PolicyGradientSettings, target: type[LearnerConfig | PolicySpec]) -> dict[str, Any]:
+    """The values of the fields that both have."""
+    names = {f.name for f in fields(source)} & {f.name for f in fields(target)}
+    return {name: getattr(source, name) for name in names}
