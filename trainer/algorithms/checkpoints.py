@@ -8,12 +8,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from agl.errors import CheckpointError
-from agl.trainer.run.checkpoints import Resumed, checkpoints_folder, latest_local, require_same
+from agl.errors import CheckpointError, EngineError
+from agl.trainer.run.checkpoints import Resumed, checkpoints_folder, latest_local, read_facts, require_same
 from agl.trainer.run.policies import Policies
 from agl.trainer.run.run import Run
 
 KEEP = 2
+
+_FACTS = {"run_id": str, "step": int, "seed": int, "tasks": int, "algorithm": dict, "history": list}
 
 
 async def save(run: Run, policies: Policies, step: int, identity: dict[str, Any]) -> Path:
@@ -24,10 +26,6 @@ async def save(run: Run, policies: Policies, step: int, identity: dict[str, Any]
     root = checkpoints_folder(run.directory)
     final = root / f"step-{step:06d}"
     part = root / f".step-{step:06d}.part"
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    await policies.save_states(part)
-    await policies.save_models(part)
     facts = {
         "run_id": run.run_id,
         "step": step,
@@ -37,13 +35,27 @@ async def save(run: Run, policies: Policies, step: int, identity: dict[str, Any]
         "tasks": len(run.train),
         "history": run.history,
     }
-    with (part / "run.json").open("w") as f:
-        json.dump(facts, f)
-        f.flush()
-        os.fsync(f.fileno())
-    if final.exists():
-        shutil.rmtree(final)
-    part.rename(final)
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part.mkdir()
+        await policies.save_states(part)
+        await policies.save_models(part)
+        with (part / "run.json").open("w") as f:
+            json.dump(facts, f)
+            f.flush()
+            os.fsync(f.fileno())
+        if final.exists():
+            shutil.rmtree(final)
+        part.rename(final)
+    except (OSError, EngineError) as error:
+        shutil.rmtree(part, ignore_errors=True)
+        last = "" if run.checkpoint is None else f"; {run.checkpoint.name} is whole"
+        raise CheckpointError(
+            f"the checkpoint of step {step} cannot be written: {error}{last}",
+            hint="check the space on the disk and the directory's permissions, then resume",
+            path=root,
+        ) from error
     run.checkpoint = final
     for old in sorted(root.glob("step-*"))[:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)
@@ -59,12 +71,7 @@ async def restore(run: Run, policies: Policies, identity: dict[str, Any]) -> Res
     path = latest_local(run.directory)
     if path is None:
         return None
-    try:
-        facts = json.loads((path / "run.json").read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"the checkpoint cannot be read: {error}", hint="delete it to resume from the one before", path=path
-        ) from error
+    facts = read_facts(path / "run.json", _FACTS, hint="delete the checkpoint's folder to resume from the one before")
     now = {"seed": run.seed, "tasks": len(run.train), **identity}
     then = {"seed": facts["seed"], "tasks": facts["tasks"], **facts["algorithm"]}
     require_same(then, now, path)

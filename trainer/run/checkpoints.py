@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,26 @@ def latest_of_verl(directory: Path) -> Path | None:
     except (OSError, ValueError):
         return None
     return checkpoints_folder(directory) / f"global_step_{step}"
+
+
+def read_facts(path: Path, shape: Mapping[str, type], *, hint: str) -> dict[str, Any]:
+    """The record of a checkpoint, a JSON object with at least the keys of `shape`, of these types.
+
+    Raises:
+        CheckpointError: it cannot be read, or has another shape.
+    """
+    try:
+        facts = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint cannot be read: {error}", hint=hint, path=path) from error
+    wrong = [k for k, kind in shape.items() if not isinstance(facts, dict) or not isinstance(facts.get(k), kind)]
+    if wrong:
+        raise CheckpointError(
+            f"the checkpoint's record is not one of agl's: {', '.join(wrong)} missing or of another kind",
+            hint=hint,
+            path=path,
+        )
+    return facts
 
 
 def require_same(then: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:

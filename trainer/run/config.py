@@ -6,6 +6,7 @@ Invariant: a value that could not be used is refused here, before anything is st
 from __future__ import annotations
 
 import re
+import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -97,3 +98,22 @@ def require_positive(**values: float | None) -> None:
     for name, value in values.items():
         if value is not None and not value > 0:
             raise ConfigError(f"{name} is {value}", hint="give a number above 0")
+
+
+def require_descriptors(n_workers: int) -> None:
+    """Let this process open as many files as a run of so many workers may need, if the system permits that many.
+
+    Raises:
+        ConfigError: it permits fewer.
+    """
+    # A rollout holds a connection at both ends, and may hold one to its tools; the rest is stores, pipes and libraries.
+    needed = 64 + 4 * n_workers
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(
+            f"this process may open {hard} files, and {n_workers} workers need up to {needed}",
+            hint="raise the limit (ulimit -n), or lower n_workers",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -69,6 +69,7 @@ class Run:
         agent: what is executed for each task. train, val: the tasks.
         store: where facts are recorded; stays open. progress: what is shown while it runs.
         resume: whether to continue from the last checkpoint in `directory`.
+        own_store: whether the store is the file of this run, in `directory`.
         payload: the packed agent for worker processes, where `config.runners` starts them.
         serve: makes the gateway reachable; None: a server at `config.host` and `config.port`.
         gateway: made by `start`, unless the algorithm has set one.
@@ -85,6 +86,7 @@ class Run:
     store: Store
     progress: Progress
     resume: bool = False
+    own_store: bool = False
     payload: bytes | None = None
     serve: Serve | None = None
     gateway: Gateway | None = None
@@ -249,7 +251,18 @@ class Run:
         """Continue a stopped run: `step` steps are done, in the weights of these versions.
 
         Rollouts of the next step that had ended are not run again, and unfinished ones are cancelled.
+
+        Raises:
+            StoreError: the run's own store does not hold the last of these steps.
         """
+        if step and self.own_store and not await self.store.query_rollouts(run_id=self.run_id, step=step - 1, limit=1):
+            raise StoreError(
+                f"the run's store holds no rollout of step {step}, and the checkpoint was made after it: the file was "
+                "emptied or replaced, or its journal (run.db-wal) was deleted",
+                hint=f"put it back from a copy, journal too, or start a new run from the weights in {self.checkpoint}",
+                run=self.run_id,
+                store=self.directory / "run.db",
+            )
         self._resumable = await reconcile(self.store, self.run_id, step, self.selection, versions)
         if n := len(self._resumable.rollouts):
             self.progress.note(f"{n} rollouts of step {step + 1} had ended before the run was stopped; they count")

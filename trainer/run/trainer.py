@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from agl.agents.agent import Agent, Tracer, as_agent
 from agl.agents.hooks import Hook
@@ -21,7 +22,8 @@ from agl.trainer.http.aio import run_in_thread
 from agl.trainer.local.config import Policy
 from agl.trainer.run.algorithm import Algorithm
 from agl.trainer.run.checkpoints import latest_checkpoint
-from agl.trainer.run.config import RunConfig
+from agl.trainer.run.config import RunConfig, require_descriptors
+from agl.trainer.run.lock import lock_directory
 from agl.trainer.run.progress import Progress
 from agl.trainer.run.run import Run, Serve, mean_rewards, require_some, require_tasks
 from agl.trainer.runners.loading import load_agent
@@ -64,6 +66,7 @@ class _Launch:
 
     Attributes:
         payload: what worker processes receive instead of the agent. tracers: those to switch on in this process.
+        lock: of the directory; None for a dry run.
     """
 
     run_id: str
@@ -73,6 +76,7 @@ class _Launch:
     tracers: tuple[Tracer, ...]
     progress: Progress
     resume: bool
+    lock: IO[str] | None
 
 
 _SETTINGS = frozenset(field.name for field in fields(RunConfig))
@@ -220,11 +224,11 @@ class Trainer:
         """
         train, val = self._tasks(train_dataset, val_dataset)
         launch = self._prepare(agent, resume=resume, run_id=run_id, progress=progress)
-        with switched_on(launch.tracers):
+        with switched_on(launch.tracers), launch.lock or nullcontext():
             return await self._run(launch, train, val, serve=serve)
 
     def _drive(self, launch: _Launch, train: Any, val: Any, *, dev_tasks: int | None = None) -> Result:
-        with switched_on(launch.tracers):
+        with switched_on(launch.tracers), launch.lock or nullcontext():
             try:
                 return run_in_thread(self._run(launch, train, val, dev_tasks=dev_tasks))
             except KeyboardInterrupt:
@@ -260,6 +264,7 @@ class Trainer:
                 store,
                 launch.progress,
                 resume=launch.resume,
+                own_store=self.store is None,
                 payload=launch.payload,
                 serve=serve,
             )
@@ -293,16 +298,25 @@ class Trainer:
         runnable, payload = self._runnable(agent)
         if self.config.air is not None:
             self.config.air.require(capture_content=self.config.capture_content)
+        require_descriptors(self.config.n_workers)
         run_id = run_id or f"run-{uuid.uuid4().hex[:8]}"
         directory = self.directory or Path("agl-runs") / run_id
         if not dry:
             self._check_directory(directory, resume)
-        directory.mkdir(parents=True, exist_ok=True)
-        if not dry:
-            run_id = _stored_id(directory, run_id, resume)
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = None if dry else lock_directory(directory)
+            if not dry:
+                run_id = _stored_id(directory, run_id, resume)
+        except OSError as error:
+            raise ConfigError(
+                f"the run's directory cannot be written: {error}",
+                hint="check its permissions and the space on its disk, or choose another directory",
+                path=directory,
+            ) from error
         # Worker processes switch their own on.
         tracers = () if payload is not None else (*self.tracers, *runnable.tracers)
-        return _Launch(run_id, directory, runnable, payload, tracers, progress or Progress(self.progress), resume)
+        return _Launch(run_id, directory, runnable, payload, tracers, progress or Progress(self.progress), resume, lock)
 
     def _runnable(self, agent: Any) -> tuple[Agent, bytes | None]:
         """The agent of this process, and what worker processes receive instead of it."""

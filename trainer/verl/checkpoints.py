@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agl.errors import CheckpointError
-from agl.trainer.run.checkpoints import Resumed, checkpoints_folder, latest_of_verl, require_same
+from agl.trainer.run.checkpoints import Resumed, checkpoints_folder, latest_of_verl, read_facts, require_same
 
 if TYPE_CHECKING:
     from agl.trainer.run.run import Run
     from agl.trainer.verl.config.plan import Plan
 
-_FACTS = "run.json"
+_FILE = "run.json"
+_FACTS = {"run_id": str, "identity": dict, "history": list}
 
 
 def restore(run: Run, plan: Plan) -> Resumed | None:
@@ -27,14 +28,11 @@ def restore(run: Run, plan: Plan) -> Resumed | None:
     if path is None:
         return None
     step = int(path.name.removeprefix("global_step_"))
-    try:
-        facts = json.loads((checkpoints_folder(run.directory) / _FACTS).read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"the record next to verl's checkpoints cannot be read: {error}",
-            hint="start a new run in another directory; the weights are in that folder",
-            path=checkpoints_folder(run.directory),
-        ) from error
+    facts = read_facts(
+        checkpoints_folder(run.directory) / _FILE,
+        _FACTS,
+        hint="start a new run in another directory; the weights are in that folder",
+    )
     require_same(facts["identity"], _identity(run, plan), path)
     run.history[:] = [entry for entry in facts["history"] if entry["step"] <= step]
     run.run_id = facts["run_id"]
@@ -50,8 +48,8 @@ def record_checkpoint(run: Run, plan: Plan, step: int, path: str) -> None:
 
 def write_record(run: Run, plan: Plan) -> None:
     """Write the run's record atomically."""
-    target = checkpoints_folder(run.directory) / _FACTS
-    target.parent.mkdir(parents=True, exist_ok=True)
+    target = checkpoints_folder(run.directory) / _FILE
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = target.with_suffix(".part")
     facts = {"run_id": run.run_id, "identity": _identity(run, plan), "history": run.history}
     with part.open("w") as f:

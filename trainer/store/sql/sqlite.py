@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
 import threading
 import time
@@ -57,6 +59,8 @@ class Sqlite:
 
     def open_engine(self) -> Engine:
         """An engine whose one connection is open, in WAL mode. Raises sqlite3.Error."""
+        if self.url != MEMORY:
+            _create_private(self.url)
         connection = _connect(self.url)
         try:
             # Affects new files only; existing ones keep freed space and reuse it.
@@ -139,6 +143,13 @@ class _Watch:
                 if version != seen:
                     seen = version
                     self._changed(None)
+
+
+def _create_private(path: str) -> None:
+    """Create the file, if it is missing, for its owner alone; its journals have the same permissions."""
+    # SQLite explains better than this why a file cannot be created.
+    with contextlib.suppress(OSError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def _connect(path: str) -> sqlite3.Connection:

@@ -1,0 +1,40 @@
+"""The lock of a run's directory: one trainer at a time writes there."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import IO
+
+from agl.errors import ConfigError
+
+log = logging.getLogger("agl")
+
+
+def lock_directory(directory: Path) -> IO[str]:
+    """Lock a run's directory until the file returned is closed, or its process ends, however it ends.
+
+    The kernel holds the lock (`flock`), so a dead process leaves none behind; the file names who holds it.
+
+    Raises:
+        ConfigError: another trainer holds it, of this process or another; the message names its process and host.
+    """
+    path = directory / "lock"
+    file = path.open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ConfigError(
+            f"{directory} is in use by {path.read_text().strip() or 'another trainer'}",
+            hint="wait until that run ends or stop it, or choose another directory",
+        ) from None
+    except OSError as error:
+        log.warning("%s cannot be locked (%s): see to it that no second trainer writes there", directory, error)
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    return file
