@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from agl.child_environment import child_environment
 from agl.errors import EngineError
 from agl.mdp.types import IntArray, int_array
 from agl.trainer.engines.base import Completion, OnTokens, Sampling
@@ -279,7 +280,7 @@ def _environment(spec: PolicySpec) -> dict[str, str]:
     """The child's environment: thread pools must be sized before torch is imported."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = spec.threads or max(1, cores - 1)
-    return os.environ | {
+    return child_environment(["HF_TOKEN"]) | {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",

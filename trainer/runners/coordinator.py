@@ -7,6 +7,7 @@ reason it failed; the run gets the result of each rollout once.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from agl.mdp.spans import Span
 from agl.mdp.types import Call
 from agl.rewards.air import AIR, reward_spans
 from agl.trainer.gateway.access import SamplingRules
+from agl.trainer.http.auth import LEASE_HEADER
 from agl.trainer.runners.protocol import LEASE_WAIT_SECONDS, Lease, Report, RolloutResult
 from agl.trainer.store.base import (
     ATTEMPT_TERMINAL,
@@ -156,13 +158,29 @@ class RunCoordinator:
         await self.store.update_attempt(rollout.rollout_id, attempt, "running")
         return lease
 
-    async def find(self, rollout_id: str, attempt: int) -> Lease:
+    async def find(self, rollout_id: str, attempt: int, secrets: Sequence[str]) -> Lease:
         """The lease of a running attempt, also of one that was leased before this server was restarted.
 
+        Args:
+            secrets: those that the sender shows; whoever has not leased the attempt may not report on it.
+
         Raises:
-            StoreError: there is no such rollout.
+            AttemptOverError: none of them is the lease's, or there is no such attempt.
         """
-        if (entry := self._open.get((rollout_id, attempt))) is not None:
+        entry = self._open.get((rollout_id, attempt))
+        if entry is not None:
+            own = (entry.lease.attempted_rollout.secret or "").encode()
+            leased = any([own != b"" and hmac.compare_digest(own, secret.encode()) for secret in secrets])
+        else:
+            leased = await self.store.is_leased_with(rollout_id, attempt, secrets)
+        if not leased:
+            raise AttemptOverError(
+                "this attempt is not leased to the sender of this request",
+                hint=f"a lease has a secret, which every report on it shows in the header {LEASE_HEADER}",
+                rollout=rollout_id,
+                attempt=attempt,
+            )
+        if entry is not None:
             return entry.lease
         rollout = await self.store.get_rollout(rollout_id)
         return Lease(AttemptedRollout(rollout, Attempt(rollout.rollout_id, attempt, "running")), self.selection)

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from agl.errors import AttemptOverError, NotStoredError, StoreError
 from agl.tracing import otlp
-from agl.trainer.http.auth import Keys
+from agl.trainer.http.auth import Keys, lease_secrets
 from agl.trainer.http.limits import Limits, Refused, parse_json
 from agl.trainer.http.responses import answer
 from agl.trainer.runners.coordinator import RunCoordinator
@@ -110,7 +110,7 @@ def coordinator_routes(
         return answer({})
 
     async def of_lease(request: Request, *names: str) -> tuple[RunCoordinator, Lease, dict[str, Any]]:
-        """The coordinator, the lease that a request names, and the request's body, which has these names."""
+        """The coordinator, the lease that a request names and shows the secret of, and the body with these names."""
         check(request)
         body = await _body(request, "rollout_id", "attempt", *names)
         coordinator = current()
@@ -120,7 +120,7 @@ def coordinator_routes(
             rollout_id, attempt = str(body["rollout_id"]), int(body["attempt"])
             if "\0" in rollout_id or not 0 < attempt < 2**31:
                 raise ValueError(f"there is no attempt {rollout_id!r}, {attempt}")
-            return coordinator, await coordinator.find(rollout_id, attempt), body
+            return coordinator, await coordinator.find(rollout_id, attempt, lease_secrets(request.headers)), body
 
     return [
         Route(f"/runner/{route.__name__}", route, methods=["POST"])
