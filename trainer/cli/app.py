@@ -91,7 +91,7 @@ def train(
     store: Annotated[
         str | None, typer.Option(help="A file, postgresql:// or http:// of `agl store`; else --out.")
     ] = None,
-    silent_seconds: Annotated[float, typer.Option(help="How long a remote runner may be silent.")] = 60.0,
+    silent_seconds: Annotated[float, typer.Option(help="How long a remote runner may be silent.")] = 30.0,
     timeout: Annotated[float, typer.Option(help="Seconds per rollout.")] = 600.0,
     max_attempts: Annotated[int, typer.Option(help="Tries per rollout.", min=1)] = 2,
     out: Annotated[Path | None, typer.Option(help="The run's directory.")] = None,

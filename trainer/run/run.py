@@ -32,6 +32,7 @@ from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.local import LocalRunner
 from agl.trainer.runners.options import RayRunners, Runners
 from agl.trainer.runners.protocol import RolloutResult, Runner
+from agl.trainer.runners.lease_guard import LeaseGuard
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
 from agl.trainer.runners.remote.runner import RemoteRunner
 from agl.trainer.runners.remote.serialization import selection_to_json
@@ -184,6 +185,7 @@ class Run:
             capture_content=config.capture_content,
             # The death of a process on this machine is noticed; that of a remote one shows only by its silence.
             silent_seconds=None if config.runners in ("local", "process") else config.silent_seconds,
+            guard=LeaseGuard() if config.runners == "remote" else None,
         )
         url = worker_key = ""
         if routed or config.runners != "local":

@@ -10,7 +10,8 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from agl.mdp.types import Call
 from agl.rewards.air import AIR, reward_spans
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.http.auth import LEASE_HEADER
+from agl.trainer.runners.lease_guard import LeaseGuard
 from agl.trainer.runners.protocol import LEASE_WAIT_SECONDS, Lease, Report, RolloutResult
 from agl.trainer.store.base import (
     ATTEMPT_TERMINAL,
@@ -53,13 +55,17 @@ _NOT_BEGUN = "its worker left before it began"
 
 @dataclass(eq=False)
 class _OpenLease:
-    """A lease that a worker holds. `started` and `last_heartbeat` are times of the monotonic clock."""
+    """A lease that a worker holds. `started` and `last_heartbeat` are times of the monotonic clock.
+
+    `begun`: whether a heartbeat has come.
+    """
 
     lease: Lease
     worker_id: str
     started: float
     last_heartbeat: float
     lock: asyncio.Lock
+    begun: bool = False
     calls: list[Call] | None = None
 
 
@@ -74,6 +80,7 @@ class RunCoordinator:
         on_result: called with each result. air: the rules that reward tool outcomes, calls and handoffs, if any.
         rewarded: whether an attempt without a reward has failed.
         silent_seconds: how long a worker may be silent, for rollouts without `unresponsive_seconds`.
+        guard: of workers that other people start; None trusts every worker.
         end_worker: called with each lease that is past its limits and its worker; ends the worker, and returns the
             attempt's spans if it can.
     """
@@ -93,14 +100,16 @@ class RunCoordinator:
         rewarded: bool = True,
         capture_content: bool = True,
         silent_seconds: float | None = None,
+        guard: LeaseGuard | None = None,
         end_worker: Callable[[Lease, str], Awaitable[Sequence[Span]]] | None = None,
     ) -> None:
         self.store, self.gateway, self.selection, self.rules = store, gateway, selection, rules
         self.resources, self.model, self.run_id, self.on_result = resources, model, run_id, on_result
         self.air, self.rewarded, self.capture_content = air, rewarded, capture_content
-        self.silent_seconds, self.end_worker = silent_seconds, end_worker
+        self.silent_seconds, self.guard, self.end_worker = silent_seconds, guard, end_worker
         self._lease_tasks: dict[asyncio.Task[Any], str] = {}
         self._open: dict[tuple[str, int], _OpenLease] = {}
+        self._lost: dict[str, float] = {}
         self._dismissed: set[str] = set()
         self._watch_task: asyncio.Task[None] | None = None
         self._stopped = False
@@ -118,12 +127,22 @@ class RunCoordinator:
         if self._stopped or self._is_dismissed(worker_id):
             await asyncio.sleep(min(wait, _REFUSAL_SECONDS))
             return None
+        if (pause := self._pause(worker_id)) > 0:
+            await asyncio.sleep(min(wait, pause))
+            return None
+        request_id = None if self.guard is None else uuid.uuid4().hex
         self._lease_tasks[this] = worker_id
         try:
-            attempted_rollout = await self.store.dequeue_rollout(worker_id, run_id=self.run_id, wait=wait)
+            attempted_rollout = await self.store.dequeue_rollout(
+                worker_id, run_id=self.run_id, wait=wait, request_id=request_id
+            )
         finally:
             self._lease_tasks.pop(this, None)
         if attempted_rollout is None:
+            return None
+        if request_id is not None and self._is_kept_for_others(attempted_rollout, worker_id):
+            await self.store.give_back(request_id)
+            await asyncio.sleep(min(wait, _REFUSAL_SECONDS))
             return None
         opening = asyncio.ensure_future(self.open(attempted_rollout, worker_id))
         try:
@@ -135,6 +154,36 @@ class RunCoordinator:
             await self.abandon(lease, _NOT_BEGUN)
             return None
         return lease
+
+    def _pause(self, worker_id: str) -> float:
+        """For how many seconds a worker gets no lease: it lost one, or it has not reported yet and has or awaits one."""
+        if self.guard is None or self.guard.is_proven(worker_id):
+            return 0.0
+        has_one = any(worker_id == worker for worker in self._busy_workers())
+        return max(self.guard.pause(worker_id), _REFUSAL_SECONDS if has_one else 0.0)
+
+    def _busy_workers(self) -> Iterator[str]:
+        """The workers that wait for a lease or hold one."""
+        yield from self._lease_tasks.values()
+        yield from (entry.worker_id for entry in self._open.values())
+
+    def _is_kept_for_others(self, attempted_rollout: AttemptedRollout, worker_id: str) -> bool:
+        """Whether a rollout was taken from a worker before, and is kept for those that report, as long as there are some.
+
+        Otherwise workers that only take could use up its attempts.
+        """
+        guard, rollout_id = self.guard, attempted_rollout.rollout.rollout_id
+        lost_at = self._lost.get(rollout_id)
+        if guard is None or lost_at is None:
+            return False
+        if (
+            not guard.is_proven(worker_id)
+            and time.monotonic() - lost_at < guard.patience
+            and guard.is_one_proven(self._busy_workers())
+        ):
+            return True
+        del self._lost[rollout_id]
+        return False
 
     async def open(self, attempted_rollout: AttemptedRollout, worker_id: str) -> Lease:
         """The lease of an attempt that was dequeued from the store."""
@@ -189,7 +238,7 @@ class RunCoordinator:
         self._last_heard = time.monotonic()
         entry = self._open.get(lease.id)
         if entry is not None:
-            entry.last_heartbeat = time.monotonic()
+            entry.last_heartbeat, entry.begun = time.monotonic(), True
         await self.store.heartbeat(*lease.id)
         if entry is not None or self.gateway is not None:
             return entry is not None
@@ -222,6 +271,8 @@ class RunCoordinator:
             if self._open.get(lease.id) is entry or self.gateway is None:
                 await self._finish(entry, report)
                 self._open.pop(lease.id, None)
+                if self.guard is not None and entry.worker_id:
+                    self.guard.reported(entry.worker_id, time.monotonic() - entry.started)
 
     async def abandon(self, lease: Lease, why: str) -> None:
         entry = self._open.get(lease.id)
@@ -276,17 +327,34 @@ class RunCoordinator:
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             for entry in list(self._open.values()):
-                error = _overdue(entry, self.silent_seconds)
+                error = _overdue(entry, self.silent_seconds, self.guard) or self._stalled(entry)
                 if error is not None and not entry.lock.locked():
                     try:
                         await self._give_up(entry, error)
                     except AglError as failure:
                         log.warning("rollout %s attempt %d cannot be given up yet: %s", *entry.lease.id, failure)
 
+    def _stalled(self, entry: _OpenLease) -> RolloutError | None:
+        """Why an attempt is taken from a worker that has never reported, if another one is free."""
+        guard, ran = self.guard, time.monotonic() - entry.started
+        if guard is None or guard.is_proven(entry.worker_id) or ran <= guard.patience:
+            return None
+        if not any(guard.is_proven(worker) for worker in self._lease_tasks.values()):
+            return None
+        return RolloutError(
+            f"its runner {entry.worker_id!r} has never reported and has had it for {ran:.0f} s, while another one waits",
+            hint="another runner runs the rollout again, if it has attempts left",
+            rollout=entry.lease.id[0],
+            attempt=entry.lease.attempt,
+        )
+
     async def _give_up(self, entry: _OpenLease, error: RolloutError) -> None:
         async with entry.lock:
             if self._open.get(entry.lease.id) is not entry:
                 return
+            if self.guard is not None:
+                self.guard.lost(entry.worker_id)
+                self._lost[entry.lease.id[0]] = time.monotonic()
             spans = () if self.end_worker is None else await self.end_worker(entry.lease, entry.worker_id)
             await self._calls(entry)
             await self.store.add_spans(spans)
@@ -324,6 +392,7 @@ class RunCoordinator:
         if rollout.status == "queuing":
             log.info("rollout %s attempt %d %s, trying again: %s", rollout_id, attempt, report.status, report.error)
         elif attempt == rollout.attempts and rollout.status in ROLLOUT_TERMINAL:
+            self._lost.pop(rollout_id, None)
             self.on_result(RolloutResult(rollout, attempt, trajectory, report.error))
 
     async def _calls(self, entry: _OpenLease) -> list[Call]:
@@ -383,7 +452,7 @@ def _failed(lease: Lease, why: str) -> RolloutError:
     return RolloutError(why, rollout=lease.rollout.rollout_id, attempt=lease.attempt)
 
 
-def _overdue(entry: _OpenLease, silent_seconds: float | None) -> RolloutError | None:
+def _overdue(entry: _OpenLease, silent_seconds: float | None, guard: LeaseGuard | None) -> RolloutError | None:
     """Why an attempt is to be given up, if it is."""
     config, where = entry.lease.rollout.config, {"rollout": entry.lease.id[0], "attempt": entry.lease.id[1]}
     now = time.monotonic()
@@ -394,6 +463,8 @@ def _overdue(entry: _OpenLease, silent_seconds: float | None) -> RolloutError | 
             **where,
         )
     silent = silent_seconds if config.unresponsive_seconds is None else config.unresponsive_seconds
+    if silent is not None and guard is not None and not entry.begun:
+        silent = min(silent, guard.first_heartbeat)
     if silent is not None and now - entry.last_heartbeat > silent:
         return RolloutError(
             f"its runner {entry.worker_id!r} has not been heard of for {now - entry.last_heartbeat:.0f} s",

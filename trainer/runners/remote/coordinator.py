@@ -24,7 +24,7 @@ from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.protocol import LEASE_WAIT_SECONDS, Lease
 from agl.trainer.runners.remote.serialization import lease_to_json, report_from_json
 
-SILENT_SECONDS = 60.0
+SILENT_SECONDS = 30.0
 """How long a runner may be silent before its rollouts are run again."""
 _MAX_LEASE_REQUESTS = 4096
 """How many answers to lease requests are remembered."""
