@@ -116,7 +116,8 @@ def train(
         raise ConfigError("which agent?", hint="name it with --agent file.py:name, or with --agent-command COMMAND")
     runnable: Any = None
     if not remote_agent:
-        runnable = load_agent(agent, reward) if agent is not None else load_command(str(agent_command), reward, env or ())
+        command = partial(load_command, str(agent_command), reward, env or ())
+        runnable = load_agent(agent, reward) if agent is not None else command()
     train_tasks = read_tasks(tasks)
     val_tasks = read_tasks(val) if val else None
     algorithm = GRPO(
@@ -248,7 +249,9 @@ def runner(
         str | None, typer.Option(help="Reward function (task, output) -> float: file.py:name or package.module:name.")
     ] = None,
     workers: Annotated[int, typer.Option(help="Rollouts at once.", min=1)] = 1,
-    key_file: Annotated[Path | None, typer.Option(help="Holds the runner's key (/dev/stdin); else AGL_RUNNER_KEY.")] = None,
+    key_file: Annotated[
+        Path | None, typer.Option(help="Holds the runner's key (/dev/stdin, too); else AGL_RUNNER_KEY.")
+    ] = None,
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:

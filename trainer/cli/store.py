@@ -21,7 +21,9 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 @app.callback(invoke_without_command=True)
 def store(
     context: typer.Context,
-    db: Annotated[str, typer.Option("--db", envvar="AGL_DATABASE_URL", help="The database that is served.")] = "sqlite:///agl.db",
+    db: Annotated[
+        str, typer.Option("--db", envvar="AGL_DATABASE_URL", help="The database that is served.")
+    ] = "sqlite:///agl.db",
     host: Annotated[
         str, typer.Option(help="Address to listen on; others than this machine's own need a key.")
     ] = "127.0.0.1",

@@ -29,10 +29,10 @@ from agl.trainer.run.config import LOOPBACK, RunConfig
 from agl.trainer.run.progress import Progress
 from agl.trainer.run.resume import ResumableRollouts, reconcile
 from agl.trainer.runners.coordinator import RunCoordinator
+from agl.trainer.runners.lease_guard import LeaseGuard
 from agl.trainer.runners.local import LocalRunner
 from agl.trainer.runners.options import RayRunners, Runners
 from agl.trainer.runners.protocol import RolloutResult, Runner
-from agl.trainer.runners.lease_guard import LeaseGuard
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
 from agl.trainer.runners.remote.runner import RemoteRunner
 from agl.trainer.runners.remote.serialization import selection_to_json

@@ -140,10 +140,11 @@ class RunCoordinator:
             self._lease_tasks.pop(this, None)
         if attempted_rollout is None:
             return None
-        if request_id is not None and self._is_kept_for_others(attempted_rollout, worker_id):
+        rollout_id = attempted_rollout.rollout.rollout_id
+        if request_id is not None and not self._is_proven(worker_id) and self._is_kept(rollout_id):
             await self.store.give_back(request_id)
-            await asyncio.sleep(min(wait, _REFUSAL_SECONDS))
             return None
+        self._lost.pop(rollout_id, None)
         opening = asyncio.ensure_future(self.open(attempted_rollout, worker_id))
         try:
             lease = await asyncio.shield(opening)
@@ -156,34 +157,33 @@ class RunCoordinator:
         return lease
 
     def _pause(self, worker_id: str) -> float:
-        """For how many seconds a worker gets no lease: it lost one, or it has not reported yet and has or awaits one."""
-        if self.guard is None or self.guard.is_proven(worker_id):
+        """For how many seconds a worker gets no lease: it lost one, or it has not reported yet and has or awaits one,
+        or what others lost waits for those that report."""
+        if self.guard is None or self._is_proven(worker_id):
             return 0.0
-        has_one = any(worker_id == worker for worker in self._busy_workers())
-        return max(self.guard.pause(worker_id), _REFUSAL_SECONDS if has_one else 0.0)
+        refused = any(worker_id == busy for busy in self._busy_workers()) or any(map(self._is_kept, self._lost))
+        return max(self.guard.pause(worker_id), _REFUSAL_SECONDS if refused else 0.0)
+
+    def _is_proven(self, worker_id: str) -> bool:
+        return self.guard is None or self.guard.is_proven(worker_id)
 
     def _busy_workers(self) -> Iterator[str]:
         """The workers that wait for a lease or hold one."""
         yield from self._lease_tasks.values()
         yield from (entry.worker_id for entry in self._open.values())
 
-    def _is_kept_for_others(self, attempted_rollout: AttemptedRollout, worker_id: str) -> bool:
-        """Whether a rollout was taken from a worker before, and is kept for those that report, as long as there are some.
+    def _is_kept(self, rollout_id: str) -> bool:
+        """Whether a rollout was taken from a worker, and is kept for those that report, as long as there are some.
 
         Otherwise workers that only take could use up its attempts.
         """
-        guard, rollout_id = self.guard, attempted_rollout.rollout.rollout_id
-        lost_at = self._lost.get(rollout_id)
-        if guard is None or lost_at is None:
-            return False
-        if (
-            not guard.is_proven(worker_id)
+        guard, lost_at = self.guard, self._lost.get(rollout_id)
+        return (
+            guard is not None
+            and lost_at is not None
             and time.monotonic() - lost_at < guard.patience
             and guard.is_one_proven(self._busy_workers())
-        ):
-            return True
-        del self._lost[rollout_id]
-        return False
+        )
 
     async def open(self, attempted_rollout: AttemptedRollout, worker_id: str) -> Lease:
         """The lease of an attempt that was dequeued from the store."""
@@ -342,7 +342,7 @@ class RunCoordinator:
         if not any(guard.is_proven(worker) for worker in self._lease_tasks.values()):
             return None
         return RolloutError(
-            f"its runner {entry.worker_id!r} has never reported and has had it for {ran:.0f} s, while another one waits",
+            f"its runner {entry.worker_id!r} has never reported, has had it for {ran:.0f} s, and another one waits",
             hint="another runner runs the rollout again, if it has attempts left",
             rollout=entry.lease.id[0],
             attempt=entry.lease.attempt,

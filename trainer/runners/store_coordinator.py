@@ -39,7 +39,12 @@ class StoreCoordinator:
     def of_store(cls, store: Store, silent_seconds: float = SILENT_SECONDS) -> StoreCoordinator:
         """A coordinator without a gateway: its rollouts call the models that the store's resources name."""
         coordinator = RunCoordinator(
-            store, None, selection=select(None), run_id=NO_RUN, rewarded=False, silent_seconds=silent_seconds,
+            store,
+            None,
+            selection=select(None),
+            run_id=NO_RUN,
+            rewarded=False,
+            silent_seconds=silent_seconds,
             guard=LeaseGuard(),
         )
         return cls(coordinator, silent_seconds)

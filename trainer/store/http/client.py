@@ -296,9 +296,7 @@ class HttpStore(Store):
             batch, size, secrets = [], 0, frozenset[str]()
             while self._pending and len(batch) < protocol.MOST_OPERATIONS:
                 first = self._pending[0]
-                if batch and (
-                    size + len(first.body) > _BATCH_BYTES or len(secrets | first.secrets) > MOST_SECRETS
-                ):
+                if batch and (size + len(first.body) > _BATCH_BYTES or len(secrets | first.secrets) > MOST_SECRETS):
                     break
                 operation = self._pending.popleft()
                 if not operation.future.cancelled():
@@ -326,7 +324,12 @@ class HttpStore(Store):
                     operation.deliver(None, error)
 
     async def _request(
-        self, method: str, path: str, body: bytes | None = None, wait: float = 0.0, secrets: frozenset[str] = frozenset()
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        wait: float = 0.0,
+        secrets: frozenset[str] = frozenset(),
     ) -> Any:
         """The response to a request, which is repeated until there is one.
 

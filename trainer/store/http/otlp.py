@@ -44,8 +44,8 @@ class Traces:
     """The route of spans.
 
     Args:
-        store: where spans are stored. role: the role of a request's sender; may raise `Refused`.
-        is_leased: whether a request shows the secret of an attempt's lease, which a runner needs. limits: of the server.
+        store: where spans are stored. role: the role of a request's sender; may raise `Refused`. limits: of the server.
+        is_leased: whether a request shows the secret of an attempt's lease, which a runner needs.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """A store over HTTP: one POST route per method of `Store`, with validation and a schema.
 
-An operator may call every method. A runner may lease, and report on and read the rollouts whose lease's secret it shows;
-the calls and spans that it writes must belong to attempts that are open.
+An operator may call every method. A runner may lease, and report on and read the rollouts whose lease's secret it
+shows; the calls and spans that it writes must belong to attempts that are open.
 """
 
 from __future__ import annotations
@@ -187,9 +187,7 @@ class StoreRoutes:
             return None
         return result
 
-    async def _allow(
-        self, role: Role, request: Request, method: protocol.Method, arguments: Mapping[str, Any]
-    ) -> None:
+    async def _allow(self, role: Role, request: Request, method: protocol.Method, arguments: Mapping[str, Any]) -> None:
         """Refuse a method or an argument that is not for runners, or not for this one.
 
         Raises:
