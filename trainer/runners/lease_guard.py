@@ -8,6 +8,9 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 FIRST_HEARTBEAT_SECONDS = 20.0
 """How long after the lease a worker's first heartbeat may come; four of its intervals."""
@@ -73,7 +76,7 @@ class LeaseGuard:
         _put(self._losses, worker, (n + 1, self._steady()))
 
 
-def _put(table: OrderedDict[str, object], worker: str, value: object) -> None:
+def _put(table: OrderedDict[str, T], worker: str, value: T) -> None:
     table[worker] = value
     table.move_to_end(worker)
     while len(table) > _MOST_WORKERS:
