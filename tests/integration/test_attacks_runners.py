@@ -322,7 +322,7 @@ async def works(task: Any) -> float:
 @pytest.mark.parametrize("how", ["one name", "new names", "new names with heartbeats"])
 @in_loop
 async def test_a_thief_with_the_runners_key_does_not_stall_a_step(how: str, tmp_path: Path) -> None:
-    """Times are shortened: 20 s for the first heartbeat to 1.5 s, 30 s for an attempt to 2 s."""
+    """Times are shortened: 20 s for the first heartbeat to 1.5 s, 60 s for an attempt to 2 s."""
     store = await open_store(str(tmp_path / "s.db"))
     results: list[Any] = []
     coordinator = RunCoordinator(

@@ -29,10 +29,10 @@ def test_patience_grows_with_what_attempts_take() -> None:
     guard.reported("a", 3.0)
     assert guard.patience == 30.0
     guard.reported("a", 100.0)
-    assert guard.patience == 200.0
+    assert guard.patience == 300.0
     for _ in range(64):
         guard.reported("a", 20.0)
-    assert guard.patience == 40.0
+    assert guard.patience == 60.0
 
 
 def test_what_it_remembers_is_bounded() -> None:

@@ -326,27 +326,39 @@ class RunCoordinator:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(CHECK_SECONDS)
-            for entry in list(self._open.values()):
-                error = _overdue(entry, self.silent_seconds, self.guard) or self._stalled(entry)
+            overdue = [(entry, _overdue(entry, self.silent_seconds, self.guard)) for entry in self._open.values()]
+            for entry, error in [*overdue, *self._stalled()]:
                 if error is not None and not entry.lock.locked():
                     try:
                         await self._give_up(entry, error)
                     except AglError as failure:
                         log.warning("rollout %s attempt %d cannot be given up yet: %s", *entry.lease.id, failure)
 
-    def _stalled(self, entry: _OpenLease) -> RolloutError | None:
-        """Why an attempt is taken from a worker that has never reported, if another one is free."""
-        guard, ran = self.guard, time.monotonic() - entry.started
-        if guard is None or guard.is_proven(entry.worker_id) or ran <= guard.patience:
-            return None
-        if not any(guard.is_proven(worker) for worker in self._lease_tasks.values()):
-            return None
-        return RolloutError(
-            f"its runner {entry.worker_id!r} has never reported, has had it for {ran:.0f} s, and another one waits",
-            hint="another runner runs the rollout again, if it has attempts left",
-            rollout=entry.lease.id[0],
-            attempt=entry.lease.attempt,
+    def _stalled(self) -> Iterator[tuple[_OpenLease, RolloutError]]:
+        """The attempts that are taken from workers that have never reported, and why: the oldest ones, no more than
+        workers that have reported wait for work."""
+        guard = self.guard
+        if guard is None or any(map(self._is_kept, self._lost)):
+            return
+        now, waiting = time.monotonic(), sum(map(guard.is_proven, self._lease_tasks.values()))
+        slow = (
+            entry
+            for entry in self._open.values()
+            if now - entry.started > guard.patience
+            and entry.lease.attempt < entry.lease.rollout.config.max_attempts
+            and not guard.is_proven(entry.worker_id)
         )
+        for entry in sorted(slow, key=lambda entry: entry.started)[:waiting]:
+            yield (
+                entry,
+                RolloutError(
+                    f"its runner {entry.worker_id!r} has never reported, has had it for {now - entry.started:.0f} s, and "
+                    "another one waits",
+                    hint="another runner runs the rollout again",
+                    rollout=entry.lease.id[0],
+                    attempt=entry.lease.attempt,
+                ),
+            )
 
     async def _give_up(self, entry: _OpenLease, error: RolloutError) -> None:
         async with entry.lock:

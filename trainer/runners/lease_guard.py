@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 FIRST_HEARTBEAT_SECONDS = 20.0
 """How long after the lease a worker's first heartbeat may come; four of its intervals."""
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 """The least time that a worker without a report has for an attempt while one that has reported waits for work."""
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 5.0, 600.0
 _BETWEEN_SECONDS = 5.0
@@ -44,9 +44,9 @@ class LeaseGuard:
 
     @property
     def patience(self) -> float:
-        """Seconds that a worker without a report has for an attempt while one that has reported waits for work: twice
-        as long as the longest of the last 64 attempts."""
-        return max(self._patience, 2.0 * max(self._durations, default=0.0))
+        """Seconds that a worker without a report has for an attempt while one that has reported waits for work: three
+        times the longest of the last 64 attempts."""
+        return max(self._patience, 3.0 * max(self._durations, default=0.0))
 
     def is_proven(self, worker: str) -> bool:
         """Whether a worker has reported on an attempt since it last lost one."""
