@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import IO, Any
 
 from agl import tracing
 from agl.agents.agent import Agent, RewardFunction, scored
+from agl.child_environment import Variables, child_environment, hide_process, values_of
 from agl.errors import ConfigError
 from agl.tracing import propagation
 
@@ -31,19 +33,20 @@ class CommandAgent(Agent):
 
     For each rollout the command runs once, in a separate process group that ends with it. It gets the task as JSON on
     stdin and in AGL_TASK; its stdout, without surrounding white space, is its output. OPENAI_BASE_URL, OPENAI_API_KEY,
-    ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY point its clients at the policy, as one agent of this name; if the agent is
-    not trained they are unchanged.
+    ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY point its clients at the policy, as one agent of this name. Of this
+    process's environment it gets what `agl.child_environment.ALLOWED` lists (PATH, HOME, proxies, ...) and what `env`
+    names. An agent that is not trained needs its provider's key so: `env=["OPENAI_API_KEY"]`.
 
     Args:
         command: the program and its arguments; no shell is involved.
         reward: (task, output) -> float or dict of floats.
         name: the agent's name; that of the script or program if None.
         cwd: its working directory.
-        env: variables added to its environment.
+        env: variables added to its environment: {name: value}, or names of those that are passed on from this process.
         error_reward: the reward of a run that ended with a status other than 0; None = retried, then dropped.
 
     Raises:
-        ConfigError: an empty command.
+        ConfigError: an empty command, or `env` names no variables.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class CommandAgent(Agent):
         reward: RewardFunction,
         name: str | None = None,
         cwd: str | Path | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Variables | None = None,
         error_reward: float | None = None,
     ) -> None:
         words = [command] if isinstance(command, str) else [str(word) for word in command]
@@ -62,9 +65,11 @@ class CommandAgent(Agent):
         if isinstance(command, str) and " " in command:
             raise ConfigError(f"the command is {command!r}, one word", hint="give its words: shlex.split(command)")
         agent_name = name or program_name(words)
+        variables = env if isinstance(env, Mapping | str) else tuple(env or ())
+        values_of(variables)
 
         async def invoke(task: Any) -> str:
-            return await _output(words, agent_name, task, cwd, env or {})
+            return await _output(words, agent_name, task, cwd, variables)
 
         agent = scored(agent_name, invoke, reward, error_reward=error_reward)
         super().__init__(agent.name, agent.run, agent.is_async, agent.tracers, agent.error_reward)
@@ -76,7 +81,10 @@ def program_name(command: Sequence[str]) -> str:
     return (scripts[0] if scripts else Path(command[0])).stem
 
 
-async def _output(command: Sequence[str], name: str, task: Any, cwd: str | Path | None, env: Mapping[str, str]) -> str:
+async def _output(command: Sequence[str], name: str, task: Any, cwd: str | Path | None, env: Variables) -> str:
+    environment = _environment(name, task, env)
+    # What this process holds is not the command's: keys, and the environment that it is not given.
+    hide_process()
     with _file(json.dumps(task).encode()) as stdin, _file() as stdout, _file() as stderr:
         # Files, not pipes: a process that the command leaves behind cannot block us.
         try:
@@ -86,7 +94,7 @@ async def _output(command: Sequence[str], name: str, task: Any, cwd: str | Path 
                 stdout=stdout,
                 stderr=stderr,
                 cwd=cwd,
-                env=_environment(name, task, env),
+                env=environment,
                 start_new_session=True,
             )
         except OSError as error:
@@ -101,6 +109,9 @@ async def _output(command: Sequence[str], name: str, task: Any, cwd: str | Path 
         if status != 0:
             how = f"ended with exit status {status}" if status > 0 else f"was ended by signal {-status}"
             text = _tail(stderr)
+            missing = sorted(n for n in os.environ if n not in environment and re.search(rf"\b{re.escape(n)}\b", text))
+            if missing:
+                text += f"\n{', '.join(missing)}: set here, but passed on to a command only by env={missing}"
             raise CommandFailed(f"{command[0]!r} {how}" + (f"; its stderr:\n{text}" if text else ""))
         size = stdout.seek(0, os.SEEK_END)
         if size > MAX_OUTPUT_BYTES:
@@ -109,8 +120,8 @@ async def _output(command: Sequence[str], name: str, task: Any, cwd: str | Path 
         return stdout.read().decode(errors="replace").strip()
 
 
-def _environment(name: str, task: Any, extra: Mapping[str, str]) -> dict[str, str]:
-    environment = {k: v for k, v in os.environ.items() if k != propagation.VARIABLE} | {**extra}
+def _environment(name: str, task: Any, env: Variables) -> dict[str, str]:
+    environment = child_environment(env)
     scope = tracing.current()
     if scope is None:
         return environment

@@ -78,7 +78,10 @@ def test_an_agent_that_is_not_trained_keeps_its_own_model(tmp_path: Path, monkey
         monkeypatch.setenv("OPENAI_API_KEY", "sk-own")
         text = "import openai\nprint(openai.OpenAI().chat.completions.create(model='m', messages=[{'role': 'user', "
         text += "'content': 'q'}]).choices[0].message.content)"
-        _, history = _run(tmp_path, _agent(text, reward=lambda task, output: float(output == "hi")))
+        named = ["OPENAI_BASE_URL", "OPENAI_API_KEY"]
+        with pytest.raises(AglError, match=r"(?s)OPENAI_API_KEY.*set here, but passed on to a command only by env="):
+            _run(tmp_path / "unnamed", _agent(text))
+        _, history = _run(tmp_path, _agent(text, reward=lambda task, output: float(output == "hi"), env=named))
         assert history[0]["train/reward"] == 1.0
         assert {s.headers["authorization"] for s in provider.seen} == {"Bearer sk-own"}
 

@@ -255,6 +255,46 @@ def test_as_many_workers_wake_as_there_is_work_and_a_cancelled_one_loses_none(st
 
 
 # -- transitions --------------------------------------------------------------------------------------------------
+def test_only_the_secret_of_a_lease_proves_it(store: Store) -> None:
+    async def scenario() -> None:
+        first, other = await lease(store), await lease(store)
+        rollout_id = first.rollout.rollout_id
+        assert first.secret is not None
+        assert other.secret is not None
+        assert first.secret not in repr(first)
+        assert await store.is_leased_with(rollout_id, 1, ["x", first.secret])
+        for secrets in ([], [""], ["x"], [other.secret], [first.secret[:-1]], ["\ud800 é"]):
+            assert not await store.is_leased_with(rollout_id, 1, secrets)
+        assert not await store.is_leased_with(rollout_id, 2, [first.secret])
+        assert not await store.is_leased_with("ro-nobody", 1, [first.secret])
+        # The next attempt has one of its own, and the one before keeps its.
+        await store.update_attempt(rollout_id, 1, "failed")
+        second = await again(store, first.rollout.run_id)
+        assert second.rollout.rollout_id == rollout_id
+        assert second.secret is not None
+        assert not await store.is_leased_with(rollout_id, 2, [first.secret])
+        assert await store.is_leased_with(rollout_id, 2, [second.secret])
+        assert await store.is_leased_with(rollout_id, 1, [first.secret])
+
+    asyncio.run(scenario())
+
+
+def test_a_repeated_request_gets_a_new_secret_for_its_lease(store: Store) -> None:
+    async def scenario() -> None:
+        run_id = next(fresh)
+        await store.enqueue_rollouts([NewRollout(task="t", run_id=run_id)])
+        first, second = [await store.dequeue_rollout("w", run_id=run_id, request_id=run_id) for _ in range(2)]
+        assert first is not None
+        assert second is not None
+        assert first.secret is not None
+        assert second.secret is not None
+        assert (first.rollout, first.attempt.attempt) == (second.rollout, second.attempt.attempt)
+        assert not await store.is_leased_with(first.rollout.rollout_id, 1, [first.secret])
+        assert await store.is_leased_with(first.rollout.rollout_id, 1, [second.secret])
+
+    asyncio.run(scenario())
+
+
 def test_a_successful_life(store: Store) -> None:
     async def scenario() -> None:
         leased = await lease(store)

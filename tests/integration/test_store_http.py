@@ -267,7 +267,7 @@ def test_a_runner_runs_and_no_more(tmp_path: Path) -> None:
         await runner.update_attempt(rollout_id, 1, "running")
         await runner.add_spans([span(rollout_id, 1)])
         for other in (span(rollout_id, 2, attempt=2), span("nobody", 3)):
-            with pytest.raises(StoreError, match="has no such attempt open"):
+            with pytest.raises(StoreError, match="good for its own leases"):
                 await runner.add_spans([span(rollout_id, 4), other])
         for refused in (
             runner.enqueue_rollouts([NewRollout("mine")]),

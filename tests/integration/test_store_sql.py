@@ -109,6 +109,33 @@ def test_the_migrations_build_the_tables_of_the_schema(path: Path) -> None:
     assert sql(path, "SELECT version_num FROM alembic_version") == [(schema.VERSION,)]
 
 
+def test_a_lease_from_before_leases_had_secrets_is_nobodys_and_new_ones_have_them(path: Path) -> None:
+    async def lease() -> tuple[str, str]:
+        store = await open_store(str(path))
+        await store.enqueue_rollouts([NewRollout("t")])
+        leased = await store.dequeue_rollout("w")
+        assert leased is not None
+        assert leased.secret is not None
+        assert await store.is_leased_with(leased.rollout.rollout_id, 1, [leased.secret])
+        await store.close()
+        return leased.rollout.rollout_id, leased.secret
+
+    async def is_leased(rollout_id: str, secrets: list[str]) -> bool:
+        store = await open_store(str(path))
+        try:
+            return await store.is_leased_with(rollout_id, 1, secrets)
+        finally:
+            await store.close()
+
+    rollout_id, secret = asyncio.run(lease())
+    assert asyncio.run(is_leased(rollout_id, [secret])), "it is known after a restart"
+    assert secret.encode() not in path.read_bytes(), "only its hash is kept"
+    sql(path, "ALTER TABLE attempts DROP COLUMN secret_hash")
+    sql(path, "UPDATE alembic_version SET version_num = '0003'")
+    assert not asyncio.run(is_leased(rollout_id, [secret, ""]))
+    asyncio.run(lease())
+
+
 def test_an_up_to_date_file_is_opened_without_alembic(path: Path) -> None:
     asyncio.run(create(path))
     code = """

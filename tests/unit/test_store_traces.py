@@ -52,9 +52,9 @@ def client(server: ServedStore) -> Iterator[httpx.Client]:
         yield opened
 
 
-def provider(server: ServedStore, *, key: str | None = None, **attributes: Any) -> TracerProvider:
+def provider(server: ServedStore, *, key: str | None = None, lease: str = "", **attributes: Any) -> TracerProvider:
     """An application's own tracing, with the real exporter."""
-    headers = {"Authorization": f"Bearer {key}"} if key else None
+    headers = {"Authorization": f"Bearer {key}", "agl-lease": lease} if key else None
     exporter = OTLPSpanExporter(f"{server.url}/v1/traces", headers=headers, compression=Compression.Gzip)
     made = TracerProvider(resource=Resource.create(attributes))
     made.add_span_processor(SimpleSpanProcessor(exporter))
@@ -72,15 +72,30 @@ def look(server: ServedStore, rollout_id: str, key: str | None = None) -> tuple[
     return asyncio.run(scenario())
 
 
-def leased(server: ServedStore, key: str | None = None) -> str:
-    """A rollout with its first attempt open."""
+def leased(server: ServedStore, key: str | None = None) -> tuple[str, str]:
+    """A rollout with its first attempt open, and the lease's secret."""
 
-    async def scenario() -> str:
+    async def scenario() -> tuple[str, str]:
         store = await HttpStore.open(server.url, key=key)
         (rollout,) = await store.enqueue_rollouts([NewRollout("t", run_id="leased")])
-        assert await store.dequeue_rollout(run_id="leased") is not None
+        lease = await store.dequeue_rollout(run_id="leased")
+        assert lease is not None
+        assert lease.secret is not None
         await store.close()
-        return rollout.rollout_id
+        return rollout.rollout_id, lease.secret
+
+    return asyncio.run(scenario())
+
+
+def rollouts(server: ServedStore, key: str) -> int:
+    """How many rollouts there are."""
+
+    async def scenario() -> int:
+        store = await HttpStore.open(server.url, key=key)
+        try:
+            return await store.count_rollouts()
+        finally:
+            await store.close()
 
     return asyncio.run(scenario())
 
@@ -115,7 +130,7 @@ def test_a_trace_whose_root_failed_has_failed(server: ServedStore) -> None:
 
 
 def test_spans_go_to_the_attempt_that_they_or_their_resource_name(server: ServedStore) -> None:
-    one, other = leased(server), leased(server)
+    (one, _), (other, _) = leased(server), leased(server)
     tracer = provider(server, **{"agl.rollout.id": one}).get_tracer("app")
     with tracer.start_as_current_span("by resource"), tracer.start_as_current_span("by span") as span:
         span.set_attributes({"agl.rollout.id": other, "agl.attempt": 1})
@@ -125,7 +140,7 @@ def test_spans_go_to_the_attempt_that_they_or_their_resource_name(server: Served
 
 
 def test_json_says_the_same_and_sending_it_twice_doubles_nothing(server: ServedStore, client: httpx.Client) -> None:
-    rollout_id = leased(server)
+    rollout_id, _ = leased(server)
     ours = Span(
         "ab" * 16, "cd" * 8, None, "", 0, "chat m", 1.5, 2.5, attributes={"agl.rollout.id": rollout_id, "n": 2**53}
     )
@@ -138,7 +153,7 @@ def test_json_says_the_same_and_sending_it_twice_doubles_nothing(server: ServedS
 
 
 def test_what_belongs_nowhere_is_a_partial_success(server: ServedStore, client: httpx.Client) -> None:
-    rollout_id = leased(server)
+    rollout_id, _ = leased(server)
     spans = [
         Span("1" * 32, f"{n:016x}", None, "", 0, "s", 1.0, 2.0, attributes={"agl.rollout.id": r, "agl.attempt": a})
         for n, (r, a) in enumerate([(rollout_id, 1), (rollout_id, 2), ("nobody", 1), (rollout_id, "x")], 1)
@@ -183,11 +198,17 @@ def test_what_is_no_export_is_refused_in_its_own_encoding(client: httpx.Client) 
 
 def test_a_runners_exporter_reaches_open_attempts_alone(tmp_path: Path) -> None:
     with served(tmp_path, keys=KEYS) as server:
-        rollout_id = leased(server, OPERATOR)
-        for key, kept in ((RUNNER, 1), (None, 1), ("wrong-key-of-this-test", 1)):
-            tracer = provider(server, key=key, **{"agl.rollout.id": rollout_id}).get_tracer("app")
-            tracer.start_span("s").end()
+        (rollout_id, secret), (_, other) = leased(server, OPERATOR), leased(server, OPERATOR)
+        names = {"agl.rollout.id": rollout_id}
+        for key, lease, kept in (
+            (RUNNER, "", 0), (RUNNER, other, 0), (RUNNER, "x" * 43, 0), (RUNNER, f"{other}, {secret}", 1),
+            (None, secret, 1), ("wrong-key-of-this-test", secret, 1),
+        ):  # fmt: skip
+            provider(server, key=key, lease=lease, **names).get_tracer("app").start_span("s").end()
             assert len(look(server, rollout_id, OPERATOR)[1]) == kept
+        # Spans that name no attempt would be a rollout of the runner's own making.
+        provider(server, key=RUNNER, lease=secret).get_tracer("app").start_span("s").end()
+        assert rollouts(server, OPERATOR) == 2
 
         async def end() -> None:
             store = await HttpStore.open(server.url, key=OPERATOR)
@@ -195,7 +216,7 @@ def test_a_runners_exporter_reaches_open_attempts_alone(tmp_path: Path) -> None:
             await store.close()
 
         asyncio.run(end())
-        provider(server, key=RUNNER, **{"agl.rollout.id": rollout_id}).get_tracer("app").start_span("late").end()
+        provider(server, key=RUNNER, lease=secret, **names).get_tracer("app").start_span("late").end()
         assert len(look(server, rollout_id, OPERATOR)[1]) == 1
 
 

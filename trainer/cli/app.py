@@ -63,6 +63,10 @@ def train(
     reward: Annotated[
         str | None, typer.Option(help="Reward function (task, output) -> float: file.py:name or package.module:name.")
     ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(help="A variable that the agent's command gets from here (repeatable): a provider's key, ..."),
+    ] = None,
     val: Annotated[Path | None, typer.Option(help="Validation tasks.")] = None,
     agents: Annotated[
         list[str] | None, typer.Option(help="Train only these agents (name or glob; repeatable).")
@@ -87,7 +91,7 @@ def train(
     store: Annotated[
         str | None, typer.Option(help="A file, postgresql:// or http:// of `agl store`; else --out.")
     ] = None,
-    silent_seconds: Annotated[float, typer.Option(help="How long a remote runner may be silent.")] = 60.0,
+    silent_seconds: Annotated[float, typer.Option(help="How long a remote runner may be silent.")] = 30.0,
     timeout: Annotated[float, typer.Option(help="Seconds per rollout.")] = 600.0,
     max_attempts: Annotated[int, typer.Option(help="Tries per rollout.", min=1)] = 2,
     out: Annotated[Path | None, typer.Option(help="The run's directory.")] = None,
@@ -99,6 +103,7 @@ def train(
 ) -> None:
     """Train an agent of your own on your tasks with your reward."""
     options = dict(locals())
+    from agl.child_environment import keep_secrets
     from agl.errors import ConfigError
     from agl.trainer.algorithms import GRPO
     from agl.trainer.local.config import LoraSpec
@@ -111,7 +116,8 @@ def train(
         raise ConfigError("which agent?", hint="name it with --agent file.py:name, or with --agent-command COMMAND")
     runnable: Any = None
     if not remote_agent:
-        runnable = load_agent(agent, reward) if agent is not None else load_command(str(agent_command), reward)
+        command = partial(load_command, str(agent_command), reward, env or ())
+        runnable = load_agent(agent, reward) if agent is not None else command()
     train_tasks = read_tasks(tasks)
     val_tasks = read_tasks(val) if val else None
     algorithm = GRPO(
@@ -127,6 +133,8 @@ def train(
         directory=out,
         progress=not quiet,
     )
+    # The trainer has read what it needs; the agent runs here.
+    keep_secrets()
     fit = trainer.dev if dev else partial(trainer.fit, val_dataset=val_tasks, resume=resume)
     result = fit(runnable, train_tasks)
     val_rewards = [h["val/reward"] for h in result.history if "val/reward" in h]
@@ -241,15 +249,20 @@ def runner(
         str | None, typer.Option(help="Reward function (task, output) -> float: file.py:name or package.module:name.")
     ] = None,
     workers: Annotated[int, typer.Option(help="Rollouts at once.", min=1)] = 1,
-    key_file: Annotated[Path | None, typer.Option(help="Holds the runner's key; else AGL_RUNNER_KEY.")] = None,
+    key_file: Annotated[
+        Path | None, typer.Option(help="Holds the runner's key (/dev/stdin, too); else AGL_RUNNER_KEY.")
+    ] = None,
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:
     """Execute rollouts here for a trainer or a store elsewhere, until Ctrl-C."""
-    from agl.trainer.cli.runner import run_runner
+    from agl.child_environment import keep_secrets
+    from agl.trainer.cli.runner import find_server, run_runner
     from agl.trainer.runners.loading import load_agent
 
-    _write(json_file, run_runner(load_agent(agent, reward), store, key_file, workers, quiet=quiet))
+    server, key = find_server(store, key_file)
+    keep_secrets()
+    _write(json_file, run_runner(load_agent(agent, reward), server, key, workers, quiet=quiet))
 
 
 @app.command()

@@ -18,21 +18,29 @@ from agl.trainer.runners.remote.worker import run_worker
 LINE_SECONDS = 5.0
 
 
-def run_runner(agent: Agent, url: str | None, key_file: Path | None, workers: int, *, quiet: bool) -> dict[str, Any]:
-    """Work until Ctrl-C. Returns how many attempts ended, by status.
+def find_server(url: str | None, key_file: Path | None) -> tuple[str, str | None]:
+    """The server's address, by default that of AGL_STORE, and a runner's key, by default AGL_RUNNER_KEY.
 
     Raises:
         ConfigError: no server is named, or the key's file cannot be read.
-        RolloutError: the server was unreachable for too long, or refuses this runner.
     """
-    from agl.trainer.http.aio import run_in_thread
-
     server = url or os.environ.get("AGL_STORE")
     if server is None or not server.startswith(("http://", "https://")):
         raise ConfigError(
             f"--store is {server!r}, not a server's address",
             hint="give that of `agl store`, `agl serve` or a trainer: --store http://127.0.0.1:4747",
         )
+    return server, _key(key_file)
+
+
+def run_runner(agent: Agent, server: str, key: str | None, workers: int, *, quiet: bool) -> dict[str, Any]:
+    """Work until Ctrl-C. Returns how many attempts ended, by status.
+
+    Raises:
+        RolloutError: the server was unreachable for too long, or refuses this runner.
+    """
+    from agl.trainer.http.aio import run_in_thread
+
     console = Console(stderr=True, highlight=False)
     counts: Counter[str] = Counter()
     started = last = time.monotonic()
@@ -51,7 +59,7 @@ def run_runner(agent: Agent, url: str | None, key_file: Path | None, workers: in
     if not quiet:
         console.print(f"{agent.name}: {workers} at once for {server}; Ctrl-C ends it", markup=False)
     try:
-        run_in_thread(run_worker(agent, server, key=_key(key_file), n_workers=workers, on_report=on_report))
+        run_in_thread(run_worker(agent, server, key=key, n_workers=workers, on_report=on_report))
     except KeyboardInterrupt:
         pass
     if not quiet:

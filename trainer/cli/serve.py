@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from agl.child_environment import keep_secrets
 from agl.errors import ConfigError
 from agl.trainer.http.auth import Keys
 from agl.trainer.service.server import serve
@@ -63,6 +64,7 @@ def run_serve(
     # Containers are stopped by it. It acts like Ctrl-C, so that the run is saved.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     keys = Keys.find(key_file)
+    keep_secrets()
     try:
         run_in_thread(serve(settings, keys, on_start, data=data, start=start, progress=not quiet))
     except KeyboardInterrupt:

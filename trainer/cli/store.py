@@ -21,7 +21,9 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 @app.callback(invoke_without_command=True)
 def store(
     context: typer.Context,
-    db: Annotated[str, typer.Option("--db", help="The database that is served: a URL or a file.")] = "sqlite:///agl.db",
+    db: Annotated[
+        str, typer.Option("--db", envvar="AGL_DATABASE_URL", help="The database that is served.")
+    ] = "sqlite:///agl.db",
     host: Annotated[
         str, typer.Option(help="Address to listen on; others than this machine's own need a key.")
     ] = "127.0.0.1",
@@ -41,6 +43,7 @@ def store(
 
 
 async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file: Path | None) -> None:
+    from agl.child_environment import keep_secrets
     from agl.trainer.http.auth import Keys
     from agl.trainer.runners.store_coordinator import StoreCoordinator
     from agl.trainer.store import open_store
@@ -48,6 +51,7 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
 
     keys = Keys.find(key_file)
     keys.check_host(host)
+    keep_secrets()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

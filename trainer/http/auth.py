@@ -1,7 +1,7 @@
 """Keys, which identify the sender of a request: kept as SHA-256 hashes, compared in constant time, never written.
 
-An operator may do everything. A runner leases work and reports on its attempts. An attempt's key (`gateway.access`)
-permits calls of the model for that attempt only, and expires with it.
+An operator may do everything. A runner leases work, and reports on attempts whose lease's secret it shows. An attempt's
+key (`gateway.access`) permits calls of the model for that attempt only, and expires with it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ Role = Literal["operator", "runner"]
 OPERATOR_VARIABLE, RUNNER_VARIABLE = "AGL_OPERATOR_KEY", "AGL_RUNNER_KEY"
 CLIENT_VARIABLE = "AGL_KEY"
 """The variable of the key that a client sends if its URL has none."""
+LEASE_HEADER = "agl-lease"
+"""The header with the secrets of the leases that a runner's request is about, separated by commas."""
+MOST_SECRETS = 256
 SHORTEST_KEY = 16
 """In characters; a shorter key could be guessed."""
 
@@ -43,6 +46,11 @@ def key_of(headers: Mapping[str, str]) -> str:
     """
     bearer = _only(headers, "authorization")
     return bearer[7:] if bearer[:7].lower() == "bearer " else _only(headers, "x-api-key")
+
+
+def lease_secrets(headers: Mapping[str, str]) -> list[str]:
+    """The secrets of leases that a request shows, at most `MOST_SECRETS`."""
+    return [secret for part in headers.get(LEASE_HEADER, "").split(",") if (secret := part.strip())][:MOST_SECRETS]
 
 
 def _only(headers: Mapping[str, str], name: str) -> str:

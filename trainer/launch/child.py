@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
+from agl.child_environment import hide_process
+
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """Exit statuses of a shell for a command that does not start."""
 GRACE_SECONDS = 1.0
@@ -33,6 +35,7 @@ class ProcessExit:
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> ProcessExit:
     """Run a command to its end, with this process's standard streams. From the main thread."""
+    hide_process()
     processes: list[subprocess.Popen[bytes]] = []
     with _signals_forwarded_to(processes):
         try:

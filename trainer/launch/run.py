@@ -17,6 +17,7 @@ from anyio.from_thread import start_blocking_portal
 
 from agl import semconv, tracing
 from agl.agents.command import program_name
+from agl.child_environment import child_environment
 from agl.errors import ConfigError
 from agl.instrument import startup
 from agl.mdp.selection import DEFAULT_POLICY, Selection, select
@@ -35,6 +36,7 @@ from agl.trainer.store.base import Store
 from agl.trainer.store.collect import new_rollout, shown_command
 from agl.trainer.store.location import store_url
 
+ENGINE_KEY = "VLLM_API_KEY"
 _URLS = {"openai": propagation.OPENAI_URL, "anthropic": propagation.ANTHROPIC_URL}
 
 
@@ -105,7 +107,7 @@ class _CommandRollout:
     ended: bool = False
 
     def environment(self) -> dict[str, str]:
-        """The command's environment: that of this process, with the attempt's addresses and keys."""
+        """The command's environment: that of this process without agl's keys, with the attempt's addresses and keys."""
         routed = self.options.routed
         if routed and self.selection.policy_for(self.agent) is not None:
             replacing = propagation.gateway_variables(self.access.url, self.agent, self.context.key)
@@ -125,9 +127,13 @@ class _CommandRollout:
             capture_content=self.options.capture_content,
             replaced={name: os.environ.get(name) for name in replacing},
         )
+        environment = child_environment(own_program=True)
+        if self.options.engine is not None:
+            # The policy's server may let the holder of its key do more than the gateway does.
+            environment.pop(ENGINE_KEY, None)
         paths = [str(Path(startup.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         return {
-            **os.environ,
+            **environment,
             **replacing,
             **propagation.variables(attempt, self.options.task),
             "PYTHONPATH": os.pathsep.join(paths),

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from agl.child_environment import child_environment
 from agl.errors import ConfigError, EngineError
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray, IntArray, int_array
@@ -416,7 +417,7 @@ def _environment(spec: PolicySpec) -> dict[str, str]:
     """The child's environment: thread pools must be sized before torch is imported."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = spec.threads or max(1, cores - 1)
-    return os.environ | {
+    return child_environment(["HF_TOKEN"]) | {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agl.child_environment import hide_process
 from agl.errors import AglError, CheckpointError, EngineError, ModelLoadError
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray, IntArray
@@ -269,6 +270,7 @@ def main() -> None:
     """Entry point."""
     # Ctrl-C reaches the whole process group; the parent decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    hide_process()
     connection = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=_exit_with_parent, args=(connection, os.getppid()), daemon=True).start()
     try:

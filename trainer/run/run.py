@@ -29,6 +29,7 @@ from agl.trainer.run.config import LOOPBACK, RunConfig
 from agl.trainer.run.progress import Progress
 from agl.trainer.run.resume import ResumableRollouts, reconcile
 from agl.trainer.runners.coordinator import RunCoordinator
+from agl.trainer.runners.lease_guard import LeaseGuard
 from agl.trainer.runners.local import LocalRunner
 from agl.trainer.runners.options import RayRunners, Runners
 from agl.trainer.runners.protocol import RolloutResult, Runner
@@ -186,6 +187,7 @@ class Run:
             capture_content=config.capture_content,
             # The death of a process on this machine is noticed; that of a remote one shows only by its silence.
             silent_seconds=None if config.runners in ("local", "process") else config.silent_seconds,
+            guard=LeaseGuard() if config.runners == "remote" else None,
         )
         url = worker_key = ""
         if routed or config.runners != "local":

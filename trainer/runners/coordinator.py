@@ -7,9 +7,11 @@ reason it failed; the run gets the result of each rollout once.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,8 @@ from agl.mdp.spans import Span
 from agl.mdp.types import Call
 from agl.rewards.air import AIR, reward_spans
 from agl.trainer.gateway.access import SamplingRules
+from agl.trainer.http.auth import LEASE_HEADER
+from agl.trainer.runners.lease_guard import LeaseGuard
 from agl.trainer.runners.protocol import LEASE_WAIT_SECONDS, Lease, Report, RolloutResult
 from agl.trainer.store.base import (
     ATTEMPT_TERMINAL,
@@ -51,13 +55,17 @@ _NOT_BEGUN = "its worker left before it began"
 
 @dataclass(eq=False)
 class _OpenLease:
-    """A lease that a worker holds. `started` and `last_heartbeat` are times of the monotonic clock."""
+    """A lease that a worker holds. `started` and `last_heartbeat` are times of the monotonic clock.
+
+    `begun`: whether a heartbeat has come.
+    """
 
     lease: Lease
     worker_id: str
     started: float
     last_heartbeat: float
     lock: asyncio.Lock
+    begun: bool = False
     calls: list[Call] | None = None
 
 
@@ -72,6 +80,7 @@ class RunCoordinator:
         on_result: called with each result. air: the rules that reward tool outcomes, calls and handoffs, if any.
         rewarded: whether an attempt without a reward has failed.
         silent_seconds: how long a worker may be silent, for rollouts without `unresponsive_seconds`.
+        guard: of workers that other people start; None trusts every worker.
         end_worker: called with each lease that is past its limits and its worker; ends the worker, and returns the
             attempt's spans if it can.
     """
@@ -91,14 +100,16 @@ class RunCoordinator:
         rewarded: bool = True,
         capture_content: bool = True,
         silent_seconds: float | None = None,
+        guard: LeaseGuard | None = None,
         end_worker: Callable[[Lease, str], Awaitable[Sequence[Span]]] | None = None,
     ) -> None:
         self.store, self.gateway, self.selection, self.rules = store, gateway, selection, rules
         self.resources, self.model, self.run_id, self.on_result = resources, model, run_id, on_result
         self.air, self.rewarded, self.capture_content = air, rewarded, capture_content
-        self.silent_seconds, self.end_worker = silent_seconds, end_worker
+        self.silent_seconds, self.guard, self.end_worker = silent_seconds, guard, end_worker
         self._lease_tasks: dict[asyncio.Task[Any], str] = {}
         self._open: dict[tuple[str, int], _OpenLease] = {}
+        self._lost: dict[str, float] = {}
         self._dismissed: set[str] = set()
         self._watch_task: asyncio.Task[None] | None = None
         self._stopped = False
@@ -116,13 +127,24 @@ class RunCoordinator:
         if self._stopped or self._is_dismissed(worker_id):
             await asyncio.sleep(min(wait, _REFUSAL_SECONDS))
             return None
+        if (pause := self._pause(worker_id)) > 0:
+            await asyncio.sleep(min(wait, pause))
+            return None
+        request_id = None if self.guard is None else uuid.uuid4().hex
         self._lease_tasks[this] = worker_id
         try:
-            attempted_rollout = await self.store.dequeue_rollout(worker_id, run_id=self.run_id, wait=wait)
+            attempted_rollout = await self.store.dequeue_rollout(
+                worker_id, run_id=self.run_id, wait=wait, request_id=request_id
+            )
         finally:
             self._lease_tasks.pop(this, None)
         if attempted_rollout is None:
             return None
+        rollout_id = attempted_rollout.rollout.rollout_id
+        if request_id is not None and not self._is_proven(worker_id) and self._is_kept(rollout_id):
+            await self.store.give_back(request_id)
+            return None
+        self._lost.pop(rollout_id, None)
         opening = asyncio.ensure_future(self.open(attempted_rollout, worker_id))
         try:
             lease = await asyncio.shield(opening)
@@ -133,6 +155,35 @@ class RunCoordinator:
             await self.abandon(lease, _NOT_BEGUN)
             return None
         return lease
+
+    def _pause(self, worker_id: str) -> float:
+        """For how many seconds a worker gets no lease: it lost one, or it has not reported yet and has or awaits one,
+        or what others lost waits for those that report."""
+        if self.guard is None or self._is_proven(worker_id):
+            return 0.0
+        refused = any(worker_id == busy for busy in self._busy_workers()) or any(map(self._is_kept, self._lost))
+        return max(self.guard.pause(worker_id), _REFUSAL_SECONDS if refused else 0.0)
+
+    def _is_proven(self, worker_id: str) -> bool:
+        return self.guard is None or self.guard.is_proven(worker_id)
+
+    def _busy_workers(self) -> Iterator[str]:
+        """The workers that wait for a lease or hold one."""
+        yield from self._lease_tasks.values()
+        yield from (entry.worker_id for entry in self._open.values())
+
+    def _is_kept(self, rollout_id: str) -> bool:
+        """Whether a rollout was taken from a worker, and is kept for those that report, as long as there are some.
+
+        Otherwise workers that only take could use up its attempts.
+        """
+        guard, lost_at = self.guard, self._lost.get(rollout_id)
+        return (
+            guard is not None
+            and lost_at is not None
+            and time.monotonic() - lost_at < guard.patience
+            and guard.is_one_proven(self._busy_workers())
+        )
 
     async def open(self, attempted_rollout: AttemptedRollout, worker_id: str) -> Lease:
         """The lease of an attempt that was dequeued from the store."""
@@ -156,13 +207,29 @@ class RunCoordinator:
         await self.store.update_attempt(rollout.rollout_id, attempt, "running")
         return lease
 
-    async def find(self, rollout_id: str, attempt: int) -> Lease:
+    async def find(self, rollout_id: str, attempt: int, secrets: Sequence[str]) -> Lease:
         """The lease of a running attempt, also of one that was leased before this server was restarted.
 
+        Args:
+            secrets: those that the sender shows; whoever has not leased the attempt may not report on it.
+
         Raises:
-            StoreError: there is no such rollout.
+            AttemptOverError: none of them is the lease's, or there is no such attempt.
         """
-        if (entry := self._open.get((rollout_id, attempt))) is not None:
+        entry = self._open.get((rollout_id, attempt))
+        if entry is not None:
+            own = (entry.lease.attempted_rollout.secret or "").encode()
+            leased = any([own != b"" and hmac.compare_digest(own, secret.encode()) for secret in secrets])
+        else:
+            leased = await self.store.is_leased_with(rollout_id, attempt, secrets)
+        if not leased:
+            raise AttemptOverError(
+                "this attempt is not leased to the sender of this request",
+                hint=f"a lease has a secret, which every report on it shows in the header {LEASE_HEADER}",
+                rollout=rollout_id,
+                attempt=attempt,
+            )
+        if entry is not None:
             return entry.lease
         rollout = await self.store.get_rollout(rollout_id)
         return Lease(AttemptedRollout(rollout, Attempt(rollout.rollout_id, attempt, "running")), self.selection)
@@ -171,7 +238,7 @@ class RunCoordinator:
         self._last_heard = time.monotonic()
         entry = self._open.get(lease.id)
         if entry is not None:
-            entry.last_heartbeat = time.monotonic()
+            entry.last_heartbeat, entry.begun = time.monotonic(), True
         await self.store.heartbeat(*lease.id)
         if entry is not None or self.gateway is not None:
             return entry is not None
@@ -204,6 +271,8 @@ class RunCoordinator:
             if self._open.get(lease.id) is entry or self.gateway is None:
                 await self._finish(entry, report)
                 self._open.pop(lease.id, None)
+                if self.guard is not None and entry.worker_id:
+                    self.guard.reported(entry.worker_id, time.monotonic() - entry.started)
 
     async def abandon(self, lease: Lease, why: str) -> None:
         entry = self._open.get(lease.id)
@@ -257,18 +326,47 @@ class RunCoordinator:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(CHECK_SECONDS)
-            for entry in list(self._open.values()):
-                error = _overdue(entry, self.silent_seconds)
+            overdue = [(entry, _overdue(entry, self.silent_seconds, self.guard)) for entry in self._open.values()]
+            for entry, error in [*overdue, *self._stalled()]:
                 if error is not None and not entry.lock.locked():
                     try:
                         await self._give_up(entry, error)
                     except AglError as failure:
                         log.warning("rollout %s attempt %d cannot be given up yet: %s", *entry.lease.id, failure)
 
+    def _stalled(self) -> Iterator[tuple[_OpenLease, RolloutError]]:
+        """The attempts that are taken from workers that have never reported, and why: the oldest ones, no more than
+        workers that have reported wait for work."""
+        guard = self.guard
+        if guard is None or any(map(self._is_kept, self._lost)):
+            return
+        now, waiting = time.monotonic(), sum(map(guard.is_proven, self._lease_tasks.values()))
+        slow = (
+            entry
+            for entry in self._open.values()
+            if now - entry.started > guard.patience
+            and entry.lease.attempt < entry.lease.rollout.config.max_attempts
+            and not guard.is_proven(entry.worker_id)
+        )
+        for entry in sorted(slow, key=lambda entry: entry.started)[:waiting]:
+            yield (
+                entry,
+                RolloutError(
+                    f"its runner {entry.worker_id!r} has never reported, has had it for {now - entry.started:.0f} s, and "
+                    "another one waits",
+                    hint="another runner runs the rollout again",
+                    rollout=entry.lease.id[0],
+                    attempt=entry.lease.attempt,
+                ),
+            )
+
     async def _give_up(self, entry: _OpenLease, error: RolloutError) -> None:
         async with entry.lock:
             if self._open.get(entry.lease.id) is not entry:
                 return
+            if self.guard is not None:
+                self.guard.lost(entry.worker_id)
+                self._lost[entry.lease.id[0]] = time.monotonic()
             spans = () if self.end_worker is None else await self.end_worker(entry.lease, entry.worker_id)
             await self._calls(entry)
             await self.store.add_spans(spans)
@@ -306,6 +404,7 @@ class RunCoordinator:
         if rollout.status == "queuing":
             log.info("rollout %s attempt %d %s, trying again: %s", rollout_id, attempt, report.status, report.error)
         elif attempt == rollout.attempts and rollout.status in ROLLOUT_TERMINAL:
+            self._lost.pop(rollout_id, None)
             self.on_result(RolloutResult(rollout, attempt, trajectory, report.error))
 
     async def _calls(self, entry: _OpenLease) -> list[Call]:
@@ -365,7 +464,7 @@ def _failed(lease: Lease, why: str) -> RolloutError:
     return RolloutError(why, rollout=lease.rollout.rollout_id, attempt=lease.attempt)
 
 
-def _overdue(entry: _OpenLease, silent_seconds: float | None) -> RolloutError | None:
+def _overdue(entry: _OpenLease, silent_seconds: float | None, guard: LeaseGuard | None) -> RolloutError | None:
     """Why an attempt is to be given up, if it is."""
     config, where = entry.lease.rollout.config, {"rollout": entry.lease.id[0], "attempt": entry.lease.id[1]}
     now = time.monotonic()
@@ -376,6 +475,8 @@ def _overdue(entry: _OpenLease, silent_seconds: float | None) -> RolloutError | 
             **where,
         )
     silent = silent_seconds if config.unresponsive_seconds is None else config.unresponsive_seconds
+    if silent is not None and guard is not None and not entry.begun:
+        silent = min(silent, guard.first_heartbeat)
     if silent is not None and now - entry.last_heartbeat > silent:
         return RolloutError(
             f"its runner {entry.worker_id!r} has not been heard of for {now - entry.last_heartbeat:.0f} s",

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,8 @@ def load_agent(spec: str, reward: str | None) -> Agent:
     return wrap(value, reward_function)
 
 
-def load_command(text: str, reward: str | None) -> Agent:
-    """A command as an agent.
+def load_command(text: str, reward: str | None, env: Sequence[str] = ()) -> Agent:
+    """A command as an agent. `env`: names of variables that it gets.
 
     Raises:
         ConfigError: `reward` is None, or the command cannot be parsed.
@@ -77,7 +78,7 @@ def load_command(text: str, reward: str | None) -> Agent:
         words = shlex.split(text)
     except ValueError as error:
         raise ConfigError(f"--agent-command cannot be read: {error}", hint="check its quotes") from None
-    return CommandAgent(words, reward=load_object(reward, "--reward"))
+    return CommandAgent(words, reward=load_object(reward, "--reward"), env=env)
 
 
 def _load(path: Path) -> Any:

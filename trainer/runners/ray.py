@@ -19,6 +19,7 @@ import ray.exceptions
 import ray.util
 import ray.util.client
 
+from agl.child_environment import without_agls_variables
 from agl.errors import ConfigError, RolloutError
 from agl.mdp.spans import Span
 from agl.trainer.runners.coordinator import RunCoordinator
@@ -68,7 +69,7 @@ class Cluster:
                     "object_store_memory": _OBJECT_STORE_BYTES,
                 }
             try:
-                await asyncio.to_thread(ray.init, **init)
+                await asyncio.to_thread(_init, init)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise ConfigError(
                     f"Ray cannot be joined: {error}", hint="see RAY_ADDRESS, or call ray.init(...) before fit"
@@ -87,6 +88,12 @@ class Cluster:
         if self._started:
             self._started = False
             await asyncio.to_thread(ray.shutdown)
+
+
+def _init(options: dict[str, Any]) -> None:
+    # All processes of a Ray that is started here inherit this environment, and agents could read it in /proc.
+    with without_agls_variables():
+        ray.init(**options)
 
 
 class _WorkerActor:

@@ -13,6 +13,7 @@ from agl.errors import AglError
 from agl.mdp.selection import select
 from agl.trainer.http.auth import Keys
 from agl.trainer.runners.coordinator import RunCoordinator
+from agl.trainer.runners.lease_guard import LeaseGuard
 from agl.trainer.runners.remote.coordinator import SILENT_SECONDS, coordinator_routes, key_check
 from agl.trainer.store.base import NO_RUN, Store
 
@@ -38,7 +39,13 @@ class StoreCoordinator:
     def of_store(cls, store: Store, silent_seconds: float = SILENT_SECONDS) -> StoreCoordinator:
         """A coordinator without a gateway: its rollouts call the models that the store's resources name."""
         coordinator = RunCoordinator(
-            store, None, selection=select(None), run_id=NO_RUN, rewarded=False, silent_seconds=silent_seconds
+            store,
+            None,
+            selection=select(None),
+            run_id=NO_RUN,
+            rewarded=False,
+            silent_seconds=silent_seconds,
+            guard=LeaseGuard(),
         )
         return cls(coordinator, silent_seconds)
 
@@ -65,7 +72,8 @@ class StoreCoordinator:
                 if not lost:
                     return
                 for attempt in lost:
-                    if time.time() - attempt.last_heartbeat_at > self.silent_seconds:
+                    # A server that was down has received no heartbeats.
+                    if time.time() - max(began, attempt.last_heartbeat_at) > self.silent_seconds:
                         why = "its runner was not heard of since the server was restarted"
                         await store.update_attempt(attempt.rollout_id, attempt.attempt, "unresponsive", error=why)
             await asyncio.sleep(LOST_CHECK_SECONDS)

@@ -8,6 +8,7 @@ from agl.trainer.http.auth import Keys
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.run.frozen_policy import FrozenPolicy
 from agl.trainer.runners.coordinator import RunCoordinator
+from agl.trainer.runners.lease_guard import LeaseGuard
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
 from agl.trainer.runners.store_coordinator import StoreCoordinator
 from agl.trainer.service.gateway_mount import GatewayMount, MountPoint
@@ -41,6 +42,7 @@ class ServedPolicy:
             rewarded=False,
             capture_content=capture_content,
             silent_seconds=silent_seconds,
+            guard=LeaseGuard(),
         )
         mount_point = mount.point(gateway, coordinator_routes(lambda: coordinator, key_check(Keys())))
         await mount_point.start()

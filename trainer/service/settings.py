@@ -86,7 +86,7 @@ class RuntimeOptions:
     auto_instrumentation: bool = True
     timeout: float | None = 600.0
     max_attempts: int = 2
-    silent_seconds: float = 60.0
+    silent_seconds: float = 30.0
     seed: int = 0
     capture_content: bool = True
     host: str = "127.0.0.1"

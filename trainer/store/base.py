@@ -127,10 +127,15 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class AttemptedRollout:
-    """A rollout with the attempt that is to run it now."""
+    """A rollout with the attempt that is to run it now.
+
+    `secret` proves that its holder has leased the attempt. Only `Store.dequeue_rollout` returns it; the store keeps its
+    hash.
+    """
 
     rollout: Rollout
     attempt: Attempt
+    secret: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,13 +203,19 @@ class Store(Protocol):
         """Lease the next queued rollout (highest priority, then oldest) and open its next attempt, or None.
 
         Rollout and attempt become "preparing". Two callers never get the same rollout. A caller that repeats a request
-        with the same `request_id` gets the lease that it missed, as long as the attempt is "preparing".
+        with the same `request_id` gets the lease that it missed, as long as the attempt is "preparing"; with a new
+        secret, and the one before is no longer valid.
 
         Args:
             run_id: only rollouts of this training run; `NO_RUN` for those of none.
             wait: seconds to wait for a rollout. One that is queued in this process or announced by the database is
                 leased at once, others within a second or two.
         """
+        ...
+
+    async def is_leased_with(self, rollout_id: str, attempt: int, secrets: Sequence[str]) -> bool:
+        """Whether the attempt was leased with one of these secrets; also after it has ended. False if there is no such
+        attempt."""
         ...
 
     async def give_back(self, request_id: str) -> None:

@@ -15,6 +15,7 @@ import ray.exceptions
 import ray.util
 import ray.util.client
 
+from agl.child_environment import without_agls_variables
 from agl.errors import ConfigError
 
 _GROUP = "verl_group"
@@ -39,7 +40,9 @@ async def connection(init: Mapping[str, Any], *, gpus: int) -> AsyncIterator[Non
         if not address:
             options |= init
         try:
-            await asyncio.to_thread(partial(ray.init, address=address or "local", **options))
+            # Processes of a Ray that is started here inherit this environment.
+            with without_agls_variables():
+                await asyncio.to_thread(partial(ray.init, address=address or "local", **options))
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ConfigError(
                 f"Ray cannot be joined: {error}", hint="see RAY_ADDRESS, or call ray.init(...) before fit"

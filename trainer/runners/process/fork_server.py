@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from agl.agents.registry import switched_on
+from agl.child_environment import hide_process
 from agl.errors import AglError
 from agl.trainer.runners.process.payload import Payload, unpack
 from agl.trainer.runners.process.worker import read_journal, run_worker
@@ -187,6 +188,9 @@ def main(link_file: int, payload_file: int, *, once: bool) -> None:
             first line, then the payload. once: whether to import the agent here, rather than in each worker.
     """
     import numpy  # noqa: F401  (its thread pool handles forks itself)
+
+    # The coordinator's key is here and in the workers, which inherit this; what an agent starts is not to read it.
+    hide_process()
 
     threads_before = _thread_count()
     link = socket.socket(fileno=link_file)

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from agl.child_environment import child_environment, hide_process
 from agl.errors import ConfigError, RolloutError
 from agl.trainer.runners.process.fork_server import STOP_SECONDS, fork_server_command
 
@@ -123,13 +124,19 @@ class WorkerPool:
 
     # -- the fork server ----------------------------------------------------------------------------------------------
     async def _start_server(self) -> asyncio.StreamReader:
+        # Agents in the workers are not to read the keys of the process that starts them.
+        hide_process()
         ours, theirs = socket.socketpair()
         with tempfile.TemporaryFile() as payload:
             payload.write(self._payload)
             payload.flush()
             files = theirs.fileno(), payload.fileno()
             self._process = subprocess.Popen(
-                fork_server_command(*files, once=True), pass_fds=files, stdin=subprocess.DEVNULL, start_new_session=True
+                fork_server_command(*files, once=True),
+                pass_fds=files,
+                stdin=subprocess.DEVNULL,
+                env=child_environment(own_program=True),
+                start_new_session=True,
             )
         theirs.close()
         ours.setblocking(False)

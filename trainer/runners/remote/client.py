@@ -21,6 +21,7 @@ from agl.errors import AglError, RolloutError
 from agl.mdp.selection import Selection
 from agl.mdp.spans import Span
 from agl.tracing import otlp
+from agl.trainer.http.auth import LEASE_HEADER
 from agl.trainer.runners.protocol import LEASE_WAIT_SECONDS, Coordinator, Lease, Report
 from agl.trainer.runners.remote.serialization import lease_from_json, report_to_json
 
@@ -78,25 +79,26 @@ class CoordinatorClient:
         return None if data is None else lease_from_json(data, self.url, self.selection, self.resources)
 
     async def heartbeat(self, lease: Lease) -> bool:
-        data = await self._request("heartbeat", _lease_id(lease))
+        data = await self._request("heartbeat", _lease_id(lease), lease)
         return data is not None and bool(data["wanted"])
 
     async def deliver(self, lease: Lease, spans: Sequence[Span]) -> None:
-        await self._request("deliver", {**_lease_id(lease), "spans": otlp.encode(spans)})
+        await self._request("deliver", {**_lease_id(lease), "spans": otlp.encode(spans)}, lease)
 
     async def finish(self, lease: Lease, report: Report) -> None:
-        await self._request("finish", {**_lease_id(lease), "report": report_to_json(report)})
+        await self._request("finish", {**_lease_id(lease), "report": report_to_json(report)}, lease)
 
     async def abandon(self, lease: Lease, why: str) -> None:
-        await self._request("abandon", {**_lease_id(lease), "why": why})
+        await self._request("abandon", {**_lease_id(lease), "why": why}, lease)
 
-    async def _request(self, route: str, body: Any) -> Any:
+    async def _request(self, route: str, body: Any, lease: Lease | None = None) -> Any:
         """The response's JSON; None where it has none, or the coordinator no longer wants the attempt (logged).
 
         Raises:
             RolloutError: the server could not be reached for too long, or refuses this worker.
         """
         content = orjson.dumps(body)
+        secret = None if lease is None else lease.attempted_rollout.secret
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(_Unreachable),
             wait=wait_random_exponential(multiplier=0.1, max=10.0),
@@ -104,18 +106,17 @@ class CoordinatorClient:
             reraise=True,
         )
         try:
-            return await retrying(self._send, route, content)
+            return await retrying(self._send, route, content, secret)
         except _Unreachable as error:
             raise RolloutError(
                 f"the server at {self.url} could not be reached for {self.lost_seconds:g} s: {error}",
                 hint="check that it runs and that its address and port are right; start this runner again then",
             ) from None
 
-    async def _send(self, route: str, content: bytes) -> Any:
+    async def _send(self, route: str, content: bytes, secret: str | None = None) -> Any:
+        headers = {"content-type": "application/json"} | ({} if secret is None else {LEASE_HEADER: secret})
         try:
-            response = await self._client.post(
-                f"{self.url}/runner/{route}", content=content, headers={"content-type": "application/json"}
-            )
+            response = await self._client.post(f"{self.url}/runner/{route}", content=content, headers=headers)
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
             raise RolloutError(f"{self.url} cannot be asked: {error}", hint="check the address and the key") from error
         except httpx.TransportError as error:

@@ -17,14 +17,14 @@ from starlette.routing import Route
 
 from agl.errors import AttemptOverError, NotStoredError, StoreError
 from agl.tracing import otlp
-from agl.trainer.http.auth import Keys
+from agl.trainer.http.auth import Keys, lease_secrets
 from agl.trainer.http.limits import Limits, Refused, parse_json
 from agl.trainer.http.responses import answer
 from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.protocol import LEASE_WAIT_SECONDS, Lease
 from agl.trainer.runners.remote.serialization import lease_to_json, report_from_json
 
-SILENT_SECONDS = 60.0
+SILENT_SECONDS = 30.0
 """How long a runner may be silent before its rollouts are run again."""
 _MAX_LEASE_REQUESTS = 4096
 """How many answers to lease requests are remembered."""
@@ -110,7 +110,7 @@ def coordinator_routes(
         return answer({})
 
     async def of_lease(request: Request, *names: str) -> tuple[RunCoordinator, Lease, dict[str, Any]]:
-        """The coordinator, the lease that a request names, and the request's body, which has these names."""
+        """The coordinator, the lease that a request names and shows the secret of, and the body with these names."""
         check(request)
         body = await _body(request, "rollout_id", "attempt", *names)
         coordinator = current()
@@ -120,7 +120,7 @@ def coordinator_routes(
             rollout_id, attempt = str(body["rollout_id"]), int(body["attempt"])
             if "\0" in rollout_id or not 0 < attempt < 2**31:
                 raise ValueError(f"there is no attempt {rollout_id!r}, {attempt}")
-            return coordinator, await coordinator.find(rollout_id, attempt), body
+            return coordinator, await coordinator.find(rollout_id, attempt, lease_secrets(request.headers)), body
 
     return [
         Route(f"/runner/{route.__name__}", route, methods=["POST"])

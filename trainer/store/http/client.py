@@ -15,7 +15,7 @@ import threading
 import time
 import urllib.parse
 import uuid
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +24,7 @@ import httpx
 import tenacity
 
 from agl.errors import AglError, ConfigError, StoreError
-from agl.trainer.http.auth import CLIENT_VARIABLE
+from agl.trainer.http.auth import CLIENT_VARIABLE, LEASE_HEADER, MOST_SECRETS
 from agl.trainer.http.server import is_loopback
 from agl.trainer.store.base import AttemptedRollout, AttemptStatus, NewRollout, Rollout, Store
 from agl.trainer.store.http import protocol
@@ -37,6 +37,8 @@ RETRY_SECONDS = 60.0
 _CONNECT_SECONDS, _RESPONSE_SECONDS = 10.0, 60.0
 _SENDERS = 4
 """Batches in flight at once."""
+_MOST_LEASES = 10_000
+"""Rollouts whose leases' secrets are kept."""
 _BATCH_BYTES = 4 * 1024 * 1024
 _RETRYABLE = frozenset({408, 429, 502, 503, 504})
 """Statuses after which the same request can succeed."""
@@ -54,6 +56,7 @@ class _Operation:
 
     name: str
     body: bytes
+    secrets: frozenset[str]
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
 
@@ -98,6 +101,8 @@ class HttpStore(Store):
         self._trust_env = not is_loopback(parts.hostname)
         self.retry_seconds = retry_seconds
         self._pending: deque[_Operation] = deque()
+        # Rollout -> the secrets of the leases of it that were got here, which a runner must show to report on them.
+        self._secrets: OrderedDict[str, frozenset[str]] = OrderedDict()
         self._senders: set[asyncio.Task[None]] = set()
         self._unreachable_since: float | None = None
         self._closed = False
@@ -145,14 +150,30 @@ class HttpStore(Store):
             while True:
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    return await self._call("dequeue_rollout", **lease)
-                leased = await self._poll("dequeue_rollout", min(left, _POLL_SECONDS), **lease)
+                    leased = await self._call("dequeue_rollout", **lease)
+                else:
+                    leased = await self._poll("dequeue_rollout", min(left, _POLL_SECONDS), **lease)
                 if leased is not None:
+                    self._keep_secret(leased)
+                if leased is not None or left <= 0:
                     return leased
         except asyncio.CancelledError:
             # A lease that nobody receives would block its rollout.
             await asyncio.wait([asyncio.ensure_future(self._give_back_quietly(request_id))])
             raise
+
+    def _keep_secret(self, leased: AttemptedRollout) -> None:
+        if leased.secret is not None:
+            secrets = self._secrets.pop(leased.rollout.rollout_id, frozenset())
+            self._secrets[leased.rollout.rollout_id] = secrets | {leased.secret}
+            while len(self._secrets) > _MOST_LEASES:
+                self._secrets.popitem(last=False)
+
+    def _secrets_for(self, arguments: Mapping[str, Any]) -> frozenset[str]:
+        """The secrets of the leases that arguments are about, as far as this client got them."""
+        rollouts = {item.rollout_id for name in ("calls", "spans") for item in arguments.get(name) or ()}
+        rollouts.add(arguments.get("rollout_id"))
+        return frozenset[str]().union(*(self._secrets.get(rollout_id, ()) for rollout_id in rollouts))
 
     async def _give_back_quietly(self, request_id: str) -> None:
         try:
@@ -192,9 +213,10 @@ class HttpStore(Store):
     # -- on any thread --------------------------------------------------------------------------------------------
     async def _call(self, method: str, /, **arguments: Any) -> Any:
         """Call a method, in one request with whatever else is pending."""
+        arguments = {k: list(v) if k in ("calls", "spans") else v for k, v in arguments.items()}
         body = self._encode(arguments, method)
         loop = asyncio.get_running_loop()
-        operation = _Operation(method, body, loop, loop.create_future())
+        operation = _Operation(method, body, self._secrets_for(arguments), loop, loop.create_future())
         with self._lock:
             self._check_open()
             self._loop.call_soon_threadsafe(self._submit, operation)
@@ -271,19 +293,21 @@ class HttpStore(Store):
     async def _send(self) -> None:
         """Send pending operations in batches until there are none."""
         while self._pending:
-            batch, size = [], 0
+            batch, size, secrets = [], 0, frozenset[str]()
             while self._pending and len(batch) < protocol.MOST_OPERATIONS:
-                if batch and size + len(self._pending[0].body) > _BATCH_BYTES:
+                first = self._pending[0]
+                if batch and (size + len(first.body) > _BATCH_BYTES or len(secrets | first.secrets) > MOST_SECRETS):
                     break
                 operation = self._pending.popleft()
                 if not operation.future.cancelled():
                     batch.append(operation)
                     size += len(operation.body)
+                    secrets |= operation.secrets
             if not batch:
                 continue
             body = b'{"operations":[' + b",".join(operation.body for operation in batch) + b"]}"
             try:
-                response = await self._request("POST", protocol.BATCH_PATH, body)
+                response = await self._request("POST", protocol.BATCH_PATH, body, secrets=secrets)
                 results = response.get("results") if isinstance(response, Mapping) else None
                 if not isinstance(results, list) or len(results) != len(batch):
                     raise protocol.to_error(response)
@@ -299,7 +323,14 @@ class HttpStore(Store):
                 except AglError as error:
                     operation.deliver(None, error)
 
-    async def _request(self, method: str, path: str, body: bytes | None = None, wait: float = 0.0) -> Any:
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        wait: float = 0.0,
+        secrets: frozenset[str] = frozenset(),
+    ) -> Any:
         """The response to a request, which is repeated until there is one.
 
         Raises:
@@ -312,15 +343,17 @@ class HttpStore(Store):
             reraise=True,
         )
         try:
-            return await retrying(self._once, method, path, body, wait)
+            return await retrying(self._once, method, path, body, wait, secrets)
         except _Unreachable as error:
             raise StoreError(
                 f"the store does not answer: {error}", hint="is `agl store` running there?", store=self.url
             ) from None
 
-    async def _once(self, method: str, path: str, body: bytes | None, wait: float) -> Any:
+    async def _once(self, method: str, path: str, body: bytes | None, wait: float, secrets: frozenset[str]) -> Any:
         assert self._http is not None
         headers = {"content-type": "application/json"}
+        if secrets:
+            headers[LEASE_HEADER] = ",".join(sorted(secrets))
         timeout = httpx.Timeout(_RESPONSE_SECONDS + wait, connect=_CONNECT_SECONDS, pool=None)
         try:
             response = await self._http.request(method, path, content=body, headers=headers, timeout=timeout)

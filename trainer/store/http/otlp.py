@@ -45,10 +45,17 @@ class Traces:
 
     Args:
         store: where spans are stored. role: the role of a request's sender; may raise `Refused`. limits: of the server.
+        is_leased: whether a request shows the secret of an attempt's lease, which a runner needs.
     """
 
-    def __init__(self, store: Store, role: Callable[[Request], Awaitable[Role]], limits: Limits) -> None:
-        self._store, self._role, self._limits = store, role, limits
+    def __init__(
+        self,
+        store: Store,
+        role: Callable[[Request], Awaitable[Role]],
+        is_leased: Callable[[Request, str, int], Awaitable[bool]],
+        limits: Limits,
+    ) -> None:
+        self._store, self._role, self._is_leased, self._limits = store, role, is_leased, limits
         self._opening = asyncio.Lock()
 
     def route(self) -> Route:
@@ -61,7 +68,7 @@ class Traces:
             if kind not in (PROTOBUF, JSON):
                 raise Refused(415, f"spans are taken as {PROTOBUF} or {JSON}", "unsupported_media_type")
             received = await self._decoded(request, kind)
-            rejected = await self._store_spans(role, received)
+            rejected = await self._store_spans(request, role, received)
         except Refused as refused:
             return _failure(kind, refused.status, refused.message)
         except StoreError as error:
@@ -80,7 +87,7 @@ class Traces:
         except ValueError as error:
             raise Refused(400, str(error), "invalid_spans") from None
 
-    async def _store_spans(self, role: Role, received: list[_Received]) -> list[str]:
+    async def _store_spans(self, request: Request, role: Role, received: list[_Received]) -> list[str]:
         """Store the spans that belong to an attempt; the reasons why the others do not."""
         rejected: list[str] = []
         traces: dict[str, list[Span]] = {}
@@ -90,6 +97,9 @@ class Traces:
                 rejected.append(str(span))
                 continue
             rollout_id = span.attributes.get(semconv.ROLLOUT_ID, resource.get(semconv.ROLLOUT_ID))
+            if rollout_id is None and role != "operator":
+                rejected.append(f"a runner's spans name their attempt: {semconv.ROLLOUT_ID}, {semconv.ATTEMPT}")
+                continue
             if rollout_id is None:
                 traces.setdefault(span.trace_id, []).append(span)
                 continue
@@ -103,10 +113,17 @@ class Traces:
         kept: list[Span] = []
         for rollout_id, spans in rollouts.items():
             attempts = {a.attempt: a for a in await self._attempts(rollout_id)}
+            if role != "operator":
+                # No span after the end, and none of another runner's attempt.
+                attempts = {
+                    n: a
+                    for n, a in attempts.items()
+                    if a.status not in ATTEMPT_TERMINAL and await self._is_leased(request, rollout_id, n)
+                }
             for number, span in spans:
                 attempt = attempts.get(max(attempts, default=0) if number is None else number)
-                if attempt is None or (role != "operator" and attempt.status in ATTEMPT_TERMINAL):
-                    rejected.append(f"rollout {rollout_id} has no such attempt open")
+                if attempt is None:
+                    rejected.append(f"rollout {rollout_id} has no such attempt open to this key")
                 else:
                     kept.append(dataclasses.replace(span, rollout_id=rollout_id, attempt=attempt.attempt))
         for trace_id, spans in traces.items():

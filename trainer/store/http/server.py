@@ -1,7 +1,7 @@
 """A store over HTTP: one POST route per method of `Store`, with validation and a schema.
 
-An operator may call every method. A runner may lease, report and read what a rollout needs; what it writes must belong
-to attempts that are open.
+An operator may call every method. A runner may lease, and report on and read the rollouts whose lease's secret it
+shows; the calls and spans that it writes must belong to attempts that are open.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -18,13 +18,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from agl.errors import AglError, StoreError
-from agl.trainer.http.auth import Keys, Role
+from agl.errors import AglError, NotStoredError, StoreError
+from agl.trainer.http.auth import LEASE_HEADER, Keys, Role, lease_secrets
 from agl.trainer.http.errors import describe_error, error_handlers, error_json
 from agl.trainer.http.limits import Limits, Refused, json_body
 from agl.trainer.http.responses import answer, unless_gone
 from agl.trainer.http.server import HttpServer
-from agl.trainer.store.base import ATTEMPT_TERMINAL, Store
+from agl.trainer.store.base import ATTEMPT_TERMINAL, Attempt, Store
 from agl.trainer.store.http import protocol
 from agl.trainer.store.http.openapi import schema
 from agl.trainer.store.http.otlp import Traces
@@ -108,7 +108,7 @@ class StoreRoutes:
         return [
             *methods,
             Route(protocol.BATCH_PATH, self._batch, methods=["POST"]),
-            Traces(self.store, self.role, self.limits).route(),
+            Traces(self.store, self.role, self.is_leased, self.limits).route(),
             Route(f"{protocol.PREFIX}/about", self._about),
             Route("/openapi.json", self._schema),
             Route("/health", self._health),
@@ -134,7 +134,7 @@ class StoreRoutes:
     async def _one(self, method: protocol.Method, request: Request) -> Response:
         role = await self.role(request)
         arguments = method.read(await self._body(request))
-        await self._allow(role, method, arguments)
+        await self._allow(role, request, method, arguments)
         work = asyncio.ensure_future(self._call(method, arguments))
         if method.name in protocol.WAITING:
             self._waiting.add(work)
@@ -153,16 +153,16 @@ class StoreRoutes:
         operations = body.get("operations") if isinstance(body, Mapping) else None
         if not isinstance(operations, list) or len(operations) > protocol.MOST_OPERATIONS:
             raise StoreError(f"operations: not a list of at most {protocol.MOST_OPERATIONS}", hint="see /openapi.json")
-        return _json({"results": await asyncio.gather(*(self._operation(role, operation) for operation in operations))})
+        return _json({"results": await asyncio.gather(*(self._operation(role, request, each) for each in operations))})
 
-    async def _operation(self, role: Role, operation: Any) -> dict[str, Any]:
+    async def _operation(self, role: Role, request: Request, operation: Any) -> dict[str, Any]:
         try:
             name = operation.get("method") if isinstance(operation, Mapping) else None
             method = protocol.METHODS.get(name) if isinstance(name, str) else None
             if method is None:
                 raise StoreError(f"the store has no method {name!r}", hint="see /openapi.json")
             arguments = method.read(operation.get("arguments", {}))
-            await self._allow(role, method, arguments)
+            await self._allow(role, request, method, arguments)
             if method.name in protocol.WAITING:
                 arguments[protocol.WAITING[method.name]] = 0.0
             return {"result": protocol.portable(await self._call(method, arguments))}
@@ -187,31 +187,43 @@ class StoreRoutes:
             return None
         return result
 
-    async def _allow(self, role: Role, method: protocol.Method, arguments: Mapping[str, Any]) -> None:
-        """Refuse a method or an argument that is not for runners."""
+    async def _allow(self, role: Role, request: Request, method: protocol.Method, arguments: Mapping[str, Any]) -> None:
+        """Refuse a method or an argument that is not for runners, or not for this one.
+
+        Raises:
+            Refused: 403.
+        """
         if role == "operator":
             return
         if method.name not in protocol.RUNNER_METHODS:
             raise Refused(403, f"a runner's key is not good for {method.name}", "forbidden")
-        written = [*(arguments.get("calls") or ()), *(arguments.get("spans") or ())]
-        await self.check_open((item.rollout_id, item.attempt) for item in written)
-
-    async def check_open(self, attempts: Iterable[tuple[str, int]]) -> None:
-        """Refuse to write to attempts that are not open.
-
-        Raises:
-            Refused: 403, one of them is terminal or does not exist.
-        """
-        numbers_of: dict[str, set[int]] = {}
-        for rollout_id, attempt in attempts:
-            numbers_of.setdefault(rollout_id, set()).add(attempt)
-        for rollout_id, numbers in numbers_of.items():
-            try:
-                existing = await self.store.query_attempts(rollout_id)
-            except StoreError:
-                existing = []
-            if not numbers <= {a.attempt for a in existing if a.status not in ATTEMPT_TERMINAL}:
+        written = {(w.rollout_id, w.attempt) for name in ("calls", "spans") for w in arguments.get(name) or ()}
+        named = set(written)
+        if method.name in ("update_attempt", "heartbeat"):
+            named = {(arguments["rollout_id"], arguments["attempt"])}
+        for rollout_id, attempt in named:
+            if not await self.is_leased(request, rollout_id, attempt):
+                raise _not_leased(rollout_id)
+        attempts = {rollout_id: await self._attempts(rollout_id) for rollout_id, _ in written}
+        for rollout_id, attempt in written:
+            if attempt not in (a.attempt for a in attempts[rollout_id] if a.status not in ATTEMPT_TERMINAL):
                 raise Refused(403, f"rollout {rollout_id} has no such attempt open", "forbidden")
+        if method.name == "get_rollout":
+            rollout_id = arguments["rollout_id"]
+            leased = [await self.is_leased(request, rollout_id, a.attempt) for a in await self._attempts(rollout_id)]
+            if not any(leased):
+                raise _not_leased(rollout_id)
+
+    async def is_leased(self, request: Request, rollout_id: str, attempt: int) -> bool:
+        """Whether a request shows the secret of an attempt's lease."""
+        secrets = lease_secrets(request.headers)
+        return bool(secrets) and await self.store.is_leased_with(rollout_id, attempt, secrets)
+
+    async def _attempts(self, rollout_id: str) -> list[Attempt]:
+        try:
+            return await self.store.query_attempts(rollout_id)
+        except NotStoredError:
+            return []
 
     async def _body(self, request: Request) -> Any:
         return await json_body(request, self.limits.json_depth, protocol.loads)
@@ -224,6 +236,12 @@ class StoreRoutes:
 
     async def _health(self, _: Request) -> Response:
         return answer({"status": "ok"})
+
+
+def _not_leased(rollout_id: str) -> Refused:
+    return Refused(
+        403, f"a runner's key is good for its own leases: {LEASE_HEADER} shows none of {rollout_id}", "forbidden"
+    )
 
 
 def _json(data: Any, status: int = 200) -> Response:

@@ -147,8 +147,13 @@ def to_rollout(row: Row) -> Rollout:
     )
 
 
-def attempt_row(attempt: Attempt, config: RolloutConfig, request_id: str | None) -> dict[str, Any]:
-    """The row of an attempt, with its rollout's configuration and the request that leased it."""
+def secret_hash(secret: str) -> bytes:
+    """32 bytes: SHA-256 of the secret of a lease, which is random."""
+    return hashlib.sha256(secret.encode(errors="backslashreplace")).digest()
+
+
+def attempt_row(attempt: Attempt, config: RolloutConfig, request_id: str | None, secret: str) -> dict[str, Any]:
+    """The row of an attempt, with its rollout's configuration, the request that leased it and its secret's hash."""
     return {
         "rollout_id": attempt.rollout_id,
         "attempt": attempt.attempt,
@@ -161,6 +166,7 @@ def attempt_row(attempt: Attempt, config: RolloutConfig, request_id: str | None)
         "last_heartbeat_at": attempt.last_heartbeat_at,
         "ended_at": attempt.ended_at,
         "request_id": request_id,
+        "secret_hash": secret_hash(secret),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hmac
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -65,6 +66,8 @@ _BEAT = (
     .where(A.c.rollout_id == bindparam("id"), A.c.attempt == bindparam("n"))
     .values(last_heartbeat_at=bindparam("beat"))
 )
+_RENEW = _BEAT.values(secret_hash=bindparam("hash"))
+_SECRET_HASH = select(A.c.secret_hash).where(A.c.rollout_id == bindparam("id"), A.c.attempt == bindparam("n"))
 _LEASED_BY = (
     select(A)
     .join(R, and_(R.c.rollout_id == A.c.rollout_id, R.c.attempts == A.c.attempt))
@@ -100,10 +103,19 @@ def enqueue(connection: Connection, new: Sequence[NewRollout], now: float) -> li
 
 
 def dequeue(
-    connection: Connection, worker_id: str | None, run_id: str | None, request_id: str, repeated: bool, now: float
+    connection: Connection,
+    worker_id: str | None,
+    run_id: str | None,
+    request_id: str,
+    repeated: bool,
+    secret: str,
+    now: float,
 ) -> AttemptedRollout | None:
-    """Lease the next queued rollout and open its attempt; a repeated request gets its open lease, if it has one."""
-    if repeated and (before := _open_lease(connection, request_id, now)) is not None:
+    """Lease the next queued rollout and open its attempt; a repeated request gets its open lease, if it has one.
+
+    `secret` is that of the lease from now on.
+    """
+    if repeated and (before := _open_lease(connection, request_id, secret, now)) is not None:
         return before
     statement = _LEASE if run_id is None else _LEASE_OF_NONE if run_id == NO_RUN else _LEASE_OF_RUN
     values = {"run": run_id} if statement is _LEASE_OF_RUN else {}
@@ -112,19 +124,27 @@ def dequeue(
         return None
     rollout = codec.to_rollout(row)
     attempt = Attempt(rollout.rollout_id, rollout.attempts, "preparing", worker_id, None, now, now)
-    prepared.change(connection, _INSERT_ATTEMPT, codec.attempt_row(attempt, rollout.config, request_id))
-    return AttemptedRollout(rollout, attempt)
+    prepared.change(connection, _INSERT_ATTEMPT, codec.attempt_row(attempt, rollout.config, request_id, secret))
+    return AttemptedRollout(rollout, attempt, secret)
 
 
-def _open_lease(connection: Connection, request_id: str, now: float) -> AttemptedRollout | None:
-    """The open lease of a repeated request; the repetition counts as a heartbeat."""
+def _open_lease(connection: Connection, request_id: str, secret: str, now: float) -> AttemptedRollout | None:
+    """The open lease of a repeated request, with a new secret; the repetition counts as a heartbeat."""
     row = connection.execute(_LEASED_BY, {"request": request_id}).mappings().first()
     if row is None:
         return None
     attempt = dataclasses.replace(codec.to_attempt(row), last_heartbeat_at=now)
-    connection.execute(_BEAT, {"id": attempt.rollout_id, "n": attempt.attempt, "beat": now})
+    values = {"id": attempt.rollout_id, "n": attempt.attempt, "beat": now, "hash": codec.secret_hash(secret)}
+    connection.execute(_RENEW, values)
     rollout = connection.execute(_ONE_ROLLOUT, {"id": attempt.rollout_id}).mappings().one()
-    return AttemptedRollout(codec.to_rollout(rollout), attempt)
+    return AttemptedRollout(codec.to_rollout(rollout), attempt, secret)
+
+
+def is_leased_with(connection: Connection, rollout_id: str, attempt: int, secrets: Sequence[str]) -> bool:
+    """Whether the attempt was leased with one of these secrets, compared in constant time."""
+    stored = connection.execute(_SECRET_HASH, {"id": rollout_id, "n": attempt}).scalar() or b""
+    # All of them, so that the time does not tell which one.
+    return any([hmac.compare_digest(stored, codec.secret_hash(secret)) for secret in secrets])
 
 
 def give_back_request(connection: Connection, request_id: str) -> Rollout | None:

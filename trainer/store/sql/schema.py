@@ -9,7 +9,7 @@ from typing import Final
 
 from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, MetaData, Table, Text, text
 
-VERSION: Final = "0003"
+VERSION: Final = "0004"
 """The newest migration's revision: four digits that only increase, so that versions can be compared."""
 
 metadata = MetaData()
@@ -66,6 +66,7 @@ attempts = Table(
     Column("last_heartbeat_at", Double, nullable=False),
     Column("ended_at", Double),
     Column("request_id", Text),
+    Column("secret_hash", LargeBinary),
 )
 Index("attempts_status", attempts.c.status)
 Index("attempts_request", attempts.c.request_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import secrets
 import time
 import uuid
 from collections import Counter
@@ -120,10 +121,11 @@ class SqlStore:
     ) -> AttemptedRollout | None:
         now = self._clock.now()
         request, repeated = request_id or uuid.uuid4().hex, request_id is not None
+        secret = secrets.token_urlsafe(32)
 
         def lease(connection: Connection) -> AttemptedRollout | None:
             nonlocal repeated
-            leased = lifecycle.dequeue(connection, worker_id, run_id, request, repeated, now)
+            leased = lifecycle.dequeue(connection, worker_id, run_id, request, repeated, secret, now)
             # If this runs again after a broken connection, it may have leased a rollout already.
             repeated = True
             return leased
@@ -136,6 +138,9 @@ class SqlStore:
             if (lost := await future) is not None:
                 await self._change(lambda c: (None, _requeued(lost.rollout, lifecycle.give_back(c, lost))))
             raise
+
+    async def is_leased_with(self, rollout_id: str, attempt: int, secrets: Sequence[str]) -> bool:
+        return await self._database.read(lambda c: lifecycle.is_leased_with(c, rollout_id, attempt, secrets))
 
     async def give_back(self, request_id: str) -> None:
         def undo(connection: Connection) -> tuple[None, Change]:
