@@ -38,7 +38,15 @@ def test_the_share_of_tests_passed() -> None:
         ({"test_cases": [{"input": "", "output": "a\nb\n"}]}, "print('a  '); print('b'); print()", 1.0),
         ({"tests": ["assert f.__module__ == 'solution'"]}, GOOD, 1.0),
         ({"tests": ["assert sum(10, 15) == 6"]}, "def sum(a, b):\n    return 6", 1.0),
-        ({"tests": ["from solution import f", "def test_f():\n    from solution import f\n    assert f(0) == 1"][1:]}, GOOD, 1.0),
+        (
+            {
+                "tests": ["from solution import f", "def test_f():\n    from solution import f\n    assert f(0) == 1"][
+                    1:
+                ]
+            },
+            GOOD,
+            1.0,
+        ),
     ],
 )
 def test_forms_of_tests(task: dict[str, object], code: str, value: float) -> None:

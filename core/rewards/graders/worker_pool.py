@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-
 MOST_ANSWER = 64 << 20
 """Bytes of an answer; a worker that writes more is killed."""
 
@@ -97,9 +96,7 @@ class Workers:
 def environment(keep: Sequence[str] = ()) -> dict[str, str]:
     """The variables of a worker: those in `KEPT` and in `keep`, and no other."""
     names, starts = {*KEPT, *keep}, tuple(name[:-1] for name in keep if name.endswith("*"))
-    return {
-        name: value for name, value in os.environ.items() if name in names or (starts and name.startswith(starts))
-    }
+    return {name: value for name, value in os.environ.items() if name in names or (starts and name.startswith(starts))}
 
 
 class _Worker:

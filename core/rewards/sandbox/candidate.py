@@ -51,7 +51,9 @@ class Candidate:
             case "call":
                 positional, named = arguments
                 try:
-                    return target(*positional, **named)
+                    value = target(*positional, **named)
+                    made = isinstance(target, type) and target.__module__ == self._module.__name__
+                    return _Object(value) if made else value
                 except StopIteration as error:  # it would end an iteration of the tests
                     raise RuntimeError("StopIteration") from error
             case "getattr":
@@ -68,7 +70,12 @@ class Candidate:
                 return {"len": len, "str": str, "repr": repr, "bool": bool}[operation](target)
 
     def _refer(self, value: Any) -> list[Any]:
-        """Plain data that is of a subclass as its base; anything else by a number."""
+        """Plain data that is of a subclass as its base; anything else by a number.
+
+        What a class of the program's made is no data, even if the class is a list's: tests call its methods.
+        """
+        if type(value) is _Object:
+            return self._number(value.value)
         for base in _BASES:
             if isinstance(value, base):
                 exact = base.__str__(value) if base is str else base(value)
@@ -100,6 +107,13 @@ class Candidate:
             return value
 
         return function
+
+
+class _Object:
+    """What is to be referred to by a number."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
 class _Iteration:

@@ -3,8 +3,8 @@
 Three kinds of processes, each forked anew for a test:
 
 - The worker reads jobs, and forks for each test of functions an evaluator, which runs the test (`evaluator`).
-- The fork server was forked from the worker before it read any job; it stands behind the walls (`isolation`), and forks a
-  supervisor per test, which reads the program, forks the candidate and kills all that this has started at its end.
+- The fork server was forked from the worker before it read any job. It stands behind the walls (`isolation`), and forks
+  a supervisor per test, which reads the program, forks the candidate and kills all that this has started at its end.
 - The candidate runs the program (`candidate`), and has nothing but a socket to the evaluator.
 
 The worker gives each test a deadline. Whatever ends badly on the way is the candidate's failure, except for walls that
@@ -41,13 +41,10 @@ class Unusable(Exception):
 
 def main() -> None:
     """Serve jobs until standard input ends."""
-    jobs, answers = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1):
-        os.dup2(null, stream)
     server = ForkServer()
+    jobs, answers = os.dup(0), os.dup(1)
     os.write(answers, b"ready\n")
-    os.dup2(null, 2)  # it is not read from here on
+    _no_streams()
     with os.fdopen(jobs, encoding="utf-8") as lines:
         for line in lines:
             try:
@@ -59,6 +56,13 @@ def main() -> None:
             except (Unusable, OSError) as error:
                 answer = {"failed": str(error)}
             os.write(answers, json.dumps(answer).encode() + b"\n")
+
+
+def _no_streams() -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
+    os.close(null)
 
 
 class ForkServer:
@@ -75,8 +79,7 @@ class ForkServer:
             mine, theirs = socket.socketpair()
             self._pid = os.fork()
             if self._pid == 0:
-                mine.close()
-                _fork_server(theirs, self.level)
+                _fork_server(theirs.detach(), self.level)
             theirs.close()
             answer = plain.receive(mine).decode()
             if answer == "ready":
@@ -99,14 +102,18 @@ class ForkServer:
             socket.send_fds(self._channel, [b"."], ends)
 
 
-def _fork_server(channel: socket.socket, level: str) -> None:
+def _fork_server(end: int, level: str) -> None:
+    # Nothing of the worker's stays open, neither its jobs nor its answers.
+    _no_streams()
+    os.dup2(end, 3)
+    os.closerange(4, 1 << 16)
+    channel = socket.socket(fileno=3)
     try:
         isolation.enter(level)
     except BaseException as error:
         plain.send(channel, str(error).encode())
         os._exit(1)
     plain.send(channel, b"ready")
-    os.dup2(0, 2)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps supervisors
     while True:
         data, ends, _, _ = socket.recv_fds(channel, 1, 3)

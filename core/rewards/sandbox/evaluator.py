@@ -23,6 +23,7 @@ MOST_REPLY = 8 << 20
 
 MODULE = "tests"
 _PACKAGES = {"np": "numpy", "pd": "pandas"} | {name: name for name in ("numpy", "pandas", "pytest", "scipy", "sympy")}
+_UNPICKLED = (pickle.PicklingError, TypeError, AttributeError)
 _DATA_METHODS = frozenset(
     name for kind in (str, bytes, list, tuple, dict, set, int, float) for name in dir(kind) if name[0] != "_"
 )
@@ -67,7 +68,14 @@ class Program:
         if self.ending is not None:
             raise self.ending
         try:
-            plain.send(self._connection, b"Q" + self._dumped((operation, *arguments)))
+            try:
+                request = self._dumped((operation, *arguments))
+            except _UNPICKLED as error:
+                hint = "only data, functions and the program's own objects can be passed to it"
+                raise self._end(
+                    Broken(f"a test passes to the program what cannot be passed: {error}; {hint}")
+                ) from error
+            plain.send(self._connection, b"Q" + request)
             while "call" in (answer := self._receive()):
                 plain.send(self._connection, b"R" + self._called(answer))
         except OSError as error:
@@ -113,15 +121,14 @@ class Program:
         try:
             return self._dumped((function(*positional, **named), None))
         except Exception as error:
-            return self._dumped((None, error))
+            try:
+                return self._dumped((None, error))
+            except _UNPICKLED:
+                return self._dumped((None, Exception(f"{type(error).__name__}: {error}")))
 
     def _dumped(self, message: Any) -> bytes:
         buffer = io.BytesIO()
-        try:
-            _Pickler(buffer, self._functions).dump(message)
-        except Exception as error:
-            hint = "only data, functions and the program's own objects can be passed to it"
-            raise self._end(Broken(f"a test passes to the program what cannot be passed: {error}; {hint}")) from error
+        _Pickler(buffer, self._functions).dump(message)
         return buffer.getvalue()
 
     def _end(self, error: BaseException) -> BaseException:

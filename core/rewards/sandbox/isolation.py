@@ -118,8 +118,8 @@ def drop(level: str, limits: Mapping[str, Any]) -> None:
     ):
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(what, (soft, hard))
-    if level != "limits":
-        _control(_PR_SET_NO_NEW_PRIVS, 1)
+    _control(_PR_SET_NO_NEW_PRIVS, 1)
+    if hasattr(_libc, "capset"):
         _no_capabilities()
     _control(_PR_SET_DUMPABLE, 1)
 
