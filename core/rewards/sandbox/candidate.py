@@ -19,7 +19,7 @@ from typing import Any
 from agl.rewards.sandbox import plain
 
 MAX_MESSAGE = 2000
-_BASES = (int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict)
+_BASES: tuple[Any, ...] = (int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict)
 
 
 class Candidate:
@@ -121,6 +121,9 @@ class _Iteration:
 
     def __init__(self, items: Iterator[Any]) -> None:
         self._items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
 
     def __next__(self) -> Any:
         return next(self._items)

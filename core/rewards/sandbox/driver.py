@@ -79,7 +79,10 @@ class ForkServer:
             mine, theirs = socket.socketpair()
             self._pid = os.fork()
             if self._pid == 0:
-                _fork_server(theirs.detach(), self.level)
+                try:
+                    _fork_server(theirs.detach(), self.level)
+                finally:
+                    os._exit(1)
             theirs.close()
             answer = plain.receive(mine).decode()
             if answer == "ready":
