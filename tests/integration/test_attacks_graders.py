@@ -15,7 +15,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from postgres import Server
 
 from agl.errors import ConfigError, RewardError
 from agl.rewards import PythonTests, SQLResult
+from agl.rewards.sandbox import isolation
 
 TASK = {"tests": ["assert f(41) == 7341", "assert f(-3) == 905"]}
 CHECK = {"test": "def check(candidate):\n    assert candidate(41) == 7341\n", "entry_point": "f"}
@@ -142,6 +142,10 @@ class Liar:
         ("assert all(map(lambda x: f(x) == 905, [1, 2]))", "def f(x): raise StopIteration"),
         ("assert all(f(x) == 905 for x in [1, 2])", "def f(x): raise StopIteration"),
         ("assert all(map(lambda x: f(x) == 905, [1, 2]))", "class E(StopIteration): pass\ndef f(x): raise E"),
+        ("assert all(map(lambda x: f(x) == 905, [1, 2]))",
+         "import os\ndef f(x):\n    os.write(3, b'\\0\\0\\0\\x0e{\"stop\": true}')\n    while True: pass"),
+        ("assert len(f(3)) == 2 and all(a == b for a, b in zip(f(3), [9, 5]))",
+         "class Short:\n    __len__ = lambda s: 2\n    __iter__ = lambda s: iter([])\ndef f(x): return Short()"),
         # Errors that a test may not have foreseen.
         ("assert f(3) == 905", "def f(x): raise SystemExit(0)"),
         ("assert f(3) == 905", "def f(x): raise KeyboardInterrupt"),
@@ -303,6 +307,18 @@ def g():
     )
 
 
+def test_a_test_that_evaluates_an_answer_does_it_behind_the_walls(tmp_path: Path) -> None:
+    if not isolated():
+        pytest.skip("this machine gives no namespaces")
+    task = {"tests": "assert eval(f(3)) == 905"}
+    reads = "def f(x): return 'len(open(%r).read())'" % str(Path(__file__))
+    writes = 'def f(x): return \'__import__("os").system("touch %s") or 905\'' % (tmp_path / "mine")
+    assert "FileNotFoundError" in GRADER.outcomes(task, reads)[0]
+    assert GRADER(task, "def f(x): return '900 + 5'") == 1.0
+    GRADER(task, writes)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_program_has_no_network() -> None:
     if not isolated():
         pytest.skip("this machine gives no namespaces")
@@ -320,20 +336,18 @@ def test_a_program_has_no_network() -> None:
 
 
 @pytest.fixture
-def parent_usage() -> Iterator[list[int]]:
-    """The least available memory of this machine in MiB, and the most processes, while a test runs."""
-    usage, over = [1 << 40, 0], threading.Event()
+def children() -> Iterator[list[float]]:
+    """The most memory, in MiB, and the most processes that were below this one while a test ran."""
+    most, over = [0.0, 0.0], threading.Event()
 
     def watch() -> None:
-        while not over.wait(0.02):
-            facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-            usage[0] = min(usage[0], int(facts["MemAvailable"].split()[0]) >> 10)
-            usage[1] = max(usage[1], sum(name.isdigit() for name in os.listdir("/proc")))
+        while not over.wait(0.05):
+            most[0] = max(most[0], isolation.resident_mb())
+            most[1] = max(most[1], len(isolation.below()))
 
     thread = threading.Thread(target=watch)
     thread.start()
-    time.sleep(0.1)
-    yield usage
+    yield most
     over.set()
     thread.join()
 
@@ -356,14 +370,13 @@ def parent_usage() -> Iterator[list[int]]:
         "while True:\n    try: os.kill(-1, 9)\n    except OSError: pass",
     ],
 )
-def test_a_bomb_stays_within_its_limits(bomb: str, parent_usage: list[int]) -> None:
+def test_a_bomb_stays_within_its_limits(bomb: str, children: list[float]) -> None:
     if not isolated():
         pytest.skip("this machine gives no namespaces")
-    memory, processes = parent_usage
     for task in (TASK, {"test_cases": [{"input": "", "output": "x"}]}):
         assert PythonTests(timeout=4, cpu_seconds=2)(task, bomb) == 0.0
-    assert parent_usage[0] > memory - 3000
-    assert parent_usage[1] < processes + 200
+    assert 10 < children[0] < 4000
+    assert children[1] < 200
     assert GRADER(TASK, "def f(x): return {41: 7341, -3: 905}[x]") == 1.0
 
 
@@ -454,11 +467,11 @@ NUMBERS = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r LIMIT 
         "SELECT printf('%.*c', 2000000000, 'x')",
     ],
 )
-def test_a_query_fills_no_memory(database: Path, query: str, parent_usage: list[int]) -> None:
-    memory, own = parent_usage[0], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def test_a_query_fills_no_memory(database: Path, query: str, children: list[float]) -> None:
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     grader = SQLResult(database, answer="gold", timeout=2)
     assert grader({"gold": "SELECT 1"}, query) == 0.0
-    assert parent_usage[0] > memory - 3000
+    assert children[0] < 4000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - own < 100_000
     assert grader({"gold": "SELECT a FROM t"}, "SELECT 1") == 1.0
 
@@ -468,8 +481,8 @@ def test_a_reference_that_fills_memory_is_the_datasets_fault(database: Path) -> 
         SQLResult(database, answer="gold", max_mb=1)({"gold": f"{NUMBERS} SELECT zeroblob(100000) FROM r"}, "SELECT 1")
 
 
-def test_a_query_on_postgresql_fills_no_memory(postgres: Server, parent_usage: list[int]) -> None:
-    memory, own = parent_usage[0], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def test_a_query_on_postgresql_fills_no_memory(postgres: Server, children: list[float]) -> None:
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     url = postgres.new_database().replace("postgresql:", "postgresql+psycopg:")
     grader = SQLResult(url, answer="gold", timeout=5, max_mb=32)
     for query in (
@@ -480,6 +493,6 @@ def test_a_query_on_postgresql_fills_no_memory(postgres: Server, parent_usage: l
         "SELECT pg_sleep(1000) FROM generate_series(1, 1000)",
     ):
         assert grader({"gold": "SELECT 1"}, query) == 0.0, query
-    assert parent_usage[0] > memory - 4000
+    assert children[0] < 4000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - own < 100_000
     assert grader({"gold": "SELECT 1"}, "SELECT 1") == 1.0

@@ -62,6 +62,8 @@ class Candidate:
                 return next(target)
             case "iter":
                 return _Iteration(iter(target))
+            case "items":
+                return list(target) if hasattr(target, "__len__") else None
             case "getitem":
                 return target[arguments[0]]
             case "eq":

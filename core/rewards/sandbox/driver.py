@@ -1,14 +1,16 @@
 """The process that runs programs against tests for `agl.rewards.PythonTests`: a JSON line in, a JSON line out.
 
-Three kinds of processes, each forked anew for a test:
+Four kinds of processes:
 
-- The worker reads jobs, and forks for each test of functions an evaluator, which runs the test (`evaluator`).
+- The worker reads jobs, and has two processes forked for each test, which it gives a deadline.
 - The fork server was forked from the worker before it read any job. It stands behind the walls (`isolation`), and forks
-  a supervisor per test, which reads the program, forks the candidate and kills all that this has started at its end.
+  supervisors, which read what to run, fork that, and kill all that it has started at its end.
 - The candidate runs the program (`candidate`), and has nothing but a socket to the evaluator.
+- The evaluator runs the test (`evaluator`), behind walls of its own, as a test may evaluate what a program returns. It
+  has a socket to the candidate, and prints the outcome.
 
-The worker gives each test a deadline. Whatever ends badly on the way is the candidate's failure, except for walls that
-cannot be built and tests that cannot be run.
+Whatever ends badly on the way is the candidate's failure, except for walls that cannot be built and tests that cannot
+be run.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ import contextlib
 import json
 import math
 import os
-import resource
 import select
 import shutil
 import signal
@@ -25,6 +26,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from agl.rewards.sandbox import candidate, evaluator, isolation, plain
@@ -146,7 +148,7 @@ def _supervise(level: str, control: int, connection: int, output: int) -> None:
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                _become_candidate(level, job, connection, output)
+                _run(level, job, connection, output)
         except BaseException as error:
             plain.send(worker, {"failed": f"cannot isolate a program: {error}"})
             os._exit(1)
@@ -171,7 +173,7 @@ def _supervise(level: str, control: int, connection: int, output: int) -> None:
     os._exit(0)
 
 
-def _become_candidate(level: str, job: dict[str, Any], connection: int, output: int) -> None:
+def _run(level: str, job: dict[str, Any], connection: int, output: int) -> None:
     try:
         os.dup2(connection, 3)
         os.dup2(output, 4)
@@ -193,6 +195,9 @@ def _become_candidate(level: str, job: dict[str, Any], connection: int, output: 
         os.environ.update(job["environment"], HOME=folder, TMPDIR=folder)
         tempfile.tempdir = None
         del sys.path[0]  # where this module was found
+        if job["kind"] == "evaluate":
+            isolation.hide()
+            _evaluate(socket.socket(fileno=3), job["test"])
         candidate.run(socket.socket(fileno=3), job)
     finally:
         os._exit(1)
@@ -222,33 +227,43 @@ def run(server: ForkServer, job: dict[str, Any], test: dict[str, Any], timeout: 
         Unusable: it cannot be run.
     """
     deadline = time.monotonic() + timeout
-    control, theirs = socket.socketpair()
+    limits = {name: job[name] for name in ("cpu_seconds", "memory_mb", "file_mb", "processes", "environment")}
     connection, served = socket.socketpair()
-    prints = test["kind"] == "stdin"
-    printed, output = os.pipe() if prints else (-1, os.open(os.devnull, os.O_WRONLY))
-    folder = tempfile.mkdtemp(prefix="agl-tests-", dir=job["folder"]) if server.level != "namespaces" else ""
-    told = {name: job[name] for name in ("code", "cpu_seconds", "memory_mb", "file_mb", "processes", "environment")}
-    told |= {"kind": test["kind"], "input": test.get("input", ""), "folder": folder}
-    try:
-        server.start(theirs.fileno(), served.fileno(), output)
-        for end in (theirs, served):
-            end.close()
-        os.close(output)
-        plain.send(control, told)
-        if prints:
+    program = limits | {"code": job["code"], "kind": test["kind"], "input": test.get("input", "")}
+    with contextlib.ExitStack() as ends, connection, served:
+        if test["kind"] == "stdin":
+            control, printed = ends.enter_context(_started(server, program, job["folder"], served))
             return True, _printed(control, connection, printed, test, deadline, job["file_mb"] << 20)
-        return _evaluated(control, connection, test, deadline, job)
+        evaluation = limits | {"kind": "evaluate", "test": test, "cpu_seconds": math.ceil(timeout) + 1}
+        control, _ = ends.enter_context(_started(server, program, job["folder"], served))
+        judge, report = ends.enter_context(_started(server, evaluation, job["folder"], connection))
+        return _evaluated(control, judge, report, deadline)
+
+
+@contextlib.contextmanager
+def _started(
+    server: ForkServer, told: dict[str, Any], parent: str, connection: socket.socket
+) -> Iterator[tuple[socket.socket, int]]:
+    """A process behind the walls: (socket to its supervisor, what it prints); ended with all that it has started."""
+    folder = tempfile.mkdtemp(prefix="agl-tests-", dir=parent) if server.level != "namespaces" else ""
+    control, theirs = socket.socketpair()
+    printed, output = os.pipe()
+    try:
+        server.start(theirs.fileno(), connection.fileno(), output)
+        theirs.close()
+        connection.close()
+        os.close(output)
+        plain.send(control, told | {"folder": folder})
+        yield control, printed
     finally:
-        # The supervisor ends all that the program has started, then itself.
         with contextlib.suppress(OSError):
             control.shutdown(socket.SHUT_WR)
             control.settimeout(10.0)
             while control.recv(4096):
                 pass
-        for end in (control, theirs, connection, served):
-            end.close()
-        if prints:
-            os.close(printed)
+        control.close()
+        theirs.close()
+        os.close(printed)
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -285,36 +300,20 @@ def _printed(
     return "passed" if same else "printed something else"
 
 
-def _evaluated(
-    control: socket.socket, connection: socket.socket, test: dict[str, Any], deadline: float, job: dict[str, Any]
-) -> tuple[bool, str]:
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.close(reader)
-            control.close()
-            _evaluate(writer, connection, test, deadline, job)
-        finally:
-            os._exit(1)
-    os.close(writer)
-    connection.close()
-    report = b""
-    while (wait := deadline - time.monotonic()) > 0 and select.select([reader], [], [], wait)[0]:
-        part = os.read(reader, 1 << 16)
-        report += part
-        if not part:
+def _evaluated(control: socket.socket, judge: socket.socket, report: int, deadline: float) -> tuple[bool, str]:
+    data = b""
+    while (wait := deadline - time.monotonic()) > 0 and select.select([report], [], [], wait)[0]:
+        part = os.read(report, 1 << 16)
+        data += part
+        if not part or len(data) > 1 << 20:
             break
-    os.close(reader)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    loaded = report.startswith(LOADED)
+    loaded = data.startswith(LOADED)
     try:
-        kind, text = json.loads(report.removeprefix(LOADED))
+        kind, text = json.loads(data.removeprefix(LOADED))
     except ValueError:
         if time.monotonic() >= deadline:
             return loaded, "ran out of time"
-        return loaded, "the test ran out of memory or processor time"
+        return loaded, f"the test was {_ending(judge, deadline)}"
     if kind == "broken":
         raise Unusable(text)
     if kind == "ended":
@@ -323,35 +322,24 @@ def _evaluated(
     return loaded, text
 
 
-def _evaluate(
-    writer: int, connection: socket.socket, test: dict[str, Any], deadline: float, job: dict[str, Any]
-) -> None:
-    seconds = math.ceil(max(0.0, deadline - time.monotonic())) + 1
-    memory = max(512, job["memory_mb"]) << 20
-    for what, most in (
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_FSIZE, job["file_mb"] << 20),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(what, (most, most))
-    isolation.hide()
+def _evaluate(connection: socket.socket, test: dict[str, Any]) -> None:
+    """Run a test, and print its outcome."""
+    report = os.dup(1)
+    _no_streams()
     program = evaluator.Program(connection)
     try:
         program.load()
-        os.write(writer, LOADED)
+        os.write(report, LOADED)
         evaluator.evaluate(program, test)
-        verdict = ("passed", "passed")
+        kind, text = "passed", "passed"
     except BaseException as error:
         error = program.ending or error
-        name = "ended" if str(error) == "ended early" else "failed"
-        if isinstance(error, evaluator.Lost | evaluator.Broken):
-            verdict = ("broken" if isinstance(error, evaluator.Broken) else name, str(error))
-        else:
-            verdict = ("failed", f"{type(error).__name__}: {_text(error)}")
-    data = json.dumps([verdict[0], verdict[1][:MAX_MESSAGE]]).encode()
-    os.write(writer, data)
+        kind, text = "failed", f"{type(error).__name__}: {_text(error)}"
+        if isinstance(error, evaluator.Broken):
+            kind, text = "broken", str(error)
+        elif isinstance(error, evaluator.Lost):
+            kind, text = "ended" if str(error) == evaluator.ENDED else "failed", str(error)
+    os.write(report, json.dumps([kind, text[:MAX_MESSAGE]]).encode())
     os._exit(0)
 
 

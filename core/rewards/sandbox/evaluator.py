@@ -21,6 +21,7 @@ from agl.rewards.sandbox import plain
 MOST_REPLY = 8 << 20
 """Bytes of one answer of a program."""
 
+ENDED = "ended early"
 MODULE = "tests"
 _PACKAGES = {"np": "numpy", "pd": "pandas"} | {name: name for name in ("numpy", "pandas", "pytest", "scipy", "sympy")}
 _UNPICKLED = (pickle.PicklingError, TypeError, AttributeError)
@@ -51,7 +52,7 @@ class Program:
 
     def load(self) -> None:
         """Wait until the program's own code has run; raises what it raised."""
-        self._value(self._receive())
+        self._value(self._receive(), "load")
 
     def names(self, names: set[str]) -> dict[str, Any]:
         """The values of those of its global names that it has; a capital letter says that one is a class."""
@@ -79,25 +80,25 @@ class Program:
             while "call" in (answer := self._receive()):
                 plain.send(self._connection, b"R" + self._called(answer))
         except OSError as error:
-            raise self._end(Lost("ended early")) from error
-        return self._value(answer)
+            raise self._end(Lost(ENDED)) from error
+        return self._value(answer, operation)
 
     def _receive(self) -> dict[str, Any]:
         try:
             return plain.parse(plain.receive(self._connection, MOST_REPLY))
         except EOFError as error:
-            raise self._end(Lost("ended early")) from error
+            raise self._end(Lost(ENDED)) from error
         except (plain.Malformed, MemoryError) as error:
             raise self._end(Lost(f"gave no answer that can be read: {error}")) from error
 
-    def _value(self, answer: dict[str, Any]) -> Any:
+    def _value(self, answer: dict[str, Any], operation: str) -> Any:
         match answer:
             case {"value": value}:
                 try:
                     return plain.unpack(value, self._resolve)
                 except (plain.Malformed, MemoryError) as error:
                     raise self._end(Lost(f"gave no answer that can be read: {error}")) from error
-            case {"stop": True}:
+            case {"stop": True} if operation == "next":
                 raise StopIteration
             case {"error": [str(name), str(text)]}:
                 raise _error(name, text)
@@ -172,6 +173,8 @@ class Remote:
         self._number = number
         self._kind = kind
         self._class = self._instance = False
+        self._held: list[Any] | None = None
+        self._sized = False
 
     def __call__(self, *positional: Any, **named: Any) -> Any:
         value = self._program.ask("call", self, positional, named)
@@ -193,7 +196,25 @@ class Remote:
         return hash(self._number)
 
     def __len__(self) -> int:
-        return self._of(int, "len")
+        if self._instance:
+            return self._of(int, "len")
+        if (items := self._items()) is None:
+            raise TypeError(f"the program's object of type {self._kind!r} has no len()")
+        return len(items)
+
+    def __iter__(self) -> Any:
+        if self._instance or (items := self._items()) is None:
+            return self._program.ask("iter", self)
+        return iter(items)
+
+    def _items(self) -> list[Any] | None:
+        """All items of what has a length, read once, so that length and items agree; None of what has none."""
+        if self._held is None:
+            items = self._program.ask("items", self)
+            if type(items) is not list and items is not None:
+                raise TypeError("items() gave no list")
+            self._sized, self._held = items is not None, items or []
+        return self._held if self._sized else None
 
     def __bool__(self) -> bool:
         return self._of(bool, "bool")
@@ -210,7 +231,6 @@ class Remote:
             raise TypeError(f"{operation}() gave no {kind.__name__}")
         return value
 
-    __iter__ = _asks("iter")
     __next__ = _asks("next")
     __getitem__ = _asks("getitem")
     __module__ = property(lambda self: self._program.ask("getattr", self, "__module__"))  # type: ignore[assignment]

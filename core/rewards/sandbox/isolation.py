@@ -150,7 +150,7 @@ def become_other() -> None:
 def resident_mb() -> float:
     """MiB in use by the processes below this one, without its own, and by System V shared memory; 0 without /proc."""
     pages = 0
-    for pid in _below():
+    for pid in below():
         with contextlib.suppress(OSError, ValueError, IndexError):
             pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     shared = 0
@@ -161,26 +161,7 @@ def resident_mb() -> float:
     return (pages * resource.getpagesize() + shared) / (1 << 20)
 
 
-def end_all(group: int | None) -> None:
-    """Kill and reap every process below this one, and a process group."""
-    deadline = time.monotonic() + 5.0
-    while time.monotonic() < deadline:
-        if os.getpid() == 1:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(-1, signal.SIGKILL)
-        else:
-            for pid in [*_below(), *([-group] if group else [])]:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return
-        time.sleep(0.001)
-
-
-def _below() -> list[int]:
+def below() -> list[int]:
     """The ids of this process's descendants; those whose parent has ended are this process's, a subreaper's."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -194,6 +175,25 @@ def _below() -> list[int]:
         if above == me and pid != me:
             below.append(pid)
     return below
+
+
+def end_all(group: int | None) -> None:
+    """Kill and reap every process below this one, and a process group."""
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline:
+        if os.getpid() == 1:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+        else:
+            for pid in [*below(), *([-group] if group else [])]:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.001)
 
 
 def _mine() -> int:
