@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
 import time
 from pathlib import Path
 
@@ -37,6 +37,16 @@ def test_the_share_of_tests_passed() -> None:
         ({"input_output": '{"inputs": ["3", "4"], "outputs": ["9", "16"]}'}, "print(int(input())**2); exit()", 1.0),
         ({"test_cases": [{"input": "", "output": "a\nb\n"}]}, "print('a  '); print('b'); print()", 1.0),
         ({"tests": ["assert f.__module__ == 'solution'"]}, GOOD, 1.0),
+        ({"tests": ["assert sum(10, 15) == 6"]}, "def sum(a, b):\n    return 6", 1.0),
+        (
+            {
+                "tests": ["from solution import f", "def test_f():\n    from solution import f\n    assert f(0) == 1"][
+                    1:
+                ]
+            },
+            GOOD,
+            1.0,
+        ),
     ],
 )
 def test_forms_of_tests(task: dict[str, object], code: str, value: float) -> None:
@@ -55,7 +65,7 @@ def test_forms_of_tests(task: dict[str, object], code: str, value: float) -> Non
         ("while True: pass", "killed by SIGXCPU"),
         ("x = 'a' * 10**10", "MemoryError"),
         ("def f(x):\n    open('big', 'wb').write(bytes(100 << 20))", "OSError"),
-        ("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nwhile True: pass", "ended the run"),
+        ("import os, signal\nos.kill(os.getppid() or -1, signal.SIGKILL)\nwhile True: pass", "killed"),
         ("import os\nprint('passed'); os.write(1, b'passed'); os.close(3)", "ended early"),
         ("import ctypes; ctypes.string_at(0)", "killed by SIGSEGV"),
     ],
@@ -67,36 +77,30 @@ def test_a_program_that_cheats_or_breaks_passes_nothing(code: str, outcome: str)
     assert "passed" not in outcomes
 
 
-def test_what_waits_for_ever_is_ended_and_its_children_too(tmp_path: Path) -> None:
+def test_what_waits_for_ever_is_ended_and_its_children_too() -> None:
     """A test that hangs ends, with all that it started; the others count."""
-    code = f"""
-import os, subprocess, time
+    code = """
+import subprocess, time
 def f(x):
-    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    with open({str(tmp_path / "pids")!r}, "a") as file:
-        file.write(f"{{child.pid}} {{os.getpid()}}\\n")
+    subprocess.Popen(["sleep", "1000.0625"], start_new_session=True)
     if x == 2:
         time.sleep(1000)
     return x + 1
 """
     assert PythonTests(timeout=2)(TASK, code) == pytest.approx(1 / 3)
-    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    assert len(pids) == 6
-    for pid in pids:
-        assert not _alive(pid)
-
-
-def _alive(pid: int) -> bool:
     for _ in range(50):
-        try:
-            os.kill(pid, 0)
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (ProcessLookupError, FileNotFoundError):
-            return False
-        if state == "Z":
-            return False
+        if not _running("sleep\x001000.0625"):
+            return
         time.sleep(0.05)
-    return True
+    pytest.fail("what the program started still runs")
+
+
+def _running(command: str) -> bool:
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if process.read_text().startswith(command):
+                return True
+    return False
 
 
 def test_time_for_all_tests_together() -> None:
@@ -114,7 +118,7 @@ import os, sys
 text = str(dict(os.environ)) + str(sys.path)
 def f(x):
     assert os.getcwd() == os.environ["HOME"] != ""
-    return "sk-secret" not in text and "/nowhere" not in text and "agl-tests-" in os.getcwd()
+    return "sk-secret" not in text and "/nowhere" not in text and os.listdir() == []
 """
     assert GRADER({"tests": ["assert f(1)"]}, code) == 1.0
 

@@ -1,25 +1,25 @@
-"""The grader of Python programs: the share of tests that a program passes, in a subprocess with limits."""
+"""The grader of Python programs: the share of tests that a program passes, behind walls and within limits."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
 import json
+import logging
 import os
 import re
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agl.errors import ConfigError, checked_options
 from agl.rewards.graders.base import Grader
-from agl.rewards.graders.code_driver import split
 from agl.rewards.graders.fields import Field, extract, failure, lookup, reference, text_of
+from agl.rewards.graders.worker_pool import WorkerDied, Workers, WorkerStuck, WorkerUnavailable
 from agl.rewards.trace import Trace
 
 TEST_FIELDS = ("tests", "test_list", "test_cases", "test", "input_output")
@@ -28,7 +28,8 @@ TEST_FIELDS = ("tests", "test_list", "test_cases", "test", "input_output")
 _FENCED = re.compile(r"```[ \t]*(\w*)[^\n]*\n(.*?)```", re.S)
 _MOST_CHARACTERS = 200_000
 _START_SECONDS = 60.0
-_at_once = threading.BoundedSemaphore(os.cpu_count() or 1)
+
+log = logging.getLogger("agl")
 
 
 @checked_options
@@ -36,16 +37,20 @@ _at_once = threading.BoundedSemaphore(os.cpu_count() or 1)
 class PythonTests(Grader):
     """The share of the task's tests that the output's program passes, 0 to 1.
 
-    The program is the output's last code block, or all of it. Each test runs the program again in a separate process:
-    in a temporary folder, with an empty environment (no keys), isolated from user packages, within limits of processor
-    time, memory, file size and processes. At the end of its time its processes are killed.
+    The program is the output's last code block, or all of it. Each test runs the program again in a new process, within
+    limits of processor time, memory, file size and processes; at the end of its time all that it started is killed.
+    What it is compared with is never in that process: tests run in another, which sends the program's functions their
+    arguments and gets plain data back (numbers, texts, bytes, lists, tuples, sets, dicts, dates, Decimal, Fraction) or
+    objects that it can only ask for items and attributes. What is of a subclass of those arrives as the base class.
 
-    This bounds accidents. It is not a security sandbox: the program runs as this user, and may read files and use the
-    network. If the model is not trusted, run the trainer in a container, or grade in a sandbox service.
+    The program is kept from the rest of the machine as well as the machine allows (`agl.rewards.sandbox.isolation`):
+    "namespaces", without network, other processes and the user's files; "uid"; or "limits" alone. The log says once
+    which it is.
 
     Tests are Python (a text or a list of texts: each top-level `assert` and each `test_*` function is one;
     `check(candidate)` with the task's `entry_point`, as in HumanEval), or pairs of standard input and output
-    ({"input", "output"}, a list of them, or {"inputs": [...], "outputs": [...]}). Needs a POSIX system.
+    ({"input", "output"}, a list of them, or {"inputs": [...], "outputs": [...]}). A name that tests neither define nor
+    import is the program's; builtin functions are not, but for the tested one. Needs a POSIX system.
 
     Attributes:
         tests: the field of the task that holds them; the first present of "tests", "test_list", "test_cases", "test",
@@ -54,9 +59,10 @@ class PythonTests(Grader):
         timeout: wall-clock seconds for a test, which also end a program that sleeps or waits.
         cpu_seconds: seconds of processor time for a test.
         total_timeout: seconds for all tests; those that do not start in time are not passed.
-        memory_mb, file_mb: MiB of address space, and of the largest file.
-        processes: additional processes and threads of the program; the superuser is not limited.
+        memory_mb, file_mb: MiB of address space of a process and of memory of all, and of the largest file.
+        processes: additional processes and threads of the program.
         python: the interpreter; the current one if None.
+        isolation: "required" refuses to run a program without "namespaces"; "auto" runs it as the machine allows.
     """
 
     waits = True
@@ -70,17 +76,23 @@ class PythonTests(Grader):
     file_mb: int = 16
     processes: int = 64
     python: str | None = None
+    isolation: Literal["auto", "required"] = "auto"
 
     def __post_init__(self) -> None:
+        if self.isolation not in ("auto", "required"):
+            raise ConfigError(f"PythonTests(isolation={self.isolation!r})", hint='give "auto" or "required"')
         for name in ("timeout", "cpu_seconds", "total_timeout", "memory_mb", "file_mb"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"PythonTests({name}={getattr(self, name)!r})", hint="give more than 0")
+        if self.isolation == "required":
+            self._run([], "")
 
     def grade(self, task: Any, output: Any, trace: Trace | None) -> float:
         """Passed tests over all tests.
 
         Raises:
             RewardError: no readable test, or no process to run the tests in.
+            ConfigError: isolation is required, and this machine does not give it.
         """
         outcomes = self._outcomes(task, output)
         return outcomes.count("passed") / len(outcomes)
@@ -94,8 +106,13 @@ class PythonTests(Grader):
         code = program_of(text_of(output))
         if not code.strip() or len(code) > _MOST_CHARACTERS:
             return ["no program" if not code.strip() else "too long a program"] * len(tests)
+        report = self._run(tests, code.encode(errors="replace").decode())
+        return report if len(report) == len(tests) else ["ended the run"] * len(tests)
+
+    def _run(self, tests: list[dict[str, Any]], code: str) -> list[str]:
+        """The tests' outcomes; none if the program killed what runs them."""
         job = {
-            "code": code.encode(errors="replace").decode(),
+            "code": code,
             "tests": tests,
             "timeout": self.timeout,
             "total_timeout": self.total_timeout,
@@ -103,43 +120,27 @@ class PythonTests(Grader):
             "memory_mb": self.memory_mb,
             "file_mb": self.file_mb,
             "processes": self.processes,
+            "folder": tempfile.gettempdir(),
+            "required": self.isolation == "required",
+            "environment": {"PATH": os.defpath, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+            | {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
         }
-        with _at_once, tempfile.TemporaryDirectory(prefix="agl-tests-", ignore_cleanup_errors=True) as folder:
-            report = self._run(job, folder)
-        if len(report) != len(tests):  # the program killed its driver
-            return ["ended the run"] * len(tests)
-        return report
-
-    def _run(self, job: Mapping[str, Any], folder: str) -> list[str]:
         try:
-            process = subprocess.Popen(
-                [self.python or sys.executable, "-I", str(Path(__file__).with_name("code_driver.py"))],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                cwd=folder,
-                env=_environment(folder),
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise failure(f"cannot start {self.python or sys.executable!r} to run tests: {error}") from error
-        try:
-            output, errors = process.communicate(json.dumps(job).encode(), self.total_timeout + _START_SECONDS)
-        except subprocess.TimeoutExpired:
+            answer = _workers(self.python).ask(job, self.total_timeout + _START_SECONDS)
+        except (WorkerDied, WorkerStuck):
             return []
-        finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout, process.stderr):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
-        if process.returncode > 0:
-            last = errors.decode(errors="replace").strip().splitlines()[-1:]
-            raise failure(f"the process that runs tests failed: {' '.join(last)}")
-        return json.loads(output) if output else []
+        except WorkerUnavailable as error:
+            raise failure(f"cannot start {self.python or sys.executable!r} to run tests: {error}") from error
+        if "failed" in answer:
+            raise failure(f"{self.label} cannot run the task's tests: {answer['failed']}")
+        level, lacks = answer["isolation"], "; ".join(answer["lacks"])
+        if "refused" in answer:
+            raise ConfigError(
+                f"PythonTests(isolation='required'): this machine gives the isolation {level!r} only ({lacks})",
+                hint="allow user namespaces (docs/security.md says how), or isolation='auto' in a container of its own",
+            )
+        _log_isolation(level, lacks)
+        return answer["outcomes"]
 
     def _tests(self, task: Any) -> list[dict[str, Any]]:
         where = self.tests
@@ -156,7 +157,9 @@ class PythonTests(Grader):
             ) from error
         if not tests:
             raise failure(f"{self.label} finds no test in the task", hint="give at least one")
-        return tests
+        prompt = task.get("prompt") if isinstance(task, Mapping) else None
+        helpers = _helpers(prompt, entry) if isinstance(prompt, str) else ""
+        return [test | {"code": f"{helpers}\n{test['code']}"} if test.get("argument") else test for test in tests]
 
 
 def program_of(text: str) -> str:
@@ -183,18 +186,60 @@ def _read(value: Any, entry_point: str | None) -> list[dict[str, Any]]:
     raise TypeError(f"a {type(value).__name__}")
 
 
+def split(source: str, entry_point: str | None) -> list[dict[str, Any]]:
+    """The tests in a text of Python: `check(candidate)`, else each top-level `assert` and `test_*` function.
+
+    Raises:
+        SyntaxError: it is not Python.
+        ValueError: it holds no test.
+    """
+    tree = ast.parse(source)
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    if "check" in names and entry_point:
+        return [{"kind": "python", "code": source, "call": "check", "argument": entry_point}]
+    setup = [node for node in tree.body if not isinstance(node, ast.Assert)]
+    common = "\n".join(ast.unparse(node) for node in setup)
+    tests: list[dict[str, Any]] = []
+    for node in tree.body:
+        if isinstance(node, ast.Assert):
+            tests.append({"kind": "python", "code": f"{common}\n{ast.unparse(node)}", "call": None})
+        elif isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
+            tests.append({"kind": "python", "code": common, "call": node.name})
+    if not tests:
+        raise ValueError("it holds no assert, no test_* function, and no check() with an entry point")
+    return tests
+
+
+def _helpers(prompt: str, entry_point: str) -> str:
+    """The functions besides the tested one that a prompt gives, as in HumanEval: tests that use them use these."""
+    try:
+        body = ast.parse(prompt).body
+    except (SyntaxError, ValueError, RecursionError):
+        return ""
+    kinds = ast.Import | ast.ImportFrom | ast.FunctionDef
+    return "\n".join(ast.unparse(n) for n in body if isinstance(n, kinds) and getattr(n, "name", "") != entry_point)
+
+
 def _stdin(stdin: Any, stdout: Any) -> dict[str, Any]:
     text, output = ("\n".join(map(str, v)) if isinstance(v, list | tuple) else str(v) for v in (stdin, stdout))
     return {"kind": "stdin", "input": text, "output": output}
 
 
-def _environment(folder: str) -> dict[str, str]:
-    inherited = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-    return inherited | {
-        "PATH": os.defpath,
-        "HOME": folder,
-        "TMPDIR": folder,
-        "LANG": "C.UTF-8",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
+@functools.cache
+def _workers(python: str | None) -> Workers:
+    start = "import sys; sys.path.insert(0, sys.argv[1]); from agl.rewards.sandbox.driver import main; main()"
+    return Workers(["-c", start, str(Path(__file__).parents[3])], python=python, most=os.cpu_count() or 1)
+
+
+@functools.cache
+def _log_isolation(level: str, lacks: str) -> None:
+    """Say once what stands between a graded program and this machine."""
+    if level == "namespaces":
+        log.info("PythonTests: programs run in namespaces: no network, no files or processes but their own")
+    else:
+        log.warning(
+            "PythonTests: programs run with the isolation %r only: they can use the network and read files (%s). "
+            "Where the model is not trusted, give isolation='required', or a container of its own",
+            level,
+            lacks,
+        )

@@ -84,4 +84,4 @@ class MathAnswer(AgainstReference):
 
 @functools.cache
 def _workers() -> Workers:
-    return Workers(Path(__file__).with_name("maths_worker.py"))
+    return Workers([str(Path(__file__).with_name("maths_worker.py"))])

@@ -12,8 +12,14 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+MOST_ANSWER = 64 << 20
+"""Bytes of an answer; a worker that writes more is killed."""
+
+KEPT = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT")
+"""The variables of this process's environment that every worker gets."""
 
 
 class WorkerDied(Exception):
@@ -29,14 +35,29 @@ class WorkerUnavailable(Exception):
 
 
 class Workers:
-    """Up to `most` processes of one script, started on demand and ended with this process.
+    """Up to `most` processes of one program, started on demand and ended with this process.
 
-    A worker's script prints "ready", then answers each line on its standard input with one on its standard output, and
-    ends when its input does.
+    A worker prints "ready", then answers each line on its standard input with one on its standard output, and ends when
+    its input does. It has a session and an environment of its own: of this one's variables, those in `KEPT` and those
+    that the caller names.
+
+    Args:
+        arguments: of the interpreter: a script, or `-c` and a program.
+        python: the interpreter; the current one if None.
+        keep: names, and beginnings of names that end in "*", of further variables that a worker gets.
+        most: processes; as many as there are cores if None, at most four.
     """
 
-    def __init__(self, script: Path, most: int | None = None) -> None:
-        self.script = script
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        python: str | None = None,
+        keep: Sequence[str] = (),
+        most: int | None = None,
+    ) -> None:
+        self._command = [python or sys.executable, "-I", *arguments]
+        self._keep = keep
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
         self._slots = threading.BoundedSemaphore(most or min(4, os.cpu_count() or 1))
         atexit.register(self.close)
@@ -69,20 +90,30 @@ class Workers:
                 worker = self._idle.get_nowait()
                 if worker.mine and worker.process.poll() is None:
                     return worker
-        return _Worker(self.script)
+        return _Worker(self._command, environment(self._keep))
+
+
+def environment(keep: Sequence[str] = ()) -> dict[str, str]:
+    """The variables of a worker: those in `KEPT` and in `keep`, and no other."""
+    names, starts = {*KEPT, *keep}, tuple(name[:-1] for name in keep if name.endswith("*"))
+    return {name: value for name, value in os.environ.items() if name in names or (starts and name.startswith(starts))}
 
 
 class _Worker:
     START_SECONDS = 120.0
 
-    def __init__(self, script: Path) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-I", str(script)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT") if name in os.environ},
-        )
+    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        try:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=env,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise WorkerUnavailable(str(error)) from error
         self.owner = os.getpid()
         try:
             self._line(self.START_SECONDS)
@@ -117,6 +148,8 @@ class _Worker:
                 if not data:
                     raise WorkerDied
                 line += data
+                if len(line) > MOST_ANSWER:
+                    raise WorkerDied
         return line
 
     def kill(self) -> None:

@@ -1,0 +1,172 @@
+"""Serves a candidate program to the process that tests it: calls in, plain data out.
+
+All of this runs in the candidate's process and may be changed by the candidate, whose answers are judged elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import signal
+import socket
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from agl.rewards.sandbox import plain
+
+MAX_MESSAGE = 2000
+_BASES: tuple[Any, ...] = (int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict)
+
+
+class Candidate:
+    """A program's module, and the objects of it that the tests refer to."""
+
+    def __init__(self, connection: socket.socket, module: types.ModuleType) -> None:
+        self._connection = connection
+        self._module = module
+        self._objects: list[Any] = []
+
+    def serve(self) -> bytes:
+        """Answer requests until the reply to a call of one of the tests' functions comes, and return that."""
+        while True:
+            data = plain.receive(self._connection)
+            if data[:1] == b"R":
+                return data[1:]
+            try:
+                answer = {"value": plain.pack(self._do(*self._load(data[1:])), self._refer)}
+            except StopIteration:
+                answer = {"stop": True}
+            except BaseException as error:
+                answer = failed(error)
+            plain.send(self._connection, answer)
+
+    def _do(self, operation: str, target: Any, *arguments: Any) -> Any:
+        match operation:
+            case "names":
+                return {name: vars(self._module)[name] for name in target if name in vars(self._module)}
+            case "call":
+                positional, named = arguments
+                try:
+                    value = target(*positional, **named)
+                    made = isinstance(target, type) and target.__module__ == self._module.__name__
+                    return _Object(value) if made else value
+                except StopIteration as error:  # it would end an iteration of the tests
+                    raise RuntimeError("StopIteration") from error
+            case "getattr":
+                return getattr(target, *arguments)
+            case "next":
+                return next(target)
+            case "iter":
+                return _Iteration(iter(target))
+            case "items":
+                return list(target) if hasattr(target, "__len__") else None
+            case "getitem":
+                return target[arguments[0]]
+            case "eq":
+                return bool(target == arguments[0])
+            case _:
+                return {"len": len, "str": str, "repr": repr, "bool": bool}[operation](target)
+
+    def _refer(self, value: Any) -> list[Any]:
+        """Plain data that is of a subclass as its base; anything else by a number.
+
+        What a class of the program's made is no data, even if the class is a list's: tests call its methods.
+        """
+        if type(value) is _Object:
+            return self._number(value.value)
+        for base in _BASES:
+            if isinstance(value, base):
+                exact = base.__str__(value) if base is str else base(value)
+                return plain.pack(exact, self._refer) if type(exact) is base else self._number(value)
+        if hasattr(value, "dtype") and getattr(value, "ndim", None) == 0:  # a number of NumPy's
+            return plain.pack(value.item(), self._refer)
+        return self._number(value)
+
+    def _number(self, value: Any) -> list[Any]:
+        self._objects.append(value)
+        return ["object", len(self._objects) - 1, type(value).__name__]
+
+    def _load(self, data: bytes) -> Any:
+        unpickler = pickle.Unpickler(io.BytesIO(data))
+        unpickler.persistent_load = self._resolve  # type: ignore[method-assign]
+        return unpickler.load()
+
+    def _resolve(self, reference: tuple[str, int]) -> Any:
+        kind, number = reference
+        if kind == "object":
+            return self._objects[number]
+
+        def function(*positional: Any, **named: Any) -> Any:
+            arguments = plain.pack([list(positional), named], self._refer)
+            plain.send(self._connection, {"call": number, "arguments": arguments})
+            value, error = self._load(self.serve())
+            if error is not None:
+                raise error
+            return value
+
+        return function
+
+
+class _Object:
+    """What is to be referred to by a number."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class _Iteration:
+    """An iterator of a type of its own, so that it is never taken for data."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._items)
+
+
+def failed(error: BaseException) -> dict[str, Any]:
+    """The message that says which error a program raised."""
+    try:
+        text = str(error)[:MAX_MESSAGE]
+    except BaseException:
+        text = ""
+    return {"error": [type(error).__name__, text]}
+
+
+def run(connection: socket.socket, job: dict[str, Any]) -> None:
+    """Run a program, and serve its functions unless it is one that reads standard input and prints."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for stream, mode in ((0, "r"), (1, "w"), (2, "w")):
+        opened = os.fdopen(stream, mode, encoding="utf-8", errors="replace")
+        setattr(sys, ("stdin", "stdout", "stderr")[stream], opened)
+    prints = job["kind"] == "stdin"
+    module = types.ModuleType("__main__" if prints else "solution")
+    sys.modules[module.__name__] = module
+    sys.argv = ["solution.py"]
+    try:
+        try:
+            exec(compile(job["code"], "solution.py", "exec"), module.__dict__)
+        except SystemExit as ending:
+            if not prints or ending.code not in (None, 0):
+                raise
+        sys.stdout.flush()
+    except BaseException as error:
+        with contextlib.suppress(BaseException):
+            plain.send(connection, failed(error))
+        os._exit(1)
+    if prints:
+        os._exit(0)
+    try:
+        plain.send(connection, {"value": True})
+        Candidate(connection, module).serve()
+    except EOFError:
+        os._exit(0)
+    finally:
+        os._exit(1)

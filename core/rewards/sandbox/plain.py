@@ -1,0 +1,154 @@
+"""Plain data as JSON without loss, and messages of bounded length over a socket.
+
+Invariant: what is read is of exactly the types below, whoever wrote it: no subclass, and no object with methods of its
+own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import struct
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+Refer = Callable[[Any], list[Any]]
+
+_CONTAINERS: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+_TEXTS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
+    "int": (int, hex, lambda text: int(text, 16)),
+    "float": (float, repr, float),
+    "bytes": (bytes, bytes.hex, bytes.fromhex),
+    "bytearray": (bytearray, bytearray.hex, bytearray.fromhex),
+    "complex": (complex, str, complex),
+    "Decimal": (Decimal, str, Decimal),
+    "datetime": (datetime, datetime.isoformat, datetime.fromisoformat),
+    "date": (date, date.isoformat, date.fromisoformat),
+    "time": (time, time.isoformat, time.fromisoformat),
+}
+_NUMBERS: dict[str, tuple[type, Callable[[Any], tuple[int, ...]], Callable[..., Any]]] = {
+    "range": (range, lambda r: (r.start, r.stop, r.step), range),
+    "Fraction": (Fraction, lambda f: (f.numerator, f.denominator), Fraction),
+    "timedelta": (timedelta, lambda d: (d.days, d.seconds, d.microseconds), timedelta),
+}
+_NAMES = {kind: name for name, kind in _CONTAINERS.items()}
+_NAMES |= {kind: name for table in (_TEXTS, _NUMBERS) for name, (kind, *_) in table.items()}
+_EXACT = 1 << 53
+
+
+class Malformed(Exception):
+    """A message that is too long, or no message."""
+
+
+def pack(value: Any, refer: Refer) -> Any:
+    """A value as what JSON can hold. A list stands for everything but None, bool, str, float and int.
+
+    Args:
+        refer: gives the list that stands for a value of another type, or raises.
+    """
+    kind = type(value)
+    if value is None or kind is bool or kind is str:
+        return value
+    if kind is int and -_EXACT < value < _EXACT:
+        return value
+    if kind is float and math.isfinite(value):
+        return value
+    if kind is dict:
+        return ["dict", *(pack(part, refer) for pair in value.items() for part in pair)]
+    name = _NAMES.get(kind)
+    if name in _CONTAINERS:
+        return [name, *(pack(part, refer) for part in value)]
+    if name in _TEXTS:
+        return [name, _TEXTS[name][1](value)]
+    if name in _NUMBERS:
+        return [name, *(pack(part, refer) for part in _NUMBERS[name][1](value))]
+    return refer(value)
+
+
+def unpack(data: Any, resolve: Callable[[Any], Any]) -> Any:
+    """The value that `pack` gave.
+
+    Args:
+        resolve: gives the value that a list of `refer` stands for, or raises.
+
+    Raises:
+        Malformed: no such value.
+    """
+    try:
+        return _unpack(data, resolve)
+    except (ValueError, TypeError, KeyError, IndexError, ArithmeticError, RecursionError) as error:
+        raise Malformed(f"{type(error).__name__}: {error}") from error
+
+
+def _unpack(data: Any, resolve: Callable[[Any], Any]) -> Any:
+    if type(data) is not list:
+        if type(data) is dict:
+            raise ValueError("a JSON object")
+        return data
+    name, parts = data[0], data[1:]
+    if name in _TEXTS:
+        if type(parts[0]) is not str:
+            raise ValueError(f"no text of a {name}")
+        return _TEXTS[name][2](parts[0])
+    if name in _CONTAINERS:
+        return _CONTAINERS[name](_unpack(part, resolve) for part in parts)
+    if name == "dict":
+        flat = [_unpack(part, resolve) for part in parts]
+        return dict(zip(flat[::2], flat[1::2], strict=True))
+    if name in _NUMBERS:
+        numbers = [_unpack(part, resolve) for part in parts]
+        if any(type(number) is not int for number in numbers):
+            raise ValueError(f"no numbers of a {name}")
+        return _NUMBERS[name][2](*numbers)
+    return resolve(data)
+
+
+def send(connection: socket.socket, message: Any) -> None:
+    """Write a message: JSON, or bytes as they are."""
+    data = message if isinstance(message, bytes) else json.dumps(message).encode()
+    connection.sendall(struct.pack(">I", len(data)) + data)
+
+
+def receive(connection: socket.socket, most: int = 0xFFFFFFFF) -> bytes:
+    """Read a message of at most `most` bytes.
+
+    Raises:
+        EOFError: the other side is gone.
+        Malformed: it is longer.
+    """
+    (length,) = struct.unpack(">I", _exactly(connection, 4))
+    if length > most:
+        raise Malformed(f"a message of {length} bytes; {most} are read")
+    return _exactly(connection, length)
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """A message that was sent as a JSON object.
+
+    Raises:
+        Malformed: it is none.
+    """
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(str(error)) from error
+    if type(message) is not dict:
+        raise Malformed("a message that is no JSON object")
+    return message
+
+
+def _exactly(connection: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        try:
+            part = connection.recv(min(length - len(data), 1 << 20))
+        except ConnectionError as error:
+            raise EOFError from error
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
