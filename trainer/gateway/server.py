@@ -32,7 +32,7 @@ class GatewayServer:
         limits: Limits | None = None,
     ) -> None:
         self.gateway = gateway
-        limits = limits or Limits()
+        limits = limits or Limits.of_environment()
         app = build_app(gateway, extra_routes, limits)
         self._server = HttpServer(app, error=GatewayError, host=host, port=port, limits=limits)
 

@@ -48,7 +48,7 @@ class HttpServer:
         limits: Limits | None = None,
     ) -> None:
         self.app, self.host, self.port, self.error = app, host, port, error
-        self.limits = limits or Limits()
+        self.limits = limits or Limits.of_environment()
         self.url = ""
         self._server: _Uvicorn | None = None
         self._task: asyncio.Task[None] | None = None

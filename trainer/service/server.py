@@ -48,7 +48,7 @@ async def serving(
     if settings.get("air_rules"):
         _load_rules(settings.get("air_rules"))
     out = Path(settings.get("out"))
-    limits = Limits()
+    limits = Limits.of_environment()
     async with contextlib.AsyncExitStack() as stack:
         out.mkdir(parents=True, exist_ok=True)
         store = await open_store(settings.get("store") or f"sqlite:///{out / 'store.db'}")

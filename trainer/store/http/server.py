@@ -56,7 +56,7 @@ class StoreServer:
         limits: Limits | None = None,
         extra_routes: Sequence[BaseRoute] = (),
     ) -> None:
-        self.keys, self.limits = keys or Keys(), limits or Limits()
+        self.keys, self.limits = keys or Keys(), limits or Limits.of_environment()
         self.keys.check_host(host)
         self._routes = StoreRoutes(store, self.keys, self.limits)
         app = build_app([*extra_routes, *self._routes.routes()])
