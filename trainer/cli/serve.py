@@ -12,6 +12,7 @@ import yaml
 from rich.console import Console
 
 from agl.errors import ConfigError
+from agl.trainer.http import local_key
 from agl.trainer.http.auth import Keys
 from agl.trainer.service.server import serve
 from agl.trainer.service.service import Service, Split
@@ -57,6 +58,8 @@ def run_serve(
         if not quiet:
             what = settings.get("algorithm") or "serves the policy without training it"
             console.print(f"agl serve listens on {url} ({model}, {what}); Ctrl-C ends it", markup=False)
+            if (key := service.mount.keys.minted) is not None:
+                console.print(f"elsewhere: {local_key.with_key(url, key)} (clients of yours here find the key)")
             if (current := service.current) is not None:
                 console.print(f"run {current.run_id} resumes after step {current.step}", markup=False)
 

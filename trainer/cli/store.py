@@ -42,6 +42,7 @@ def store(
 
 async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file: Path | None) -> None:
     from agl.trainer.http.auth import Keys
+    from agl.trainer.http.local_key import with_key
     from agl.trainer.runners.store_coordinator import StoreCoordinator
     from agl.trainer.store import open_store
     from agl.trainer.store.http.server import StoreServer
@@ -57,14 +58,14 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
     server = StoreServer(opened, host=host, port=port, keys=keys, extra_routes=coordinator.routes(keys))
     try:
         url = await server.start()
-        facts = {"url": url, "traces": f"{url}/v1/traces", "db": _shown(db), "keys": keys.operator is not None}
+        facts = {"url": url, "traces": f"{url}/v1/traces", "db": _shown(db), "keys": keys.minted is None}
         if json_file is not None:
             json_file.parent.mkdir(parents=True, exist_ok=True)
             json_file.write_text(json.dumps(facts, indent=2) + "\n")
         typer.echo(f"store   {facts['db']}")
-        typer.echo(
-            f"listens {url}" + ("" if keys.operator else "  (no key: everybody on this machine may do everything)")
-        )
+        typer.echo(f"listens {url}")
+        if keys.minted is not None:
+            typer.echo(f"key     {keys.minted}  (yours on this machine find it; elsewhere: {with_key(url, keys.minted)})")
         typer.echo(f"spans   {facts['traces']}")
         await stop.wait()
     finally:
