@@ -1,11 +1,11 @@
 """What one attempt's flood of large requests costs the others: their latency, quiet and flooded alternately in one run.
 
     python benchmarks/flood.py                  # every kind of flood
-    python benchmarks/flood.py --kinds largest  # one of them
+    python benchmarks/flood.py --kinds "20,000 messages"
 
-A gateway with an engine that answers at once stands in a process of its own. Attempts A and B send it short requests over
-kept-alive connections, one at a time; attempt C sends large ones as fast as they are answered, 16 at a time. The ratio is
-that of the medians, and the memory is the server's largest, above what it was before.
+A gateway with an engine that answers at once runs in a separate process. Attempts A and B send it short requests over
+kept-alive connections, one at a time; attempt C sends large ones as fast as they are answered, 16 at a time. The ratio
+is that of the medians; the memory is the server's largest resident size, above what it was before.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _messages(count: int, text: str) -> bytes:
 KINDS: dict[str, Callable[[], bytes]] = {
     # Refused: the first two are the requests that once stopped a server for 37 s and took 2.4 GB.
     "300,000 messages, 8 MB": lambda: _messages(300_000, "hi"),
-    "empty lists, 38 MB": lambda: b'{"model":"policy","messages":[' + b"[],"[:3] * 12_600_000 + b"[]]}",
+    "empty lists, 38 MB": lambda: b'{"model":"policy","messages":[' + b"[]," * 12_600_000 + b"[]]}",
     "20,000 messages": lambda: _messages(20_000, "hi"),
     # Within the limits: rendered, tokenised and answered.
     "10,000 messages": lambda: _messages(9_999, "hi"),
@@ -45,7 +45,7 @@ KINDS: dict[str, Callable[[], bytes]] = {
 # -- the server -------------------------------------------------------------------------------------------------------
 
 
-def serve(pipe: Any, requests: int) -> None:
+def serve(pipe: Any) -> None:
     """A gateway in this process, and the URLs and keys of three attempts, until `pipe` says so."""
     asyncio.run(_serve(pipe))
 
@@ -111,7 +111,8 @@ class Sender:
             reader, writer = self.streams
             head = (
                 f"POST {self.parts.path}/chat/completions HTTP/1.1\r\nhost: {self.parts.netloc}\r\n"
-                f"authorization: Bearer {self.key}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+                f"authorization: Bearer {self.key}\r\ncontent-type: application/json\r\n"
+                f"content-length: {len(body)}\r\n\r\n"
             )
             writer.write(head.encode() + body)
             received = await reader.readuntil(b"\r\n\r\n")
@@ -183,7 +184,7 @@ def measured(kind: str, rounds: int, seconds: float) -> dict[str, Any]:
     """One kind of flood: its figures."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    server = context.Process(target=serve, args=(there, 0), daemon=True)
+    server = context.Process(target=serve, args=(there,), daemon=True)
     server.start()
     assert server.pid is not None
     *quiet_attempts, loud = here.recv()
@@ -222,14 +223,18 @@ def measured(kind: str, rounds: int, seconds: float) -> dict[str, Any]:
 
 
 def main(options: argparse.Namespace) -> None:
-    print(f"{'flood':32}{'MB':>6}{'quiet p50, p99 ms':>20}{'flooded p50, p99 ms':>22}{'ratio':>7}{'memory MB':>11}  answers")
+    print(
+        f"{'flood':32}{'MB':>6}{'quiet p50, p99 ms':>20}{'flooded p50, p99 ms':>22}{'ratio':>7}"
+        f"{'memory MB':>11}  answers"
+    )
     rows = []
     for kind in options.kinds or KINDS:
         f = measured(kind, options.rounds, options.seconds)
         rows.append(f)
         print(
             f"{kind:32}{f['megabytes']:6.1f}{f['quiet_p50_ms']:11.2f}{f['quiet_p99_ms']:9.2f}"
-            f"{f['flooded_p50_ms']:13.2f}{f['flooded_p99_ms']:9.2f}{f['ratio']:7.2f}{f['memory_mb']:11.0f}  {f['answers']}",
+            f"{f['flooded_p50_ms']:13.2f}{f['flooded_p99_ms']:9.2f}{f['ratio']:7.2f}"
+            f"{f['memory_mb']:11.0f}  {f['answers']}",
             flush=True,
         )
     if options.json:

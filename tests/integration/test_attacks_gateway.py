@@ -1,5 +1,7 @@
-"""Requests that are made to exhaust the gateway: each is refused by a limit that its error names, in the form of its API,
-and others are answered meanwhile."""
+"""Requests that are made to exhaust the gateway: each is refused by a limit that its error names, in its API's form.
+
+Others are answered meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ def error_of(path: str, response: httpx.Response) -> str:
     """The message of an error, which must be in the form of its API."""
     data = response.json()
     if path == "messages":
-        assert data["type"] == "error" and data["error"]["type"], data
+        assert data["type"] == "error", data
+        assert data["error"]["type"], data
     else:
         assert {"message", "type", "param", "code"} <= set(data["error"]), data
     return data["error"]["message"]
@@ -83,7 +86,8 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_rendered(path: s
         response = await post(attempt, path, body_of(path, [{"role": "user", "content": "x" * 100_000}]))
         message = error_of(path, response)
         assert response.status_code == 400
-        assert "256 tokens" in message and "AGL_LIMIT_BYTES_PER_TOKEN" in message
+        assert "256 tokens" in message
+        assert "AGL_LIMIT_BYTES_PER_TOKEN" in message
         if path != "messages":
             assert response.json()["error"]["code"] == "context_length_exceeded"
 
@@ -112,7 +116,8 @@ async def test_a_prompt_of_256k_tokens_is_answered() -> None:
         attempt = await rig.attempt()
         messages = [{"role": "user", "content": text[i : i + 48_000]} for i in range(0, len(text), 48_000)]
         answer = await attempt.chat(messages)
-        assert answer.usage is not None and answer.usage.prompt_tokens >= LARGE
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens >= LARGE
 
 
 @in_loop
@@ -154,7 +159,7 @@ async def test_an_attempt_that_gives_up_its_requests_keeps_its_one_turn() -> Non
         assert response.status_code == 200
 
 
-@pytest.mark.parametrize("kind", ("text/plain", "application/x-www-form-urlencoded", ""))
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
 @pytest.mark.parametrize("path", [*PATHS, "messages/count_tokens"])
 @in_loop
 async def test_a_model_takes_json_alone(path: str, kind: str) -> None:
@@ -178,7 +183,8 @@ def shape(value: Any) -> tuple[int, int]:
 @pytest.mark.parametrize(
     "value",
     [
-        [], {}, [[], {}], {"a": [1, {"b": [2, 3]}]}, "[{,", ["a\\", "[["], ['"', "[", "\\\"[", "\\\\"], {'"[{': '\\"[,'},
+        [], {}, [[], {}], {"a": [1, {"b": [2, 3]}]}, "[{,",
+        ["a\\", "[["], ['"', "[", "\\\"[", "\\\\"], {'"[{': '\\"[,'},
         ["x" * 300_000, "[[[[", {"y": ["z", "\\" * 1001, "[,"]}], nested(90), ["é[" * 5000, "\u2028,"],
     ],
 )  # fmt: skip
@@ -197,7 +203,8 @@ def test_limits_are_read_from_the_environment() -> None:
     limits = Limits.of_environment({"AGL_LIMIT_MESSAGES": "20000", "AGL_LIMIT_BODY_SECONDS": "1.5", "OTHER": "x"})
     assert (limits.messages, limits.body_seconds) == (20_000, 1.5)
     for name, text, word in (
-        ("MESAGES", "1", "messages"), ("MESSAGES", "many", "10000"), ("TOOLS", "-1", "1000"), ("JSON_DEPTH", "500", "100"),
+        ("MESAGES", "1", "messages"), ("MESSAGES", "many", "10000"),
+        ("TOOLS", "-1", "1000"), ("JSON_DEPTH", "500", "100"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=word):
             Limits.of_environment({f"AGL_LIMIT_{name}": text})

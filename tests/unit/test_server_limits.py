@@ -157,7 +157,8 @@ async def test_heads_bodies_and_all_bodies_together_are_bounded():
         assert (await ends(reader))[:12] in (b"HTTP/1.1 431", b"")
         async with httpx.AsyncClient(trust_env=False) as client:
             answer = await client.post(f"{running.server.url}/length", content=b"a" * 5001)
-            assert (answer.status_code, answer.text) == (413, "the body has more than 5000 bytes: AGL_LIMIT_BODY_BYTES in the server's environment raises it")
+            assert answer.status_code == 413
+            assert answer.text.startswith("the body has more than 5000 bytes: AGL_LIMIT_BODY_BYTES")
         holding = [await connect(running) for _ in range(2)]
         for _, writer in holding:
             writer.write(b"POST /length HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5000\r\n\r\n" + b"a" * 4500)

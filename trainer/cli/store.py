@@ -13,6 +13,8 @@ from typing import Annotated
 
 import typer
 
+from agl.texts import printable
+
 app = typer.Typer(help="Serve a store over HTTP, and look after one.")
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -62,10 +64,12 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
         if json_file is not None:
             json_file.parent.mkdir(parents=True, exist_ok=True)
             json_file.write_text(json.dumps(facts, indent=2) + "\n")
-        typer.echo(f"store   {facts['db']}")
+        typer.echo(printable(f"store   {facts['db']}"))
         typer.echo(f"listens {url}")
         if keys.minted is not None:
-            typer.echo(f"key     {keys.minted}  (yours on this machine find it; elsewhere: {with_key(url, keys.minted)})")
+            typer.echo(
+                f"key     {keys.minted}  (yours on this machine find it; elsewhere: {with_key(url, keys.minted)})"
+            )
         typer.echo(f"spans   {facts['traces']}")
         await stop.wait()
     finally:

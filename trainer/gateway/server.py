@@ -36,9 +36,7 @@ class GatewayServer:
         self.gateway = gateway
         limits = limits or Limits.of_environment()
         app = build_app(gateway, extra_routes, limits)
-        self._server = HttpServer(
-            app, error=GatewayError, host=host, port=port, limits=limits, minted_key=minted_key
-        )
+        self._server = HttpServer(app, error=GatewayError, host=host, port=port, limits=limits, minted_key=minted_key)
 
     @property
     def port(self) -> int:

@@ -44,9 +44,13 @@ class BrowserCheck:
         if self._loopback and not (len(hosts) == 1 and self._is_known(hosts[0].decode("latin-1"))):
             named = " and ".join(repr(h.decode("latin-1"))[:100] for h in hosts) or "none"
             return Refused(
-                403, f"the Host header names {named}, not this machine; {HOSTS_VARIABLE} allows further names", "forbidden"
+                403,
+                f"the Host header names {named}, not this machine; {HOSTS_VARIABLE} allows further names",
+                "forbidden",
             )
-        if any(name == b"sec-fetch-site" and value.strip().lower() == b"cross-site" for name, value in scope["headers"]):
+        if any(
+            name == b"sec-fetch-site" and value.strip().lower() == b"cross-site" for name, value in scope["headers"]
+        ):
             return Refused(403, "this server answers no pages of other sites", "forbidden")
         return None
 

@@ -153,13 +153,13 @@ def check_json(body: bytes, depth: int, values: int) -> None:
         opening, closing = (outside | 0x20) == ord("{"), (outside | 0x20) == ord("}")
         count += int(np.count_nonzero(opening)) + int(np.count_nonzero(outside == ord(",")))
         if count > values:
-            raise Refused(
-                413, f"the body has {count} JSON values or more, the limit is {values}: {setting('json_values')}", "request_too_large"
-            )
+            found = f"the body has {count} JSON values or more, the limit is {values}"
+            raise Refused(413, f"{found}: {setting('json_values')}", "request_too_large")
         levels = np.cumsum(opening.view(np.int8) - closing.view(np.int8), dtype=np.int32)
         if levels.size:
-            if level + int(levels.max()) > depth:
-                raise Refused(400, f"the body is nested {level + int(levels.max())} deep or more, the limit is {depth}: {setting('json_depth')}", "invalid_json")
+            if (deepest := level + int(levels.max())) > depth:
+                found = f"the body is nested {deepest} deep or more, the limit is {depth}"
+                raise Refused(400, f"{found}: {setting('json_depth')}", "invalid_json")
             level += int(levels[-1])
 
 

@@ -198,7 +198,9 @@ class Run:
                 routes = self._runner_routes(worker_key)
             if self.serve is None:
                 host = await self._reachable_host()
-                self._endpoint = GatewayServer(gateway, host=host, port=config.port, extra_routes=routes, minted_key=minted)
+                self._endpoint = GatewayServer(
+                    gateway, host=host, port=config.port, extra_routes=routes, minted_key=minted
+                )
             else:
                 self._endpoint = self.serve(gateway, routes)
             url = await self._endpoint.start()

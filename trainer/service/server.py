@@ -64,7 +64,9 @@ async def serving(
         listed = operations(service, lambda: _facts(settings), store_schema(keys.operator is not None))
         known = {operation.path for operation in listed}
         mount.app = build_app(service, listed, [r for r in store_routes.routes() if r.path not in known])
-        server = HttpServer(mount, error=GatewayError, host=host, port=settings.get("port"), limits=limits, minted_key=keys.minted)
+        server = HttpServer(
+            mount, error=GatewayError, host=host, port=settings.get("port"), limits=limits, minted_key=keys.minted
+        )
         mount.url = await server.start()
         stack.push_async_callback(server.stop)
         stack.callback(store_routes.stop)

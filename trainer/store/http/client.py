@@ -27,9 +27,8 @@ from agl.errors import AglError, ConfigError, StoreError
 from agl.trainer.http.auth import CLIENT_VARIABLE
 from agl.trainer.http.browsers import is_loopback
 from agl.trainer.http.local_key import KeyAuth, split_key
-from agl.trainer.store.base import AttemptedRollout, AttemptStatus, NewRollout, Rollout, Store
+from agl.trainer.store.base import AttemptedRollout, NewRollout, Rollout, Store
 from agl.trainer.store.http import protocol
-from agl.trainer.store.sql import codec
 
 log = logging.getLogger("agl.store")
 
@@ -79,8 +78,8 @@ class HttpStore(Store):
     """A `Store` behind a URL. Methods that are not written here send their arguments and return the server's result.
 
     Args:
-        url: "http://host:4747" or "http://:KEY@host:4747". key: the default is the URL's, then AGL_KEY, then that which a
-            server of this user on this machine has made for itself.
+        url: "http://host:4747" or "http://:KEY@host:4747". key: the default is the URL's, then AGL_KEY, then the
+            one that a server of this user on this machine has made for itself.
         retry_seconds: how long the server may be unreachable.
 
     Raises:
@@ -161,12 +160,6 @@ class HttpStore(Store):
         except (AglError, TimeoutError) as error:
             log.warning("a lease that is not needed any more could not be given back: %s", error)
 
-    async def update_attempt(
-        self, rollout_id: str, attempt: int, status: AttemptStatus, *, error: str | None = None
-    ) -> Rollout:
-        text = codec.plain(error)
-        return await self._call("update_attempt", rollout_id=rollout_id, attempt=attempt, status=status, error=text)
-
     async def wait_for_rollouts(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
         ids = list(rollout_ids)
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -243,7 +236,11 @@ class HttpStore(Store):
         timeout = httpx.Timeout(_RESPONSE_SECONDS, connect=_CONNECT_SECONDS, pool=None)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30.0)
         self._http = httpx.AsyncClient(
-            base_url=self.url, auth=KeyAuth(self.url, self._key), timeout=timeout, limits=limits, trust_env=self._trust_env
+            base_url=self.url,
+            auth=KeyAuth(self.url, self._key),
+            timeout=timeout,
+            limits=limits,
+            trust_env=self._trust_env,
         )
         try:
             self._loop.run_forever()

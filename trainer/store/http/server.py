@@ -39,7 +39,8 @@ class StoreServer:
 
     Args:
         store: the store to serve; `stop` does not close it. host, port: as of `HttpServer`.
-        keys: the keys that are accepted; `Keys.find()` if None. limits: bounds on requests. extra_routes: other routes of this server.
+        keys: the keys that are accepted; `Keys.find()` if None.
+        limits: bounds on requests. extra_routes: other routes of this server.
 
     Raises:
         ConfigError: `host` is not loopback, and there is no operator key.
@@ -59,7 +60,9 @@ class StoreServer:
         self.keys.check_host(host)
         self._routes = StoreRoutes(store, self.keys, self.limits)
         app = build_app([*extra_routes, *self._routes.routes()])
-        self._server = HttpServer(app, error=StoreError, host=host, port=port, limits=self.limits, minted_key=self.keys.minted)
+        self._server = HttpServer(
+            app, error=StoreError, host=host, port=port, limits=self.limits, minted_key=self.keys.minted
+        )
 
     @property
     def url(self) -> str:
