@@ -64,6 +64,8 @@ class HttpServer:
         """
         sock = self._bind()
         self.port = sock.getsockname()[1]
+        if self._minted_key is not None:
+            local_key.publish(self.host, self.port, self._minted_key)
         _allow_files(self.limits.connections + _SPARE_FILES)
         connections = Connections(self.limits)
         config = uvicorn.Config(
@@ -88,8 +90,6 @@ class HttpServer:
             await asyncio.sleep(0.005)
         host = f"[{self.host}]" if ":" in self.host else self.host
         self.url = f"http://{host}:{self.port}"
-        if self._minted_key is not None:
-            local_key.publish(self.host, self.port, self._minted_key)
         return self.url
 
     async def stop(self, cancel: Callable[[], None] | None = None) -> None:

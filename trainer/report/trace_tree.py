@@ -90,7 +90,7 @@ def line(span: Span, within: str | None = None) -> Text:
     facts = span.attributes
     text = Text(_short(span.name), style="red" if span.status == "error" else "", no_wrap=True, overflow="ellipsis")
     if span.operation in (semconv.CHAT, semconv.EXECUTE_TOOL) and span.agent != within:
-        text.append(f"  {_short(span.agent)}", style="cyan")
+        text.append(f"  {_short(str(span.agent))}", style="cyan")
     if span.operation == semconv.CHAT and facts.get(semconv.ROUTED):
         text.append("  policy", style="green")
     duration = f"  {'<' if facts.get(semconv.INFERRED) else ''}{_seconds(span.end - span.start)}"

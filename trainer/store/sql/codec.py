@@ -212,7 +212,7 @@ def call_row(call: Call) -> dict[str, Any]:
         "temperature": call.temperature,
         "finish_reason": call.finish_reason,
         "parent_id": call.parent_id,
-        "fork_cause": call.fork_cause,
+        "fork_cause": pack_text(call.fork_cause),
         "tool_call_ids": dumps(call.tool_call_ids, "tool_call_ids", **where),
         "span_id": call.span_id,
         "request": dumps(dict(call.request), "the request", **where),
@@ -239,7 +239,7 @@ def to_call(row: Row, prompt: bytes) -> Call:
         temperature=row["temperature"],
         finish_reason=row["finish_reason"],
         parent_id=row["parent_id"],
-        fork_cause=row["fork_cause"],
+        fork_cause=unpack_text(row["fork_cause"]),
         tool_call_ids=tuple(loads(row["tool_call_ids"])),
         span_id=row["span_id"],
         request=loads(row["request"]),
@@ -272,10 +272,10 @@ def span_row(span: Span) -> dict[str, Any]:
 
 def to_span(row: Sequence[Any]) -> Span:
     """A row of `schema.spans`, whose columns are in the order of the span's fields."""
-    *fields, name, start, end, status, message, attributes, events = row
+    *ids, name, start, end, status, message, attributes, events = row
     event_list = tuple(Event(**event) for event in loads(events)) if events != "[]" else ()
-    texts = (unpack_text(name), start, end, status, unpack_text(message))
-    return Span(*fields, *texts, attributes=loads(attributes), events=event_list)
+    fields: list[Any] = [*ids, unpack_text(name), start, end, status, unpack_text(message)]
+    return Span(*fields, attributes=loads(attributes), events=event_list)
 
 
 # -- training -----------------------------------------------------------------------------------------------------
