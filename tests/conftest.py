@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Programs that tests start see this tree, too, never an installed copy; `pythonpath` of pyproject.toml is pytest's own.
 os.environ["PYTHONPATH"] = pythonpath()
+# The keys that servers make for themselves go here, and not among those of the person who runs the tests.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="agl-tests-state-")
 
 # A shell has its background jobs ignore Ctrl-C, and so would every program that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -27,6 +27,7 @@ from agl.agents.registry import adapters
 from agl.instrument.import_hooks import when_imported
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
+from agl.texts import printable
 from agl.tracing import otlp
 from agl.tracing.exporter import BackgroundSpanExporter, SpanSink
 from agl.tracing.propagation import AttemptEnvironment, from_environment
@@ -199,6 +200,6 @@ def _program_name() -> str:
 
 def _report(text: str) -> None:
     try:
-        print(f"agl: {' '.join(text.split())}", file=sys.stderr)
+        print(f"agl: {printable(' '.join(text.split()))}", file=sys.stderr)
     except Exception:
         pass  # there is no stderr

@@ -311,7 +311,7 @@ def test_a_test_that_evaluates_an_answer_does_it_behind_the_walls(tmp_path: Path
     if not isolated():
         pytest.skip("this machine gives no namespaces")
     task = {"tests": "assert eval(f(3)) == 905"}
-    reads = "def f(x): return 'len(open(%r).read())'" % str(Path(__file__))
+    reads = f"def f(x): return 'len(open({str(Path(__file__))!r}).read())'"
     writes = 'def f(x): return \'__import__("os").system("touch %s") or 905\'' % (tmp_path / "mine")
     assert "FileNotFoundError" in GRADER.outcomes(task, reads)[0]
     assert GRADER(task, "def f(x): return '900 + 5'") == 1.0

@@ -91,7 +91,8 @@ def call(
 
 
 def span(rollout_id: str, number: int, **fields: Any) -> Span:
-    return Span(f"{1:032x}", f"{number:016x}", None, rollout_id, fields.pop("attempt", 1), "chat m", **fields)
+    name = fields.pop("name", "chat m")
+    return Span(f"{1:032x}", f"{number:016x}", None, rollout_id, fields.pop("attempt", 1), name, **fields)
 
 
 def assert_same_calls(found: list[Call], expected: list[Call]) -> None:
@@ -711,22 +712,33 @@ def test_what_was_trained_replaces_what_the_same_step_said_before(store: Store) 
     asyncio.run(scenario())
 
 
-def test_any_text_can_be_an_error(store: Store) -> None:
-    """Texts that agents and tools bring along: JSON can say them, a database's own text may not."""
+@pytest.mark.parametrize(
+    "nasty", ["a\0b\ud800c", "\0", "\ufdd0", "\ufdd00000 \ufdd0d800", "\udc80\ufffd", "ü \U0001f600"]
+)
+def test_any_text_comes_back_exactly(store: Store, nasty: str) -> None:
+    """Texts that agents, tools and tasks bring along: JSON can say them, a database's own text may not."""
 
     async def scenario() -> None:
-        rollout_id = (await lease(store, max_attempts=1)).rollout.rollout_id
-        nasty = "a\0b\ud800c"
+        run_id, config = next(fresh), RolloutConfig(max_attempts=1)
+        new = NewRollout({"k": nasty}, group=nasty, config=config, metadata={"k": nasty}, run_id=run_id)
+        (queued,) = await store.enqueue_rollouts([new])
+        assert (queued.group, queued.task, queued.metadata) == (nasty, {"k": nasty}, {"k": nasty})
+        assert (await again(store, run_id)).rollout.group == nasty
+        rollout_id = queued.rollout_id
         await store.update_attempt(rollout_id, 1, "failed", error=nasty)
         (attempt,) = await store.query_attempts(rollout_id)
-        assert attempt.error is not None
-        assert (attempt.error[0], attempt.error[-1]) == ("a", "c")
-        await store.add_spans([span(rollout_id, 1, start=0.0, end=1.0, status_message=nasty, attributes={"k": nasty})])
-        (stored,) = await store.query_spans(rollout_id)
-        assert stored.attributes == {"k": nasty}
-        await store.add_calls([call(rollout_id, 0, [1], [2], error=nasty, request={"k": nasty})])
-        (kept,) = await store.query_calls(rollout_id)
-        assert kept.request == {"k": nasty}
+        assert attempt.error == nasty
+        events = (Event(nasty, 0.5, {"k": nasty}),)
+        said = span(
+            rollout_id, 1, start=0.0, end=1.0, name=nasty, status_message=nasty, attributes={"k": nasty}, events=events
+        )
+        await store.add_spans([said])
+        assert await store.query_spans(rollout_id) == [said]
+        texts = {"agent": nasty, "policy": nasty, "fork_cause": nasty, "error": nasty}
+        made = call(rollout_id, 0, [1], [2], request={"k": nasty})
+        made = dataclasses.replace(made, response={"k": nasty}, **texts)
+        await store.add_calls([made])
+        assert_same_calls(await store.query_calls(rollout_id), [made])
 
     asyncio.run(scenario())
 

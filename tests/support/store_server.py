@@ -19,14 +19,14 @@ KEYS = Keys.of(OPERATOR, RUNNER)
 
 
 class ServedStore:
-    """A SQLite file that is served.
+    """A SQLite file that is served; without keys, to everyone.
 
     Attributes:
         url: where. port: likewise; the same after `start` again.
     """
 
     def __init__(self, file: Path, *, keys: Keys | None = None, limits: Limits | None = None) -> None:
-        self.file, self.keys, self.limits = file, keys, limits
+        self.file, self.keys, self.limits = file, keys or Keys(), limits
         self.url, self.port = "", 0
         self.thread: threading.Thread | None = None
 

@@ -52,7 +52,7 @@ class World:
 
     @property
     def headers(self) -> dict[str, str]:
-        return {"authorization": f"Bearer {self.mine.key}"}
+        return {"authorization": f"Bearer {self.mine.key}", "content-type": "application/json"}
 
     async def method(self, name: str, **arguments: Any) -> httpx.Response:
         """Ask the store for something."""
@@ -236,8 +236,8 @@ async def tricks_with_paths(world: World) -> list[httpx.Response]:
         reader, writer = await asyncio.open_connection(*gateway.split(":"))
         body = b'{"messages":[{"role":"user","content":"hi"}]}'
         writer.write(
-            f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {world.mine.key}\r\nconnection: close\r\n"
-            f"content-length: {len(body)}\r\n\r\n".encode()
+            f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {world.mine.key}\r\n"
+            f"connection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
             + body
         )
         status = int((await reader.readline()).split()[1])
@@ -372,7 +372,10 @@ async def test_a_slow_loris_holds_nothing():
     async with world() as faced:
         host, port = faced.rig.gateway.base_url.removeprefix("http://").split(":")
         path = faced.mine.url().partition(f":{port}")[2]
-        head = f"POST {path}/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {faced.mine.key}\r\n"
+        head = (
+            f"POST {path}/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            f"authorization: Bearer {faced.mine.key}\r\n"
+        )
         held = [await asyncio.open_connection(host, port) for _ in range(100)]
         for i, (_, writer) in enumerate(held):
             writer.write(head.encode() + (b"content-length: 1000\r\n\r\n{" if i % 2 else b"x-slow: "))

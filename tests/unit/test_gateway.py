@@ -282,7 +282,7 @@ async def test_bodies_that_are_no_chat_request():
     deep = '{"messages": [{"role": "user", "content": "hi"}], "metadata": ' + "[" * 400 + "]" * 400 + "}"
     async with serving(["x"]) as rig:
         attempt = await rig.attempt()
-        headers = {"authorization": f"Bearer {attempt.key}"}
+        headers = {"authorization": f"Bearer {attempt.key}", "content-type": "application/json"}
         async with httpx.AsyncClient(trust_env=False, headers=headers) as client:
             for body in ("", "{", "[]", "null", '"hi"', "\x00", "{}", "[" * 100_000, deep):
                 answer = await client.post(f"{attempt.url()}/chat/completions", content=body)

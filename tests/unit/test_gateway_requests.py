@@ -41,8 +41,8 @@ async def test_a_request_whose_body_comes_too_late_is_recorded_at_the_close():
         path = attempt.url().partition(str(rig.server.port))[2]
         body = json.dumps({"messages": [USER]}).encode()
         writer.write(
-            f"POST {path}/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {attempt.key}\r\n"
-            f"content-length: {len(body)}\r\n\r\n".encode()
+            f"POST {path}/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {attempt.key}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
         )
         await until(lambda: attempt.access.pending)
         (call,) = await attempt.close()

@@ -122,7 +122,7 @@ async def test_a_body_without_end_is_refused():
 
     async with serving(["x"], limits=Limits(body_bytes=1000)) as rig:
         attempt = await rig.attempt()
-        headers = {"authorization": f"Bearer {attempt.key}"}
+        headers = {"authorization": f"Bearer {attempt.key}", "content-type": "application/json"}
         async with httpx.AsyncClient(trust_env=False, headers=headers) as client:
             url = f"{attempt.url()}/chat/completions"
             declared = await client.post(url, content=b" " * 1001)
@@ -156,7 +156,8 @@ def fuzzed() -> Iterator[Fuzzed]:
     gateway = Fuzzed()
     gateway.thread.start()
     assert gateway.ready.wait(30)
-    with httpx.Client(trust_env=False, headers={"authorization": f"Bearer {gateway.key}"}) as gateway.client:
+    headers = {"authorization": f"Bearer {gateway.key}", "content-type": "application/json"}
+    with httpx.Client(trust_env=False, headers=headers) as gateway.client:
         yield gateway
     gateway.over.set()
     gateway.thread.join(30)

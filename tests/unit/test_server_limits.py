@@ -118,7 +118,7 @@ async def test_a_head_that_never_ends_is_cut_off():
 async def test_a_second_request_on_a_connection_has_the_same_deadline():
     async with echo(header_seconds=0.5) as running:
         reader, writer = await connect(running)
-        writer.write(b"POST /length HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nab")
+        writer.write(b"POST /length HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\nab")
         assert b"200 OK" in await reader.readuntil(b"\r\n\r\n2")
         writer.write(b"POST /length HT")
         assert (await ends(reader)).startswith(b"HTTP/1.1 408")
@@ -128,7 +128,7 @@ async def test_a_second_request_on_a_connection_has_the_same_deadline():
 async def test_a_body_that_drips_is_cut_off():
     async with echo(body_seconds=0.5, body_rate=10_000) as running:
         reader, writer = await connect(running)
-        writer.write(b"POST /length HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n")
+        writer.write(b"POST /length HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n")
 
         async def drip() -> None:
             with contextlib.suppress(ConnectionError):
@@ -157,10 +157,11 @@ async def test_heads_bodies_and_all_bodies_together_are_bounded():
         assert (await ends(reader))[:12] in (b"HTTP/1.1 431", b"")
         async with httpx.AsyncClient(trust_env=False) as client:
             answer = await client.post(f"{running.server.url}/length", content=b"a" * 5001)
-            assert (answer.status_code, answer.text) == (413, "the body has more than 5000 bytes")
+            assert answer.status_code == 413
+            assert answer.text.startswith("the body has more than 5000 bytes: AGL_LIMIT_BODY_BYTES")
         holding = [await connect(running) for _ in range(2)]
         for _, writer in holding:
-            writer.write(b"POST /length HTTP/1.1\r\nhost: x\r\ncontent-length: 5000\r\n\r\n" + b"a" * 4500)
+            writer.write(b"POST /length HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5000\r\n\r\n" + b"a" * 4500)
         answers = [asyncio.ensure_future(reader.read(12)) for reader, _ in holding]
         done, pending = await asyncio.wait(answers, timeout=20, return_when=asyncio.FIRST_COMPLETED)
         assert [task.result() for task in done] == [b"HTTP/1.1 503"]
@@ -191,7 +192,7 @@ async def test_requests_past_the_most_are_told_to_come_again():
 async def test_a_client_that_does_not_read_its_answer_is_dropped():
     async with echo(write_seconds=0.5) as running:
         _, writer = await connect(running)
-        writer.write(b"GET /flood HTTP/1.1\r\nhost: x\r\n\r\n")
+        writer.write(b"GET /flood HTTP/1.1\r\nhost: localhost\r\n\r\n")
         # asyncio's reader stops taking at its own limit, and then the kernel's buffers fill.
         await asyncio.wait_for(running.broke_off.wait(), 30)
         await good(running)
@@ -218,7 +219,7 @@ async def test_busy_connections_are_never_dropped_for_new_ones():
     async with echo(connections=3) as running:
         busy = [await connect(running) for _ in range(3)]
         for _, writer in busy:
-            writer.write(b"GET /hold HTTP/1.1\r\nhost: x\r\n\r\n")
+            writer.write(b"GET /hold HTTP/1.1\r\nhost: localhost\r\n\r\n")
         while running.arrived < 3:
             await asyncio.sleep(0.01)
         reader, _ = await connect(running)

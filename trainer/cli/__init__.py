@@ -21,9 +21,9 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except AglError as error:
-        from rich.console import Console
+        from agl.trainer.report import terminal
 
-        Console(stderr=True, highlight=False).print(f"error: {error}", style="red", markup=False)
+        terminal.console(stderr=True).print(f"error: {error}", style="red")
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from agl.texts import printable
 from agl.trainer.cli.store import app as store_app
 
 app = typer.Typer(
@@ -151,10 +152,10 @@ def train(
         "history": result.history,
     }
     if val_rewards:
-        typer.echo(f"validation reward {val_rewards[0]:.3f} -> {val_rewards[-1]:.3f}")
+        typer.echo(printable(f"validation reward {val_rewards[0]:.3f} -> {val_rewards[-1]:.3f}"))
     for path in result.policies.values():
-        typer.echo(f"policy     {path}")
-        typer.echo(f"look at it agl explain --list --store {result.directory}")
+        typer.echo(printable(f"policy     {path}"))
+        typer.echo(printable(f"look at it agl explain --list --store {result.directory}"))
     _write(json_file, facts)
 
 
@@ -356,7 +357,9 @@ def export(
     facts = exporting.export_files(store, out, format, which, tokens=tokens, quiet=quiet)
     _write(json_file, facts)
     if not quiet:
-        typer.echo(f"{facts['rollouts']} rollouts, {facts['spans']} spans, {facts['calls']} calls in {facts['out']}")
+        typer.echo(
+            printable(f"{facts['rollouts']} rollouts, {facts['spans']} spans, {facts['calls']} calls in {facts['out']}")
+        )
 
 
 trace = typer.Typer(help="Read traces: which agent spoke, which tool ran.", no_args_is_help=True)
@@ -408,7 +411,7 @@ def trace_export(
     facts = export_traces(store, rollouts or (), which, otlp, header or (), quiet=quiet)
     _write(json_file, facts)
     if not quiet:
-        typer.echo(f"{facts['spans']} spans of {facts['rollouts']} rollouts sent to {facts['url']}")
+        typer.echo(printable(f"{facts['spans']} spans of {facts['rollouts']} rollouts sent to {facts['url']}"))
 
 
 def _write(path: Path | None, facts: Any) -> None:

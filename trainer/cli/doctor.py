@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
 from agl.trainer.cli.doctor_checks import LISTED, Report
+from agl.trainer.report import terminal
 
 
 def show(report: Report) -> None:
     """Print it."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal.console(soft_wrap=True)
 
     def line(name: str, value: str, style: str = "") -> None:
-        console.print(f"{name:<20}{value}", style=style, markup=False)
+        console.print(f"{name:<20}{value}", style=style)
 
     line("python", f"{report.python}  {report.platform}")
     line("GPU", "; ".join(report.gpus) or "none")

@@ -8,10 +8,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from agl.agents.agent import Agent
 from agl.errors import ConfigError
+from agl.trainer.report import terminal
 from agl.trainer.runners.protocol import Lease, Report
 from agl.trainer.runners.remote.worker import run_worker
 
@@ -41,7 +40,7 @@ def run_runner(agent: Agent, server: str, key: str | None, workers: int, *, quie
     """
     from agl.trainer.http.aio import run_in_thread
 
-    console = Console(stderr=True, highlight=False)
+    console = terminal.console(stderr=True)
     counts: Counter[str] = Counter()
     started = last = time.monotonic()
 
@@ -50,20 +49,20 @@ def run_runner(agent: Agent, server: str, key: str | None, workers: int, *, quie
         counts[report.status] += 1
         if report.error is not None and not quiet:
             rollout_id, attempt = lease.id
-            console.print(f"{rollout_id} attempt {attempt} {report.status}: {report.error}", style="red", markup=False)
+            console.print(f"{rollout_id} attempt {attempt} {report.status}: {report.error}", style="red")
         now = time.monotonic()
         if not quiet and now - last > LINE_SECONDS:
             last = now
-            console.print(_line(counts, now - started), markup=False)
+            console.print(_line(counts, now - started))
 
     if not quiet:
-        console.print(f"{agent.name}: {workers} at once for {server}; Ctrl-C ends it", markup=False)
+        console.print(f"{agent.name}: {workers} at once for {server}; Ctrl-C ends it")
     try:
         run_in_thread(run_worker(agent, server, key=key, n_workers=workers, on_report=on_report))
     except KeyboardInterrupt:
         pass
     if not quiet:
-        console.print(f"stopped; {_line(counts, time.monotonic() - started)}", markup=False)
+        console.print(f"stopped; {_line(counts, time.monotonic() - started)}")
     return {"server": server, "agent": agent.name, "attempts": dict(counts), "seconds": time.monotonic() - started}
 
 

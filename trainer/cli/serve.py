@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
 
 from agl.child_environment import keep_secrets
 from agl.errors import ConfigError
+from agl.trainer.http import local_key
 from agl.trainer.http.auth import Keys
+from agl.trainer.report import terminal
 from agl.trainer.service.server import serve
 from agl.trainer.service.service import Service, Split
 from agl.trainer.service.settings import Settings
@@ -49,7 +50,7 @@ def run_serve(
     settings = settings.under(_assigned(assignments))
     for name, value in options.items():
         settings = settings.under(Settings.of({name: value}, f"--{_OPTIONS.get(name, name)}"))
-    console = Console(stderr=True, highlight=False)
+    console = terminal.console(stderr=True)
 
     def on_start(service: Service) -> None:
         url = service.mount.url
@@ -57,9 +58,11 @@ def run_serve(
         write({"url": url, "out": str(service.out), "model": model, "process": os.getpid()})
         if not quiet:
             what = settings.get("algorithm") or "serves the policy without training it"
-            console.print(f"agl serve listens on {url} ({model}, {what}); Ctrl-C ends it", markup=False)
+            console.print(f"agl serve listens on {url} ({model}, {what}); Ctrl-C ends it")
+            if (key := service.mount.keys.minted) is not None:
+                console.print(f"your programs on this machine find its key; for others: {local_key.with_key(url, key)}")
             if (current := service.current) is not None:
-                console.print(f"run {current.run_id} resumes after step {current.step}", markup=False)
+                console.print(f"run {current.run_id} resumes after step {current.step}")
 
     # Containers are stopped by it. It acts like Ctrl-C, so that the run is saved.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -69,7 +72,7 @@ def run_serve(
         run_in_thread(serve(settings, keys, on_start, data=data, start=start, progress=not quiet))
     except KeyboardInterrupt:
         if not quiet:
-            console.print("stopped; start it again with the same --out, and it resumes its run", markup=False)
+            console.print("stopped; start it again with the same --out, and it resumes its run")
 
 
 _OPTIONS = {"nworkers": "workers"}

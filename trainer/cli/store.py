@@ -13,6 +13,8 @@ from typing import Annotated
 
 import typer
 
+from agl.texts import printable
+
 app = typer.Typer(help="Serve a store over HTTP, and look after one.")
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -45,6 +47,7 @@ def store(
 async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file: Path | None) -> None:
     from agl.child_environment import keep_secrets
     from agl.trainer.http.auth import Keys
+    from agl.trainer.http.local_key import with_key
     from agl.trainer.runners.store_coordinator import StoreCoordinator
     from agl.trainer.store import open_store
     from agl.trainer.store.http.server import StoreServer
@@ -61,14 +64,16 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
     server = StoreServer(opened, host=host, port=port, keys=keys, extra_routes=coordinator.routes(keys))
     try:
         url = await server.start()
-        facts = {"url": url, "traces": f"{url}/v1/traces", "db": _shown(db), "keys": keys.operator is not None}
+        facts = {"url": url, "traces": f"{url}/v1/traces", "db": _shown(db), "keys": keys.minted is None}
         if json_file is not None:
             json_file.parent.mkdir(parents=True, exist_ok=True)
             json_file.write_text(json.dumps(facts, indent=2) + "\n")
-        typer.echo(f"store   {facts['db']}")
-        typer.echo(
-            f"listens {url}" + ("" if keys.operator else "  (no key: everybody on this machine may do everything)")
-        )
+        typer.echo(printable(f"store   {facts['db']}"))
+        typer.echo(f"listens {url}")
+        if keys.minted is not None:
+            typer.echo(
+                f"key     {keys.minted}  (yours on this machine find it; elsewhere: {with_key(url, keys.minted)})"
+            )
         typer.echo(f"spans   {facts['traces']}")
         await stop.wait()
     finally:

@@ -64,12 +64,13 @@ class LightningServer:
     async def start_async(self) -> None:
         """The same on the caller's event loop, until cancelled."""
         from agl.trainer.http.auth import Keys
+        from agl.trainer.http.local_key import with_key
         from agl.trainer.service.server import serve
         from agl.trainer.service.service import Service
 
         def announce(service: Service) -> None:
             self.url = service.mount.url
-            print(f"listening on {self.url}", flush=True)
+            print(f"listening on {with_key(self.url, service.mount.keys.minted)}", flush=True)
 
         data: dict[Any, Path] = {} if self.dataset_path is None else {"train": self.dataset_path}
         await serve(self.settings, Keys.find(), announce, data=data)

@@ -14,6 +14,7 @@ from agl.mdp.types import Call
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.sessions import Sessions
 from agl.trainer.gateway.stored_responses import StoredResponses
+from agl.trainer.gateway.turns import Turns
 from agl.trainer.http.auth import key_hash, key_of, matches
 
 
@@ -45,6 +46,7 @@ class Access:
         key_hash: of the attempt's key.
         sessions: its conversations.
         responses: its stored responses, which a request of the Responses API can continue.
+        turns: of its large requests.
         request_count: requests received so far.
         pending: requests that are not recorded yet.
         calls: recorded calls. writes: the tasks that write them to the store.
@@ -60,6 +62,7 @@ class Access:
     key_hash: bytes
     sessions: Sessions = field(default_factory=Sessions)
     responses: StoredResponses = field(default_factory=StoredResponses)
+    turns: Turns = field(default_factory=Turns)
     request_count: int = 0
     pending: set[PendingRequest] = field(default_factory=set)
     calls: list[Call] = field(default_factory=list)

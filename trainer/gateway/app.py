@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,19 +64,23 @@ def build_app(gateway: Gateway, extra_routes: Sequence[Route] = (), limits: Limi
         Route("/{path:path}", not_found, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
     ]
     app = Starlette(routes=routes, exception_handlers=error_handlers(_describe, RequestError))
-    app.state.limits = limits or Limits()
+    app.state.limits = limits or Limits.of_environment()
     return app
 
 
 def _messages_routes(gateway: Gateway) -> list[Route]:
     """The routes of Anthropic Messages, which also counts tokens and has its own form of errors."""
 
+    reader = functools.partial(read_messages, counting=True)
+
     async def count_tokens(request: Request) -> Response:
         access = http.attempt_of(gateway, request)
-        chat = read_messages(await http.body_of(request), access, counting=True).chat
-        rendering = gateway.served(access.selection.policy_for(request.path_params["agent"])).rendering
+        policy = access.selection.policy_for(request.path_params["agent"])
+        chat = (await http.read(gateway, request, access, policy, reader)).chat
+        render = gateway.served(policy).rendering.prompt
         try:
-            prompt = await asyncio.to_thread(rendering.prompt, chat.messages, chat.tools, force_tool=chat.force_tool)
+            async with access.turns as turn:
+                prompt = await turn.run(render, chat.messages, chat.tools, force_tool=chat.force_tool)
         except Exception as error:
             raise refusal(error) from error
         return http.answer({"input_tokens": int(prompt.ids.size)})

@@ -31,12 +31,15 @@ from agl.trainer.gateway.calls import (
 from agl.trainer.gateway.errors import RequestError, invalid_key, refusal
 from agl.trainer.gateway.gate import Gate
 from agl.trainer.gateway.sessions import ForkCause, SessionMatch, text_of
+from agl.trainer.gateway.turns import LARGE_BYTES, LARGE_MESSAGES
 from agl.trainer.rendering.normalise import with_tool_names
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.store.base import Store
 
 OFF_LOOP_SIZE = 4096
 """Longer texts, in characters, are tokenised in a worker thread; a shorter one is done before a thread has begun."""
+OFF_LOOP_MESSAGES = 32
+"""So are more new messages."""
 
 
 class Gateway:
@@ -220,9 +223,7 @@ class Gateway:
         on_tokens: OnTokens | None,
     ) -> list[Reply]:
         """Render the prompt once and sample every choice after it; `choices` is filled for the record of a failure."""
-        match = pending.access.sessions.match(served.name, request.messages, request.tools)
-        size = sum(len(text_of(m.get("content"))) for m in request.messages[match.new :])
-        prompt, forced, match = await _off_loop(size, _prompt, served.rendering, request, match)
+        prompt, forced, match = await self._rendered(pending.access, served, request)
         choices.extend(Choice(k, prompt, forced, [], []) for k in range(request.n))
         sampling = _sampling(served, pending.access.rules, request.sampling, prompt.size)
         replies = [self._reply(pending, served, request, match, choice, sampling, on_tokens) for choice in choices]
@@ -240,6 +241,21 @@ class Gateway:
         pending.recorded = True
         pending.access.pending.discard(pending)
         return results
+
+    async def _rendered(
+        self, access: Access, served: ServedPolicy, request: ChatRequest
+    ) -> tuple[IntArray, IntArray, SessionMatch]:
+        """What `_prompt` returns, made on the event loop or, of a large request, in its attempt's turn."""
+        match_arguments = (served.name, request.messages, request.tools)
+        if _is_large(request.messages, LARGE_MESSAGES, LARGE_BYTES):
+            async with access.turns as turn:
+                match = await turn.run(access.sessions.match, *match_arguments)
+                return await turn.run(_prompt, served.rendering, request, match)
+        match = access.sessions.match(*match_arguments)
+        if not _is_large(request.messages[match.new :], OFF_LOOP_MESSAGES, OFF_LOOP_SIZE):
+            return _prompt(served.rendering, request, match)
+        async with access.turns as turn:
+            return await turn.run(_prompt, served.rendering, request, match)
 
     async def _reply(
         self,
@@ -393,6 +409,11 @@ def _prompt(rendering: Rendering, request: ChatRequest, match: SessionMatch) -> 
         match = replace(match, parent=None, new=0, cause=ForkCause.TEMPLATE, detail=cause)
     prompt = rendering.prompt(request.messages, request.tools, force_tool=request.force_tool)
     return prompt.ids, prompt.forced_ids, match
+
+
+def _is_large(messages: Sequence[Mapping[str, Any]], count: int, size: int) -> bool:
+    """Whether there are more messages than `count`, or as many characters as `size`."""
+    return len(messages) > count or sum(len(text_of(m.get("content"))) for m in messages) >= size
 
 
 async def _off_loop(size: int, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:

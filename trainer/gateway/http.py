@@ -7,8 +7,9 @@ import functools
 import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -18,7 +19,8 @@ from agl.trainer.gateway.calls import Choice, Reply
 from agl.trainer.gateway.dialects.base import Dialect, DialectRequest
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
-from agl.trainer.http.limits import Limits, Refused, parse_json
+from agl.trainer.gateway.turns import LARGE_BYTES
+from agl.trainer.http.limits import Limits, Refused, check_json, parse_json, setting
 from agl.trainer.http.responses import answer as answer
 from agl.trainer.http.responses import unless_gone
 
@@ -27,7 +29,11 @@ PREFIX = "/rollouts/{rollout}/attempts/{attempt:int}/agents/{agent:path}/v1"
 
 _TRACEPARENT = re.compile(r"^[0-9a-f]{2}-[0-9a-f]{32}-([0-9a-f]{16})-[0-9a-f]{2}$")
 
+_OTHER_BYTES = 64 * 1024
+"""What a body may hold in addition to its prompt."""
+
 Endpoint = Callable[[Request], Awaitable[Response]]
+Read = TypeVar("Read", bound=DialectRequest[Any])
 
 
 def generation_endpoint(gateway: Gateway, dialect: Dialect[Any]) -> Endpoint:
@@ -36,7 +42,7 @@ def generation_endpoint(gateway: Gateway, dialect: Dialect[Any]) -> Endpoint:
     async def generate(request: Request) -> Response:
         pending = _begin_request(gateway, request, dialect.id_prefix + uuid.uuid4().hex)
         try:
-            dialect_request = dialect.read(await body_of(request), pending.access)
+            dialect_request = await read(gateway, request, pending.access, pending.policy, dialect.read)
         except Exception as error:
             gateway.refuse(pending, error)
             raise
@@ -71,21 +77,101 @@ def attempt_of(gateway: Gateway, request: Request) -> Access:
     return gateway.find_attempt(request.path_params["rollout"], request.path_params["attempt"], request.headers)
 
 
-async def body_of(request: Request) -> Any:
-    """A request's body, parsed as JSON.
+async def read(
+    gateway: Gateway, request: Request, access: Access, policy: str | None, reader: Callable[[Any, Access], Read]
+) -> Read:
+    """A request's body, read by a dialect once its size is known to be within the limits.
+
+    Args:
+        access: the request's attempt. policy: what will answer. reader: `Dialect.read`.
 
     Raises:
-        RequestError: the body is too long, too deep, or not JSON.
+        RequestError: 413 or 400, it is too large or too deep; 415 or 400, it is not JSON; or as `reader`.
         ClientDisconnect: the client hung up.
     """
+    limits = _limits(request)
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise RequestError(415, "send the body as Content-Type: application/json", code="unsupported_media_type")
+    max_context = gateway.served(policy).engine.max_context
+    # Without this header the body can have any size.
+    length = int(request.headers.get("content-length", LARGE_BYTES))
+    if length < LARGE_BYTES:
+        return _parse(await _body(request, limits, max_context), limits, access, reader)
+    async with access.turns as turn:
+        return await turn.run(_parse, await _body(request, limits, max_context), limits, access, reader)
+
+
+async def _body(request: Request, limits: Limits, max_context: int) -> bytes:
+    body, size, refusal = bytearray(), int(request.headers.get("content-length", 0)), None
     try:
-        data = await request.body()
+        # What is too large is read to its end, but not kept: in the attempt's turn, its uploads come one by one.
+        async for chunk in request.stream():
+            size = max(size, len(body) + len(chunk))
+            if refusal is None and (refusal := _too_large(size, limits, max_context)) is None:
+                body += chunk
+            else:
+                body.clear()
+    except Refused as refused:
+        raise refusal or RequestError(refused.status, refused.message, code=refused.code) from None
+    if refusal is not None:
+        raise refusal
+    return bytes(body)
+
+
+def _too_large(size: int, limits: Limits, max_context: int) -> RequestError | None:
+    if size > limits.request_bytes:
+        return RequestError(
+            413,
+            f"the request has {size} bytes, the limit is {limits.request_bytes}: {setting('request_bytes')}",
+            code="request_too_large",
+        )
+    longest = max_context * limits.bytes_per_token + _OTHER_BYTES
+    if size > longest:
+        return RequestError(
+            400,
+            f"the request has {size} bytes; even with {limits.bytes_per_token} bytes in a token it does not fit into a "
+            f"context of {max_context} tokens: shorten the history; {setting('bytes_per_token')}",
+            code="context_length_exceeded",
+            param="messages",
+        )
+    return None
+
+
+def _parse(body: bytes, limits: Limits, access: Access, reader: Callable[[Any, Access], Read]) -> Read:
+    try:
+        if len(body) >= LARGE_BYTES:
+            check_json(body, limits.json_depth, limits.json_values)
+            data = orjson.loads(body)
+        else:
+            data = parse_json(body, limits.json_depth)
     except Refused as refused:
         raise RequestError(refused.status, refused.message, code=refused.code) from None
-    try:
-        return parse_json(data, _limits(request).json_depth)
     except ValueError as error:
         raise RequestError(400, f"the body is not JSON that can be read: {error}") from None
+    if isinstance(data, dict):
+        for fields, name in ((("messages", "input"), "messages"), (("tools",), "tools")):
+            _check_count(sum(_count(data.get(field)) for field in fields), name, limits)
+    request = reader(data, access)
+    # It can continue a stored response.
+    _check_count(len(request.chat.messages), "messages", limits)
+    return request
+
+
+def _check_count(count: int, name: str, limits: Limits) -> None:
+    most = getattr(limits, name)
+    if count > most:
+        raise RequestError(
+            413, f"the request has {count} {name}, the limit is {most}: {setting(name)}", code="request_too_large",
+            param=name,
+        )  # fmt: skip
+
+
+def _count(items: Any) -> int:
+    """Messages or tools, with the messages' parts and tool calls."""
+    if not isinstance(items, list):
+        return 0
+    inner = (item.get(name) for item in items if isinstance(item, dict) for name in ("content", "tool_calls"))
+    return len(items) + sum(len(value) for value in inner if isinstance(value, list))
 
 
 def _begin_request(gateway: Gateway, request: Request, response_id: str) -> PendingRequest:

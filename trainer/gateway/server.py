@@ -20,6 +20,7 @@ class GatewayServer:
     Args:
         gateway: what to serve. extra_routes: other routes at the same address.
         host: address to bind. port: 0 takes a free one. limits: what clients may do.
+        minted_key: as of `HttpServer`.
     """
 
     def __init__(
@@ -30,11 +31,12 @@ class GatewayServer:
         port: int = 0,
         extra_routes: Sequence[Route] = (),
         limits: Limits | None = None,
+        minted_key: str | None = None,
     ) -> None:
         self.gateway = gateway
-        limits = limits or Limits()
+        limits = limits or Limits.of_environment()
         app = build_app(gateway, extra_routes, limits)
-        self._server = HttpServer(app, error=GatewayError, host=host, port=port, limits=limits)
+        self._server = HttpServer(app, error=GatewayError, host=host, port=port, limits=limits, minted_key=minted_key)
 
     @property
     def port(self) -> int:

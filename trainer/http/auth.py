@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from agl.errors import ConfigError
-from agl.trainer.http.server import is_loopback
+from agl.trainer.http.browsers import is_loopback
 
 Role = Literal["operator", "runner"]
 
@@ -61,10 +62,15 @@ def _only(headers: Mapping[str, str], name: str) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Keys:
-    """The hashes of a server's keys; without any, everyone on this machine is an operator."""
+    """The hashes of a server's keys; without any, everyone on this machine is an operator.
+
+    Attributes:
+        minted: the operator's key itself, where it was made for the server (`agl.trainer.http.local_key`).
+    """
 
     operator: bytes | None = None
     runner: bytes | None = None
+    minted: str | None = None
 
     @classmethod
     def of(cls, operator: str | None = None, runner: str | None = None) -> Keys:
@@ -86,14 +92,22 @@ class Keys:
         return cls(operator and key_hash(operator), runner and key_hash(runner))  # type: ignore[arg-type]
 
     @classmethod
+    def mint(cls) -> Keys:
+        """A new operator key, for a server that got none."""
+        key = secrets.token_urlsafe(32)
+        return cls(key_hash(key), minted=key)
+
+    @classmethod
     def find(cls, key_file: str | Path | None = None) -> Keys:
-        """From a file (the operator's key on the first line, the runner's on the second), else from the environment.
+        """From a file (the operator's key on the first line, the runner's on the second), else from the environment,
+        else a new one.
 
         Raises:
             ConfigError: the file cannot be read or has no key; or as `of`.
         """
         if key_file is None:
-            return cls.of(os.environ.get(OPERATOR_VARIABLE) or None, os.environ.get(RUNNER_VARIABLE) or None)
+            keys = cls.of(os.environ.get(OPERATOR_VARIABLE) or None, os.environ.get(RUNNER_VARIABLE) or None)
+            return keys if keys.operator is not None else cls.mint()
         try:
             lines = [line.strip() for line in Path(key_file).read_text().splitlines() if line.strip()]
         except (OSError, UnicodeDecodeError) as error:
@@ -112,7 +126,7 @@ class Keys:
         Raises:
             ConfigError: `host` is not loopback, and there is no key.
         """
-        if self.operator is None and not is_loopback(host):
+        if (self.operator is None or self.minted is not None) and not is_loopback(host):
             raise ConfigError(
                 f"without a key, everyone who reaches {host} could use this server",
                 hint=f"set {OPERATOR_VARIABLE} or --key-file, or listen on 127.0.0.1",

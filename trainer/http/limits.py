@@ -7,27 +7,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from agl.errors import ConfigError, nearest
 from agl.trainer.http.responses import RETRY_SECONDS
 
+VARIABLE = "AGL_LIMIT_"
+"""Begins the variables that set limits: AGL_LIMIT_MESSAGES=20000."""
 ABORT = "agl.abort"
 """ASGI extension, set by `connections`: a function that drops the connection at once."""
 _ORJSON_DEPTH = 254
 """The depth of nesting up to which orjson writes."""
 _DRAIN_SECONDS = 2.0
+_MOST_DEPTH = 200
+_SCAN_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a server allows.
+    """What a server allows. `AGL_LIMIT_<NAME>` in its environment sets a limit (`of_environment`).
 
     Attributes:
         connections: open at once; beyond that the one that is idle longest is dropped. requests: running at once.
@@ -38,6 +46,10 @@ class Limits:
         write_seconds: without the client reading any of its answer.
         wait_seconds: of a request that waits for work.
         json_depth: nesting of objects and lists, at most 200.
+        request_bytes: of a request to a model. bytes_per_token: the longest that a prompt's tokens are on average; a
+            request that would then not fit into the policy's context is refused unread.
+        json_values: in a request to a model. messages: in it, each of their parts and tool calls included.
+        tools: that it offers.
     """
 
     connections: int = 8192
@@ -53,6 +65,39 @@ class Limits:
     write_seconds: float = 60.0
     wait_seconds: float = 30.0
     json_depth: int = 100
+    request_bytes: int = 8 * 1024 * 1024
+    bytes_per_token: int = 32
+    json_values: int = 100_000
+    messages: int = 10_000
+    tools: int = 1_000
+
+    @classmethod
+    def of_environment(cls, environment: Mapping[str, str] = os.environ) -> Limits:
+        """The limits that variables set, and the default ones.
+
+        Raises:
+            ConfigError: a variable names no limit, or its value is no positive number.
+        """
+        defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(cls)}
+        values: dict[str, Any] = {}
+        for variable, text in environment.items():
+            if not variable.startswith(VARIABLE):
+                continue
+            name = variable.removeprefix(VARIABLE).lower()
+            if name not in defaults:
+                raise ConfigError(f"{variable} names no limit", hint=nearest(name, defaults))
+            try:
+                values[name] = type(defaults[name])(text)
+            except ValueError:
+                values[name] = 0
+            if not 0 < values[name] < (_MOST_DEPTH + 1 if name == "json_depth" else float("inf")):
+                raise ConfigError(f"{variable} is {text!r}", hint=f"give a number, such as {defaults[name]}")
+        return cls(**values)
+
+
+def setting(name: str) -> str:
+    """How to raise a limit, as the end of an error's message."""
+    return f"{VARIABLE}{name.upper()} in the server's environment raises it"
 
 
 class Refused(HTTPException):
@@ -82,8 +127,40 @@ def parse_json(body: bytes | bytearray, depth: int) -> Any:
         orjson.dumps(wrapped)
     except orjson.JSONEncodeError as error:
         if "recursion" in str(error).lower():
-            raise ValueError(f"nested more than {depth} deep") from None
+            raise ValueError(f"nested more than {depth} deep: {setting('json_depth')}") from None
     return data
+
+
+def check_json(body: bytes, depth: int, values: int) -> None:
+    """Refuse JSON text by its shape, before it takes the memory of its values.
+
+    Exact for valid JSON; of other text, it counts at least what stands before the error. Most of the work leaves
+    other threads the interpreter.
+
+    Raises:
+        Refused: 400, it is nested deeper than `depth`; 413, it has more than this many values.
+    """
+    if b"\\" in body:
+        body = body.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+    inside = count = level = 0
+    for start in range(0, len(body), _SCAN_BYTES):
+        text = np.frombuffer(body, np.uint8, min(_SCAN_BYTES, len(body) - start), start)
+        # An even number of quotes before a character: it is outside of strings. Parity survives the overflow.
+        quotes = np.cumsum(text == ord('"'), dtype=np.uint8) + np.uint8(inside)
+        inside = int(quotes[-1]) & 1
+        outside = text[(quotes & 1) == 0]
+        # "[" and "{" differ in one bit, and so do "]" and "}".
+        opening, closing = (outside | 0x20) == ord("{"), (outside | 0x20) == ord("}")
+        count += int(np.count_nonzero(opening)) + int(np.count_nonzero(outside == ord(",")))
+        if count > values:
+            found = f"the body has {count} JSON values or more, the limit is {values}"
+            raise Refused(413, f"{found}: {setting('json_values')}", "request_too_large")
+        levels = np.cumsum(opening.view(np.int8) - closing.view(np.int8), dtype=np.int32)
+        if levels.size:
+            if (deepest := level + int(levels.max())) > depth:
+                found = f"the body is nested {deepest} deep or more, the limit is {depth}"
+                raise Refused(400, f"{found}: {setting('json_depth')}", "invalid_json")
+            level += int(levels[-1])
 
 
 async def json_body(request: Request, depth: int, parse: Callable[[bytes, int], Any] = parse_json) -> Any:
@@ -168,7 +245,8 @@ class _Exchange:
             self.size += size
             self._bounded.buffer(size)
             if self.size > self._limits.body_bytes:
-                raise Refused(413, f"the body has more than {self._limits.body_bytes} bytes", "body_too_large")
+                message = f"the body has more than {self._limits.body_bytes} bytes: {setting('body_bytes')}"
+                raise Refused(413, message, "body_too_large")
             self._complete = not message.get("more_body", False)
         return message
 

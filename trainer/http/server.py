@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import socket
 from collections.abc import Callable
 
@@ -12,6 +11,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from agl.errors import AglError
+from agl.trainer.http import local_key
+from agl.trainer.http.browsers import BrowserCheck, is_loopback
 from agl.trainer.http.connections import Connections
 from agl.trainer.http.limits import Bounded, Limits
 
@@ -36,6 +37,7 @@ class HttpServer:
     Args:
         app: the application. error: the type of error that is raised when it cannot listen.
         host: address to bind. port: 0 for any free one. limits: bounds on requests.
+        minted_key: the server's key if it was made for it: this user's programs find it while the server listens.
     """
 
     def __init__(
@@ -46,10 +48,11 @@ class HttpServer:
         host: str = "127.0.0.1",
         port: int = 0,
         limits: Limits | None = None,
+        minted_key: str | None = None,
     ) -> None:
         self.app, self.host, self.port, self.error = app, host, port, error
-        self.limits = limits or Limits()
-        self.url = ""
+        self.limits = limits or Limits.of_environment()
+        self.url, self._minted_key = "", minted_key
         self._server: _Uvicorn | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -61,10 +64,12 @@ class HttpServer:
         """
         sock = self._bind()
         self.port = sock.getsockname()[1]
+        if self._minted_key is not None:
+            local_key.publish(self.host, self.port, self._minted_key)
         _allow_files(self.limits.connections + _SPARE_FILES)
         connections = Connections(self.limits)
         config = uvicorn.Config(
-            Bounded(self.app, self.limits),
+            Bounded(BrowserCheck(self.app, loopback=is_loopback(self.host)), self.limits),
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -93,6 +98,8 @@ class HttpServer:
             return
         server, task, self._server, self._task = self._server, self._task, None, None
         self.url = ""
+        if self._minted_key is not None:
+            local_key.withdraw(self.host, self.port, self._minted_key)
         server.should_exit = True
         if not await _wait(task, STOP_SECONDS):
             if cancel is not None:
@@ -126,16 +133,6 @@ class HttpServer:
             ) from error
         sock.listen(_BACKLOG)
         return sock
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address can only be reached from this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _allow_files(count: int) -> None:

@@ -29,7 +29,7 @@ from agl.tracing.provider_formats import ResponseAccumulator, request_messages, 
 from agl.tracing.sdk_hooks import GENERATION_PATHS
 from agl.trainer.gateway import http
 from agl.trainer.gateway.errors import RequestError
-from agl.trainer.http.limits import Refused
+from agl.trainer.http.limits import Refused, json_body
 from agl.trainer.store.base import Store
 
 RECORDED_BYTES = 16 * 1024 * 1024
@@ -122,9 +122,8 @@ class RecordingProxy:
         if "json" not in request.headers.get("content-type", ""):
             raise RequestError(415, "spans are taken as JSON: OTEL_EXPORTER_OTLP_PROTOCOL=http/json")
         try:
-            spans = otlp.decode(
-                await http.body_of(request), rollout_id=self.inference.rollout_id, attempt=self.inference.attempt
-            )
+            body = await json_body(request, request.app.state.limits.json_depth)
+            spans = otlp.decode(body, rollout_id=self.inference.rollout_id, attempt=self.inference.attempt)
         except ValueError as error:
             raise RequestError(400, str(error)) from None
         await self.store.add_spans(spans)

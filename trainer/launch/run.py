@@ -21,6 +21,7 @@ from agl.child_environment import child_environment
 from agl.errors import ConfigError
 from agl.instrument import startup
 from agl.mdp.selection import DEFAULT_POLICY, Selection, select
+from agl.texts import printable
 from agl.tracing import propagation
 from agl.tracing.inferred import SpanInference, completed, totals
 from agl.tracing.propagation import AttemptEnvironment
@@ -231,11 +232,11 @@ def show(facts: dict[str, Any], options: LaunchOptions) -> None:
     commands = f"agl trace show {facts['rollout_id']}{store}"
     if options.routed:
         commands += f", agl explain {facts['rollout_id']}{store}"
-    print(
+    line = (
         f"agl: {facts['rollout_id']} {facts['status']}: {_count(facts['calls'], 'call')}{failed}{tokens}, "
-        f"{_count(facts['tools'], 'tool')}; {commands}",
-        file=sys.stderr,
+        f"{_count(facts['tools'], 'tool')}; {commands}"
     )
+    print(printable(line), file=sys.stderr)
 
 
 def _count(n: int, what: str) -> str:

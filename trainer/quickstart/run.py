@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agl.errors import ConfigError
+from agl.trainer.report import terminal
 from agl.trainer.report.curve import draw_curve
 
 GROUP_SIZE = 8
@@ -24,7 +24,7 @@ def make(directory: Path, *, seed: int = 0, show: bool = True) -> dict[str, Any]
     """Make the tiny policy with a progress bar; returns its facts as JSON values."""
     from agl.trainer.quickstart.policy import make_policy
 
-    console = Console(stderr=True, highlight=False)
+    console = terminal.console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("loss {task.fields[loss]:.3f}"))
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not show) as bar:
         tasks: dict[str, Any] = {}
@@ -75,7 +75,7 @@ def run(
     from agl.trainer.report.explain import explain
     from agl.trainer.run.trainer import Trainer
 
-    console = Console(highlight=False)
+    console = terminal.console()
     started = time.monotonic()
     start = out / "start-policy"
     seed_file = start / SEED_FILE

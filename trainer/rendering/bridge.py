@@ -16,6 +16,8 @@ from jinja2.exceptions import TemplateError
 from agl.trainer.rendering.normalise import Tools
 from agl.trainer.rendering.toolchoice import VALUE, Render, placeholder_call
 
+MOST_KINDS = 256
+"""Kinds of continuations whose joints are kept."""
 _ANSWER = "placeholder answer"
 _THOUGHT = "placeholder thought"
 _SYSTEM = {"role": "system", "content": "placeholder system"}
@@ -140,6 +142,9 @@ class TemplateBridge:
             except (_NotAppendOnly, TemplateError) as error:
                 joint = str(error)
             self._joints[kind] = joint
+            # An agent chooses the roles of its messages, and so could fill the memory with kinds.
+            while len(self._joints) > MOST_KINDS:
+                self._joints.pop(next(iter(self._joints)), None)
         return joint
 
     def _prove(self, kind: Kind) -> Joint:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import io
 import time
-import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from agl.mdp.types import Reward
+from agl.texts import printable
 from agl.trainer.report.rollout_report import CallReport, RolloutReport, describe
+from agl.trainer.report.terminal import console
 from agl.trainer.store.location import read_store
 
-_CONTROL = frozenset({"Cc", "Cf", "Zl", "Zp"})
-"""Unicode's categories of invisible characters that move, hide or turn text."""
 _SHOWN_LOGPROBS = 24
 
 
@@ -35,7 +34,7 @@ def explain(rollout_id: str, store: str | Path | None = None, *, attempt: int | 
         StoreError: no such store, rollout or attempt.
     """
     report = read_store(store, lambda opened: describe(opened, rollout_id, attempt=attempt))
-    Console(highlight=False).print(renderable(report))
+    console().print(renderable(report))
     return report
 
 
@@ -56,11 +55,13 @@ def list_rollouts(store: str | Path | None = None, limit: int = 40) -> list[dict
         status = r.status if r.attempts < 2 else f"{r.status} ({r.attempts} attempts)"
         started = time.strftime("%m-%d %H:%M:%S", time.localtime(r.created_at))
         color = {"succeeded": "green", "failed": "red"}.get(r.status, "")
-        table.add_row(r.rollout_id, started, took, r.mode, step, Text(status, style=color), Text(_task(r.task)))
-    console = Console(highlight=False)
-    console.print(table)
+        table.add_row(
+            r.rollout_id, started, took, r.mode, step, Text(status, style=color), Text(printable(_task(r.task)))
+        )
+    out = console()
+    out.print(table)
     if len(rollouts) > limit:
-        console.print(f"the newest {limit} of {len(rollouts)} rollouts", style="dim")
+        out.print(f"the newest {limit} of {len(rollouts)} rollouts", style="dim")
     return [
         {
             "rollout_id": r.rollout_id,
@@ -79,7 +80,7 @@ def list_rollouts(store: str | Path | None = None, limit: int = 40) -> list[dict
 def render(report: RolloutReport, width: int = 110) -> str:
     """The report as plain text."""
     out = io.StringIO()
-    Console(file=out, width=width, highlight=False).print(renderable(report))
+    console(file=out, width=width).print(renderable(report))
     return out.getvalue().rstrip()
 
 
@@ -89,16 +90,16 @@ def renderable(report: RolloutReport) -> Group:
     head = Text.assemble(("rollout ", "bold"), (rollout.rollout_id, "cyan"), f"  {rollout.status}  {rollout.mode}")
     if rollout.step is not None and rollout.mode == "train":
         head.append(f"  step {rollout.step + 1}")
-    lines: list[Any] = [head, Text(_plain(f"task      {rollout.task}"))]
+    lines: list[Any] = [head, Text(printable(f"task      {rollout.task}"))]
     if report.output is not None:
-        lines.append(Text(_plain(f"output    {report.output}")))
+        lines.append(Text(printable(f"output    {report.output}")))
     if report.total_reward is not None:
         own = ", ".join(map(_reward, report.rewards)) or "none"
-        lines.append(Text(f"reward    {report.total_reward:g}   of the whole rollout: {own}"))
+        lines.append(Text(printable(f"reward    {report.total_reward:g}   of the whole rollout: {own}")))
     for attempt in report.attempts:
         if attempt.error:
             last = attempt.error.strip().splitlines()[-1]
-            lines.append(Text(_plain(f"attempt {attempt.attempt} {attempt.status}: {last}"), style="red"))
+            lines.append(Text(printable(f"attempt {attempt.attempt} {attempt.status}: {last}"), style="red"))
     lines += [_panel(call, report.tools) for call in report.calls]
     if report.collected:
         what = "calls were" if report.collected > 1 else "call was"
@@ -116,7 +117,7 @@ def renderable(report: RolloutReport) -> Group:
         for row in report.rows:
             merged = " + ".join(map(str, row.calls))
             numbers = map(str, (row.tokens, row.trained, row.unmerged_tokens))
-            table.add_row(row.policy, merged, *numbers, "chain" if row.is_chain else "tree")
+            table.add_row(printable(row.policy), merged, *numbers, "chain" if row.is_chain else "tree")
         lines.append(table)
     return Group(*lines)
 
@@ -125,10 +126,10 @@ def _panel(report: CallReport, tools: Sequence[Mapping[str, Any]]) -> Panel:
     call, trained = report.call, report.trained
     body: list[Text] = []
     for message in report.messages:
-        body.append(Text.assemble((f"{message.get('role', '?'):<10}", "dim"), _plain(_message(message))))
+        body.append(Text.assemble((f"{message.get('role', '?'):<10}", "dim"), printable(_message(message))))
     sampled = Text("sampled   ", style="dim")
     for token in report.tokens:
-        sampled.append(_plain(token.text.replace("\n", "⏎")), style="green" if token.trained else "dim")
+        sampled.append(printable(token.text.replace("\n", "⏎")), style="green" if token.trained else "dim")
     body.append(sampled)
     if report.tokens:
         # A log-prob of -0.001 is shown as 0.00, not as -0.00.
@@ -141,18 +142,18 @@ def _panel(report: CallReport, tools: Sequence[Mapping[str, Any]]) -> Panel:
         tool = next((t for t in tools if t["tool_call_id"] == tool_call["id"]), None)
         if tool is not None:
             text += f" -> {tool['error'] if tool['status'] == 'error' else tool['result']}"
-        body.append(Text(_plain(text)))
+        body.append(Text(printable(text)))
     continued = f", {report.continued} continued from call before" if report.continued else ""
     facts = f"{call.prompt_ids.size} prompt tokens{continued}; {len(report.tokens)} sampled; {call.finish_reason}"
     if call.temperature != 1.0:
         facts += f"; temperature {call.temperature:g}"
     body.append(Text(facts, style="dim"))
     if report.fork:
-        body.append(Text(f"forked    {report.fork}", style="yellow"))
+        body.append(Text(printable(f"forked    {report.fork}"), style="yellow"))
     if call.error:
-        body.append(Text(_plain(f"error     {call.error}"), style="red"))
+        body.append(Text(printable(f"error     {call.error}"), style="red"))
     if report.rewards:
-        body.append(Text(f"rewards   {', '.join(map(_reward, report.rewards))}", style="bold"))
+        body.append(Text(printable(f"rewards   {', '.join(map(_reward, report.rewards))}"), style="bold"))
     if report.return_ is not None:
         advantage = f"   advantage {trained.advantage:+.3f}" if trained else ""
         body.append(Text(f"return    {report.return_:g}{advantage}", style="bold"))
@@ -165,7 +166,7 @@ def _panel(report: CallReport, tools: Sequence[Mapping[str, Any]]) -> Panel:
     policy = f"policy {call.policy} v{call.policy_version}" if call.policy else "not trained"
     return Panel(
         Group(*body),
-        title=f"call {call.index}  agent {call.agent}  {policy}",
+        title=Text(printable(f"call {call.index}  agent {call.agent}  {policy}")),
         title_align="left",
         border_style="green" if call.policy else "dim",
     )
@@ -178,11 +179,6 @@ def _reward(reward: Reward) -> str:
     if not reward.primary:
         notes.append("not primary")
     return f"{reward.name} {reward.value:g} ({', '.join(notes)})"
-
-
-def _plain(text: str) -> str:
-    """Text that cannot control the terminal: control characters become escapes, line breaks and tabs stay."""
-    return "".join(c if c in "\n\t" or unicodedata.category(c) not in _CONTROL else ascii(c)[1:-1] for c in text)
 
 
 def _message(message: Mapping[str, Any]) -> str:

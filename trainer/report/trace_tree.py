@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
 from agl import semconv
 from agl.mdp.spans import Span
+from agl.texts import printable
 from agl.tracing.inferred import completed, totals
+from agl.trainer.report.terminal import console
 from agl.trainer.store.base import Attempt, Store
 from agl.trainer.store.location import read_store
 
@@ -42,11 +43,11 @@ def show_trace(rollout_id: str, store: str | Path | None = None, *, attempt: int
         ]
 
     whole_id, traces = read_store(store, query)
-    console = Console(highlight=False)
+    out = console()
     for one, spans in traces:
-        console.print(tree(heading(whole_id, one, spans), spans))
+        out.print(tree(heading(whole_id, one, spans), spans))
     if not traces:
-        console.print(f"{whole_id} has no attempt" if attempt is None else f"{whole_id} has no attempt {attempt}")
+        out.print(f"{whole_id} has no attempt" if attempt is None else f"{whole_id} has no attempt {attempt}")
     return [as_json(s) for _, spans in traces for s in spans]
 
 
@@ -63,7 +64,7 @@ def heading(rollout_id: str, attempt: Attempt, spans: Sequence[Span]) -> Text:
     if attempt.error:
         # The last line of a traceback, without the hints that agl's errors have after it.
         lines = [x for x in attempt.error.strip().splitlines() if x.strip() and not x.lstrip().startswith("->")]
-        text.append(f"\n{lines[-1].strip()}", style="red")
+        text.append(printable(f"\n{lines[-1].strip()}"), style="red")
     return text
 
 
@@ -87,9 +88,9 @@ def tree(title: Text, spans: Sequence[Span]) -> Tree:
 def line(span: Span, within: str | None = None) -> Text:
     """A span in one line. `within`: the agent of the lines above, which is not repeated."""
     facts = span.attributes
-    text = Text(span.name, style="red" if span.status == "error" else "", no_wrap=True, overflow="ellipsis")
+    text = Text(_short(span.name), style="red" if span.status == "error" else "", no_wrap=True, overflow="ellipsis")
     if span.operation in (semconv.CHAT, semconv.EXECUTE_TOOL) and span.agent != within:
-        text.append(f"  {span.agent}", style="cyan")
+        text.append(f"  {_short(str(span.agent))}", style="cyan")
     if span.operation == semconv.CHAT and facts.get(semconv.ROUTED):
         text.append("  policy", style="green")
     duration = f"  {'<' if facts.get(semconv.INFERRED) else ''}{_seconds(span.end - span.start)}"
@@ -162,5 +163,5 @@ def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _short(text: str) -> str:
-    one = " ".join(text.split())
+    one = printable(" ".join(text.split()))
     return one if len(one) <= SHOWN else f"{one[: SHOWN - 1]}…"

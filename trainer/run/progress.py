@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+
+from agl.trainer.report import terminal
 
 if TYPE_CHECKING:
     from agl.trainer.runners.protocol import RolloutResult
@@ -24,7 +25,7 @@ class Progress:
 
     def __init__(self, enabled: bool = True, console: Console | None = None) -> None:
         self.enabled = enabled
-        self.console = console or Console(file=sys.stderr, highlight=False)
+        self.console = console or terminal.console(stderr=True)
         self._bar: Bar | None = None
         self._task: Any = None
         self._steps = 0
@@ -86,7 +87,7 @@ class Progress:
     def note(self, text: str) -> None:
         """A line that stays."""
         if self.enabled:
-            (self._bar.console if self._bar is not None else self.console).print(text, highlight=False)
+            (self._bar.console if self._bar is not None else self.console).print(text)
 
     def stop(self) -> None:
         """Take the bar away."""

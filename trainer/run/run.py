@@ -192,24 +192,28 @@ class Run:
         url = worker_key = ""
         if routed or config.runners != "local":
             routes: list[Route] = []
+            minted = None
             if config.runners == "remote":
                 selection_to_json(config.selection)  # refuses a selection that cannot be sent to the runners
-                routes = self._runner_routes(config.runner_key)
+                key = config.runner_key or (minted := secrets.token_urlsafe(32))
+                routes = self._runner_routes(key)
             elif config.runners != "local":
                 worker_key = secrets.token_urlsafe(32)
                 routes = self._runner_routes(worker_key)
             if self.serve is None:
                 host = await self._reachable_host()
-                self._endpoint = GatewayServer(gateway, host=host, port=config.port, extra_routes=routes)
+                self._endpoint = GatewayServer(
+                    gateway, host=host, port=config.port, extra_routes=routes, minted_key=minted
+                )
             else:
                 self._endpoint = self.serve(gateway, routes)
             url = await self._endpoint.start()
         self._runner = self._make_runner(coordinator, url, worker_key)
         await self._runner.start()
 
-    def _runner_routes(self, key: str | None) -> list[Route]:
+    def _runner_routes(self, key: str) -> list[Route]:
         # An endpoint that was passed in checks keys itself.
-        keys = Keys() if key is None or self.serve is not None else Keys(key_hash(key))
+        keys = Keys() if self.serve is not None else Keys(key_hash(key))
         own_workers = self.config.runners != "remote"
         return coordinator_routes(lambda: self._coordinator, key_check(keys), own_workers=own_workers)
 

@@ -350,13 +350,12 @@ async def _report(run: Run, results: Sequence[RolloutResult]) -> None:
     Raises:
         AglError: all of them failed.
     """
-    from rich.console import Console
-
+    from agl.trainer.report import terminal
     from agl.trainer.report.explain import describe, renderable
 
     for result in results:
         report = await describe(run.store, result.rollout.rollout_id, credit=run.credit)
-        Console(highlight=False).print(renderable(report))
+        terminal.console().print(renderable(report))
     succeeded = require_some(results, "the dry run")
     run.history.append({"step": 0, **mean_rewards(succeeded, "train"), "train/rollouts": len(results)})
 

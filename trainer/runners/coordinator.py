@@ -352,8 +352,8 @@ class RunCoordinator:
             yield (
                 entry,
                 RolloutError(
-                    f"its runner {entry.worker_id!r} has never reported, has had it for {now - entry.started:.0f} s, and "
-                    "another one waits",
+                    f"its runner {entry.worker_id!r} has never reported, has had it for {now - entry.started:.0f} s, "
+                    "and another one waits",
                     hint="another runner runs the rollout again",
                     rollout=entry.lease.id[0],
                     attempt=entry.lease.attempt,

@@ -25,6 +25,7 @@ from agl.errors import AglError, ConfigError, DatasetError, ServiceError
 from agl.rewards.air import air as process_air
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.http.auth import CLIENT_VARIABLE
+from agl.trainer.http.local_key import KeyAuth, split_key
 from agl.trainer.run.data import check_tasks, read_tasks
 from agl.trainer.run.progress import Progress
 from agl.trainer.runners.remote.worker import run_worker
@@ -96,7 +97,8 @@ class Client:
 
     Args:
         url: the server's address; AGENT_LIGHTNING_SERVER_URL, or port 8000 of this machine, if None.
-        key: the operator's, if the server needs one; otherwise from the URL (`http://:KEY@host:8000`) or AGL_KEY.
+        key: the operator's, if the server needs one; otherwise from the URL (`http://:KEY@host:8000`) or AGL_KEY,
+            or the one that a server of this user on this machine has made for itself.
         progress: show progress.
     """
 
@@ -107,7 +109,7 @@ class Client:
             raise ConfigError(f"{address!r} is not a server's address", hint="for example http://127.0.0.1:8000")
         host = parts.netloc.rpartition("@")[2]
         self.url = f"{parts.scheme}://{host}{parts.path}".rstrip("/")
-        self.key = key or parts.password or os.environ.get(CLIENT_VARIABLE)
+        self.key = (key or split_key(parts.geturl())[1] or os.environ.get(CLIENT_VARIABLE) or "").strip() or None
         self.progress = progress
 
     # -- data -----------------------------------------------------------------------------------------------------
@@ -232,9 +234,8 @@ class Client:
 
     # -- HTTP -----------------------------------------------------------------------------------------------------
     def _client(self) -> httpx.AsyncClient:
-        headers = {} if self.key is None else {"authorization": f"Bearer {self.key.strip()}"}
         timeout = httpx.Timeout(_SILENT_SECONDS, connect=10.0)
-        return httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False)
+        return httpx.AsyncClient(auth=KeyAuth(self.url, self.key), timeout=timeout, trust_env=False)
 
     async def _request(
         self, method: str, path: str, content: bytes | None = None, content_type: str = "application/json"

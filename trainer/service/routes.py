@@ -105,8 +105,8 @@ def operations(
         facts: for `/health`, in addition to the run's. store_schema: the schema of the store's routes.
     """
 
-    async def health(_: Request) -> Response:
-        if service.mount.keys.operator is not None:
+    async def health(request: Request) -> Response:
+        if service.mount.keys.role(request.headers) != "operator":
             return answer({"status": "ok"})
         run = service.current
         return answer({"status": "ok", **facts(), "run": run.facts() if run is not None else None})
@@ -178,7 +178,7 @@ def operations(
 
     one = "/runs/{run_id}"
     listed = [
-        Operation("GET", "/health", "Whether the server is up; without keys, its state, too.", health, public=True),
+        Operation("GET", "/health", "Whether the server is up; to an operator, its state, too.", health, public=True),
         Operation("GET", "/openapi.json", "This document.", schema, public=True),
         Operation("GET", "/data", "How many tasks there are.", data, result=DataFacts),
         Operation("PUT", "/data/{split}", "Upload the tasks of `train` or `test`, one JSON value per line.", upload,

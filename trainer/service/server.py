@@ -48,7 +48,7 @@ async def serving(
     if settings.get("air_rules"):
         _load_rules(settings.get("air_rules"))
     out = Path(settings.get("out"))
-    limits = Limits()
+    limits = Limits.of_environment()
     async with contextlib.AsyncExitStack() as stack:
         out.mkdir(parents=True, exist_ok=True)
         store = await open_store(settings.get("store") or f"sqlite:///{out / 'store.db'}")
@@ -64,7 +64,9 @@ async def serving(
         listed = operations(service, lambda: _facts(settings), store_schema(keys.operator is not None))
         known = {operation.path for operation in listed}
         mount.app = build_app(service, listed, [r for r in store_routes.routes() if r.path not in known])
-        server = HttpServer(mount, error=GatewayError, host=host, port=settings.get("port"), limits=limits)
+        server = HttpServer(
+            mount, error=GatewayError, host=host, port=settings.get("port"), limits=limits, minted_key=keys.minted
+        )
         mount.url = await server.start()
         stack.push_async_callback(server.stop)
         stack.callback(store_routes.stop)

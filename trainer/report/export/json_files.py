@@ -102,7 +102,7 @@ def _plain(value: Any) -> Any:
 def file_name(text: str) -> str:
     """A unique name for a file or folder for `text`: characters that no path should have become %XX."""
     safe = re.sub(
-        r"[\x00-\x1f\x7f\ud800-\udfff/\\:*?\"<>|%]|^\.|[. ]$",
+        r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff/\\:*?\"<>|%]|^\.|[. ]$",
         lambda m: "".join(f"%{b:02X}" for b in m[0].encode("utf-8", "surrogatepass")),
         text,
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from agl.trainer.report import terminal
 
 LINE_SECONDS = 5.0
 
@@ -20,7 +21,7 @@ class Meter:
 
     def __init__(self, total: int, *, quiet: bool = False, console: Console | None = None) -> None:
         self.total, self.done = total, 0
-        self.console = console or Console(file=sys.stderr, highlight=False)
+        self.console = console or terminal.console(stderr=True)
         self._quiet = quiet
         self._started = self._last = time.monotonic()
         self._bar: Progress | None = None

@@ -22,6 +22,7 @@ from agl.mdp.selection import Selection
 from agl.mdp.spans import Span
 from agl.tracing import otlp
 from agl.trainer.http.auth import LEASE_HEADER
+from agl.trainer.http.local_key import KeyAuth, split_key
 from agl.trainer.runners.protocol import LEASE_WAIT_SECONDS, Coordinator, Lease, Report
 from agl.trainer.runners.remote.serialization import lease_from_json, report_to_json
 
@@ -55,12 +56,13 @@ class CoordinatorClient:
         selection: Selection | None = None,
         resources: Mapping[str, Any] | None = None,
     ) -> None:
-        self.url, self.lost_seconds = url.rstrip("/"), lost_seconds
+        address, key_in_url = split_key(url)
+        self.url, self.lost_seconds = address.rstrip("/"), lost_seconds
         self.selection, self.resources = selection, resources
-        headers = {} if key is None else {"authorization": f"Bearer {key.strip()}"}
+        auth = KeyAuth(self.url, (key or key_in_url or "").strip() or None)
         timeout = httpx.Timeout(LEASE_WAIT_SECONDS + 30.0, connect=10.0)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-        self._client = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits, trust_env=False)
+        self._client = httpx.AsyncClient(auth=auth, timeout=timeout, limits=limits, trust_env=False)
         self._lost_since: float | None = None
 
     async def close(self) -> None:

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from agl.errors import AttemptOverError, NotStoredError, StoreError
 from agl.tracing import otlp
 from agl.trainer.http.auth import Keys, lease_secrets
-from agl.trainer.http.limits import Limits, Refused, parse_json
+from agl.trainer.http.limits import Limits, Refused, json_body
 from agl.trainer.http.responses import answer
 from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.protocol import LEASE_WAIT_SECONDS, Lease
@@ -139,10 +139,7 @@ def key_check(keys: Keys) -> Callable[[Request], None]:
 
 
 async def _body(request: Request, *names: str) -> dict[str, Any]:
-    try:
-        body = parse_json(await request.body(), Limits().json_depth)
-    except ValueError as error:
-        raise Refused(400, f"the body is not JSON that can be read: {error}", "invalid_json") from None
+    body = await json_body(request, Limits().json_depth)
     missing = [n for n in names if n not in body] if isinstance(body, dict) else names
     if missing:
         raise Refused(400, f"the body needs {', '.join(missing)}", "invalid_request")

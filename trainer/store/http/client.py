@@ -25,10 +25,10 @@ import tenacity
 
 from agl.errors import AglError, ConfigError, StoreError
 from agl.trainer.http.auth import CLIENT_VARIABLE, LEASE_HEADER, MOST_SECRETS
-from agl.trainer.http.server import is_loopback
-from agl.trainer.store.base import AttemptedRollout, AttemptStatus, NewRollout, Rollout, Store
+from agl.trainer.http.browsers import is_loopback
+from agl.trainer.http.local_key import KeyAuth, split_key
+from agl.trainer.store.base import AttemptedRollout, NewRollout, Rollout, Store
 from agl.trainer.store.http import protocol
-from agl.trainer.store.sql import codec
 
 log = logging.getLogger("agl.store")
 
@@ -81,7 +81,8 @@ class HttpStore(Store):
     """A `Store` behind a URL. Methods that are not written here send their arguments and return the server's result.
 
     Args:
-        url: "http://host:4747" or "http://:KEY@host:4747". key: the default is the URL's, then AGL_KEY.
+        url: "http://host:4747" or "http://:KEY@host:4747". key: the default is the URL's, then AGL_KEY, then the
+            one that a server of this user on this machine has made for itself.
         retry_seconds: how long the server may be unreachable.
 
     Raises:
@@ -96,8 +97,7 @@ class HttpStore(Store):
             )
         netloc = parts.netloc.rpartition("@")[2]
         self.url = f"{parts.scheme}://{netloc}{parts.path.rstrip('/')}"
-        in_url = urllib.parse.unquote(parts.password or parts.username or "")
-        self._key = key or in_url or os.environ.get(CLIENT_VARIABLE) or ""
+        self._key = key or split_key(url)[1] or os.environ.get(CLIENT_VARIABLE) or ""
         self._trust_env = not is_loopback(parts.hostname)
         self.retry_seconds = retry_seconds
         self._pending: deque[_Operation] = deque()
@@ -181,12 +181,6 @@ class HttpStore(Store):
         except (AglError, TimeoutError) as error:
             log.warning("a lease that is not needed any more could not be given back: %s", error)
 
-    async def update_attempt(
-        self, rollout_id: str, attempt: int, status: AttemptStatus, *, error: str | None = None
-    ) -> Rollout:
-        text = codec.plain(error)
-        return await self._call("update_attempt", rollout_id=rollout_id, attempt=attempt, status=status, error=text)
-
     async def wait_for_rollouts(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
         ids = list(rollout_ids)
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -261,11 +255,14 @@ class HttpStore(Store):
     # -- on the thread --------------------------------------------------------------------------------------------
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
-        headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
         timeout = httpx.Timeout(_RESPONSE_SECONDS, connect=_CONNECT_SECONDS, pool=None)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30.0)
         self._http = httpx.AsyncClient(
-            base_url=self.url, headers=headers, timeout=timeout, limits=limits, trust_env=self._trust_env
+            base_url=self.url,
+            auth=KeyAuth(self.url, self._key),
+            timeout=timeout,
+            limits=limits,
+            trust_env=self._trust_env,
         )
         try:
             self._loop.run_forever()

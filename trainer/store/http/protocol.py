@@ -95,8 +95,6 @@ def _readable(text: str) -> str:
 
 _Id = Annotated[str, AfterValidator(_readable)]
 """Text that a database can store; JSON has more."""
-_Text = Annotated[str, AfterValidator(codec.plain)]
-"""Free text: characters that no database can store are replaced."""
 _ARRAYS = {"prompt_ids": "<i4", "response_ids": "<i4", "logprobs": "<f4"}
 """The arrays of `Call` and their dtypes."""
 
@@ -124,7 +122,7 @@ def _type_of(hint: Any, name: str = "") -> Any:
     if hint is int:
         return _Int
     if hint is str:
-        return _Id if name.removesuffix("s").endswith("id") else _Text
+        return _Id if name.removesuffix("s").endswith("id") else str
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _model(hint)
     arguments, origin = typing.get_args(hint), typing.get_origin(hint)

@@ -39,7 +39,7 @@ class StoreServer:
 
     Args:
         store: the store to serve; `stop` does not close it. host, port: as of `HttpServer`.
-        keys: the keys that are accepted; without any, everyone on this machine is an operator.
+        keys: the keys that are accepted; `Keys.find()` if None.
         limits: bounds on requests. extra_routes: other routes of this server.
 
     Raises:
@@ -56,11 +56,13 @@ class StoreServer:
         limits: Limits | None = None,
         extra_routes: Sequence[BaseRoute] = (),
     ) -> None:
-        self.keys, self.limits = keys or Keys(), limits or Limits()
+        self.keys, self.limits = keys or Keys.find(), limits or Limits.of_environment()
         self.keys.check_host(host)
         self._routes = StoreRoutes(store, self.keys, self.limits)
         app = build_app([*extra_routes, *self._routes.routes()])
-        self._server = HttpServer(app, error=StoreError, host=host, port=port, limits=self.limits)
+        self._server = HttpServer(
+            app, error=StoreError, host=host, port=port, limits=self.limits, minted_key=self.keys.minted
+        )
 
     @property
     def url(self) -> str:

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,10 @@ Row = Mapping[Any, Any]
 
 _IDS = np.dtype("<i4")
 _LOGPROBS = np.dtype("<f4")
+_ESCAPE = "\ufdd0"
+"""A noncharacter, which Unicode reserves for use inside of a program."""
+_UNSTORABLE = re.compile("[\0\ud800-\udfff\ufdd0]")
+_ESCAPED = re.compile("\ufdd0([0-9a-f]{4})")
 
 
 def dumps(value: Any, what: str, **where: object) -> str:
@@ -55,11 +60,18 @@ def loads(text: str) -> Any:
         return json.loads(text)
 
 
-def plain(text: str | None) -> str | None:
-    """Free text as every database can store it: without NUL and without lone surrogates."""
+def pack_text(text: str | None) -> str | None:
+    """Text as every database can store it: NUL, lone surrogates and U+FDD0 itself become U+FDD0 and four hex digits."""
     if text is None or (text.isascii() and "\0" not in text):
         return text
-    return text.replace("\0", "\ufffd").encode(errors="backslashreplace").decode()
+    return _UNSTORABLE.sub(lambda m: f"{_ESCAPE}{ord(m[0]):04x}", text)
+
+
+def unpack_text(stored: str | None) -> str | None:
+    """The text that `pack_text` packed."""
+    if stored is None or _ESCAPE not in stored:
+        return stored
+    return _ESCAPED.sub(lambda m: chr(int(m[1], 16)), stored)
 
 
 def pack_ids(ids: IntArray) -> bytes:
@@ -111,7 +123,7 @@ def rollout_row(new: NewRollout, rollout_id: str, now: float) -> dict[str, Any]:
         "step": new.step,
         "mode": new.mode,
         "status": "queuing",
-        "group_key": new.group,
+        "group_key": pack_text(new.group),
         "position": new.index,
         "seed": new.seed,
         "resources_id": new.resources_id,
@@ -134,7 +146,7 @@ def to_rollout(row: Row) -> Rollout:
         mode=row["mode"],
         run_id=row["run_id"],
         step=row["step"],
-        group=row["group_key"],
+        group=unpack_text(row["group_key"]) or "",
         index=row["position"],
         seed=row["seed"],
         resources_id=row["resources_id"],
@@ -159,7 +171,7 @@ def attempt_row(attempt: Attempt, config: RolloutConfig, request_id: str | None,
         "attempt": attempt.attempt,
         "status": attempt.status,
         "worker_id": attempt.worker_id,
-        "error": attempt.error,
+        "error": pack_text(attempt.error),
         "timeout_seconds": config.timeout_seconds,
         "unresponsive_seconds": config.unresponsive_seconds,
         "started_at": attempt.started_at,
@@ -177,7 +189,7 @@ def to_attempt(row: Row) -> Attempt:
         attempt=row["attempt"],
         status=row["status"],
         worker_id=row["worker_id"],
-        error=row["error"],
+        error=unpack_text(row["error"]),
         started_at=row["started_at"],
         last_heartbeat_at=row["last_heartbeat_at"],
         ended_at=row["ended_at"],
@@ -194,8 +206,8 @@ def call_row(call: Call) -> dict[str, Any]:
         "rollout_id": call.rollout_id,
         "attempt": call.attempt,
         "position": call.index,
-        "agent": call.agent,
-        "policy": call.policy,
+        "agent": pack_text(call.agent),
+        "policy": pack_text(call.policy),
         "policy_version": call.policy_version,
         "shared": 0,
         "prompt": prompt,
@@ -206,12 +218,12 @@ def call_row(call: Call) -> dict[str, Any]:
         "temperature": call.temperature,
         "finish_reason": call.finish_reason,
         "parent_id": call.parent_id,
-        "fork_cause": call.fork_cause,
+        "fork_cause": pack_text(call.fork_cause),
         "tool_call_ids": dumps(call.tool_call_ids, "tool_call_ids", **where),
         "span_id": call.span_id,
         "request": dumps(dict(call.request), "the request", **where),
         "answer": dumps(dict(call.response), "the response", **where),
-        "error": plain(call.error),
+        "error": pack_text(call.error),
         "started_at": call.started_at,
         "ended_at": call.ended_at,
     }
@@ -224,8 +236,8 @@ def to_call(row: Row, prompt: bytes) -> Call:
         rollout_id=row["rollout_id"],
         attempt=row["attempt"],
         index=row["position"],
-        agent=row["agent"],
-        policy=row["policy"],
+        agent=unpack_text(row["agent"]) or "",
+        policy=unpack_text(row["policy"]),
         policy_version=row["policy_version"],
         prompt_ids=unpack_ids(prompt),
         response_ids=unpack_ids(row["response"]),
@@ -233,12 +245,12 @@ def to_call(row: Row, prompt: bytes) -> Call:
         temperature=row["temperature"],
         finish_reason=row["finish_reason"],
         parent_id=row["parent_id"],
-        fork_cause=row["fork_cause"],
+        fork_cause=unpack_text(row["fork_cause"]),
         tool_call_ids=tuple(loads(row["tool_call_ids"])),
         span_id=row["span_id"],
         request=loads(row["request"]),
         response=loads(row["answer"]),
-        error=row["error"],
+        error=unpack_text(row["error"]),
         started_at=row["started_at"],
         ended_at=row["ended_at"],
     )
@@ -254,11 +266,11 @@ def span_row(span: Span) -> dict[str, Any]:
         "parent_id": span.parent_id,
         "rollout_id": span.rollout_id,
         "attempt": span.attempt,
-        "name": plain(span.name),
+        "name": pack_text(span.name),
         "started_at": span.start,
         "ended_at": span.end,
         "status": span.status,
-        "status_message": plain(span.status_message),
+        "status_message": pack_text(span.status_message),
         "attributes": dumps(dict(span.attributes), "a span's attributes", **where),
         "events": dumps(events, "a span's events", **where) if events else "[]",
     }
@@ -266,8 +278,9 @@ def span_row(span: Span) -> dict[str, Any]:
 
 def to_span(row: Sequence[Any]) -> Span:
     """A row of `schema.spans`, whose columns are in the order of the span's fields."""
-    *fields, attributes, events = row
+    *ids, name, start, end, status, message, attributes, events = row
     event_list = tuple(Event(**event) for event in loads(events)) if events != "[]" else ()
+    fields: list[Any] = [*ids, unpack_text(name), start, end, status, unpack_text(message)]
     return Span(*fields, attributes=loads(attributes), events=event_list)
 
 

@@ -216,7 +216,7 @@ def move(
             "id": rollout_id,
             "n": attempt,
             "to": status,
-            "why": codec.plain(error),
+            "why": codec.pack_text(error),
             "beat": now if status == "running" else row["last_heartbeat_at"],
             "at": now if status in ATTEMPT_TERMINAL else None,
         },

@@ -1,0 +1,250 @@
+"""What one attempt's flood of large requests costs the others: their latency, quiet and flooded alternately in one run.
+
+    python benchmarks/flood.py                  # every kind of flood
+    python benchmarks/flood.py --kinds "20,000 messages"
+
+A gateway with an engine that answers at once runs in a separate process. Attempts A and B send it short requests over
+kept-alive connections, one at a time; attempt C sends large ones as fast as they are answered, 16 at a time. The ratio
+is that of the medians; the memory is the server's largest resident size, above what it was before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import statistics
+import time
+import urllib.parse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+CONTEXT = 262_144
+FLOODERS = 16
+WORDS = "What is 12 + 34? Use the calculator, then say the result in a few words. "
+
+
+def _messages(count: int, text: str) -> bytes:
+    return json.dumps({"model": "policy", "messages": [{"role": "user", "content": text}] * count}).encode()
+
+
+KINDS: dict[str, Callable[[], bytes]] = {
+    # Refused: the first two are the requests that once stopped a server for 37 s and took 2.4 GB.
+    "300,000 messages, 8 MB": lambda: _messages(300_000, "hi"),
+    "empty lists, 38 MB": lambda: b'{"model":"policy","messages":[' + b"[]," * 12_600_000 + b"[]]}",
+    "20,000 messages": lambda: _messages(20_000, "hi"),
+    # Within the limits: rendered, tokenised and answered.
+    "10,000 messages": lambda: _messages(9_999, "hi"),
+    "200,000 tokens in one message": lambda: _messages(1, WORDS * 6_000),
+    "4,000 tokens": lambda: _messages(8, WORDS * 15),
+}
+
+
+# -- the server -------------------------------------------------------------------------------------------------------
+
+
+def serve(pipe: Any) -> None:
+    """A gateway in this process, and the URLs and keys of three attempts, until `pipe` says so."""
+    asyncio.run(_serve(pipe))
+
+
+async def _serve(pipe: Any) -> None:
+    import tempfile
+
+    from gateway import Instant  # the benchmark next to this one
+
+    from agl.mdp.selection import select
+    from agl.trainer.gateway.gateway import Gateway
+    from agl.trainer.gateway.server import GatewayServer
+    from agl.trainer.quickstart.tokenizer import build_tokenizer
+    from agl.trainer.rendering.rendering import Rendering
+    from agl.trainer.store import open_store
+    from agl.trainer.store.base import NewRollout
+
+    tokenizer = build_tokenizer()
+    engine = Instant(tokenizer)
+    engine.max_context = CONTEXT
+    with tempfile.TemporaryDirectory() as directory:
+        store = await open_store(f"sqlite:///{directory}/bench.db")
+        gateway = Gateway(store)
+        gateway.serve("policy", engine, Rendering(tokenizer))
+        server = GatewayServer(gateway)
+        await server.start()
+        attempts = []
+        for rollout in await store.enqueue_rollouts([NewRollout(task="bench")] * 3):
+            await store.dequeue_rollout()
+            access, key = gateway.open_attempt(rollout.rollout_id, 1, selection=select(None))
+            attempts.append((f"{access.url}/agents/bench/v1", key))
+        pipe.send(attempts)
+        await asyncio.to_thread(pipe.recv)
+        await server.stop()
+        await store.close()
+
+
+def peak_bytes(pid: int) -> int:
+    """The largest resident size of a process since `forget_peak`."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+
+
+def forget_peak(pid: int) -> None:
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+# -- the load ---------------------------------------------------------------------------------------------------------
+
+
+class Sender:
+    """Posts to one attempt over a connection that is made again when the server closes it."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self.parts, self.key = urllib.parse.urlsplit(url), key
+        self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def post(self, body: bytes) -> int:
+        """The status of the answer; 0 if the connection broke before there was one."""
+        try:
+            if self.streams is None:
+                self.streams = await asyncio.open_connection(self.parts.hostname, self.parts.port)
+            reader, writer = self.streams
+            head = (
+                f"POST {self.parts.path}/chat/completions HTTP/1.1\r\nhost: {self.parts.netloc}\r\n"
+                f"authorization: Bearer {self.key}\r\ncontent-type: application/json\r\n"
+                f"content-length: {len(body)}\r\n\r\n"
+            )
+            writer.write(head.encode() + body)
+            received = await reader.readuntil(b"\r\n\r\n")
+            headers = dict(line.split(b": ", 1) for line in received.lower().split(b"\r\n")[1:-2])
+            await reader.readexactly(int(headers[b"content-length"]))
+            if headers.get(b"connection") == b"close":
+                self.close()
+            return int(received[9:12])
+        except (OSError, asyncio.IncompleteReadError):
+            self.close()
+            return 0
+
+    def close(self) -> None:
+        if self.streams is not None:
+            self.streams[1].close()
+            self.streams = None
+
+
+def flood(url: str, key: str, kind: str, pipe: Any) -> None:
+    """Send large requests until `pipe` says so; then the number of answers by status."""
+    body = KINDS[kind]()
+
+    async def one(counts: dict[int, int]) -> None:
+        sender = Sender(url, key)
+        while True:
+            status = await sender.post(body)
+            counts[status] = counts.get(status, 0) + 1
+
+    async def main() -> dict[int, int]:
+        counts: dict[int, int] = {}
+        tasks = [asyncio.ensure_future(one(counts)) for _ in range(FLOODERS)]
+        await asyncio.to_thread(pipe.recv)
+        for task in tasks:
+            task.cancel()
+        return counts
+
+    pipe.send(len(body))
+    pipe.send(asyncio.run(main()))
+
+
+async def latencies(attempts: list[tuple[str, str]], seconds: float) -> list[float]:
+    """Milliseconds of each short request of these attempts, each sending one at a time."""
+    found: list[float] = []
+    end = time.perf_counter() + seconds
+
+    async def one(url: str, key: str) -> None:
+        sender, number = Sender(url, key), 0
+        while time.perf_counter() < end:
+            number += 1
+            body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": f"{WORDS} {number}"}]})
+            started = time.perf_counter()
+            assert await sender.post(body.encode()) == 200
+            found.append(1e3 * (time.perf_counter() - started))
+            # An agent works on each answer, and two that never wait would only measure each other.
+            await asyncio.sleep(0.005)
+
+    await asyncio.gather(*(one(*attempt) for attempt in attempts))
+    return sorted(found)
+
+
+def percentile(values: list[float], q: float) -> float:
+    return values[min(len(values) - 1, int(len(values) * q))]
+
+
+# -- the report -------------------------------------------------------------------------------------------------------
+
+
+def measured(kind: str, rounds: int, seconds: float) -> dict[str, Any]:
+    """One kind of flood: its figures."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    server = context.Process(target=serve, args=(there,), daemon=True)
+    server.start()
+    assert server.pid is not None
+    *quiet_attempts, loud = here.recv()
+    asyncio.run(latencies(quiet_attempts, 2.0))
+    phases: dict[str, list[float]] = {"quiet": [], "flooded": []}
+    counts: dict[int, int] = {}
+    forget_peak(server.pid)
+    before, size = peak_bytes(server.pid), 0
+    for _ in range(rounds):
+        phases["quiet"] += asyncio.run(latencies(quiet_attempts, seconds))
+        mine, other = context.Pipe()
+        flooder = context.Process(target=flood, args=(*loud, kind, other), daemon=True)
+        flooder.start()
+        size = mine.recv()
+        time.sleep(0.5)
+        phases["flooded"] += asyncio.run(latencies(quiet_attempts, seconds))
+        mine.send(None)
+        for status, count in mine.recv().items():
+            counts[status] = counts.get(status, 0) + count
+        flooder.join(30)
+    peak = peak_bytes(server.pid)
+    here.send(None)
+    server.join(30)
+    quiet, flooded = sorted(phases["quiet"]), sorted(phases["flooded"])
+    return {
+        "kind": kind,
+        "megabytes": size / 1e6,
+        "quiet_p50_ms": statistics.median(quiet),
+        "flooded_p50_ms": statistics.median(flooded),
+        "ratio": statistics.median(flooded) / statistics.median(quiet),
+        "quiet_p99_ms": percentile(quiet, 0.99),
+        "flooded_p99_ms": percentile(flooded, 0.99),
+        "answers": counts,
+        "memory_mb": (peak - before) / 1e6,
+    }
+
+
+def main(options: argparse.Namespace) -> None:
+    print(
+        f"{'flood':32}{'MB':>6}{'quiet p50, p99 ms':>20}{'flooded p50, p99 ms':>22}{'ratio':>7}"
+        f"{'memory MB':>11}  answers"
+    )
+    rows = []
+    for kind in options.kinds or KINDS:
+        f = measured(kind, options.rounds, options.seconds)
+        rows.append(f)
+        print(
+            f"{kind:32}{f['megabytes']:6.1f}{f['quiet_p50_ms']:11.2f}{f['quiet_p99_ms']:9.2f}"
+            f"{f['flooded_p50_ms']:13.2f}{f['flooded_p99_ms']:9.2f}{f['ratio']:7.2f}"
+            f"{f['memory_mb']:11.0f}  {f['answers']}",
+            flush=True,
+        )
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, metavar="KIND", help=f"of {', '.join(KINDS)}")
+    parser.add_argument("--rounds", type=int, default=3, help="of quiet and flooded, alternately")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each phase")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    main(parser.parse_args())

@@ -1,0 +1,85 @@
+"""Work on large requests (parsing, hashing, rendering, tokenising): on a few threads, never on the event loop.
+
+Invariant: an attempt has one large request worked on at a time, so no attempt takes the threads from the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+LARGE_BYTES = 16 * 1024
+"""A body of this many bytes is large."""
+LARGE_MESSAGES = 256
+"""So is a conversation of this many messages, or with this many of `LARGE_BYTES` in characters."""
+
+_POOL = ThreadPoolExecutor(max_workers=2, thread_name_prefix="agl-requests")
+_SWITCH_SECONDS = 0.0002
+"""How long the event loop waits for the interpreter while Python code runs on a thread; Python's default is 0.005."""
+
+
+class Turns:
+    """The turns of one attempt's large requests: `async with` waits for one, `run` works in it."""
+
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(1)
+        self._job: Future[Any] | None = None
+
+    async def __aenter__(self) -> Turns:
+        await self._free.acquire()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        job, self._job = self._job, None
+        if job is None or job.done():
+            self._free.release()
+            return
+        # A request that was cancelled keeps its turn until its work has ended, so that cancelling gains nothing.
+        loop = asyncio.get_running_loop()
+        job.add_done_callback(lambda _: _call(loop, self._free.release))
+
+    async def run(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
+        """The result of the function, which runs on a thread."""
+        self._job = _POOL.submit(_run, function, arguments, keywords)
+        return await asyncio.wrap_future(self._job)
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    # The loop can have been closed while the work went on.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function)
+
+
+def _run(function: Callable[..., T], arguments: Any, keywords: Any) -> T:
+    with _short_switches():
+        return function(*arguments, **keywords)
+
+
+_switching = threading.Lock()
+_running = 0
+_usual_seconds = 0.0
+
+
+@contextlib.contextmanager
+def _short_switches() -> Iterator[None]:
+    """While a thread works, the event loop gets the interpreter soon after it asks for it."""
+    global _running, _usual_seconds
+    with _switching:
+        if _running == 0:
+            _usual_seconds = sys.getswitchinterval()
+            sys.setswitchinterval(min(_SWITCH_SECONDS, _usual_seconds))
+        _running += 1
+    try:
+        yield
+    finally:
+        with _switching:
+            _running -= 1
+            if _running == 0:
+                sys.setswitchinterval(_usual_seconds)
