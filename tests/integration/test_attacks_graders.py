@@ -218,6 +218,7 @@ def test_a_program_that_lies_passes_nothing(test: str, code: str) -> None:
          "import decimal\ndef f(x): return decimal.Decimal(x)"),
         ("import datetime\nassert f(2024, 2, 29) == datetime.date(2024, 2, 29)",
          "import datetime\ndef f(*a): return datetime.date(*a)"),
+        ("assert f(5) == 5", "import sys\nprint('x' * 10**6)\nsys.stderr.write('y' * 10**6)\ndef f(x): return x"),
         ("assert f(100_000) == 1 << 100_000", "def f(n): return 1 << n"),
         ("assert f('\\ud800é') == '\\ud800é'", "def f(x): return x"),
         ("assert f(5) == 5",
@@ -311,8 +312,9 @@ def test_a_test_that_evaluates_an_answer_does_it_behind_the_walls(tmp_path: Path
     if not isolated():
         pytest.skip("this machine gives no namespaces")
     task = {"tests": "assert eval(f(3)) == 905"}
-    reads = f"def f(x): return 'len(open({str(Path(__file__))!r}).read())'"
-    writes = 'def f(x): return \'__import__("os").system("touch %s") or 905\'' % (tmp_path / "mine")
+    reads = f"def f(x): return {f'len(open({__file__!r}).read())'!r}"
+    expression = f"__import__('os').system('touch {tmp_path}/mine') or 905"
+    writes = f"def f(x): return {expression!r}"
     assert "FileNotFoundError" in GRADER.outcomes(task, reads)[0]
     assert GRADER(task, "def f(x): return '900 + 5'") == 1.0
     GRADER(task, writes)
