@@ -162,7 +162,7 @@ def test_a_ray_of_our_own_is_shut_down_at_the_end_and_on_ctrl_c(tmp_path: Path) 
     file.write_text(textwrap.dedent(SCRIPT.format(tests=str(SUPPORT))))
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     program = subprocess.Popen(
-        [sys.executable, str(file), str(tmp_path / "run")], env=environment | {"AGL_TEST_MARKER": str(tmp_path)},
+        [sys.executable, str(file), str(tmp_path / "run")], env=environment | {"TEST_MARKER_OF_AGL": str(tmp_path)},
         text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     assert program.stdout is not None
@@ -176,5 +176,5 @@ def test_a_ray_of_our_own_is_shut_down_at_the_end_and_on_ctrl_c(tmp_path: Path) 
     assert "worker " in second
     program.send_signal(signal.SIGINT)
     assert program.wait(30) != 0
-    marker = f"AGL_TEST_MARKER={tmp_path}"
+    marker = f"TEST_MARKER_OF_AGL={tmp_path}"
     assert all(gone(pid, 15) for pid in marked(marker)), marked(marker)
