@@ -1,12 +1,13 @@
 """Tokens per second of the local engine against `model.generate`: concurrent agents, two turns, uneven answers.
 
     python benchmarks/engine.py                     # a random model of quickstart size, on CPU
-    python benchmarks/engine.py --model DIR --device cuda
+    python benchmarks/engine.py --device cuda --size 0.5b --agents 128 [--model DIR]
 
 Four ways to sample the same conversations: `generate` in a loop, one call at a time (what agents do that share a model
 behind a lock); `generate` on a static batch per turn (which needs all agents in lockstep and runs until its longest
 answer ends); the engine in this process; the engine in its policy process, called by asyncio tasks. Only tokens that an
-agent requested are counted. `generate` computes no log-probs, the engine does.
+agent requested are counted. `generate` computes no log-probs, the engine does. On cuda all compute in bfloat16: the
+first three on weights of that dtype, the policy process by autocast over the float32 weights that it trains.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from learner import SIZES
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -136,8 +138,8 @@ async def through_process(policy: LocalPolicy, agents: list[Agent], run: int) ->
     await asyncio.gather(*(talk(i, agent) for i, agent in enumerate(agents)))
 
 
-def random_model(directory: Path, hidden: int, layers: int, vocabulary: int) -> None:
-    """Write a random llama and a byte tokenizer."""
+def random_model(directory: Path, shape: dict[str, int]) -> None:
+    """Write a random llama of this shape and a byte tokenizer."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({"<|end|>": 0} | {c: i for i, c in enumerate(letters, start=1)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -147,12 +149,8 @@ def random_model(directory: Path, hidden: int, layers: int, vocabulary: int) -> 
     fast.save_pretrained(directory)
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=max(1, hidden // 32),
-        num_key_value_heads=max(1, hidden // 64),
+        **shape,
+        num_key_value_heads=2,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -179,9 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a Hugging Face directory; without it a random llama is made")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--hidden", type=int, default=128, help="of the random model")
-    parser.add_argument("--layers", type=int, default=3, help="of the random model")
-    parser.add_argument("--vocabulary", type=int, default=400, help="of the random model")
+    parser.add_argument("--size", choices=SIZES, default="tiny", help="of the random model")
     parser.add_argument("--agents", type=int, default=32)
     parser.add_argument("--prompt-tokens", type=int, default=40)
     parser.add_argument("--answer-tokens", type=int, default=32)
@@ -196,9 +192,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         directory = args.model or made
         if not args.model:
-            random_model(Path(made), args.hidden, args.layers, args.vocabulary)
+            random_model(Path(made), SIZES[args.size])
         attention = "eager" if device.type == "cpu" else "sdpa"
-        model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation=attention, dtype="auto")
+        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+        model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation=attention, dtype=dtype)
         model = model.to(device).eval()
         model.generation_config.eos_token_id = None
         tokenizer = AutoTokenizer.from_pretrained(directory)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from device import DEVICE
 from engine_suite import CONTEXT, EngineSuite, suite_model, write_suite_model
 from tiny_engine import engine_for
 
 from agl.trainer.engines.base import Completion
+from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.engine.engine import LocalEngine
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
 from agl.trainer.local.protocol import Failed, Finished, Tokens
@@ -65,6 +67,13 @@ class TestPolicyProcess(EngineSuite):
     @pytest.fixture(scope="class")
     def engine(self, runner, tmp_path_factory):
         directory = write_suite_model(tmp_path_factory.mktemp("suite-model"))
-        policy = runner.run(LocalPolicy.start(PolicySpec(str(directory), device="cpu", threads=1, max_context=CONTEXT)))
+        spec = PolicySpec(
+            str(directory),
+            device=str(DEVICE),
+            threads=1,
+            max_context=CONTEXT,
+            learner=LearnerConfig(autocast="float32"),
+        )
+        policy = runner.run(LocalPolicy.start(spec))
         yield policy
         runner.run(policy.close())

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import torch
+from device import DEVICE
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     Gemma2Config,
@@ -69,7 +70,7 @@ def tiny_model(architecture: str = "llama", **changes):
 
 
 def engine_for(model, **options) -> LocalEngine:
-    return LocalEngine(model, tiny_tokenizer(), **{"device": CPU, "max_context": 512} | options)
+    return LocalEngine(model.to(DEVICE), tiny_tokenizer(), **{"device": DEVICE, "max_context": 512} | options)
 
 
 def finish(engine: LocalEngine) -> dict[int, Completion]:
@@ -91,9 +92,9 @@ def sample(engine: LocalEngine, prompt, sampling: Sampling, session: str | None 
 
 def reference(model, prompt, completion: Completion, sampling: Sampling) -> np.ndarray:
     """Log-probs of an answer by one full forward pass and the sampling rules written out with numpy."""
-    ids = torch.tensor(np.concatenate([prompt, completion.token_ids])).long()[None]
+    ids = torch.tensor(np.concatenate([prompt, completion.token_ids])).long()[None].to(model.device)
     with torch.no_grad():
-        logits = model(ids).logits[0, len(prompt) - 1 : -1].double().numpy()
+        logits = model(ids).logits[0, len(prompt) - 1 : -1].double().cpu().numpy()
     result = []
     for row, token in zip(logits, completion.token_ids, strict=True):
         if sampling.temperature:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from device import DEVICE
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agl.mdp.sequence import TrainingRow
@@ -31,10 +32,13 @@ def tiny_model(seed: int = 0, attention: str = "eager") -> LlamaForCausalLM:
 
 
 def learner(model: Any = None, **config: Any) -> Learner:
-    return Learner(model or tiny_model(), LearnerConfig(**{"learning_rate": 1e-2, **config}), CPU)
+    """A learner on the tests' device, which it moves the model to; in float32 on any, unless `autocast` is given."""
+    settings = LearnerConfig(**{"learning_rate": 1e-2, "autocast": "float32", **config})
+    subject: Any = model or tiny_model()
+    return Learner(subject.to(DEVICE), settings, DEVICE)
 
 
 def gradients(subject: Learner, rows: list[TrainingRow]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """Metrics and gradient of one update that leaves the weights alone."""
     metrics = subject.update(rows, lr_scale=0.0)
-    return metrics, {n: p.grad.clone() for n, p in subject._model.named_parameters() if p.grad is not None}
+    return metrics, {n: p.grad.cpu().clone() for n, p in subject._model.named_parameters() if p.grad is not None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from device import DEVICE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_engine import (
@@ -20,10 +21,13 @@ from tiny_engine import (
     tiny_tokenizer,
 )
 
+from agl.trainer.algorithms.step import PROBE_TOKENS, PROBE_TOLERANCE
 from agl.trainer.engines.base import Sampling
+from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.engine.attention import agrees
 from agl.trainer.local.engine.kv_cache import Prefix, PrefixStore
 from agl.trainer.local.engine.sampler import StopTexts, UniformStream, Warp
+from agl.trainer.local.learner.learner import Learner
 from agl.trainer.local.protocol import Failed, Finished, Tokens
 
 torch.set_num_threads(1)
@@ -114,6 +118,31 @@ def test_score_goes_through_the_cache_and_agrees(model):
         got = engine_for(model).logprobs(ids[:length], temperature=0.8)
         assert got.dtype == np.float32
         np.testing.assert_allclose(got, expected[: length - 1], atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_the_probe_after_an_update_holds_where_engine_and_learner_use_autocast(architecture):
+    """As on cuda, where both compute in bfloat16 over float32 weights."""
+    model, ids = tiny_model(architecture).to(DEVICE), np.concatenate(prompts(4))[:PROBE_TOKENS]
+    trained = Learner(model, LearnerConfig(autocast="bfloat16"), DEVICE).logprobs(ids)
+    served = engine_for(model, autocast=torch.bfloat16).logprobs(ids)
+    assert np.abs(trained - served).max() <= PROBE_TOLERANCE["float32"]
+
+
+def test_memory_for_keys_and_values_is_what_training_leaves(model, monkeypatch):
+    whole = engine_for(model)._prefixes.max_tokens
+    state = 16 * sum(p.numel() for p in model.parameters())
+    memory = "agl.trainer.local.engine.engine._memory"
+    monkeypatch.setattr(memory, lambda device: 2 * state)
+    trained = engine_for(model)._prefixes.max_tokens
+    assert 0 < trained < whole
+    frozen = engine_for(tiny_model().requires_grad_(False))._prefixes.max_tokens
+    assert frozen == pytest.approx(trained * (2 - 1 / 4) / (2 - 1), rel=0.01)
+    monkeypatch.setattr(memory, lambda device: state // 2)
+    engine = engine_for(model)
+    assert engine._prefixes.max_tokens == 0
+    prompt = prompts(1)[0]
+    assert sample(engine, prompt, Sampling(max_tokens=3), session="s").token_ids.size == 3
 
 
 def test_a_prompt_longer_than_one_prefill_pass(model, monkeypatch):

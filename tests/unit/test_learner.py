@@ -74,7 +74,7 @@ def assert_same_update(a: Any, b: Any) -> None:
 
 
 def weights(model: Any) -> dict[str, torch.Tensor]:
-    return {n: p.detach().clone() for n, p in model.named_parameters()}
+    return {n: p.detach().cpu().clone() for n, p in model.named_parameters()}
 
 
 class TestRows:
@@ -120,7 +120,7 @@ class TestRows:
         for x in t.transitions:
             ids = torch.from_numpy(x.call.ids.astype(np.int64))
             with torch.no_grad():
-                plain = (model(ids[None]).logits[0].float() / x.call.temperature).log_softmax(-1)
+                plain = (model(ids[None].to(model.device)).logits[0].float().cpu() / x.call.temperature).log_softmax(-1)
             expected = plain[torch.arange(len(ids) - 1), ids[1:]][x.call.prompt_ids.size - 1 :]
             np.testing.assert_allclose(found[x.call.id], expected.numpy(), atol=1e-5)
 
@@ -165,7 +165,7 @@ class TestRows:
         assert sorted(both[0]) == pytest.approx(sorted(both[1]), abs=1e-5)
         ids = torch.arange(8)
         with torch.no_grad():
-            plain = model(ids[None]).logits[0].log_softmax(-1)[torch.arange(7), ids[1:]]
+            plain = model(ids[None].to(model.device)).logits[0].cpu().log_softmax(-1)[torch.arange(7), ids[1:]]
         np.testing.assert_allclose(learner(model).logprobs(ids.numpy()), plain.numpy(), atol=1e-5)
 
     def test_a_greedy_answer_is_scored_under_the_models_own_distribution(self):
@@ -295,11 +295,11 @@ class TestUpdate:
         (row,) = merge(t, {"r/0": 2.0})
         _, found = gradients(learner(model, clip_low=0.99, clip_high=1e9, grad_clip=None), [row])
         model.zero_grad()
-        logprobs = model(torch.tensor([ids])).logits[0].log_softmax(-1)[range(2, 5), ids[3:]]
+        logprobs = model(torch.tensor([ids]).to(model.device)).logits[0].cpu().log_softmax(-1)[range(2, 5), ids[3:]]
         ratio = (logprobs - torch.tensor([-3.0, -3.1, -2.9])).exp()
         (-2.0 * ratio).mean().backward()
         for name, parameter in model.named_parameters():
-            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(found[name], parameter.grad.cpu(), rtol=1e-4, atol=1e-6)
 
     def test_tokens_that_are_not_masked_in_give_no_gradient(self):
         model = tiny_model()

@@ -31,7 +31,8 @@ SMALL_MODEL = 20_000_000
 
 PROBE_TOKENS = 64
 PROBE_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}
-"""Largest difference of log-probs, in nats, that rounding explains, by the dtype that is computed in."""
+"""Largest difference of log-probs, in nats, that rounding explains, by the dtype of the weights: the probe computes
+without autocast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

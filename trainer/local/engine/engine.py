@@ -32,7 +32,8 @@ PREFILL_TOKENS = 2048
 SCORED_STEPS = 32
 """How many tokens `logprobs` decodes one by one."""
 MEMORY_SHARE = 0.3
-"""Share of the device's memory for the keys and values of the running batch; stored prefixes take half as much."""
+"""Share of the memory that training leaves, for the keys and values of the running batch; stored prefixes take half
+as much."""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,7 +103,8 @@ class LocalEngine:
         self._slots = SlotModel(base, device, autocast, max_batch, adapters)
         self.max_context = _exact_context(base.config, max_context)
         self.vocabulary = int(base.get_input_embeddings().weight.shape[0])
-        budget = int(MEMORY_SHARE * _memory(device)) // self._slots.shape.bytes_per_token
+        available = max(0, _memory(device) - _training_bytes(base))
+        budget = int(MEMORY_SHARE * available) // self._slots.shape.bytes_per_token
         self._cache_tokens = max(budget, self.max_context)
         self._prefixes = PrefixStore(budget // 2 if prefix_cache_tokens is None else prefix_cache_tokens)
         self._waiting: deque[_Row] = deque()
@@ -202,7 +204,9 @@ class LocalEngine:
         return events
 
     def logprobs(self, token_ids: IntArray, temperature: float = 1.0, policy: str = DEFAULT_POLICY) -> FloatArray:
-        """Log-probs of a fixed sequence as sampling would compute them: prefill a part, decode the rest token by token.
+        """Log-probs of a fixed sequence by the way that sampling takes: prefill a part, decode the rest token by token.
+
+        Without autocast, as `Learner.logprobs`, so that on float32 weights the two differ by float32 rounding alone.
 
         Args:
             token_ids: int [T], T >= 2.
@@ -213,7 +217,7 @@ class LocalEngine:
         """
         ids = np.asarray(token_ids, dtype=np.int64)
         split = max(1, ids.size - 1 - SCORED_STEPS)
-        slots = SlotModel(self._slots.model, self.device, self._slots.autocast, 1, self._adapters, like=self._slots)
+        slots = SlotModel(self._slots.model, self.device, None, 1, self._adapters, like=self._slots)
         with slots.computing():
             slots.cache.reserve(1, ids.size, 0)
             logits = [
@@ -365,6 +369,11 @@ def _exact_context(config: Any, max_context: int) -> int:
     if not window or (kinds is not None and "sliding_attention" not in kinds):
         return max_context
     return min(max_context, window)
+
+
+def _training_bytes(model: Any) -> int:
+    """Bytes of the weights and, for those in training, of their float32 gradient and AdamW's two moments."""
+    return sum(p.nbytes + (12 * p.numel() if p.requires_grad else 0) for p in model.parameters())
 
 
 def _memory(device: torch.device) -> int:

@@ -30,7 +30,7 @@ class SlotModel:
         autocast: dtype to compute in, if not the weights' own.
         max_slots: how many rows there can be.
         adapters: of the policies on the model, when it has any.
-        like: slots of the same model, whose shape and attention are copied.
+        like: slots of the same model, whose attention is copied.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class SlotModel:
         self.device = device
         self.autocast = autocast
         self._attention = like._attention if like else self._choose_attention()
-        self.shape = like.shape if like else probe_shape(model, device, autocast)
+        self.shape = probe_shape(model, device, autocast)
         self.cache = SlotCache(self.shape, max_slots)
         self._hidden = torch.finfo(self.shape.dtype).min
         self._columns = 0
