@@ -11,6 +11,7 @@ and exits with 1 if something still grew in the second half.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import http.client
 import itertools
@@ -44,7 +45,7 @@ BATCH = 256
 """Rollouts that a step waits for."""
 
 
-# -- the agent, which `agl runner` and worker processes import ----------------------------------------------------------
+# -- the agent, which `agl runner` and worker processes import --------------------------------------------------------
 _connections = threading.local()
 
 
@@ -69,16 +70,9 @@ def agent(task: Any, llm: agl.LLM) -> float:
     return 1.0
 
 
-# -- the trainer's process ----------------------------------------------------------------------------------------------
+# -- the trainer's process --------------------------------------------------------------------------------------------
 class Soak:
-    """An algorithm that runs rollouts until there are enough, and trains nothing.
-
-    Args:
-        rollouts: how many. seconds: or for so long.
-    """
-
-    def __init__(self, rollouts: int, seconds: float) -> None:
-        self.rollouts, self.seconds = rollouts, seconds
+    """An algorithm that trains nothing: it prints after each step how many ended, and waits for "on" or "end"."""
 
     async def run(self, run: Any) -> None:
         from scale import Instant
@@ -92,7 +86,7 @@ class Soak:
         engine, rendering = Instant(tokenizer), Rendering(tokenizer)
         rules = SamplingRules(max_tokens=32)
         await run.start(lambda mode: rules, "policy", register=lambda g: g.serve("policy", engine, rendering))
-        done, end = 0, time.monotonic() + self.seconds
+        done = 0
         try:
             for step in itertools.count():
                 tasks = [(i, run.train[i % len(run.train)]) for i in range(BATCH)]
@@ -100,7 +94,8 @@ class Soak:
                 assert len(require_some(results, f"step {step}")) == BATCH, results
                 done += BATCH
                 print(done, flush=True)
-                if done >= self.rollouts or time.monotonic() > end:
+                # Samples are taken while nothing runs, the last one before anything ends.
+                if (await asyncio.to_thread(sys.stdin.readline)).strip() != "on":
                     return
         finally:
             await run.stop()
@@ -112,13 +107,13 @@ class Soak:
 def train(options: argparse.Namespace) -> None:
     remote = options.runners == "remote"
     trainer = agl.Trainer(
-        Soak(options.rollouts, 60 * options.minutes), runners=options.runners, n_workers=options.workers,
+        Soak(), runners=options.runners, n_workers=options.workers,
         directory=options.directory, store=options.store, port=options.port, progress=False,
     )  # fmt: skip
-    trainer.fit(None if remote else agent, [{"question": f"what is {i} + {i}?"} for i in range(97)])
+    trainer.fit(None if remote else f"{__file__}:agent", [{"question": f"what is {i} + {i}?"} for i in range(97)])
 
 
-# -- what is measured ---------------------------------------------------------------------------------------------------
+# -- what is measured -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Sample:
     """A process at a moment. `memory`: its share of resident memory (PSS), in bytes; `resident`: all of it (RSS)."""
@@ -171,7 +166,11 @@ class Curves:
         """Markdown: the memory of each process along the run, and what it grew by at its end."""
         most = max(curve[-1].rollouts for curve in self.samples.values())
         marks = [round(most * (i + 1) / rows) for i in range(rows)]
-        lines = ["| process | " + " | ".join(f"{m:,}" for m in marks) + " | bytes a rollout, second half | descriptors | threads |"]
+        lines = [
+            "| process | "
+            + " | ".join(f"{m:,}" for m in marks)
+            + " | bytes a rollout, second half | descriptors | threads |"
+        ]
         lines.append("|" + "---|" * (rows + 4))
         for name, curve in self.samples.items():
             near = [min(curve, key=lambda s: abs(s.rollouts - mark)) for mark in marks]
@@ -210,7 +209,7 @@ def look(pid: int, rollouts: int, seconds: float) -> Sample:
     return Sample(rollouts, seconds, memory, resident, descriptors, threads)
 
 
-# -- the run ------------------------------------------------------------------------------------------------------------
+# -- the run ----------------------------------------------------------------------------------------------------------
 class Programs:
     """The processes of the run by name; `start` returns one, whose output goes to a file but for `captured`."""
 
@@ -223,7 +222,8 @@ class Programs:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
         program = subprocess.Popen(
             list(map(str, words)), cwd=self.directory, env=environment, stderr=log, text=True,
-            stdout=subprocess.PIPE if captured else log, start_new_session=True,
+            stdin=subprocess.PIPE if captured else subprocess.DEVNULL, stdout=subprocess.PIPE if captured else log,
+            start_new_session=True,
         )  # fmt: skip
         self.running[name] = program
         return program
@@ -253,8 +253,8 @@ def soak(options: argparse.Namespace, directory: Path) -> tuple[Curves, int, flo
     """
     programs, curves = Programs(directory), Curves()
     cli = [sys.executable, "-c", "from agl.trainer.cli import main; main()"]
-    words = ["--role", "train", "--runners", options.runners, "--rollouts", options.rollouts]
-    words += ["--minutes", options.minutes, "--workers", options.workers, "--directory", directory / "run"]
+    words = ["--role", "train", "--runners", options.runners, "--workers", options.workers]
+    words += ["--directory", directory / "run"]
     try:
         if options.runners == "remote":
             store, port = free_port(), free_port()
@@ -269,14 +269,17 @@ def soak(options: argparse.Namespace, directory: Path) -> tuple[Curves, int, flo
                 "runner", *cli, "runner", "--store", f"http://127.0.0.1:{port}", "--agent", name,
                 "--workers", options.workers,
             )  # fmt: skip
+        assert trainer.stdin is not None
         assert trainer.stdout is not None
         for line in trainer.stdout:
             done, now = int(line), time.monotonic()
-            if now - last >= options.every:
+            over = done >= options.rollouts or now - began > 60 * options.minutes
+            if over or now - last >= options.every:
                 last = now
                 curves.take(programs.pids(), done, now - began)
                 memory = ", ".join(f"{n} {c[-1].memory / 2**20:.0f}" for n, c in curves.samples.items())
                 print(f"{done:8,} rollouts, {done / (now - began):5.0f}/s; MiB: {memory}", flush=True)
+            print("end" if over else "on", file=trainer.stdin, flush=True)
         seconds = time.monotonic() - began
         if trainer.wait():
             raise RuntimeError(f"the trainer failed\n{programs.tails()}")
@@ -320,11 +323,15 @@ def main() -> None:
         curves, done, seconds = soak(options, Path(scratch))
         files = sum(path.stat().st_size for path in Path(scratch).rglob("*.db"))
     faults = curves.faults()
-    print(f"\n{done:,} rollouts in {seconds:.0f} s ({done / seconds:.0f}/s), store {files / 2**20:.0f} MiB; PSS in MiB:\n")
+    print(
+        f"\n{done:,} rollouts in {seconds:.0f} s ({done / seconds:.0f}/s), store {files / 2**20:.0f} MiB; PSS in MiB:\n"
+    )
     print(curves.table())
     print("\n" + "\n".join(faults or ["flat: nothing grew in the second half"]))
     if options.json:
-        facts = {name: [[getattr(s, slot) for slot in Sample.__slots__] for s in c] for name, c in curves.samples.items()}
+        facts = {
+            name: [[getattr(s, slot) for slot in Sample.__slots__] for s in c] for name, c in curves.samples.items()
+        }
         verdict = {"rollouts": done, "seconds": seconds, "store_bytes": files, "faults": faults}
         options.json.write_text(json.dumps({**verdict, "columns": Sample.__slots__, "samples": facts}) + "\n")
     sys.exit(bool(faults))
