@@ -14,6 +14,7 @@ import random
 import signal
 import sqlite3
 import subprocess
+import sys
 import textwrap
 import threading
 import time
@@ -57,6 +58,24 @@ AGENT = textwrap.dedent('''
             texts.append(answer.choices[0].message.content or "")
             messages += [{"role": "assistant", "content": texts[-1]}, {"role": "user", "content": "go on"}]
         return {"score": reward_of(texts)}
+''')
+
+TRAIN = textwrap.dedent('''
+    """Does what `agl train` does, in worker processes or with verl; both import the agent by its file's name."""
+
+    import json
+    import sys
+    from pathlib import Path
+
+    import agl
+
+    if __name__ == "__main__":
+        where, algorithm, trainer = map(json.loads, sys.argv[1:])
+        tasks = [json.loads(line) for line in Path("tasks.jsonl").read_text().splitlines()]
+        made = agl.VERL({}, backend="cluster", **algorithm) if where == "verl" else agl.GRPO(**algorithm)
+        result = agl.Trainer(made, progress=False, **trainer).fit("agent.py:agent", tasks, resume=True)
+        facts = {"run_id": result.run_id, "checkpoint": str(result.checkpoint), "history": result.history}
+        Path("result.json").write_text(json.dumps(facts))
 ''')
 
 
@@ -223,6 +242,7 @@ class Chaos:
         self.database = database or f"sqlite:///{directory / 'store.db'}"
         self.break_connections = break_connections or self._lock_sqlite
         (directory / "agent.py").write_text(AGENT)
+        (directory / "train.py").write_text(TRAIN)
         questions = [{"question": f"what is {i} + {i}?", "pause": plan.turn} for i in range(plan.tasks)]
         (directory / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in questions))
         self.model = model
@@ -250,14 +270,22 @@ class Chaos:
 
     def _training(self, store_url: str, port: int) -> list[str]:
         """The command that trains, and goes on with the run where there is one."""
-        plan, agent = self.plan, ["--agent", "agent.py:agent", "--workers", str(self.plan.workers)]
+        plan = self.plan
+        algorithm = {
+            "model": str(self.model), "steps": plan.steps, "batch_size": plan.batch_size,
+            "group_size": plan.group_size, "max_response_tokens": 8, "learning_rate": 1e-3, "device": "cpu",
+        }  # fmt: skip
+        trainer = {"store": store_url, "seed": plan.seed, "max_attempts": 10, "timeout": 60}
+        if plan.where in ("process", "verl"):
+            runners = {"runners": "process"} if plan.where == "process" else {}
+            trainer |= {"n_workers": plan.workers, "directory": "run", **runners}
+            return [sys.executable, "train.py", *map(json.dumps, (plan.where, algorithm, trainer))]
+        remote = ["--port", str(port), "--silent-seconds", "12"]
+        local = ["--agent", "agent.py:agent", "--workers", str(plan.workers)]
         return [
-            *AGL, "train", "--tasks", "tasks.jsonl", "--model", str(self.model), "--runners", plan.where,
-            "--store", store_url, "--port", str(port), "--out", "run", "--resume", "--quiet",
-            "--steps", str(plan.steps), "--batch-size", str(plan.batch_size), "--group-size", str(plan.group_size),
-            "--max-response-tokens", "8", "--learning-rate", "1e-3", "--device", "cpu", "--seed", str(plan.seed),
-            "--max-attempts", "10", "--timeout", "60", "--silent-seconds", "12", "--json", "result.json",
-            *(() if plan.where == "remote" else agent),
+            *AGL, "train", "--tasks", "tasks.jsonl", "--runners", plan.where, "--out", "run", "--resume", "--quiet",
+            "--json", "result.json", *(remote if plan.where == "remote" else local),
+            *(word for k, v in (algorithm | trainer).items() for word in (f"--{k.replace('_', '-')}", str(v))),
         ]  # fmt: skip
 
     @property
