@@ -1,7 +1,7 @@
 """A small training run whose processes are killed -9 at random points, and what has to hold when it has ended anyway.
 
-Real processes: `agl store`, `agl train --runners remote`, several `agl runner`. A witness writes to the store and reads
-from it all the while, and notes what was acknowledged and what it saw.
+Real processes: `agl train`, with `--runners remote` also `agl store` and several `agl runner`. A witness writes to the
+store and reads from it all the while, and notes what was acknowledged and what it saw.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import os
 import random
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from postgres import Server
+from processes import AGL, family, free_port
 
 from agl import semconv
 from agl.errors import AglError
@@ -53,11 +53,29 @@ AGENT = textwrap.dedent('''
         client = AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key, max_retries=3)
         texts, messages = [], [{"role": "user", "content": task["question"]}]
         for _ in range(2):
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(task["pause"])
             answer = await client.chat.completions.create(model=llm.model, messages=messages)
             texts.append(answer.choices[0].message.content or "")
             messages += [{"role": "assistant", "content": texts[-1]}, {"role": "user", "content": "go on"}]
         return {"score": reward_of(texts)}
+''')
+
+TRAIN = textwrap.dedent('''
+    """Does what `agl train` does, in worker processes or with verl; both import the agent by its file's name."""
+
+    import json
+    import sys
+    from pathlib import Path
+
+    import agl
+
+    if __name__ == "__main__":
+        where, algorithm, trainer = map(json.loads, sys.argv[1:])
+        tasks = [json.loads(line) for line in Path("tasks.jsonl").read_text().splitlines()]
+        made = agl.VERL({}, backend="cluster", **algorithm) if where == "verl" else agl.GRPO(**algorithm)
+        result = agl.Trainer(made, progress=False, **trainer).fit("agent.py:agent", tasks, resume=True)
+        facts = {"run_id": result.run_id, "checkpoint": str(result.checkpoint), "history": result.history}
+        Path("result.json").write_text(json.dumps(facts))
 ''')
 
 
@@ -66,20 +84,27 @@ class Plan:
     """One disturbed run.
 
     Attributes:
-        steps, batch_size, group_size, tasks: of the training. runners: how many processes.
-        kills: how many times each kind is killed: "runner", "store", "trainer", "database".
-        pause: seconds between two kills, drawn between these. seed: of all that is drawn.
+        where: rollouts run: "remote" (in `runners` processes of as many `workers`), "local", "process" or "verl".
+        steps, batch_size, group_size, tasks: of the training. turn: seconds that the agent waits before a call.
+        kills: how many times each kind is killed: "database", "store", "trainer" and "runner" alone; "policy", the
+            trainer's policy process; "worker", a process that runs rollouts for it; "run", everything at once.
+        pause: seconds between two kills, drawn between these. seed: of the training.
+        moments: seed of what is killed when; None for `seed`.
         seconds: bound on the whole run.
     """
 
+    where: str = "remote"
     steps: int = 6
     batch_size: int = 2
     group_size: int = 3
     tasks: int = 5
     runners: int = 2
+    workers: int = 2
+    turn: float = 0.3
     kills: dict[str, int] = field(default_factory=lambda: {"runner": 2, "store": 1, "trainer": 1, "database": 1})
     pause: tuple[float, float] = (0.5, 2.0)
     seed: int = 0
+    moments: int | None = None
     seconds: float = 400.0
 
 
@@ -115,11 +140,24 @@ class Process:
         assert self._running is not None
         return self._running.poll()
 
-    def kill(self) -> None:
-        """SIGKILL to this process alone: what it started has to notice by itself."""
+    def kill(self, *, group: bool = False) -> None:
+        """SIGKILL to this process, or to its process group; what it started besides has to notice by itself."""
         assert self._running is not None
-        self._running.kill()
+        if group:
+            os.killpg(self._running.pid, signal.SIGKILL)
+        else:
+            self._running.kill()
         self._running.wait()
+
+    def family(self) -> list[int]:
+        """This process and all that it started, children after their parents."""
+        assert self._running is not None
+        return [pid for pid, _ in family(self._running.pid)]
+
+    def wait(self, seconds: float) -> int:
+        """Wait until it ends by itself. Raises subprocess.TimeoutExpired."""
+        assert self._running is not None
+        return self._running.wait(seconds)
 
     def stop(self) -> None:
         if self._running is not None and self._running.poll() is None:
@@ -184,6 +222,9 @@ class Chaos:
         database: URL of the store's database; a SQLite file if None.
         break_connections: breaks every connection to the database; for SQLite, it is locked for a while.
         say: is told what is done.
+
+    Attributes:
+        killed: what was killed how often. checkpoints: name -> seconds after the start when it was seen.
     """
 
     def __init__(
@@ -197,39 +238,62 @@ class Chaos:
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.plan, self.directory, self.say = plan, directory, say
-        self.random = random.Random(plan.seed)
+        self.random = random.Random(plan.seed if plan.moments is None else plan.moments)
         self.database = database or f"sqlite:///{directory / 'store.db'}"
         self.break_connections = break_connections or self._lock_sqlite
         (directory / "agent.py").write_text(AGENT)
-        tasks = "".join(json.dumps({"question": f"what is {i} + {i}?"}) + "\n" for i in range(plan.tasks))
-        (directory / "tasks.jsonl").write_text(tasks)
-        store_port, coordinator_port = _free_port(), _free_port()
-        self.store_url = f"http://127.0.0.1:{store_port}"
-        agl = [sys.executable, "-c", "from agl.trainer.cli import main; main()"]
-
-        def process(name: str, *arguments: str) -> Process:
-            return Process(name, [*agl, *arguments], directory / f"{name}.log", directory)
-
-        self.store = process("store", "store", "--db", self.database, "--port", str(store_port))
-        self.trainer = process(
-            "trainer", "train", "--tasks", "tasks.jsonl", "--model", str(model), "--runners", "remote",
-            "--store", self.store_url, "--port", str(coordinator_port), "--out", "run", "--resume", "--quiet",
-            "--steps", str(plan.steps), "--batch-size", str(plan.batch_size), "--group-size", str(plan.group_size),
-            "--max-response-tokens", "8", "--learning-rate", "1e-3", "--device", "cpu", "--seed", str(plan.seed),
-            "--max-attempts", "10", "--timeout", "60", "--silent-seconds", "12", "--json", "result.json",
-        )  # fmt: skip
-        self.runners = [
-            process(
-                f"runner-{i}", "runner", "--store", f"http://127.0.0.1:{coordinator_port}", "--agent", "agent.py:agent",
-                "--workers", "2",
-            )
-            for i in range(plan.runners)
-        ]  # fmt: skip
-        self.witness = Witness(self.store_url)
+        (directory / "train.py").write_text(TRAIN)
+        questions = [{"question": f"what is {i} + {i}?", "pause": plan.turn} for i in range(plan.tasks)]
+        (directory / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in questions))
+        self.model = model
+        self.store: Process | None = None
+        self.runners: list[Process] = []
+        store_url, port = self.database, 0
+        if plan.where == "remote":
+            store_port, port = free_port(), free_port()
+            store_url = f"http://127.0.0.1:{store_port}"
+            self.store = self._process("store", *AGL, "store", "--db", self.database, "--port", str(store_port))
+            self.runners = [
+                self._process(
+                    f"runner-{i}", *AGL, "runner", "--store", f"http://127.0.0.1:{port}", "--agent", "agent.py:agent",
+                    "--workers", str(plan.workers),
+                )
+                for i in range(plan.runners)
+            ]  # fmt: skip
+        self.trainer = self._process("trainer", *self._training(store_url, port))
+        self.witness = Witness(store_url)
         self.killed: Counter[str] = Counter()
+        self.checkpoints: dict[str, float] = {}
+
+    def _process(self, name: str, *command: str) -> Process:
+        return Process(name, [*command], self.directory / f"{name}.log", self.directory)
+
+    def _training(self, store_url: str, port: int) -> list[str]:
+        """The command that trains, and goes on with the run where there is one."""
+        plan = self.plan
+        algorithm = {
+            "model": str(self.model), "steps": plan.steps, "batch_size": plan.batch_size,
+            "group_size": plan.group_size, "max_response_tokens": 8, "learning_rate": 1e-3, "device": "cpu",
+        }  # fmt: skip
+        trainer = {"store": store_url, "seed": plan.seed, "max_attempts": 10, "timeout": 60}
+        if plan.where in ("process", "verl"):
+            runners = {"runners": "process"} if plan.where == "process" else {}
+            trainer |= {"n_workers": plan.workers, "directory": "run", **runners}
+            return [sys.executable, "train.py", *map(json.dumps, (plan.where, algorithm, trainer))]
+        remote = ["--port", str(port), "--silent-seconds", "12"]
+        local = ["--agent", "agent.py:agent", "--workers", str(plan.workers)]
+        return [
+            *AGL, "train", "--tasks", "tasks.jsonl", "--runners", plan.where, "--out", "run", "--resume", "--quiet",
+            "--json", "result.json", *(remote if plan.where == "remote" else local),
+            *(word for k, v in (algorithm | trainer).items() for word in (f"--{k.replace('_', '-')}", str(v))),
+        ]  # fmt: skip
+
+    @property
+    def processes(self) -> list[Process]:
+        return [*([self.store] if self.store else []), self.trainer, *self.runners]
 
     def run(self) -> None:
-        """Train and kill until training has ended by itself.
+        """Train and kill until training has ended by itself; `killed` may then be fewer than were planned.
 
         Raises:
             TimeoutError, AssertionError: it did not, or a process ended that nobody killed.
@@ -239,23 +303,23 @@ class Chaos:
         due = [kind for kind, n in self.plan.kills.items() for _ in range(n)]
         self.random.shuffle(due)
         with self._all():
-            for process in (self.store, self.trainer, *self.runners):
+            self._began = time.monotonic()
+            for process in self.processes:
                 process.start()
             self.witness.start()
-            self._await_first_rollout(deadline)
+            if "run" not in self.plan.kills:
+                self._await_first_rollout(deadline)
             while self.trainer.returned() is None:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"still training after {self.plan.seconds:g} s; {self._tails()}")
-                pause = self.random.uniform(*self.plan.pause)
-                self._pass(pause)
-                if due and self.trainer.returned() is None:
-                    self._kill(due.pop())
+                self._pass(self.random.uniform(*self.plan.pause))
+                if due and self.trainer.returned() is None and self._kill(due[-1]):
+                    self.killed[due.pop()] += 1
             self.witness.over.set()
             self.witness.join(90)
             self.say(f"training ended; killed {dict(self.killed)}")
             assert self.trainer.returned() == 0, self.trainer.said()[-3000:]
             assert self.witness.error is None, self.witness.error
-            assert not due, f"training had ended before {due}: plan more steps"
 
     @contextlib.contextmanager
     def _all(self) -> Iterator[None]:
@@ -263,7 +327,7 @@ class Chaos:
             yield
         finally:
             self.witness.over.set()
-            for process in (*self.runners, self.trainer, self.store):
+            for process in reversed(self.processes):
                 process.stop()
 
     def _await_first_rollout(self, deadline: float) -> None:
@@ -275,22 +339,58 @@ class Chaos:
     def _pass(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while time.monotonic() < until and self.trainer.returned() is None:
-            for process in (self.store, *self.runners):
-                assert process.returned() is None, f"{process.name} ended by itself: {process.said()[-3000:]}"
-            time.sleep(0.05)
+            for process in self.processes:
+                ended = process is not self.trainer and process.returned() is not None
+                assert not ended, f"{process.name} ended by itself: {process.said()[-3000:]}"
+            for path in (self.directory / "run" / "checkpoints").glob("*step?*"):
+                self.checkpoints.setdefault(path.name, time.monotonic() - self._began)
+            time.sleep(0.02)
 
-    def _kill(self, kind: str) -> None:
-        self.killed[kind] += 1
+    def _kill(self, kind: str) -> bool:
+        """Whether there was something to kill."""
         if kind == "database":
             self.say("the database's connections break")
             self.break_connections()
-            return
-        process = {"store": self.store, "trainer": self.trainer}.get(kind) or self.random.choice(self.runners)
+            return True
         down = self.random.uniform(0.2, 2.0)
+        if kind in ("policy", "worker"):
+            return self._kill_child(kind)
+        if kind == "run":
+            self._power_cut(down)
+            return True
+        process = {"store": self.store, "trainer": self.trainer}.get(kind) or self.random.choice(self.runners)
         self.say(f"kill -9 {process.name}, down for {down:.1f} s")
         process.kill()
         time.sleep(down)
         process.start()
+        return True
+
+    def _power_cut(self, down: float) -> None:
+        """Everything dies at once; for verl, all that Ray has started, too, as when a machine loses power."""
+        pids = self.trainer.family() if self.plan.where == "verl" else []
+        self.say(f"kill -9 everything after {len(self.checkpoints)} steps, down for {down:.1f} s")
+        for process in self.processes:
+            process.kill(group=True)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(down)
+        for process in self.processes:
+            process.start()
+
+    def _kill_child(self, kind: str) -> bool:
+        """Kill the policy's process, without which training ends and is started again, or one that runs rollouts."""
+        policy = [pid for pid in self.trainer.family()[1:] if b"agl.trainer.local" in _command(pid)]
+        workers = [pid for pid in self.trainer.family()[2:] if pid not in policy]
+        pids = policy if kind == "policy" else workers[-1:]
+        if not pids:
+            return False
+        self.say(f"kill -9 {kind} {pids[0]} after {len(self.checkpoints)} steps")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pids[0], signal.SIGKILL)
+        if kind == "policy" and self.trainer.wait(60):
+            self.trainer.start()
+        return True
 
     def _lock_sqlite(self) -> None:
         path = self.database.removeprefix("sqlite:///")
@@ -300,7 +400,7 @@ class Chaos:
             other.execute("ROLLBACK")
 
     def _tails(self) -> str:
-        return "\n".join(f"--- {p.name}\n{p.said()[-1500:]}" for p in (self.trainer, self.store, *self.runners))
+        return "\n".join(f"--- {p.name}\n{p.said()[-1500:]}" for p in self.processes)
 
     # -- what has to hold ---------------------------------------------------------------------------------------------
     async def check(self) -> dict[str, Any]:
@@ -317,11 +417,29 @@ class Chaos:
             self._runners_are_brief()
             return {
                 "killed": dict(self.killed), "rollouts": len(rollouts), "trained_calls": trained,
+                "second_attempts": sum(r.attempts > 1 and r.status == "succeeded" for r in rollouts),
                 "statuses": dict(Counter(r.status for r in rollouts)), "attempts": sum(r.attempts for r in rollouts),
                 "witness_spans": len(self.witness.acknowledged), "trainer_starts": self.trainer.starts,
             }  # fmt: skip
         finally:
             await store.close()
+
+    @property
+    def exact(self) -> bool:
+        """Whether two runs of the same seed make the same policy, however often they were resumed."""
+        return self.plan.where != "verl" and self.plan.runners * self.plan.workers == 1
+
+    def same_policy(self, other: Chaos) -> bool:
+        """Whether the last checkpoints hold the same weights and optimiser states, to the bit."""
+        import torch
+
+        states = [
+            torch.load(chaos.checkpoint() / "states" / "policy.pt", weights_only=False) for chaos in (self, other)
+        ]
+        return _equal(*states)
+
+    def checkpoint(self) -> Path:
+        return Path(self.directory, json.loads((self.directory / "result.json").read_text())["checkpoint"])
 
     async def _nothing_acknowledged_is_lost(self, store: Store) -> None:
         kept = {s.span_id: s for s in await store.query_spans("witness")}
@@ -382,7 +500,7 @@ class Chaos:
         import torch
 
         assert [h["step"] for h in result["history"] if h["step"]] == list(range(1, self.plan.steps + 1))
-        checkpoint = Path(self.directory, result["checkpoint"])
+        checkpoint = self.checkpoint()
         facts = json.loads((checkpoint / "run.json").read_text())
         assert facts["step"] == self.plan.steps
         versions = [h["policy_version"] for h in result["history"] if "policy_version" in h]
@@ -399,7 +517,20 @@ class Chaos:
             assert runner.said().count("lost the server") <= outages + 1, runner.said()[-3000:]
 
 
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _equal(a: Any, b: Any) -> bool:
+    import torch
+
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_equal(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return a == b

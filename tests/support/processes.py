@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,12 @@ class Programs:
         self.environment = {**clean, **environment}
         self.running: list[subprocess.Popen[str]] = []
 
-    def start(self, *words: object, log: str) -> subprocess.Popen[str]:
-        """Start one; what it prints goes to the file `log`."""
+    def start(self, *words: object, log: str, **pipes: int) -> subprocess.Popen[str]:
+        """Start one; what it prints goes to the file `log`, but for `pipes` (stdin, stdout)."""
         file = (self.directory / log).open("a")
         program = subprocess.Popen(
-            list(map(str, words)), cwd=self.directory, env=self.environment, stdout=file, stderr=file, text=True,
-            start_new_session=True,
+            list(map(str, words)), cwd=self.directory, env=self.environment, stderr=file, text=True,
+            start_new_session=True, **{"stdout": file, **pipes},
         )  # fmt: skip
         self.running.append(program)
         return program
@@ -93,3 +93,14 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return sock.getsockname()[1]
+
+
+def family(pid: int, depth: int = 0) -> Iterator[tuple[int, int]]:
+    """A process and all that it started, children after their parents: pid, generations below the first."""
+    yield pid, depth
+    children: list[str] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            children += task.read_text().split()
+    for child in children:
+        yield from family(int(child), depth + 1)

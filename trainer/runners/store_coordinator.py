@@ -16,6 +16,7 @@ from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.lease_guard import LeaseGuard
 from agl.trainer.runners.remote.coordinator import SILENT_SECONDS, coordinator_routes, key_check
 from agl.trainer.store.base import NO_RUN, Store
+from agl.trainer.store.sql.clock import Observer
 
 LOST_CHECK_SECONDS, EXPIRE_SECONDS = 2.0, 1.0
 
@@ -61,21 +62,27 @@ class StoreCoordinator:
         await self.coordinator.stop()
 
     async def _give_up_lost(self) -> None:
-        """Give up attempts that were leased by an earlier server, which was killed, and whose runners are silent."""
-        began, store = time.time(), self.coordinator.store
+        """Give up attempts that were leased by an earlier server, which was killed, and whose runners are silent.
+
+        Silence counts from this server's start: a server that was down has received no heartbeats. Setting a clock
+        has no effect.
+        """
+        store, observer = self.coordinator.store, Observer(time.monotonic)
+        earlier: set[tuple[str, int]] | None = None
         while True:
             with contextlib.suppress(AglError):
                 rollouts = await store.query_rollouts(status=["preparing", "running"])
-                earlier = [r for r in rollouts if r.run_id is None and r.created_at < began]
-                attempts = [(await store.query_attempts(r.rollout_id))[-1] for r in earlier]
-                lost = [a for a in attempts if a.started_at < began]
+                attempts = [(await store.query_attempts(r.rollout_id))[-1] for r in rollouts if r.run_id is None]
+                if earlier is None:
+                    earlier = {(a.rollout_id, a.attempt) for a in attempts}
+                lost = [a for a in attempts if (a.rollout_id, a.attempt) in earlier]
                 if not lost:
                     return
-                for attempt in lost:
-                    # A server that was down has received no heartbeats.
-                    if time.time() - max(began, attempt.last_heartbeat_at) > self.silent_seconds:
+                ages = observer.look((a.rollout_id, a.attempt, a.started_at, a.last_heartbeat_at) for a in lost)
+                for key, (_, silence) in ages.items():
+                    if silence > self.silent_seconds:
                         why = "its runner was not heard of since the server was restarted"
-                        await store.update_attempt(attempt.rollout_id, attempt.attempt, "unresponsive", error=why)
+                        await store.update_attempt(*key, "unresponsive", error=why)
             await asyncio.sleep(LOST_CHECK_SECONDS)
 
     async def _expire(self) -> None:
