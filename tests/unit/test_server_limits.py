@@ -145,6 +145,18 @@ async def test_a_body_that_drips_is_cut_off():
         await good(running)
 
 
+@pytest.mark.parametrize(("size", "status"), [(10_000, b"200"), (10_001, b"431"), (60_000, b"431")])
+@in_loop
+async def test_a_head_may_have_as_many_bytes_as_the_limit_says(size, status):
+    async with echo(header_bytes=10_000) as running:
+        start, end = b"POST /length?q=1 HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 2\r\nx-a: ", b"\r\n\r\n"
+        reader, writer = await connect(running)
+        # In one piece, body and all.
+        writer.write(start + b"a" * (size - len(start) - len(end)) + end + b"hi")
+        assert (await ends(reader) if status == b"431" else await reader.read(12))[9:12] == status
+        await good(running)
+
+
 @in_loop
 async def test_heads_bodies_and_all_bodies_together_are_bounded():
     async with echo(header_bytes=10_000, body_bytes=5000, buffered_bytes=8000) as running:

@@ -96,14 +96,31 @@ class _Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_ended()
         self._trailing = True
+        # A head that came in one piece was never incomplete when its bytes were counted.
+        if self._head_size() > self._limits.header_bytes:
+            self._drop(_LARGE)
+            return
         self._connections.busy(self)
         super().on_headers_complete()
         self.scope.setdefault("extensions", {})[ABORT] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+
+    def on_body(self, body: bytes) -> None:
+        if not self.transport.is_closing():
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self.transport.is_closing():
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self.transport.is_closing() and not self.pipeline:
             self._connections.idle(self)
+
+    def _head_size(self) -> int:
+        """Bytes of a whole head: request line, headers with colon, one space and line end, and the empty line."""
+        line = len(self.parser.get_method()) + len(self.url) + len(b"  HTTP/1.1\r\n")
+        return line + sum(len(name) + len(value) + 4 for name, value in self.headers) + 2
 
     def _expect_head(self) -> None:
         self._head_bytes = 0
