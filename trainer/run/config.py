@@ -35,7 +35,8 @@ class RunConfig:
         n_workers: rollouts that run at once. max_attempts: tries per rollout. timeout: seconds per attempt.
         runners: where rollouts are executed: "local" (this process), "process", Ray, or "remote" (wherever `agl runner`
             is started).
-        runner_key: the key that remote runners must show; with None, one is made that runners of this user on this machine find. Worker processes that
+        runner_key: the key that remote runners must show; with None, one is made
+            that runners of this user on this machine find. Worker processes that
             the run starts get a key that is made for them.
         silent_seconds: how long a remote runner may be silent before its rollouts are run again.
         runner_patience: how long the run waits for any remote runner before it ends.
