@@ -279,8 +279,10 @@ async def test_what_no_runner_sends_is_refused(tmp_path: Path) -> None:
                     continue
                 got = await client.post(f"{url}/runner/{what}", json=sent)
                 assert 400 <= got.status_code < 500, (what, body, got.status_code, got.text)
-            got = await client.post(f"{url}/runner/{what}", content=b"\xff{")
-            assert got.status_code == 400
+            for kind, status in (("application/json", 400), ("text/plain", 415)):
+                headers = {"content-type": kind}
+                got = await client.post(f"{url}/runner/{what}", content=b"\xff{", headers=headers)
+                assert got.status_code == status
     assert (await store.get_rollout(rollout.rollout_id)).status == "running"
     assert await store.query_spans(rollout.rollout_id) == []
     await coordinator.close()
