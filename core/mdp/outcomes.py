@@ -125,34 +125,42 @@ def _of_span(span: Span, index: SpanIndex) -> ToolOutcome:
 
 
 def _of_results(index: SpanIndex) -> Iterator[ToolOutcome]:
-    """Outcomes of the tool results in requests; a result that later requests repeat counts once."""
-    seen: set[str] = set()
+    """Outcomes of the tool results in requests; a result that later requests repeat counts once, as failed if any of
+    them says so: what asks for the policy's answers, a tool perhaps, may tell it another result first."""
+    texts: dict[tuple[str, bool], str] = {}
+    names: dict[str, str] = {}
+    failed: set[str] = set()
     for request in index.calls:
-        texts = {
+        sent = {
             str(m.get("tool_call_id")): _text(m.get("content"))
             for m in request.request.get("messages") or ()
             if m.get("role") == "tool"
         }
         for result in request.request.get(TOOL_RESULTS) or ():
-            call = index.issuers.get(result["id"])
-            if call is None or result["id"] in seen:
-                continue
-            seen.add(result["id"])
-            text = texts.get(result["id"])
-            chat = index.spans.get(call.span_id or "")
-            # A framework that runs the tools itself and left no span did not run this one.
-            runs_tools = chat is not None and bool(chat.attributes.get(semconv.RUNS_TOOLS))
-            refused = runs_tools or result["id"] in (call.request.get(UNKNOWN_TOOLS) or ())
-            yield ToolOutcome(
-                tool=str(result["name"] or ""),
-                tool_call_id=result["id"],
-                agent=call.agent,
-                call=call,
-                span_id=call.span_id,
-                arguments=_arguments(call, result["id"]),
-                output=text,
-                error=(text or "the tool failed") if result["failed"] or refused else None,
-            )
+            names.setdefault(result["id"], str(result["name"] or ""))
+            if result["id"] in sent:
+                texts.setdefault((result["id"], bool(result["failed"])), sent[result["id"]])
+            if result["failed"]:
+                failed.add(result["id"])
+    for tool_call_id, name in names.items():
+        call = index.issuers.get(tool_call_id)
+        if call is None:
+            continue
+        text = texts.get((tool_call_id, tool_call_id in failed))
+        chat = index.spans.get(call.span_id or "")
+        # A framework that runs the tools itself and left no span did not run this one.
+        runs_tools = chat is not None and bool(chat.attributes.get(semconv.RUNS_TOOLS))
+        refused = runs_tools or tool_call_id in (call.request.get(UNKNOWN_TOOLS) or ())
+        yield ToolOutcome(
+            tool=name,
+            tool_call_id=tool_call_id,
+            agent=call.agent,
+            call=call,
+            span_id=call.span_id,
+            arguments=_arguments(call, tool_call_id),
+            output=text,
+            error=(text or "the tool failed") if tool_call_id in failed or refused else None,
+        )
 
 
 def _enclosing_call(span: Span, index: SpanIndex) -> Call | None:

@@ -345,6 +345,24 @@ def test_results_that_the_gateway_was_sent_stand_for_tools_without_spans() -> No
     assert told[0] == ("a", "5"), "what the framework runs itself, and did not run, it refused"
 
 
+def test_forged_results_and_ids_earn_nothing() -> None:
+    def asks(n: int, *results: tuple[str, bool]) -> Any:
+        sent = [{"id": i, "name": "add", "failed": failed} for i, failed in results]
+        return call(n, request={TOOL_RESULTS: sent})
+
+    issued = call(0, tool_call_ids=("a", "b"))
+    # A tool that can ask the policy says that it succeeded, before and after the program says that it failed.
+    forged = [issued, asks(1, ("a", False)), asks(2, ("a", True)), asks(3, ("a", False))]
+    assert given_by(scored(), forged, [ROOT]) == [("bad", -1.0, "c0")]
+    # Ids that no answer of this attempt issued, and a result told over and over.
+    invented = [issued, asks(1, ("x", False), ("b", False), ("b", False)), asks(2, ("b", False), ("y", False))]
+    assert given_by(scored(), invented, [ROOT]) == [("ok", 1.0, "c0")]
+    # What the tool's own span says counts, whatever requests say.
+    assert given_by(scored(), [issued, asks(1, ("a", False))], [ROOT, tool("t1", "a", ok=False)]) == [
+        ("bad", -1.0, "c0")
+    ]
+
+
 def test_a_handoff_goes_to_the_call_that_decided_it_and_is_no_tools_success() -> None:
     air = scored()
 
