@@ -388,7 +388,7 @@ class Chaos:
         self.say(f"kill -9 {kind} {pids[0]} after {len(self.checkpoints)} steps")
         with contextlib.suppress(ProcessLookupError):
             os.kill(pids[0], signal.SIGKILL)
-        if kind == "policy" and self.trainer.wait(60):
+        if kind == "policy" and self.trainer.wait(120):
             self.trainer.start()
         return True
 

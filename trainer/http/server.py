@@ -7,6 +7,7 @@ import contextlib
 import ipaddress
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -61,8 +62,10 @@ class HttpServer:
         """
         sock = self._bind()
         self.port = sock.getsockname()[1]
-        _allow_files(self.limits.connections + _SPARE_FILES)
-        connections = Connections(self.limits)
+        files = _allow_files(self.limits.connections + _SPARE_FILES)
+        # Else accept() fails once there are none left, and everything that opens a file with it.
+        allowed = max(files // 2, files - _SPARE_FILES)
+        connections = Connections(replace(self.limits, connections=min(self.limits.connections, allowed)))
         config = uvicorn.Config(
             Bounded(self.app, self.limits),
             log_config=None,
@@ -138,17 +141,19 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _allow_files(count: int) -> None:
-    """Raise this process's limit of open files, as far as the system permits."""
+def _allow_files(count: int) -> int:
+    """Raise this process's limit of open files, as far as the system permits; returns how many it may open."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
-        return
+        return count
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:
         limit = count if hard == resource.RLIM_INFINITY else min(count, hard)
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return count if allowed == resource.RLIM_INFINITY else allowed
 
 
 async def _wait(task: asyncio.Task[None], seconds: float) -> bool:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
@@ -198,9 +199,11 @@ class PolicyProcess:
 
     Attributes:
         specs: the policies. info: what was loaded, by policy.
+        on_death: called with the error if the process dies.
     """
 
     info: dict[str, PolicyInfo]
+    on_death: Callable[[EngineError], None] | None = None
 
     def __init__(self, specs: Seq[PolicySpec], process: subprocess.Popen[bytes], log: Any) -> None:
         self.specs = tuple(specs)
@@ -364,6 +367,8 @@ class PolicyProcess:
         exited = await self._wait_for_exit(_TERM_SECONDS)
         how = f"exit code {self._process.returncode}" if exited else "connection lost"
         self._fail(f"the policy process died ({how})", self._last_output())
+        if self.on_death is not None:
+            self.on_death(self._error())
 
     def _last_output(self) -> str:
         size = os.fstat(self._log.fileno()).st_size
