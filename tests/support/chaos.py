@@ -512,7 +512,7 @@ class Chaos:
 
     def _runners_are_brief(self) -> None:
         """A server that is gone is news once, not at every try."""
-        outages = sum(self.killed[kind] for kind in ("store", "trainer", "database"))
+        outages = sum(n for kind, n in self.killed.items() if kind not in ("runner", "worker"))
         for runner in self.runners:
             assert runner.said().count("lost the server") <= outages + 1, runner.said()[-3000:]
 

@@ -64,12 +64,15 @@ class HttpServer:
         self.port = sock.getsockname()[1]
         files = _allow_files(self.limits.connections + _SPARE_FILES)
         # Else accept() fails once there are none left, and everything that opens a file with it.
-        allowed = max(files // 2, files - _SPARE_FILES)
-        connections = Connections(replace(self.limits, connections=min(self.limits.connections, allowed)))
+        most = min(self.limits.connections, max(files // 2, files - _SPARE_FILES))
+        connections = Connections(replace(self.limits, connections=most))
         config = uvicorn.Config(
             Bounded(self.app, self.limits),
             log_config=None,
-            log_level="warning",
+            # Its warnings are one line for each malformed request, as many as anybody cares to send.
+            log_level="error",
+            # asyncio accepts so many at a time, several times over before the first of them is counted.
+            backlog=max(1, min(_SPARE_FILES, files - most) // 8),
             access_log=False,
             lifespan="off",
             http=connections.protocol(),  # type: ignore[arg-type]
@@ -86,6 +89,7 @@ class HttpServer:
                 await self._task
                 raise self.error("the server ended before it listened")
             await asyncio.sleep(0.005)
+        sock.listen(_BACKLOG)
         host = f"[{self.host}]" if ":" in self.host else self.host
         self.url = f"http://{host}:{self.port}"
         return self.url
