@@ -199,11 +199,9 @@ class PolicyProcess:
 
     Attributes:
         specs: the policies. info: what was loaded, by policy.
-        on_death: called with the error if the process dies.
     """
 
     info: dict[str, PolicyInfo]
-    on_death: Callable[[EngineError], None] | None = None
 
     def __init__(self, specs: Seq[PolicySpec], process: subprocess.Popen[bytes], log: Any) -> None:
         self.specs = tuple(specs)
@@ -218,6 +216,7 @@ class PolicyProcess:
         self._failure: str | None = None
         self._tail = ""
         self._closing = False
+        self._on_death: Callable[[EngineError], None] = lambda error: None
 
     @classmethod
     async def start(cls, specs: Seq[PolicySpec], *, timeout: float = 120.0) -> PolicyProcess:
@@ -276,6 +275,12 @@ class PolicyProcess:
     def returncode(self) -> int | None:
         """Exit code of the child; None while it runs."""
         return self._process.poll()
+
+    def on_death(self, callback: Callable[[EngineError], None]) -> None:
+        """Have `callback` called with the error when the process dies; at once if it already has."""
+        self._on_death = callback
+        if self._failure is not None:
+            callback(self._error())
 
     async def generate(
         self, policy: str, prompt_ids: IntArray, sampling: Sampling, session: str | None, on_tokens: OnTokens | None
@@ -367,8 +372,7 @@ class PolicyProcess:
         exited = await self._wait_for_exit(_TERM_SECONDS)
         how = f"exit code {self._process.returncode}" if exited else "connection lost"
         self._fail(f"the policy process died ({how})", self._last_output())
-        if self.on_death is not None:
-            self.on_death(self._error())
+        self._on_death(self._error())
 
     def _last_output(self) -> str:
         size = os.fstat(self._log.fileno()).st_size

@@ -77,7 +77,7 @@ class Policies:
     def on_death(self, callback: Callable[[EngineError], None]) -> None:
         """Have `callback` called with the error when one of their processes dies."""
         for _, policy in self:
-            policy.process.on_death = callback
+            policy.process.on_death(callback)
 
     def directory(self, root: Path, name: str) -> Path:
         """Where a policy's model goes below `root`: `policy`, or `policies/<name>` where there are several."""
