@@ -53,6 +53,7 @@ class PolicyGradient(PolicyGradientSettings):
             if run.resume:
                 await run.resume_from(start, policies.versions)
             await run.start(self._rules, policies.names[0], register=policies.serve)
+            policies.on_death(run.fail)
             run.progress.start(steps, start)
             for name, policy in policies:
                 await run.store.add_policy_version(run.run_id, name, policy.version, start)

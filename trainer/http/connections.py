@@ -119,6 +119,7 @@ class _Connection(HttpToolsProtocol):
 
     def _head_size(self) -> int:
         """Bytes of a whole head: request line, headers with colon, one space and line end, and the empty line."""
+        assert self.parser is not None
         line = len(self.parser.get_method()) + len(self.url) + len(b"  HTTP/1.1\r\n")
         return line + sum(len(name) + len(value) + 4 for name, value in self.headers) + 2
 

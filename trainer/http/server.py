@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -66,12 +67,17 @@ class HttpServer:
         self.port = sock.getsockname()[1]
         if self._minted_key is not None:
             local_key.publish(self.host, self.port, self._minted_key)
-        _allow_files(self.limits.connections + _SPARE_FILES)
-        connections = Connections(self.limits)
+        files = _allow_files(self.limits.connections + _SPARE_FILES)
+        # Else accept() fails once there are none left, and everything that opens a file with it.
+        most = min(self.limits.connections, max(files // 2, files - _SPARE_FILES))
+        connections = Connections(replace(self.limits, connections=most))
         config = uvicorn.Config(
             Bounded(BrowserCheck(self.app, loopback=is_loopback(self.host)), self.limits),
             log_config=None,
-            log_level="warning",
+            # Its warnings are one line for each malformed request, as many as anybody cares to send.
+            log_level="error",
+            # asyncio accepts so many at a time, several times over before the first of them is counted.
+            backlog=max(1, min(_SPARE_FILES, files - most) // 8),
             access_log=False,
             lifespan="off",
             http=connections.protocol(),  # type: ignore[arg-type]
@@ -88,6 +94,7 @@ class HttpServer:
                 await self._task
                 raise self.error("the server ended before it listened")
             await asyncio.sleep(0.005)
+        sock.listen(_BACKLOG)
         host = f"[{self.host}]" if ":" in self.host else self.host
         self.url = f"http://{host}:{self.port}"
         return self.url
@@ -135,17 +142,19 @@ class HttpServer:
         return sock
 
 
-def _allow_files(count: int) -> None:
-    """Raise this process's limit of open files, as far as the system permits."""
+def _allow_files(count: int) -> int:
+    """Raise this process's limit of open files, as far as the system permits; returns how many it may open."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
-        return
+        return count
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:
         limit = count if hard == resource.RLIM_INFINITY else min(count, hard)
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return count if allowed == resource.RLIM_INFINITY else allowed
 
 
 async def _wait(task: asyncio.Task[None], seconds: float) -> bool:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,7 @@ class PolicyProcess:
         self._failure: str | None = None
         self._tail = ""
         self._closing = False
+        self._on_death: Callable[[EngineError], None] = lambda error: None
 
     @classmethod
     async def start(cls, specs: Seq[PolicySpec], *, timeout: float = 120.0) -> PolicyProcess:
@@ -274,6 +276,12 @@ class PolicyProcess:
     def returncode(self) -> int | None:
         """Exit code of the child; None while it runs."""
         return self._process.poll()
+
+    def on_death(self, callback: Callable[[EngineError], None]) -> None:
+        """Have `callback` called with the error when the process dies; at once if it already has."""
+        self._on_death = callback
+        if self._failure is not None:
+            callback(self._error())
 
     async def generate(
         self, policy: str, prompt_ids: IntArray, sampling: Sampling, session: str | None, on_tokens: OnTokens | None
@@ -365,6 +373,7 @@ class PolicyProcess:
         exited = await self._wait_for_exit(_TERM_SECONDS)
         how = f"exit code {self._process.returncode}" if exited else "connection lost"
         self._fail(f"the policy process died ({how})", self._last_output())
+        self._on_death(self._error())
 
     def _last_output(self) -> str:
         size = os.fstat(self._log.fileno()).st_size

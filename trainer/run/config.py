@@ -6,7 +6,6 @@ Invariant: a value that could not be used is refused here, before anything is st
 from __future__ import annotations
 
 import re
-import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -101,19 +100,16 @@ def require_positive(**values: float | None) -> None:
 
 
 def require_descriptors(n_workers: int) -> None:
-    """Let this process open as many files as a run of so many workers may need, if the system permits that many.
-
-    Raises:
-        ConfigError: it permits fewer.
-    """
+    """Raise `ConfigError` where the system does not let this process open as many files as a run may need."""
     # A rollout holds a connection at both ends, and may hold one to its tools; the rest is stores, pipes and libraries.
     needed = 64 + 4 * n_workers
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
         return
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise ConfigError(
             f"this process may open {hard} files, and {n_workers} workers need up to {needed}",
             hint="raise the limit (ulimit -n), or lower n_workers",
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import socket
@@ -25,6 +24,8 @@ def lock_directory(directory: Path) -> IO[str]:
     path = directory / "lock"
     file = path.open("a+")
     try:
+        import fcntl
+
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
@@ -32,7 +33,7 @@ def lock_directory(directory: Path) -> IO[str]:
             f"{directory} is in use by {path.read_text().strip() or 'another trainer'}",
             hint="wait until that run ends or stop it, or choose another directory",
         ) from None
-    except OSError as error:
+    except (ImportError, OSError) as error:  # Windows, some network file systems
         log.warning("%s cannot be locked (%s): see to it that no second trainer writes there", directory, error)
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}\n")

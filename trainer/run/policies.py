@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
 
+from agl.errors import EngineError
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.local.config import Policy
 from agl.trainer.local.policy import LocalPolicy, PolicySpec, start_policies
@@ -72,6 +73,11 @@ class Policies:
         """Register all of them with a gateway."""
         for name, policy in self:
             gateway.serve(name, policy, self._renderings[name], policy.info.stop_token_ids)
+
+    def on_death(self, callback: Callable[[EngineError], None]) -> None:
+        """Have `callback` called with the error when one of their processes dies."""
+        for _, policy in self:
+            policy.process.on_death(callback)
 
     def directory(self, root: Path, name: str) -> Path:
         """Where a policy's model goes below `root`: `policy`, or `policies/<name>` where there are several."""

@@ -101,6 +101,7 @@ class Run:
     _cluster: Any = None
     _pending: dict[str, asyncio.Future[RolloutResult]] = field(default_factory=dict)
     _abandoned: list[str] = field(default_factory=list)
+    _failure: BaseException | None = None
 
     @property
     def selection(self) -> Selection:
@@ -234,24 +235,20 @@ class Run:
                 url,
                 waiting=lambda: sum(not future.done() for future in self._pending.values()),
                 note=self.progress.note,
-                on_failure=self._on_failure,
+                on_failure=self.fail,
                 patience=config.runner_patience,
             )
         if config.runners == "local":
-            return LocalRunner(
-                self.agent, coordinator, n_workers=n_workers, on_failure=self._on_failure, hooks=config.hooks
-            )
+            return LocalRunner(self.agent, coordinator, n_workers=n_workers, on_failure=self.fail, hooks=config.hooks)
         assert self.payload is not None
         workers = (coordinator, self.payload, url, worker_key)
         if not isinstance(config.runners, RayRunners):
             from agl.trainer.runners.process.runner import ProcessRunner
 
-            return ProcessRunner(*workers, n_workers=n_workers, on_failure=self._on_failure)
+            return ProcessRunner(*workers, n_workers=n_workers, on_failure=self.fail)
         from agl.trainer.runners.ray import RayRunner
 
-        return RayRunner(
-            self._cluster, *workers, options=config.runners, n_workers=n_workers, on_failure=self._on_failure
-        )
+        return RayRunner(self._cluster, *workers, options=config.runners, n_workers=n_workers, on_failure=self.fail)
 
     async def resume_from(self, step: int, versions: Mapping[str, int]) -> None:
         """Continue a stopped run: `step` steps are done, in the weights of these versions.
@@ -315,6 +312,8 @@ class Run:
             One result per rollout, tasks in order, repetitions next to each other.
         """
         assert self._coordinator is not None
+        if self._failure is not None:
+            raise self._failure
         config = RolloutConfig(max_attempts=self.config.max_attempts, timeout_seconds=self.config.timeout)
         seed_step = step if mode == "train" else 0
         new = [
@@ -359,7 +358,9 @@ class Run:
         if future is not None and not future.done():
             future.set_result(result)
 
-    def _on_failure(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """End the wait for rollouts, now and from now on, with this error: none can succeed any more."""
+        self._failure = error
         for rollout_id, future in self._pending.items():
             if not future.done():
                 self._abandoned.append(rollout_id)
