@@ -173,6 +173,8 @@ def test_few_file_descriptors(untrained_model: Path, tmp_path: Path) -> None:
 
 
 def test_little_address_space(untrained_model: Path, tmp_path: Path) -> None:
-    ended = run(tmp_path / "run", untrained_model, RLIMIT_AS="700000000")
+    """Too little to load torch's libraries, which is noticed in the same place each time."""
+    ended = run(tmp_path / "run", untrained_model, RLIMIT_AS="500000000")
     assert ended.returncode == 1
-    assert ended.stderr.strip().splitlines()[-2].startswith(("ModelLoadError: ", "EngineError: "))
+    assert "ModelLoadError: cannot load" in ended.stderr
+    assert "Traceback" not in ended.stderr

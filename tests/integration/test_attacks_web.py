@@ -172,6 +172,20 @@ def test_clients_follow_a_server_that_starts_again_with_another_key(tmp_path: Pa
         first.stop()
 
 
+def test_every_request_under_way_when_a_server_starts_again_follows_it() -> None:
+    url = "http://127.0.0.1:4748"
+    local_key.publish("127.0.0.1", 4748, "old")
+    try:
+        auth = local_key.KeyAuth(url, None)
+        flows = [auth.auth_flow(httpx.Request("POST", url)) for _ in range(2)]
+        assert [next(flow).headers["authorization"] for flow in flows] == ["Bearer old"] * 2
+        local_key.publish("127.0.0.1", 4748, "new")
+        again = [flow.send(httpx.Response(401)) for flow in flows]
+        assert [request.headers["authorization"] for request in again] == ["Bearer new"] * 2
+    finally:
+        local_key.withdraw("127.0.0.1", 4748, "new")
+
+
 def test_a_key_of_this_machine_goes_to_no_other(tmp_path: Path) -> None:
     local_key.publish("127.0.0.1", 4747, "k" * 40)
     try:

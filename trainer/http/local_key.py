@@ -94,7 +94,8 @@ class KeyAuth(httpx.Auth):
         if response.status_code != 401 or self._key:
             return
         found = find(self._url)
-        if found is not None and found != self._local:
+        # Another request may have found the new one while this was under way with the old one.
+        if found is not None and found != key:
             self._local = found
             request.headers["authorization"] = f"Bearer {found}"
             yield request
