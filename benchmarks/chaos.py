@@ -157,6 +157,9 @@ def killed_at_random(
             row["fault"] = str(error) or repr(error)
             print(error)
         row["killed"] += chaos.killed
+        if not chaos.killed.total():
+            # It was over before its first moment came.
+            pause = (0.0, pause[1] / 2)
     row["killed"] = ", ".join(f"{kind} {n}" for kind, n in sorted(row["killed"].items()))
     row["policy"] = f"equal in {row['runs'] - row['unlike']} of {row['runs']}"
     if row["second_attempts"]:

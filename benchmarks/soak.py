@@ -17,7 +17,6 @@ import http.client
 import itertools
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -25,14 +24,18 @@ import tempfile
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
+
+from processes import AGL, family, free_port, programs
+
 import agl
+from agl.trainer.store.sql.sqlite import CACHE_KIB
 
 GROWTH_BYTES = 100
 """Of memory per rollout. What one rollout holds takes more: an empty dict 64 bytes and its place in another 100, an id
@@ -126,18 +129,25 @@ class Sample:
     threads: int
 
 
+PARTS = {0: "", 1: ", what forks workers", 2: ", supervisors", 3: ", workers"}
+"""What a trainer's descendants are called, by generation."""
+
+
 @dataclass
 class Curves:
-    """Samples of all processes by name, which has the pid where there may be several."""
+    """Samples of all processes by name; what a process has several of is added up, for they share the rollouts."""
 
     samples: dict[str, list[Sample]] = field(default_factory=dict)
 
     def take(self, roots: dict[str, int], rollouts: int, seconds: float) -> None:
+        now: dict[str, list[Sample]] = {}
         for name, pid in roots.items():
-            for depth, process in family(pid):
-                label = name if process == pid else f"{name} {'>' * depth} {process}"
+            for process, depth in family(pid):
                 with contextlib.suppress(OSError):
-                    self.samples.setdefault(label, []).append(look(process, rollouts, seconds))
+                    now.setdefault(name + PARTS[depth], []).append(look(process, rollouts, seconds))
+        for name, parts in now.items():
+            sums = (sum(getattr(p, slot) for p in parts) for slot in Sample.__slots__[2:])
+            self.samples.setdefault(name, []).append(Sample(rollouts, seconds, *sums))
 
     def faults(self) -> list[str]:
         """What grew after half of the rollouts, or came and went then."""
@@ -188,17 +198,6 @@ def growth(curve: list[Sample]) -> float:
     return float(np.polyfit(x, np.array([s.memory for s in curve], float), 1)[0]) if np.ptp(x) else 0.0
 
 
-def family(pid: int, depth: int = 0) -> Iterator[tuple[int, int]]:
-    """A process and all that it started: (generations below the first, pid)."""
-    yield depth, pid
-    children: list[str] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            children += task.read_text().split()
-    for child in children:
-        yield from family(int(child), depth + 1)
-
-
 def look(pid: int, rollouts: int, seconds: float) -> Sample:
     """Raises OSError for a process that has ended."""
     rollup = dict(line.split()[:2] for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
@@ -210,65 +209,35 @@ def look(pid: int, rollouts: int, seconds: float) -> Sample:
 
 
 # -- the run ----------------------------------------------------------------------------------------------------------
-class Programs:
-    """The processes of the run by name; `start` returns one, whose output goes to a file but for `captured`."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.running: dict[str, subprocess.Popen[str]] = {}
-
-    def start(self, name: str, *words: object, captured: bool = False) -> subprocess.Popen[str]:
-        log = (self.directory / f"{name}.log").open("w")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-        program = subprocess.Popen(
-            list(map(str, words)), cwd=self.directory, env=environment, stderr=log, text=True,
-            stdin=subprocess.PIPE if captured else subprocess.DEVNULL, stdout=subprocess.PIPE if captured else log,
-            start_new_session=True,
-        )  # fmt: skip
-        self.running[name] = program
-        return program
-
-    def pids(self) -> dict[str, int]:
-        return {name: program.pid for name, program in self.running.items() if program.poll() is None}
-
-    def stop(self) -> None:
-        for program in reversed(self.running.values()):
-            if program.poll() is None:
-                program.send_signal(signal.SIGINT)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    program.wait(20)
-            if program.poll() is None:
-                program.kill()
-                program.wait()
-
-    def tails(self) -> str:
-        return "\n".join(f"--- {path.name}\n{path.read_text()[-2000:]}" for path in self.directory.glob("*.log"))
-
-
 def soak(options: argparse.Namespace, directory: Path) -> tuple[Curves, int, float]:
     """Run it; the curves, the rollouts that ended and the seconds that took.
 
     Raises:
         RuntimeError: the trainer failed.
     """
-    programs, curves = Programs(directory), Curves()
-    cli = [sys.executable, "-c", "from agl.trainer.cli import main; main()"]
+    curves, roots = Curves(), {}
     words = ["--role", "train", "--runners", options.runners, "--workers", options.workers]
     words += ["--directory", directory / "run"]
-    try:
+    quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    with programs(directory, **quiet) as started:
         if options.runners == "remote":
             store, port = free_port(), free_port()
-            programs.start("store", *cli, "store", "--db", directory / "store.db", "--port", store)
+            roots["store"] = started.start(
+                *AGL, "store", "--db", directory / "store.db", "--port", store, log="store.log"
+            ).pid
             words += ["--store", f"http://127.0.0.1:{store}", "--port", port]
             listening(store)
         began, done, last = time.monotonic(), 0, 0.0
-        trainer = programs.start("trainer", sys.executable, __file__, *words, captured=True)
+        trainer = started.start(
+            sys.executable, __file__, *words, log="trainer.log", stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        roots["trainer"] = trainer.pid
         if options.runners == "remote":
             name = f"{Path(__file__)}:agent"
-            programs.start(
-                "runner", *cli, "runner", "--store", f"http://127.0.0.1:{port}", "--agent", name,
-                "--workers", options.workers,
-            )  # fmt: skip
+            roots["runner"] = started.start(
+                *AGL, "runner", "--store", f"http://127.0.0.1:{port}", "--agent", name, "--workers", options.workers,
+                log="runner.log",
+            ).pid  # fmt: skip
         assert trainer.stdin is not None
         assert trainer.stdout is not None
         for line in trainer.stdout:
@@ -276,22 +245,14 @@ def soak(options: argparse.Namespace, directory: Path) -> tuple[Curves, int, flo
             over = done >= options.rollouts or now - began > 60 * options.minutes
             if over or now - last >= options.every:
                 last = now
-                curves.take(programs.pids(), done, now - began)
+                curves.take(roots, done, now - began)
                 memory = ", ".join(f"{n} {c[-1].memory / 2**20:.0f}" for n, c in curves.samples.items())
                 print(f"{done:8,} rollouts, {done / (now - began):5.0f}/s; MiB: {memory}", flush=True)
             print("end" if over else "on", file=trainer.stdin, flush=True)
         seconds = time.monotonic() - began
         if trainer.wait():
-            raise RuntimeError(f"the trainer failed\n{programs.tails()}")
+            raise RuntimeError(f"the trainer failed\n{started.text('trainer.log')[-3000:]}")
         return curves, done, seconds
-    finally:
-        programs.stop()
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 def listening(port: int, seconds: float = 60.0) -> None:
@@ -323,6 +284,8 @@ def main() -> None:
         curves, done, seconds = soak(options, Path(scratch))
         files = sum(path.stat().st_size for path in Path(scratch).rglob("*.db"))
     faults = curves.faults()
+    if files < 2 * CACHE_KIB * 1024:
+        faults.append(f"{done} rollouts are too few: the store's page cache was not full after half of them")
     print(
         f"\n{done:,} rollouts in {seconds:.0f} s ({done / seconds:.0f}/s), store {files / 2**20:.0f} MiB; PSS in MiB:\n"
     )
