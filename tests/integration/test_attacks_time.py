@@ -130,10 +130,10 @@ async def test_a_worker_that_outlived_its_server_keeps_its_rollout_whatever_the_
     jump: float, wall: WallClock, tmp_path: Path
 ) -> None:
     async with restarted(tmp_path / "store.db", wall, 0.0) as (store, again, lease):
-        other = asyncio.ensure_future(again.coordinator.lease("another", 5.0))
-        for beat in range(25):
+        other = asyncio.ensure_future(again.coordinator.lease("another", 3.0))
+        for beat in range(15):
             assert await again.coordinator.heartbeat(lease)
-            if beat == 5:
+            if beat == 3:
                 wall.jump(jump)
             await asyncio.sleep(0.2)
         assert await other is None, "the rollout was leased to another worker"
@@ -164,7 +164,7 @@ connection.execute("ROLLBACK")
 def test_a_locked_store_is_waited_for_or_ends_the_run_which_goes_on(
     patience: float, locked: float, untrained_model: Path, tmp_path: Path
 ) -> None:
-    plan = Plan(where="local", steps=3, workers=1, turn=0.1, kills={"database": 1}, seconds=240.0)
+    plan = Plan(where="local", steps=2, workers=1, turn=0.1, kills={"database": 1}, seconds=240.0)
     holder: list[subprocess.Popen[str]] = []
 
     def lock() -> None:
