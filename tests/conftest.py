@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -21,6 +22,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PYTHONPATH"] = pythonpath()
 # The keys that servers make for themselves go here, and not among those of the person who runs the tests.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="agl-tests-state-")
+
+# How long an example may take says something about the machine alone. The version matrix does without hypothesis.
+with contextlib.suppress(ImportError):
+    from hypothesis import settings
+
+    settings.register_profile("agl", deadline=None)
+    settings.load_profile("agl")
 
 # A shell has its background jobs ignore Ctrl-C, and so would every program that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
