@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +108,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=[*left_out])
     items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """No slow test begins after AGL_TEST_SLOW_UNTIL, seconds since 1970; the report names those that did not run."""
+    until = os.environ.get("AGL_TEST_SLOW_UNTIL")
+    if until and time.time() > float(until) and item.get_closest_marker("slow") is not None:
+        pytest.skip("the time for slow tests is over; .ci/nightly runs them")
 
 
 COLLECTED = pytest.StashKey[frozenset[str]]()
