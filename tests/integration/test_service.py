@@ -143,7 +143,7 @@ async def test_one_run_at_a_time(untrained_model: Path, tmp_path: Path) -> None:
         assert status == 409
         assert "steps=3" in told["error"]["message"]
         assert (await ask("/runs/latest/result"))[0] == 409
-        with pytest.raises(ConfigError, match="belongs to a server that runs"):
+        with pytest.raises(ConfigError, match="is in use by process"):
             async with serving(settings, Keys(), progress=False):
                 pass
         status, stopped = await ask(f"/runs/{run['run_id']}/stop", {})

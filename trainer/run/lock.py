@@ -1,4 +1,4 @@
-"""The lock of a run's directory: one trainer at a time writes there."""
+"""The lock of a directory of runs: one trainer, or one server, at a time writes there."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ log = logging.getLogger("agl")
 
 
 def lock_directory(directory: Path) -> IO[str]:
-    """Lock a run's directory until the file returned is closed, or its process ends, however it ends.
+    """Lock a directory until the file returned is closed, or its process ends, however it ends.
 
     The kernel holds the lock (`flock`), so a dead process leaves none behind; the file names who holds it.
 
     Raises:
-        ConfigError: another trainer holds it, of this process or another; the message names its process and host.
+        ConfigError: another holds it, of this process or another; the message names its process and host.
     """
     path = directory / "lock"
     file = path.open("a+")
@@ -30,8 +30,8 @@ def lock_directory(directory: Path) -> IO[str]:
     except BlockingIOError:
         file.close()
         raise ConfigError(
-            f"{directory} is in use by {path.read_text().strip() or 'another trainer'}",
-            hint="wait until that run ends or stop it, or choose another directory",
+            f"{directory} is in use by {path.read_text().strip() or 'another process'}",
+            hint="wait until that ends or stop it, or choose another directory",
         ) from None
     except (ImportError, OSError) as error:  # Windows, some network file systems
         log.warning("%s cannot be locked (%s): see to it that no second trainer writes there", directory, error)

@@ -90,7 +90,7 @@ class RunRecord:
 
     def save(self) -> None:
         """Write the record atomically."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "directory"}
         part = self.directory / f".{_FILE}.part"
         with part.open("w") as file:

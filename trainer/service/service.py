@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -20,6 +19,7 @@ from pydantic_core import to_jsonable_python
 from agl.errors import AglError, ConfigError, DatasetError, nearest
 from agl.trainer.http.limits import Refused
 from agl.trainer.run.data import parse_tasks, read_tasks
+from agl.trainer.run.lock import lock_directory
 from agl.trainer.run.trainer import Trainer
 from agl.trainer.service.gateway_mount import GatewayMount
 from agl.trainer.service.progress_stream import ProgressStream
@@ -56,12 +56,8 @@ class Service:
         Raises:
             ConfigError: another server uses the directory. CheckpointError: it cannot be read.
         """
-        self.out.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.out / ".lock").open("a")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(f"{self.out} belongs to a server that runs", hint="choose another --out") from None
+        self.out.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = lock_directory(self.out)
         for record in load_records(self.out / "runs"):
             self.records[record.run_id] = record
             self.streams[record.run_id] = ProgressStream(record, self.progress)
@@ -189,7 +185,7 @@ class Service:
             )
         run_id = f"run-{uuid.uuid4().hex[:8]}"
         directory = self.out / "runs" / run_id
-        directory.mkdir(parents=True)
+        directory.mkdir(mode=0o700, parents=True)
         for split in SPLITS:
             if self.data_file(split).is_file():
                 shutil.copyfile(self.data_file(split), directory / f"{split}.jsonl")
