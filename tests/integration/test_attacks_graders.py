@@ -10,16 +10,20 @@ import json
 import os
 import resource
 import shutil
+import site
 import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from paths import pythonpath
 from postgres import Server
 
 from agl.errors import ConfigError, RewardError
@@ -432,6 +436,22 @@ def test_without_namespaces_the_judge_is_as_safe_and_the_log_says_what_is_missin
     assert f"the isolation '{level}'" in done.stderr
     assert f"gives the isolation '{level}' only" in refused
     assert "unshare" in refused
+
+
+@pytest.mark.parametrize("parent", ["/tmp", "/dev/shm"])
+def test_an_environment_that_lies_in_a_temporary_folder_can_be_used(parent: str) -> None:
+    """The program's own /tmp would cover it."""
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
+        venv.create(f"{folder}/venv", symlinks=True)
+        (packages,) = Path(folder).glob("venv/lib/python3*/site-packages")
+        (packages / "only_there.py").write_text("limit = 9")
+        (packages / "agl.pth").write_text("\n".join([pythonpath().split(os.pathsep)[0], *site.getsitepackages()]))
+        grade = (
+            "from agl.rewards import PythonTests; print(PythonTests().outcomes("
+            "{'tests': 'import only_there\\nassert f() == only_there.limit'}, 'def f(): return 9'))"
+        )
+        done = subprocess.run([f"{folder}/venv/bin/python", "-c", grade], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr[-2000:]) == ("['passed']\n", "")
 
 
 def test_required_isolation_is_given_here_or_refused() -> None:

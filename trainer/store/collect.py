@@ -55,7 +55,11 @@ class StoreSink:
     def __init__(self, rollout: RolloutContext, arguments: Sequence[str]) -> None:
         self._rollout = rollout
         self._runner = asyncio.Runner()
-        self._store: Store = self._runner.run(self._open(arguments))
+        try:
+            self._store: Store = self._runner.run(self._open(arguments))
+        except BaseException:
+            self._runner.close()
+            raise
 
     def send(self, spans: Sequence[Span]) -> None:
         """Store spans. Returns once they are stored."""
@@ -63,7 +67,8 @@ class StoreSink:
 
     def finish(self, error: str | None) -> None:
         """End the attempt."""
-        self._runner.run(self._finish(error))
+        with self._runner:
+            self._runner.run(self._finish(error))
 
     async def _open(self, arguments: Sequence[str]) -> Store:
         store = await open_store(store_url())

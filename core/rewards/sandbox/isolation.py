@@ -88,8 +88,14 @@ def begin(level: str, size_mb: int) -> None:
     if os.fork():
         os._exit(0)
     options = f"size={size_mb}m,mode=777"
+    # An interpreter may be installed in one of these.
+    covered = {path: os.open(path, os.O_PATH) for path in _folders() if path.startswith(("/tmp/", "/dev/shm/"))}
     _mount("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, options)
     _mount("tmpfs", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV, options)
+    for path, fd in covered.items():
+        os.makedirs(path, exist_ok=True)
+        _mount(f"/proc/self/fd/{fd}", path, None, _MS_BIND | _MS_REC)
+        os.close(fd)
     try:
         _mount("proc", "/proc", "proc", _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     except OSError:  # not allowed where a container's own /proc is masked; few programs need it
@@ -207,13 +213,18 @@ def _mine() -> int:
     return mine
 
 
-def _new_root() -> None:
-    """Replace the file system by a read-only one with the system's programs, the interpreter, and empty folders."""
-    _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
+def _folders() -> list[str]:
+    """What a candidate sees of the file system, an upper folder before what lies in it."""
     python = (sys.base_prefix, sys.base_exec_prefix, sys.prefix, sys.exec_prefix)
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     wanted = [*_SYSTEM, *_SETTINGS, *python, *(path for path in libraries if path.startswith("/"))]
-    folders = sorted({os.path.abspath(path) for path in wanted if os.path.exists(path)} - {"/"})
+    return sorted({os.path.abspath(path) for path in wanted if os.path.exists(path)} - {"/"})
+
+
+def _new_root() -> None:
+    """Replace the file system by a read-only one with the system's programs, the interpreter, and empty folders."""
+    _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
+    folders = _folders()
     # Opened before a tmpfs hides what lies in /tmp.
     sources = {path: os.open(path, os.O_PATH) for path in folders if not os.path.islink(path)}
     devices = {f"/dev/{name}": os.open(f"/dev/{name}", os.O_PATH) for name in _DEVICES}
