@@ -60,7 +60,7 @@ class Baseline:
         await self._measure(run, run.train[:n_tasks], [], 1)
 
     async def _measure(self, run: Run, train: Sequence[Any], val: Sequence[Any], repeats: int) -> None:
-        run.progress.start(1)
+        await run.begin(1)
         policies = await self._policies(run)
 
         def register(gateway: Gateway) -> None:
@@ -76,7 +76,7 @@ class Baseline:
                 entry |= await _rewards(run, "train", "dev", train, repeats)
             if val:
                 entry |= await _rewards(run, "val", "val", val, repeats)
-            run.history.append(entry)
+            await run.record(entry)
         finally:
             try:
                 await run.stop()

@@ -54,11 +54,11 @@ class PolicyGradient(PolicyGradientSettings):
                 await run.resume_from(start, policies.versions)
             await run.start(self._rules, policies.names[0], register=policies.serve)
             policies.on_death(run.fail)
-            run.progress.start(steps, start)
+            await run.begin(steps, start)
             for name, policy in policies:
                 await run.store.add_policy_version(run.run_id, name, policy.version, start)
             if start == 0 and self.val_before_train and run.val and not run.history:
-                run.history.append({"step": 0, **await self._validate(run, 0)})
+                await run.record({"step": 0, **await self._validate(run, 0)})
             await self._train(run, policies, batches, start, steps, identity)
             run.policy_paths = await policies.save_models(run.directory)
             never = [name for name, version in policies.versions.items() if version == 0]
@@ -115,8 +115,7 @@ class PolicyGradient(PolicyGradientSettings):
                 }
                 if run.val and ((step + 1) % self.val_every == 0 or step + 1 == steps):
                     entry |= await self._validate(run, step + 1)
-                run.history.append(entry)
-                run.progress.step(entry)
+                await run.record(entry)
 
                 completed, updating = step + 1, False
                 if completed % checkpoint_every == 0 or completed == steps:

@@ -27,6 +27,7 @@ from agl.trainer.http.auth import Keys, key_hash
 from agl.trainer.local.config import Policy
 from agl.trainer.run.config import LOOPBACK, RunConfig
 from agl.trainer.run.progress import Progress
+from agl.trainer.run.recorder import Recorder
 from agl.trainer.run.resume import ResumableRollouts, reconcile
 from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.lease_guard import LeaseGuard
@@ -36,7 +37,7 @@ from agl.trainer.runners.protocol import RolloutResult, Runner
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
 from agl.trainer.runners.remote.runner import RemoteRunner
 from agl.trainer.runners.remote.serialization import selection_to_json
-from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store, new_rollout_id
+from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store, TrainingRun, new_rollout_id
 
 
 class Endpoint(Protocol):
@@ -74,7 +75,8 @@ class Run:
         payload: the packed agent for worker processes, where `config.runners` starts them.
         serve: makes the gateway reachable; None: a server at `config.host` and `config.port`.
         gateway: made by `start`, unless the algorithm has set one.
-        history: one dict per step. checkpoint: the last one. policy_paths: the trained policies' directories by name.
+        checkpoint: the last one. policy_paths: the trained policies' directories by name.
+        recorder: keeps the run's history; made from the others if None.
     """
 
     config: RunConfig
@@ -91,9 +93,9 @@ class Run:
     payload: bytes | None = None
     serve: Serve | None = None
     gateway: Gateway | None = None
-    history: list[dict[str, Any]] = field(default_factory=list)
     checkpoint: Path | None = None
     policy_paths: dict[str, Path] = field(default_factory=dict)
+    recorder: Recorder = field(default=None)  # type: ignore[assignment]
     _endpoint: Endpoint | None = None
     _resumable: ResumableRollouts | None = None
     _coordinator: RunCoordinator | None = None
@@ -102,6 +104,23 @@ class Run:
     _pending: dict[str, asyncio.Future[RolloutResult]] = field(default_factory=dict)
     _abandoned: list[str] = field(default_factory=list)
     _failure: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        if self.recorder is None:
+            self.recorder = Recorder(self.store, self.progress, TrainingRun(self.run_id, directory=str(self.directory)))
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One dict per step; `record` adds to it."""
+        return self.recorder.history
+
+    async def begin(self, steps: int | None, step: int = 0) -> None:
+        """Record that training begins, or goes on after `step` of `steps` steps."""
+        await self.recorder.begin(self.run_id, steps, step)
+
+    async def record(self, entry: dict[str, Any]) -> None:
+        """Add an entry to the history: "step", how many are done, and numbers by name."""
+        await self.recorder.add(entry)
 
     @property
     def selection(self) -> Selection:

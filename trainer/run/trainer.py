@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from agl._version import __version__
 from agl.agents.agent import Agent, Tracer, as_agent
 from agl.agents.hooks import Hook
 from agl.agents.registry import switched_on
@@ -25,13 +28,14 @@ from agl.trainer.run.checkpoints import latest_checkpoint
 from agl.trainer.run.config import RunConfig, require_descriptors
 from agl.trainer.run.lock import lock_directory
 from agl.trainer.run.progress import Progress
+from agl.trainer.run.recorder import Recorder, json_settings
 from agl.trainer.run.run import Run, Serve, mean_rewards, require_some, require_tasks
 from agl.trainer.runners.loading import load_agent
 from agl.trainer.runners.options import RayRunners, Runners
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.runners.remote.coordinator import SILENT_SECONDS
 from agl.trainer.store import open_store
-from agl.trainer.store.base import Store
+from agl.trainer.store.base import Store, TrainingRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,15 +271,39 @@ class Trainer:
                 own_store=self.store is None,
                 payload=launch.payload,
                 serve=serve,
+                recorder=Recorder(store, launch.progress, self._recorded(launch, len(train), len(val))),
             )
-            if dev_tasks is None:
-                await self.algorithm.run(run)
-            elif (results := await self.algorithm.dev(run, dev_tasks)) is not None:
-                await _report(run, results)
+            try:
+                if dev_tasks is None:
+                    await self.algorithm.run(run)
+                elif (results := await self.algorithm.dev(run, dev_tasks)) is not None:
+                    await _report(run, results)
+            except asyncio.CancelledError:
+                await run.recorder.end("stopped")
+                raise
+            except BaseException as error:
+                await run.recorder.end("failed", error)
+                raise
+            await run.recorder.end("succeeded")
             return Result(run.run_id, directory, url, run.history, run.policy_paths, run.checkpoint)
         finally:
             if user_store is None:
                 await store.close()
+
+    def _recorded(self, launch: _Launch, train: int, val: int) -> TrainingRun:
+        """What the store knows of the run when it begins."""
+        settings = {name: getattr(self.config, name) for name in _SETTINGS}
+        algorithm = self.algorithm
+        if is_dataclass(algorithm):
+            settings |= {f"algorithm.{f.name}": getattr(algorithm, f.name) for f in fields(algorithm)}
+        settings |= {"seed": self.seed, "train_tasks": train, "val_tasks": val, "agl": __version__}
+        return TrainingRun(
+            launch.run_id,
+            algorithm=type(algorithm).__name__,
+            config=json_settings(settings),
+            directory=str(launch.directory.absolute()),
+            created_at=time.time(),
+        )
 
     # -- before the run -----------------------------------------------------------------------------------------------
 
@@ -357,7 +385,7 @@ async def _report(run: Run, results: Sequence[RolloutResult]) -> None:
         report = await describe(run.store, result.rollout.rollout_id, credit=run.credit)
         terminal.console().print(renderable(report))
     succeeded = require_some(results, "the dry run")
-    run.history.append({"step": 0, **mean_rewards(succeeded, "train"), "train/rollouts": len(results)})
+    await run.record({"step": 0, **mean_rewards(succeeded, "train"), "train/rollouts": len(results)})
 
 
 def _stored_id(directory: Path, new: str, resume: bool) -> str:

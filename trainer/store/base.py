@@ -1,7 +1,8 @@
-"""The store: rollouts, attempts, calls, spans, resources, policy versions, training, behind one async interface."""
+"""The store: runs, rollouts, attempts, calls, spans, resources, policy versions, training; one async interface."""
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -9,12 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from agl.mdp.spans import Span
-from agl.mdp.types import Call
+from agl.mdp.types import Call, Reward
 
 RolloutStatus = Literal["queuing", "preparing", "running", "succeeded", "failed", "cancelled"]
 AttemptStatus = Literal["preparing", "running", "succeeded", "failed", "timeout", "unresponsive"]
 Mode = Literal["train", "val", "dev", "collect"]
 """The purpose of a rollout: training, validation, a dry run, or recording a program that uses its own models."""
+RunStatus = Literal["running", "succeeded", "failed", "stopped"]
+"""The status of a run. A process that was killed leaves "running"; `TrainingRun.updated_at` shows how long ago."""
 
 ATTEMPT_TRANSITIONS: Mapping[str, frozenset[str]] = {
     "preparing": frozenset({"running", "succeeded", "failed", "timeout", "unresponsive"}),
@@ -159,6 +162,77 @@ class TrainedCall:
     advantage: float
     tokens: int
     dropped: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """A training, an evaluation or a dry run, as `Store.put_run` records it.
+
+    Attributes:
+        run_id: its id, which its rollouts and metrics carry. name: what its user calls it; "" if nothing.
+        algorithm: the name of the algorithm's class ("GRPO", "VERL", "Baseline").
+        status: how far it is. error: why it failed.
+        config: its settings, as JSON values. directory: where it was run; on the machine that ran it.
+        step: completed steps. steps: those planned; None if that is not known.
+        created_at: when it began. updated_at: the last write of the run, its metrics included; set by the store.
+        ended_at: when it ended, if so. Times are seconds since the epoch.
+    """
+
+    run_id: str
+    name: str = ""
+    algorithm: str = ""
+    status: RunStatus = "running"
+    error: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    directory: str | None = None
+    step: int = 0
+    steps: int | None = None
+    created_at: float = 0.0
+    updated_at: float = 0.0
+    ended_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One number of a run's history. `step` counts completed steps; `value` is None where it was not finite."""
+
+    run_id: str
+    step: int
+    name: str
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSummary:
+    """A rollout as a row of a table: what `Store.query_step` knows of it without its texts and tokens.
+
+    Attributes:
+        rollout: as stored. error: why its last attempt failed.
+        rewards: those of its last attempt, AIR's included, in the order in which they were earned.
+        agents: who made its calls, in the order of their first ones. The numbers are of its last attempt:
+        calls, failed_calls: LLM calls, and those of them that failed. forks: conversations that were not continued.
+        tokens: sampled ones. trained_tokens: those of them that were trained.
+        advantage: the mean of its trained calls' advantages, weighted by their tokens; None if none was trained.
+        dropped: a reason why a call was not trained.
+    """
+
+    rollout: Rollout
+    error: str | None = None
+    rewards: Sequence[Reward] = ()
+    agents: Sequence[str] = ()
+    calls: int = 0
+    failed_calls: int = 0
+    forks: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    advantage: float | None = None
+    dropped: str | None = None
+
+    @property
+    def reward(self) -> float | None:
+        """Sum of the primary rewards; None without any."""
+        primary = [reward.value for reward in self.rewards if reward.primary]
+        return math.fsum(primary) if primary else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +412,72 @@ class Store(Protocol):
 
     async def query_trained_calls(self, rollout_id: str) -> list[TrainedCall]:
         """The training records of a rollout's calls."""
+        ...
+
+    # -- runs -----------------------------------------------------------------------------------------------------
+    async def put_run(self, run: TrainingRun) -> None:
+        """Record a run, or replace what is recorded of it. `created_at` of the first record stays."""
+        ...
+
+    async def query_runs(
+        self, *, run_ids: Sequence[str] | None = None, after: str | None = None, limit: int = 100
+    ) -> list[TrainingRun]:
+        """Runs, newest first.
+
+        Args:
+            run_ids: these alone, where they exist. after: only runs older than the one with this id, for paging.
+            limit: maximum number of runs.
+        """
+        ...
+
+    async def add_metrics(self, run_id: str, step: int, values: Mapping[str, float | None]) -> None:
+        """Record numbers of a step by name. A number that is recorded already is replaced; None and those that are not
+        finite are recorded as None."""
+        ...
+
+    async def delete_metrics(self, run_id: str, after_step: int) -> None:
+        """Delete the numbers of later steps, which a run that resumes from `after_step` will record again."""
+        ...
+
+    async def query_metrics(
+        self,
+        run_ids: Sequence[str],
+        *,
+        names: Sequence[str] | None = None,
+        after_step: int | None = None,
+        ends: bool = False,
+        limit: int = 100_000,
+    ) -> list[Metric]:
+        """Numbers of runs, by step, then name.
+
+        Args:
+            names: these alone. after_step: of later steps alone.
+            ends: of each run and name only the first and the last one.
+            limit: maximum number of values.
+        """
+        ...
+
+    async def query_step(
+        self,
+        run_id: str,
+        step: int,
+        *,
+        mode: Mode = "train",
+        group: str | None = None,
+        after: str | None = None,
+        limit: int = 256,
+    ) -> list[RolloutSummary]:
+        """One step's rollouts, in the order of their groups and places, in a bounded number of database queries.
+
+        Args:
+            step: as in `Rollout`: training counts from 0, and a validation has the number of steps that are done.
+            group: of this group alone. after: only rollouts after the one with this id, for paging.
+            limit: maximum number of rollouts.
+        """
+        ...
+
+    async def query_open_attempts(self, *, limit: int = 1000) -> list[Attempt]:
+        """The attempts that have begun and not ended, longest-running first: what every runner is doing."""
         ...
 
     # -- the store itself -----------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ class _Bridge:
             case ServerStart(client):
                 await self._serve(client, tokens)
             case TrainingStart(step, steps):
-                self._begin(step, steps)
+                await self._begin(step, steps)
             case RolloutRequest(prompts):
                 self._start_groups(prompts)
             case Checkpoint(step, path):
@@ -209,10 +209,10 @@ class _Bridge:
             return SamplingRules(plan.temperature, top_p, max(0, top_k), plan.max_response_tokens)
         return SamplingRules(temperature=plan.val_temperature, max_tokens=plan.max_response_tokens)
 
-    def _begin(self, step: int, steps: int) -> None:
-        self.run.progress.start(steps, step)
+    async def _begin(self, step: int, steps: int) -> None:
+        await self.run.begin(steps, step)
         if (results := self._val_results.pop(step, None)) is not None and not self.run.history:
-            self.run.history.append({"step": step, **metrics.validation(results)})
+            await self.run.record({"step": step, **metrics.validation(results)})
 
     def _start_groups(self, prompts: Seq[Prompt]) -> None:
         if prompts:
@@ -313,8 +313,7 @@ class _Bridge:
         entry = metrics.facts(result, groups, rows, self.policy)
         if (results := self._val_results.pop(step, None)) is not None:
             entry |= metrics.validation(results)
-        run.history.append(entry)
-        run.progress.step(entry)
+        await run.record(entry)
         checkpoints.write_record(run, self.plan)
 
     # -- the end ------------------------------------------------------------------------------------------------------

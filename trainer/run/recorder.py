@@ -1,0 +1,81 @@
+"""A run's history, written by one method: in memory, in the store, on the screen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from agl.errors import StoreError
+from agl.trainer.run.progress import Progress
+from agl.trainer.store.base import RunStatus, Store, TrainingRun
+
+
+@dataclass(eq=False)
+class Recorder:
+    """The history of one run.
+
+    Attributes:
+        store: keeps the run and its metrics. progress: shows them. run: what is recorded of the run so far.
+        history: one dict per step.
+    """
+
+    store: Store
+    progress: Progress
+    run: TrainingRun
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    async def begin(self, run_id: str, steps: int | None, step: int = 0) -> None:
+        """Training begins, or goes on after `step` of `steps` steps; what was recorded of later ones is deleted."""
+        if steps is not None:
+            self.progress.start(steps, step)
+        self.run = replace(self.run, run_id=run_id, status="running", step=step, steps=steps)
+        await self.store.put_run(self.run)
+        await self.store.delete_metrics(run_id, step)
+
+    async def add(self, entry: dict[str, Any]) -> None:
+        """Add a step's entry, or the validation's before the first step.
+
+        Args:
+            entry: "step", how many are done, and numbers by name.
+        """
+        step = int(entry["step"])
+        self.history.append(entry)
+        values = {name: float(value) for name, value in entry.items() if name != "step" and _is_number(value)}
+        await self.store.add_metrics(self.run.run_id, step, values)
+        self.run = replace(self.run, step=step)
+        await self.store.put_run(self.run)
+        if "rollouts_per_second" in entry:
+            self.progress.step(entry)
+
+    async def end(self, status: RunStatus, error: BaseException | None = None) -> None:
+        """The run is over. A store that cannot be written is noted only: `error` says more."""
+        reason = None if error is None else f"{type(error).__name__}: {error}"
+        self.run = replace(self.run, status=status, error=reason, ended_at=time.time())
+        try:
+            await self.store.put_run(self.run)
+        except StoreError as failed:
+            if error is None:
+                raise
+            self.progress.note(f"the end of the run was not recorded: {failed}")
+
+
+def json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as JSON values; what is none, or could hold a key, is replaced by the name of its type."""
+    return {name: _json_value(value) for name, value in settings.items() if not name.endswith("key")}
+
+
+def _json_value(value: Any) -> Any:
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case Mapping():
+            return json_settings({str(name): inner for name, inner in value.items()})
+        case list() | tuple():
+            return [_json_value(inner) for inner in value]
+    return type(value).__name__
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
