@@ -60,9 +60,9 @@ def evaluate(
     Args:
         agent: as `Trainer.fit` takes it.
         tasks: any JSON values; the same for each policy.
-        policies: name -> a Hugging Face directory or hub id, the directory of a run or checkpoint, an `agl.VLLMEngine`, or
-            None for the agent's own models; pairs do as well. None: the agent's own models alone. The first one is what
-            the others are compared with.
+        policies: name -> a Hugging Face directory or hub id, the directory of a run or checkpoint, an `agl.VLLMEngine`,
+            or None for the agent's own models; pairs do as well. None: the agent's own models alone. The others are
+            compared with the first one.
         samples: rollouts per task.
         success: the total reward from which on a rollout is a success, or a function of `RolloutSummary`.
         reward: (task, output) -> float or dict of floats, for an agent that is not wrapped.
@@ -208,7 +208,8 @@ def _begin(place: Path, facts: Mapping[str, Any], resume: bool) -> str:
         return then["id"]
     if path.exists():
         raise ConfigError(
-            f"{place} holds an evaluation already", hint="resume it (resume=True, --resume), or choose another directory"
+            f"{place} holds an evaluation already",
+            hint="resume it (resume=True, --resume), or choose another directory",
         )
     evaluation_id = f"eval-{secrets.token_hex(4)}"
     try:

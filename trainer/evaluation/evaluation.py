@@ -174,9 +174,7 @@ class Evaluation:
     store: str
 
     @classmethod
-    async def of_runs(
-        cls, store: Store, url: str, parts: Mapping[str, Part], *, success: Success = 1.0
-    ) -> Evaluation:
+    async def of_runs(cls, store: Store, url: str, parts: Mapping[str, Part], *, success: Success = 1.0) -> Evaluation:
         """Read from a store.
 
         Args:
@@ -217,7 +215,7 @@ class Evaluation:
             raise DatasetError(f"no task has rollouts of both {before!r} and {after!r} that ended")
         success = np.array([b - a for a, b in rates.values()])
         reward = np.array([_reward(rows_2[t]) - _reward(rows_1[t]) for t in rates])
-        samples = min(first.samples, second.samples)
+        unit = 1 / min(first.samples, second.samples)
 
         def flips(gained: bool) -> list[Flip]:
             return [
@@ -230,11 +228,11 @@ class Evaluation:
             before,
             after,
             len(rates),
-            _estimate(success, statistics.mean_interval(success, unit=1 / samples)),
+            _estimate(success, statistics.mean_interval(success, unit)),
             statistics.sign_flip_test(success),
             _estimate(reward, statistics.mean_interval(reward)),
             statistics.sign_flip_test(reward),
-            statistics.smallest_difference(success),
+            statistics.smallest_difference(success, unit),
             flips(gained=True),
             flips(gained=False),
         )
@@ -386,9 +384,7 @@ def _evaluated(summary: RolloutSummary, spans: Sequence[Span], success: Success)
 
 def _transcript(spans: Sequence[Span]) -> str:
     shown = (semconv.CHAT, semconv.EXECUTE_TOOL, semconv.REWARD, semconv.HANDOFF, semconv.EXCEPTION)
-    text = "\n".join(
-        line(s).plain for s in sorted(spans, key=lambda s: (s.start, s.end)) if s.operation in shown
-    )
+    text = "\n".join(line(s).plain for s in sorted(spans, key=lambda s: (s.start, s.end)) if s.operation in shown)
     return text if len(text) <= TRANSCRIPT else f"{text[: TRANSCRIPT - 1]}…"
 
 
@@ -397,7 +393,11 @@ def _report(name: str, part: Part, rollouts: Sequence[EvaluatedRollout]) -> Poli
     ended = {t: kept for t, rows in by_task.items() if (kept := [r for r in rows if r.error is None])}
     n, c, failed = (
         np.array([count(rows) for rows in by_task.values()])
-        for count in (len, lambda rows: sum(r.success is True for r in rows), lambda rows: sum(r.error is not None for r in rows))
+        for count in (
+            len,
+            lambda rows: sum(r.success is True for r in rows),
+            lambda rows: sum(r.error is not None for r in rows),
+        )
     )
     samples = int(n.min())
     sampled = float(np.mean([len(rows) for rows in ended.values()])) if ended else 1.0

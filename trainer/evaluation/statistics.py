@@ -1,7 +1,7 @@
 """Success, mean rewards and differences of policies with what is known of their error; numpy alone.
 
-Samples of one task are not independent, so everything here begins with one number per task (T: tasks, the last axis; ...:
-any axes before it) and treats the tasks as drawn from a larger population. Intervals are two-sided, at 95 %.
+Samples of one task are not independent, so everything here begins with one number per task and treats the tasks as
+drawn from a larger population. T: tasks, the last axis; "...": any axes before it. Intervals are two-sided, at 95 %.
 """
 
 from __future__ import annotations
@@ -55,37 +55,37 @@ def mean_interval(values_T: ArrayLike, unit: float = 0.0) -> Interval:
 
     Args:
         values_T: (..., T); each task's mean reward, or its difference between two policies.
-        unit: the smallest difference that a task can show. Where all tasks show the same, the spread is taken to be that
-            of one task more that shows `unit` more and one that shows as much less (Bonett and Price, 2012, for 0/1).
+        unit: the smallest difference that a task can show. Where all tasks show the same, the spread is taken to be
+            that with one task more that shows `unit` more, and one that shows as much less (Bonett and Price, 2012).
     """
     values = np.asarray(values_T, np.float64)
     n = values.shape[-1]
-    mean = values.mean(-1)
-    if n == 1:
-        return mean - np.inf, mean + np.inf
-    spread = values.std(-1, ddof=1)
-    spread = np.where(spread > 0, spread, unit * np.sqrt(2 / (n + 1)))
-    half = t_quantile(n - 1) * spread / np.sqrt(n)
+    mean, half = values.mean(-1), t_quantile(n - 1) * _standard_error(values, unit)
     return mean - half, mean + half
 
 
-def smallest_difference(differences_T: ArrayLike) -> float:
+def smallest_difference(differences_T: ArrayLike, unit: float = 0.0) -> float:
     """The difference between two policies that a comparison like this one would show as significant in `POWER` of
-    cases: (z_0.975 + z_0.8) standard errors (Miller, arXiv 2411.00640, section 5)."""
-    differences = np.asarray(differences_T, np.float64)
-    if differences.size < 2:
-        return np.inf
+    cases: (z_0.975 + z_0.8) standard errors (Miller, arXiv 2411.00640, section 5). Arguments as `mean_interval`."""
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) + NormalDist().inv_cdf(POWER)
-    return float(z * differences.std(ddof=1) / np.sqrt(differences.size))
+    return float(z * _standard_error(np.asarray(differences_T, np.float64), unit))
+
+
+def _standard_error(values: Floats, unit: float) -> Floats:
+    n = values.shape[-1]
+    if n == 1:
+        return np.full(values.shape[:-1], np.inf)
+    spread = values.std(-1, ddof=1)
+    return np.where(spread > 0, spread, unit * np.sqrt(2 / (n + 1))) / np.sqrt(n)
 
 
 def sign_flip_test(differences_T: ArrayLike, seed: int = 0) -> float:
     """The two-sided p-value of the paired differences under "each task's difference could as well be the opposite"
     (Fisher and Pitman's test for pairs). Of successes with one sample it is McNemar's exact test.
 
-    It is exact where the differences are multiples of some unit, which means over successes or graded rewards are: the
-    distribution of the sum is then a convolution. Otherwise, `SIGN_FLIPS` seeded draws, with (1 + extreme) / (1 + drawn)
-    (Phipson and Smyth, 2010).
+    It is exact where the differences are multiples of some unit, as means of successes and of most graders' rewards
+    are: the distribution of the sum is then a convolution. Otherwise it is (1 + extreme) / (1 + drawn) of `SIGN_FLIPS`
+    seeded draws (Phipson and Smyth, 2010).
 
     Args:
         differences_T: (T,)
@@ -128,8 +128,8 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> Floats:
 
 
 def pass_hat_k(n: ArrayLike, c: ArrayLike, k: int) -> Floats:
-    """The probability that all of `k` samples of a task succeed, pass^k: C(c, k) / C(n, k) (tau-bench, arXiv 2406.12045),
-    unbiased. Arguments and errors as `pass_at_k`."""
+    """The probability that all of `k` samples of a task succeed, pass^k: C(c, k) / C(n, k) (tau-bench, arXiv
+    2406.12045), unbiased. Arguments and errors as `pass_at_k`."""
     return _all_of_k(n, c, k)
 
 
@@ -156,7 +156,8 @@ def t_quantile(df: int) -> float:
 
 
 def _in_units(values: Floats) -> NDArray[np.int64] | None:
-    """The values as multiples of 1/u for the smallest u up to 1,000 that fits; None if none does or the sums are many."""
+    """The values as multiples of 1/u for the smallest u up to 1,000 that fits; None if none does or there are too many
+    sums."""
     for u in range(1, 1001):
         scaled = values * u
         whole = np.rint(scaled)

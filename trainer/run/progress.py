@@ -113,7 +113,9 @@ class Progress:
         done = entry["step"]
         if self._bar is not None:
             self._bar.update(self._task, completed=done, facts=self._facts)
-        elif self.enabled and (time.monotonic() - self._last_line > LINE_SECONDS or done == self._steps or "val/reward" in entry):
+        elif self.enabled and (
+            time.monotonic() - self._last_line > LINE_SECONDS or done == self._steps or "val/reward" in entry
+        ):
             self._last_line = time.monotonic()
             elapsed = time.monotonic() - self._started
             left = elapsed / max(1, done - self._first_step) * (self._steps - done)
