@@ -26,7 +26,9 @@ from agl.tracing.inferred import completed, totals
 from agl.trainer.evaluation import statistics
 from agl.trainer.report.trace_tree import error_line, line
 from agl.trainer.run.run import reward_label
+from agl.trainer.run.trainer import Result
 from agl.trainer.store.base import Mode, RolloutSummary, Store
+from agl.trainer.store.location import read_store
 
 Success = float | Callable[[RolloutSummary], bool]
 """The total reward from which on a rollout is a success, or a function of the rollout."""
@@ -201,6 +203,22 @@ class Evaluation:
         parts = {f"step {step}": Part(run_id, step) for step in steps}
         return await cls.of_runs(store, url, parts, success=success)
 
+    @classmethod
+    def of_result(cls, result: Result, *, success: Success = 1.0) -> Evaluation:
+        """A training's first and last validation, from its store; nothing is run again. Outside an event loop.
+
+        Raises:
+            DatasetError: there was no validation.
+            StoreError: the store cannot be opened by its URL.
+        """
+        steps = [h["step"] for h in result.history if "val/reward" in h]
+        if not steps:
+            raise DatasetError("the run has no validation", hint="give fit a val_dataset", run=result.run_id)
+        ends = list(dict.fromkeys((steps[0], steps[-1])))
+        return read_store(
+            result.store, lambda store: cls.of_run(store, result.store, result.run_id, steps=ends, success=success)
+        )
+
     def compare(self, before: str, after: str) -> Comparison:
         """The paired comparison of two policies.
 
@@ -322,13 +340,16 @@ class Part:
             found += page
             if len(page) < _PAGE:
                 break
+        found = [s for s in found if s.rollout.status != "cancelled"]
         if not found:
             raise DatasetError(
                 f"there is no {self.mode} rollout of step {self.step}",
                 hint="name a step after which there was a validation",
                 run=self.run_id,
             )
-        return found
+        # A resumed run leaves what it has cancelled, and runs again what had failed.
+        last = {(s.rollout.group, s.rollout.index): s for s in sorted(found, key=lambda s: s.rollout.created_at)}
+        return sorted(last.values(), key=lambda s: (_task_index(s), s.rollout.index))
 
 
 # -- from stored rollouts to numbers ------------------------------------------------------------------------------
