@@ -153,8 +153,21 @@ def test_what_cannot_be_pickled_is_named(tmp_path: Path, no_process_left: None) 
 def test_what_a_command_line_named_in_a_file_travels_by_value(tmp_path: Path) -> None:
     """The command line has loaded it already, with its reward; a worker could not import the module that this made."""
     (tmp_path / "of_a_file.py").write_text(
-        "import agl\nLIMIT = 3.0\ndef score(): return LIMIT\n@agl.rollout\ndef agent(task) -> float:\n"
-        "    return score()\n"
+        textwrap.dedent("""
+        import agl
+        from openai import OpenAI
+
+        LIMIT = 3.0
+
+        def ask(llm):
+            client = OpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+            client.chat.completions.create(model=llm.model, messages=[{"role": "user", "content": "q"}])
+
+        @agl.rollout
+        def agent(task, llm: agl.LLM) -> float:
+            ask(llm)
+            return LIMIT
+        """)
     )
     agent = load_agent(f"{tmp_path / 'of_a_file.py'}:agent", None)
     done = fit(agent, [{}], tmp_path / "run", runners="process", n_workers=1)

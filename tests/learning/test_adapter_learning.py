@@ -54,9 +54,7 @@ def train(learner: Learner, policy: Path, directory: Path, n_steps: int) -> agl.
 
 
 @pytest.mark.parametrize(("learner", "n_steps"), CASES, ids=lambda value: getattr(value, "name", value))
-def test_an_agent_of_this_framework_learns(
-    learner: Learner, n_steps: int, tiny_policy: Path, tmp_path: Path
-) -> None:
+def test_an_agent_of_this_framework_learns(learner: Learner, n_steps: int, tiny_policy: Path, tmp_path: Path) -> None:
     if not learner.installed:
         pytest.skip(f"{' or '.join(learner.modules)} is not installed")
     result = train(learner, tiny_policy, tmp_path, n_steps)
