@@ -16,7 +16,6 @@ from agl.agents.command import CommandAgent
 from agl.agents.registry import wrap
 from agl.errors import ConfigError, nearest
 
-
 _FILE_MODULE = "agl_user_"
 """How the modules of files are named, which no other process can import."""
 
