@@ -58,8 +58,8 @@ class Recorder:
         self.run = replace(self.run, step=step)
         # First, so that no step is missing where the run is cancelled here.
         self.loggers.step(step, _finite(values), await self._samples(entry))
-        await self.store.add_metrics(self.run.run_id, step, values)
         await self.store.put_run(self.run)
+        await self.store.add_metrics(self.run.run_id, step, values)
         if "rollouts_per_second" in entry:
             self.progress.step(entry)
         self._note_loggers()

@@ -119,7 +119,8 @@ class _Bridge:
         if run.resume:
             await run.resume_from(start, {self.policy: start})
         await self._fit(bridge_overrides(run, plan, first_step=start))
-        run.policy_paths = {self.policy: checkpoints.publish(run)}
+        if run.checkpoint is not None or run.stop_reason is None:  # else it was stopped before it had begun
+            run.policy_paths = {self.policy: checkpoints.publish(run)}
 
     async def _fit(self, overrides: Mapping[str, Any]) -> None:
         """Start verl's trainer with the plan's config, and handle its events until it is done."""

@@ -69,7 +69,8 @@ LAYOUT: tuple[str, ...] = (
 UNUSED: tuple[str, ...] = (
     *SHARED_UNUSED, "critic.*", "algorithm.gamma", "algorithm.lam", "algorithm.kl_*", "reward.*",
     "data.filter_overlong_prompts", "data.custom_cls.*", "trainer.critic_warmup", "trainer.logger",
-    "trainer.default_hdfs_dir", "trainer.log_val_generations", "trainer.rollout_data_dir", "trainer.validation_data_dir",
+    "trainer.default_hdfs_dir", "trainer.log_val_generations", "trainer.rollout_data_dir",
+    "trainer.validation_data_dir",
 )  # fmt: skip
 """Keys without a counterpart here; a note names those that the config has."""
 
