@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import numbers
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,13 +28,21 @@ class Recorder:
     run: TrainingRun
     history: list[dict[str, Any]] = field(default_factory=list)
 
+    async def start(self) -> None:
+        """The run begins: it is seen from now on. One that is resumed is as far as it was until training begins."""
+        for earlier in await self.store.query_runs(run_ids=[self.run.run_id]):
+            self.run = replace(self.run, step=earlier.step, steps=earlier.steps)
+        await self.store.put_run(self.run)
+
     async def begin(self, run_id: str, steps: int | None, step: int = 0) -> None:
         """Training begins, or goes on after `step` of `steps` steps; what was recorded of later ones is deleted."""
         if steps is not None:
             self.progress.start(steps, step)
-        self.run = replace(self.run, run_id=run_id, status="running", step=step, steps=steps)
+        self.run = replace(self.run, run_id=run_id, step=step, steps=steps)
         await self.store.put_run(self.run)
         await self.store.delete_metrics(run_id, step)
+        # A checkpoint from before stores had metrics, or one whose run had another store.
+        await add_history(self.store, run_id, self.history)
 
     async def add(self, entry: dict[str, Any]) -> None:
         """Add a step's entry, or the validation's before the first step.
@@ -40,25 +50,36 @@ class Recorder:
         Args:
             entry: "step", how many are done, and numbers by name.
         """
-        step = int(entry["step"])
         self.history.append(entry)
-        values = {name: float(value) for name, value in entry.items() if name != "step" and _is_number(value)}
-        await self.store.add_metrics(self.run.run_id, step, values)
-        self.run = replace(self.run, step=step)
+        self.run = replace(self.run, step=int(entry["step"]))
+        # First the run: metrics belong to a run that the store knows.
         await self.store.put_run(self.run)
+        await add_entry(self.store, self.run.run_id, entry)
         if "rollouts_per_second" in entry:
             self.progress.step(entry)
 
     async def end(self, status: RunStatus, error: BaseException | None = None) -> None:
-        """The run is over. A store that cannot be written is noted only: `error` says more."""
+        """The run is over. Where it did not succeed, a store that cannot be written is noted only."""
         reason = None if error is None else f"{type(error).__name__}: {error}"
         self.run = replace(self.run, status=status, error=reason, ended_at=time.time())
         try:
             await self.store.put_run(self.run)
         except StoreError as failed:
-            if error is None:
+            if status == "succeeded":
                 raise
             self.progress.note(f"the end of the run was not recorded: {failed}")
+
+
+async def add_entry(store: Store, run_id: str, entry: Mapping[str, Any]) -> None:
+    """Store the numbers of a history's entry as metrics of its step."""
+    values = {name: float(value) for name, value in entry.items() if name != "step" and _is_number(value)}
+    await store.add_metrics(run_id, int(entry["step"]), values)
+
+
+async def add_history(store: Store, run_id: str, history: Sequence[Mapping[str, Any]]) -> None:
+    """Store a history's entries, unless the store has metrics of that run."""
+    if history and not await store.query_metrics([run_id], limit=1):
+        await asyncio.gather(*(add_entry(store, run_id, entry) for entry in history))
 
 
 def json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,4 +99,4 @@ def _json_value(value: Any) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)

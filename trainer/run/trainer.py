@@ -26,6 +26,7 @@ from agl.trainer.local.config import Policy
 from agl.trainer.run.algorithm import Algorithm
 from agl.trainer.run.checkpoints import latest_checkpoint
 from agl.trainer.run.config import RunConfig, require_descriptors
+from agl.trainer.run.history import read_history
 from agl.trainer.run.lock import lock_directory
 from agl.trainer.run.progress import Progress
 from agl.trainer.run.recorder import Recorder, json_settings
@@ -271,9 +272,10 @@ class Trainer:
                 own_store=self.store is None,
                 payload=launch.payload,
                 serve=serve,
-                recorder=Recorder(store, launch.progress, self._recorded(launch, len(train), len(val))),
+                recorder=Recorder(store, launch.progress, self._recorded(launch, len(train), len(val), dev_tasks)),
             )
             try:
+                await run.recorder.start()
                 if dev_tasks is None:
                     await self.algorithm.run(run)
                 elif (results := await self.algorithm.dev(run, dev_tasks)) is not None:
@@ -290,13 +292,14 @@ class Trainer:
             if user_store is None:
                 await store.close()
 
-    def _recorded(self, launch: _Launch, train: int, val: int) -> TrainingRun:
+    def _recorded(self, launch: _Launch, train: int, val: int, dev_tasks: int | None) -> TrainingRun:
         """What the store knows of the run when it begins."""
         settings = {name: getattr(self.config, name) for name in _SETTINGS}
         algorithm = self.algorithm
         if is_dataclass(algorithm):
             settings |= {f"algorithm.{f.name}": getattr(algorithm, f.name) for f in fields(algorithm)}
         settings |= {"seed": self.seed, "train_tasks": train, "val_tasks": val, "agl": __version__}
+        settings |= {} if dev_tasks is None else {"dry_run": True}
         return TrainingRun(
             launch.run_id,
             algorithm=type(algorithm).__name__,
@@ -393,6 +396,9 @@ def _stored_id(directory: Path, new: str, resume: bool) -> str:
     path = directory / "run-id"
     if resume and path.is_file():
         return path.read_text().strip()
+    # Directories of the first version have it in their checkpoints alone.
+    if resume and (saved := read_history(directory)) is not None:
+        new = saved.run_id
     part = path.with_suffix(".part")
     part.write_text(f"{new}\n")
     part.rename(path)

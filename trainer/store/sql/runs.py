@@ -82,7 +82,7 @@ class MetricFilter:
 
     def of(self, run_id: ColumnElement[Any], name: ColumnElement[Any]) -> list[ColumnElement[bool]]:
         """The conditions on a run's id and a metric's name."""
-        conditions = [run_id.in_(list(self.run_ids))]
+        conditions: list[ColumnElement[bool]] = [run_id.in_(list(self.run_ids))]
         if self.names is not None:
             conditions.append(name.in_([codec.pack_text(n) for n in self.names]))
         return conditions
