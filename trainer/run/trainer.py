@@ -30,6 +30,7 @@ from agl.trainer.run.algorithm import Algorithm
 from agl.trainer.run.callbacks import Callback, Callbacks, as_callbacks
 from agl.trainer.run.checkpoints import latest_checkpoint
 from agl.trainer.run.config import RunConfig, require_descriptors
+from agl.trainer.run.history import read_history
 from agl.trainer.run.lock import lock_directory
 from agl.trainer.run.progress import Progress
 from agl.trainer.run.recorder import Recorder, json_settings
@@ -294,13 +295,14 @@ class Trainer:
                 recorder=Recorder(
                     store,
                     launch.progress,
-                    self._recorded(launch, len(train), len(val)),
+                    self._recorded(launch, len(train), len(val), dev_tasks),
                     loggers=Loggers(self._run_loggers(directory) if dev_tasks is None else ()),
                     resumed=launch.resume,
                 ),
                 callbacks=Callbacks(self.callbacks if dev_tasks is None else ()),
             )
             try:
+                await run.recorder.start()
                 if dev_tasks is None:
                     await self.algorithm.run(run)
                     run.callbacks.raise_error()
@@ -326,7 +328,7 @@ class Trainer:
             for logger in self.loggers
         ]
 
-    def _recorded(self, launch: _Launch, train: int, val: int) -> TrainingRun:
+    def _recorded(self, launch: _Launch, train: int, val: int, dev_tasks: int | None) -> TrainingRun:
         """What the store knows of the run when it begins."""
         settings = {name: getattr(self.config, name) for name in _SETTINGS}
         algorithm = self.algorithm
@@ -337,6 +339,7 @@ class Trainer:
         # Resources are prompts: their names say what there was.
         settings["initial_resources"] = sorted(self.config.initial_resources)
         settings |= {"seed": self.seed, "train_tasks": train, "val_tasks": val, "agl": __version__}
+        settings |= {} if dev_tasks is None else {"dry_run": True}
         return TrainingRun(
             launch.run_id,
             name=self.name or "",
@@ -434,6 +437,9 @@ def _stored_id(directory: Path, new: str, resume: bool) -> str:
     path = directory / "run-id"
     if resume and path.is_file():
         return path.read_text().strip()
+    # Directories of the first version have it in their checkpoints alone.
+    if resume and (saved := read_history(directory)) is not None:
+        new = saved.run_id
     part = path.with_suffix(".part")
     part.write_text(f"{new}\n")
     part.rename(path)
