@@ -60,7 +60,7 @@ class Baseline:
         await self._measure(run, run.train[:n_tasks], [], 1)
 
     async def _measure(self, run: Run, train: Sequence[Any], val: Sequence[Any], repeats: int) -> None:
-        await run.begin(1)
+        await run.begin(0)
         policies = await self._policies(run)
 
         def register(gateway: Gateway) -> None:
