@@ -91,19 +91,11 @@ def build_trajectory(
 
     credited: list[CreditedReward] = []
     for span in index.spans.values():
-        if span.operation != semconv.REWARD:
+        reward = Reward.of_span(span.attributes, span.parent_id)
+        if reward is None:
             continue
-        attributes = span.attributes
-        reward = Reward(
-            str(attributes[semconv.REWARD_NAME]),
-            float(attributes[semconv.REWARD_VALUE]),
-            str(attributes.get(semconv.REWARD_SOURCE, "emit")),
-            span.parent_id,
-            bool(attributes.get(semconv.REWARD_PRIMARY, True)),
-            agent=attributes.get(semconv.REWARD_AGENT),
-        )
-        if semconv.REWARD_CALL in attributes:
-            call = sampled.get(str(attributes[semconv.REWARD_CALL]))
+        if semconv.REWARD_CALL in span.attributes:
+            call = sampled.get(str(span.attributes[semconv.REWARD_CALL]))
         else:
             call = index.rewarded_call(span.parent_id)
         placed = call is not None and call.id in sampled and reward.agent is None

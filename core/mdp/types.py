@@ -9,6 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from agl import semconv
+
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 
@@ -51,6 +53,20 @@ class Reward:
     span_id: str | None = None
     primary: bool = True
     agent: str | None = None
+
+    @classmethod
+    def of_span(cls, attributes: Mapping[str, Any], parent_id: str | None) -> Reward | None:
+        """The reward that a span with these attributes and this parent reports; None if it is not a reward's span."""
+        if attributes.get(semconv.OPERATION_NAME) != semconv.REWARD:
+            return None
+        return cls(
+            str(attributes[semconv.REWARD_NAME]),
+            float(attributes[semconv.REWARD_VALUE]),
+            str(attributes.get(semconv.REWARD_SOURCE, "emit")),
+            parent_id,
+            bool(attributes.get(semconv.REWARD_PRIMARY, True)),
+            agent=attributes.get(semconv.REWARD_AGENT),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

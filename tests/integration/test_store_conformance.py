@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import math
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
@@ -16,9 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_server import served
 
+from agl import semconv
 from agl.errors import StoreError
+from agl.mdp.builder import build_trajectory
+from agl.mdp.selection import select
+from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Event, Span
-from agl.mdp.types import Call, float_array, int_array
+from agl.mdp.types import Call, Reward, float_array, int_array
 from agl.trainer.store import open_store
 from agl.trainer.store.base import (
     ATTEMPT_TERMINAL,
@@ -26,13 +31,16 @@ from agl.trainer.store.base import (
     NO_RUN,
     ROLLOUT_TERMINAL,
     AttemptedRollout,
+    Metric,
     Mode,
     NewRollout,
     Pruned,
     Rollout,
     RolloutConfig,
+    RolloutSummary,
     Store,
     TrainedCall,
+    TrainingRun,
 )
 
 FACTORIES: dict[str, Callable[[pytest.FixtureRequest], Coroutine[Any, Any, Store]]] = {
@@ -820,5 +828,299 @@ def test_a_closed_store_says_so(store: Store) -> None:
         await store.close()
         with pytest.raises(StoreError, match="the store is closed"):
             await store.query_rollouts()
+
+    asyncio.run(scenario())
+
+
+# -- runs and metrics ---------------------------------------------------------------------------------------------
+def test_a_run_is_stored_as_given_and_keeps_its_beginning(store: Store) -> None:
+    nasty = "a\0b\ud800"
+    begun = TrainingRun(
+        next(fresh),
+        name=nasty,
+        algorithm="GRPO",
+        config={"algorithm.lr": 1e-5, "list": [1, None], "text": nasty},
+        directory=f"/runs/{nasty}",
+        step=0,
+        steps=7,
+        created_at=100.5,
+    )
+    ended = dataclasses.replace(begun, status="failed", error=nasty, step=3, steps=None, created_at=9.0, ended_at=200.0)
+
+    async def stored() -> TrainingRun:
+        (run,) = await store.query_runs(run_ids=[begun.run_id])
+        return run
+
+    async def scenario() -> None:
+        await store.put_run(begun)
+        first = await stored()
+        assert first == dataclasses.replace(begun, updated_at=first.updated_at)
+        assert first.updated_at > 1e9, "the store's clock"
+        await asyncio.sleep(0.002)
+        await store.put_run(ended)
+        await store.put_run(ended)
+        second = await stored()
+        assert second == dataclasses.replace(ended, created_at=100.5, updated_at=second.updated_at)
+        assert second.updated_at > first.updated_at
+        await store.put_run(TrainingRun(other := next(fresh)))
+        (now,) = await store.query_runs(run_ids=[other])
+        assert now.created_at == now.updated_at, "one that does not say when it began begins now"
+
+    asyncio.run(scenario())
+
+
+def test_runs_come_newest_first_and_in_pages(store: Store) -> None:
+    future = 5e9  # newer than the runs of other tests
+    ids = [next(fresh) for _ in range(7)]
+    times = [3.0, 1.0, 1.0, 2.0, 7.0, 2.0, 2.0]
+
+    async def scenario() -> None:
+        for run_id, created in zip(ids, times, strict=True):
+            await store.put_run(TrainingRun(run_id, created_at=future + created))
+        newest = [run_id for _, run_id in sorted(zip(times, ids, strict=True), reverse=True)]
+        assert [run.run_id for run in await store.query_runs(limit=7)] == newest
+        pages, after = [], None
+        while page := await store.query_runs(run_ids=ids, after=after, limit=3):
+            pages.append([run.run_id for run in page])
+            after = page[-1].run_id
+        assert pages == [newest[:3], newest[3:6], newest[6:]]
+        assert [run.run_id for run in await store.query_runs(run_ids=[ids[1], "nobody"])] == [ids[1]]
+        assert await store.query_runs(run_ids=[]) == []
+        with pytest.raises(StoreError, match="no run 'nobody'"):
+            await store.query_runs(after="nobody")
+
+    asyncio.run(scenario())
+
+
+def test_metrics_are_replaced_and_what_is_not_finite_is_none(store: Store) -> None:
+    run_id = next(fresh)
+
+    async def scenario() -> None:
+        with pytest.raises(StoreError, match="no run"):
+            await store.add_metrics(run_id, 1, {"train/reward": 1.0})
+        await store.put_run(TrainingRun(run_id))
+        (before,) = await store.query_runs(run_ids=[run_id])
+        await asyncio.sleep(0.002)
+        values = {"b": 1 / 3, "a": math.nan, "c": math.inf, "d": -math.inf, "e": None, "\0ü": 2}
+        await store.add_metrics(run_id, 0, {"a": 5.0})
+        await store.add_metrics(run_id, 0, values)
+        await store.add_metrics(run_id, 0, values)
+        await store.add_metrics(run_id, 1, {})
+        (after,) = await store.query_runs(run_ids=[run_id])
+        assert after == dataclasses.replace(before, updated_at=after.updated_at)
+        assert after.updated_at > before.updated_at
+        found = await store.query_metrics([run_id])
+        names = sorted(name for name in values if "\0" not in name)
+        assert {m.name: m.value for m in found} == {name: None for name in values} | {"b": 1 / 3, "\0ü": 2.0}
+        assert [m.name for m in found if m.name in names] == names
+        assert {(m.run_id, m.step) for m in found} == {(run_id, 0)}
+        with pytest.raises(StoreError):
+            await store.add_metrics(run_id, 1, {"text": "much"})  # type: ignore[dict-item]
+
+    asyncio.run(scenario())
+
+
+def test_metrics_are_found_by_run_name_and_step_and_by_their_ends(store: Store) -> None:
+    one, other, empty = (next(fresh) for _ in range(3))
+
+    def rows(found: list[Metric]) -> list[tuple[str, int, str, float | None]]:
+        return [("one" if m.run_id == one else "other", m.step, m.name, m.value) for m in found]
+
+    async def scenario() -> None:
+        for run_id in (one, other, empty):
+            await store.put_run(TrainingRun(run_id))
+        for step in range(1, 5):
+            await store.add_metrics(one, step, {"train": step / 10, **({"val": float(step)} if step in (2, 3) else {})})
+        await store.add_metrics(one, 1, {"once": 1.0})
+        await store.add_metrics(other, 3, {"train": None})
+        everything = await store.query_metrics([one, other, empty, "nobody"])
+        assert [(m.step, m.name) for m in everything] == sorted((m.step, m.name) for m in everything)
+        assert len(everything) == 8
+        assert rows(await store.query_metrics([one], names=["val", "no such"])) == [
+            ("one", 2, "val", 2.0), ("one", 3, "val", 3.0)]  # fmt: skip
+        assert rows(await store.query_metrics([one, other], after_step=3)) == [("one", 4, "train", 0.4)]
+        assert rows(await store.query_metrics([one], limit=2)) == [("one", 1, "once", 1.0), ("one", 1, "train", 0.1)]
+        ends = rows(await store.query_metrics([one, other, empty], ends=True))
+        assert sorted(ends) == [
+            ("one", 1, "once", 1.0), ("one", 1, "train", 0.1), ("one", 2, "val", 2.0), ("one", 3, "val", 3.0),
+            ("one", 4, "train", 0.4), ("other", 3, "train", None),
+        ]  # fmt: skip
+        assert [end[1] for end in ends] == [1, 1, 2, 3, 3, 4]
+        later = await store.query_metrics([one, other], ends=True, names=["val"], after_step=2)
+        assert rows(later) == [("one", 3, "val", 3.0)]
+        assert await store.query_metrics([], ends=True) == await store.query_metrics([]) == []
+
+    asyncio.run(scenario())
+
+
+def test_a_run_that_resumes_forgets_the_steps_after_its_checkpoint(store: Store) -> None:
+    run_id, other = next(fresh), next(fresh)
+
+    async def scenario() -> None:
+        for each in (run_id, other):
+            await store.put_run(TrainingRun(each))
+            for step in range(4):
+                await store.add_metrics(each, step, {"a": float(step), "b": 0.0})
+        for _ in range(2):
+            await store.delete_metrics(run_id, 1)
+        assert [m.step for m in await store.query_metrics([run_id])] == [0, 0, 1, 1]
+        assert len(await store.query_metrics([other])) == 8
+        await store.delete_metrics("nobody", 0)
+
+    asyncio.run(scenario())
+
+
+# -- a step's rollouts --------------------------------------------------------------------------------------------
+def reward_span(rollout_id: str, number: int, value: float, **facts: Any) -> Span:
+    attributes = {
+        semconv.OPERATION_NAME: semconv.REWARD,
+        semconv.REWARD_NAME: facts.pop("reward", "reward"),
+        semconv.REWARD_VALUE: value,
+        **facts.pop("attributes", {}),
+    }
+    made = span(rollout_id, number, name="reward x", start=float(number), end=float(number), attributes=attributes)
+    return dataclasses.replace(made, trace_id=rollout_id, parent_id="b" * 16, **facts)
+
+
+def trained(rollout_id: str, index: int, advantage: float, tokens: int, dropped: str | None = None) -> TrainedCall:
+    return TrainedCall(f"{rollout_id}/{index}", rollout_id, 1, 1, 0, 1.0, 1.0, advantage, tokens, dropped)
+
+
+async def enqueued(store: Store, run_id: str, groups: int, size: int, **fields: Any) -> list[Rollout]:
+    """A step's rollouts, the last one first, so that the order of their places is not that of their creation."""
+    new = [
+        NewRollout("t", run_id=run_id, step=3, group=f"group-{n // size}", index=n, **fields)
+        for n in reversed(range(groups * size))
+    ]
+    return (await store.enqueue_rollouts(new))[::-1]
+
+
+def test_a_steps_rollouts_come_with_their_numbers(store: Store) -> None:
+    run_id = next(fresh)
+
+    async def scenario() -> None:
+        (rollout,) = await enqueued(store, run_id, 1, 1)
+        rollout_id = rollout.rollout_id
+        await again(store, run_id)
+        await store.add_calls([call(rollout_id, 0, [1, 2], [3, 4, 5]), call(rollout_id, 9, [1], [2], attempt=1)])
+        await store.add_spans([reward_span(rollout_id, 1, 9.0)])
+        await store.add_trained_calls("another run", [trained(rollout_id, 0, 9.0, 9)])
+        (first,) = await store.query_step(run_id, 3)
+        assert (first.calls, first.tokens, first.reward, first.rollout.status) == (2, 4, 9.0, "preparing")
+        assert (first.advantage, first.trained_tokens, first.dropped) == (None, 0, None)
+
+        await store.update_attempt(rollout_id, 1, "failed", error="broke ✎\0")
+        (failed,) = await store.query_step(run_id, 3)
+        assert failed.error == "broke ✎\0"
+        await again(store, run_id)
+        (retried,) = await store.query_step(run_id, 3)
+        assert (retried.error, retried.calls, retried.tokens, retried.rewards) == (None, 0, 0, ())
+
+        second = {"attempt": 2}
+        calls = [
+            call(rollout_id, 10, [1] * 50, [2] * 7, started_at=1.0, **second),
+            dataclasses.replace(call(rollout_id, 11, [1, 2], [3], fork_cause="edited", **second), agent="critic ✎\0"),
+            call(rollout_id, 12, [1], [], error="the server is gone", finish_reason="error", **second),
+            call(rollout_id, 13, [1], [2, 3], fork_cause="edited", **second),
+        ]
+        await store.add_calls(calls[::-1])
+        air = {semconv.REWARD_SOURCE: "air", semconv.REWARD_PRIMARY: False}
+        mine = {semconv.REWARD_AGENT: "critic ✎\0"}
+        await store.add_spans(
+            [
+                reward_span(rollout_id, 4, -0.25, attempt=2, reward="tool", attributes=air),
+                reward_span(rollout_id, 3, 0.5, attempt=2, attributes=mine),
+                reward_span(rollout_id, 5, 1.5, attempt=2),
+                reward_span(rollout_id, 6, 7.0, attempt=2, attributes={semconv.OPERATION_NAME: "rewarding"}),
+                reward_span(rollout_id, 7, 7.0, attempt=2, attributes={semconv.REWARD_VALUE: "much"}),
+            ]
+        )
+        rows = [
+            trained(rollout_id, 10, 1.0, 6),
+            trained(rollout_id, 11, -2.0, 1),
+            trained(rollout_id, 13, 8.0, 0, "long"),
+        ]
+        await store.add_trained_calls(run_id, rows)
+        await store.update_attempt(rollout_id, 2, "succeeded")
+        (summary,) = await store.query_step(run_id, 3)
+        assert summary == RolloutSummary(
+            await store.get_rollout(rollout_id),
+            error=None,
+            rewards=(
+                Reward("reward", 0.5, "emit", "b" * 16, True, "critic ✎\0"),
+                Reward("tool", -0.25, "air", "b" * 16, False),
+                Reward("reward", 1.5, "emit", "b" * 16),
+            ),
+            agents=("writer", "critic ✎\0"),
+            calls=4,
+            failed_calls=1,
+            forks=2,
+            tokens=10,
+            trained_tokens=7,
+            advantage=4 / 7,
+            dropped="long",
+        )
+        assert summary.reward == 2.0
+        built = build_trajectory(
+            rollout_id,
+            2,
+            "g",
+            SpanIndex(await store.query_calls(rollout_id, 2), (await store.query_spans(rollout_id, 2))[:-1]),
+            select(None),
+        )
+        assert summary.reward == built.reward, "as training has it"
+
+        ended = summary.rollout.ended_at
+        assert ended is not None
+        await store.prune(ended + 1, run_ids=[run_id])
+        (left,) = await store.query_step(run_id, 3)
+        assert left == RolloutSummary(summary.rollout, trained_tokens=7, advantage=4 / 7, dropped="long")
+        assert left.reward is None
+
+    asyncio.run(scenario())
+
+
+def test_a_steps_rollouts_are_in_the_order_of_their_places_and_in_pages(store: Store) -> None:
+    run_id = next(fresh)
+
+    async def ids(**options: Any) -> list[str]:
+        return [summary.rollout.rollout_id for summary in await store.query_step(run_id, 3, **options)]
+
+    async def scenario() -> None:
+        train = [r.rollout_id for r in await enqueued(store, run_id, 11, 3)]
+        val = [r.rollout_id for r in await enqueued(store, run_id, 2, 1, mode="val")]
+        await enqueued(store, next(fresh), 1, 1)
+        assert await ids() == train, "group-10 is after group-2"
+        assert await ids(mode="val") == val
+        assert await ids(group="group-10") == train[30:]
+        assert await ids(group="no such") == await ids(mode="dev") == []
+        assert await store.query_step(run_id, 4) == await store.query_step("nobody", 3) == []
+        pages: list[str] = []
+        while page := await ids(after=pages[-1] if pages else None, limit=10):
+            pages += page
+        assert pages == train
+        assert await ids(after=train[-1]) == []
+        assert await ids(group="group-1", after=train[3]) == train[4:6]
+        with pytest.raises(StoreError, match="no rollout 'nobody'"):
+            await ids(after="nobody")
+
+    asyncio.run(scenario())
+
+
+def test_what_the_runners_do_is_seen_longest_running_first(store: Store) -> None:
+    run_id = next(fresh)
+
+    async def scenario() -> None:
+        rollouts = await enqueued(store, run_id, 5, 1)
+        leased = [await again(store, run_id) for _ in range(4)]
+        ids = [each.rollout.rollout_id for each in leased]
+        await store.update_attempt(ids[0], 1, "running")
+        await store.update_attempt(ids[1], 1, "succeeded")
+        await store.update_attempt(ids[2], 1, "unresponsive")
+        mine = {r.rollout_id for r in rollouts}
+        found = [a for a in await store.query_open_attempts() if a.rollout_id in mine]
+        assert [(a.rollout_id, a.status, a.worker_id) for a in found] == [
+            (ids[0], "running", "worker"), (ids[3], "preparing", "worker")]  # fmt: skip
+        assert len(await store.query_open_attempts(limit=1)) == 1
 
     asyncio.run(scenario())

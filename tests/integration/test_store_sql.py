@@ -131,6 +131,8 @@ def test_a_lease_from_before_leases_had_secrets_is_nobodys_and_new_ones_have_the
     assert asyncio.run(is_leased(rollout_id, [secret])), "it is known after a restart"
     assert secret.encode() not in path.read_bytes(), "only its hash is kept"
     sql(path, "ALTER TABLE attempts DROP COLUMN secret_hash")
+    for table in ("runs", "metrics"):
+        sql(path, f"DROP TABLE {table}")
     sql(path, "UPDATE alembic_version SET version_num = '0003'")
     assert not asyncio.run(is_leased(rollout_id, [secret, ""]))
     asyncio.run(lease())

@@ -37,7 +37,7 @@ from agl.errors import AglError, StoreError
 from agl.mdp.spans import Span
 from agl.mdp.types import Call
 from agl.trainer.http.limits import parse_json
-from agl.trainer.store.base import NewRollout, Store
+from agl.trainer.store.base import NewRollout, Store, TrainingRun
 from agl.trainer.store.sql import codec
 
 PREFIX = "/v1/store"
@@ -265,6 +265,8 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
                     codec.call_row(item)
                 case Span():
                     codec.span_row(item)
+        if isinstance(value, TrainingRun):
+            codec.run_row(value, 0.0)
         if isinstance(value, Mapping):
             codec.dumps(dict(value), "the resources")
 

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ import orjson
 from agl.errors import StoreError
 from agl.mdp.spans import Event, Span
 from agl.mdp.types import Call, FloatArray, IntArray
-from agl.trainer.store.base import Attempt, NewRollout, Rollout, RolloutConfig, TrainedCall
+from agl.trainer.store.base import Attempt, Metric, NewRollout, Rollout, RolloutConfig, TrainedCall, TrainingRun
 
 Row = Mapping[Any, Any]
 
@@ -295,3 +296,54 @@ def to_trained(row: Row) -> TrainedCall:
     """A row of `schema.trained_calls`."""
     fields = {k: v for k, v in row.items() if k not in ("run_id", "return_value")}
     return TrainedCall(return_=row["return_value"], **fields)
+
+
+# -- runs ---------------------------------------------------------------------------------------------------------
+def run_row(run: TrainingRun, now: float) -> dict[str, Any]:
+    """The row of a run that is written at `now` (seconds since the epoch), which is when it began if it does not say.
+
+    Raises:
+        StoreError: its settings are not JSON values.
+    """
+    return {
+        "run_id": run.run_id,
+        "name": pack_text(run.name),
+        "algorithm": pack_text(run.algorithm),
+        "status": run.status,
+        "error": pack_text(run.error),
+        "config": dumps(dict(run.config), "the settings", run=run.run_id),
+        "directory": pack_text(run.directory),
+        "step": run.step,
+        "steps": run.steps,
+        "created_at": run.created_at or now,
+        "updated_at": now,
+        "ended_at": run.ended_at,
+    }
+
+
+def to_run(row: Row) -> TrainingRun:
+    """A row of `schema.runs`."""
+    texts = {name: unpack_text(row[name]) for name in ("name", "algorithm", "error", "directory")}
+    return TrainingRun(**{**row, **texts, "config": loads(row["config"])})
+
+
+def metric_rows(run_id: str, step: int, values: Mapping[str, float | None]) -> list[dict[str, Any]]:
+    """The rows of a step's metrics; a value that is not finite is NULL.
+
+    Raises:
+        StoreError: a value is not a number.
+    """
+    rows = []
+    for name, value in values.items():
+        try:
+            finite = None if value is None or not math.isfinite(value) else float(value)
+        except (TypeError, OverflowError):
+            raise StoreError(f"the metric {name!r} is not a number: {value!r}", run=run_id, step=step) from None
+        rows.append({"run_id": run_id, "step": step, "name": pack_text(name), "value": finite})
+    return rows
+
+
+def to_metric(row: Sequence[Any]) -> Metric:
+    """A row of `schema.metrics`, whose columns are in the order of the metric's fields."""
+    run_id, step, name, value = row
+    return Metric(run_id, step, unpack_text(name) or "", value)

@@ -23,7 +23,7 @@ from agl.trainer.store.sql.schema import resources as V
 from agl.trainer.store.sql.schema import spans as S
 from agl.trainer.store.sql.schema import trained_calls as T
 
-_TOKEN_BYTES = 4
+TOKEN_BYTES = 4
 _HEADS = select(C.c.id, C.c.rollout_id, C.c.attempt, C.c.length, C.c.digest)
 _INSERT_CALL = insert(C).on_conflict_do_nothing()
 _INSERT_SPAN = insert(S).on_conflict_do_nothing()
@@ -32,7 +32,7 @@ _SPANS_OF_ATTEMPT = _SPANS.where(S.c.attempt == bindparam("n"))
 _INSERT_RESOURCES = insert(V).on_conflict_do_nothing()
 
 
-def _upsert(table: Table, columns: Sequence[str]) -> Any:
+def upsert(table: Table, columns: Sequence[str]) -> Any:
     """An insert that sets `columns` where a row with the key exists."""
     statement = insert(table)
     return statement.on_conflict_do_update(
@@ -40,8 +40,8 @@ def _upsert(table: Table, columns: Sequence[str]) -> Any:
     )
 
 
-_UPSERT_VERSION = _upsert(P, ["checkpoint"])
-_UPSERT_TRAINED = _upsert(T, [column.name for column in T.columns if not column.primary_key])
+_UPSERT_VERSION = upsert(P, ["checkpoint"])
+_UPSERT_TRAINED = upsert(T, [column.name for column in T.columns if not column.primary_key])
 
 
 # -- calls --------------------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def add_calls(connection: Connection, calls: Sequence[Call]) -> None:
         parent = known.get(call.parent_id) if call.parent_id else None
         if parent is not None and _continues(row, parent):
             row["shared"] = parent["length"]
-            row["prompt"] = row["prompt"][parent["length"] * _TOKEN_BYTES :]
+            row["prompt"] = row["prompt"][parent["length"] * TOKEN_BYTES :]
         known[call.id] = row
         new.append(row)
     if new:
@@ -71,8 +71,8 @@ def _continues(row: Mapping[Any, Any], parent: Mapping[Any, Any]) -> bool:
     """Whether the complete prompt of the row begins with the parent's prompt + response, token for token."""
     if (row["rollout_id"], row["attempt"]) != (parent["rollout_id"], parent["attempt"]):
         return False
-    head = row["prompt"][: parent["length"] * _TOKEN_BYTES]
-    return len(head) == parent["length"] * _TOKEN_BYTES and codec.digest(head) == parent["digest"]
+    head = row["prompt"][: parent["length"] * TOKEN_BYTES]
+    return len(head) == parent["length"] * TOKEN_BYTES and codec.digest(head) == parent["digest"]
 
 
 def query_calls(connection: Connection, rollout_id: str, attempt: int | None) -> list[Call]:

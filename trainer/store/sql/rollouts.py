@@ -55,9 +55,10 @@ _SET_ATTEMPT = (
         ended_at=bindparam("at"),
     )
 )
+_OPEN = ("preparing", "running")
 _ATTEMPTS_WITH_LIMITS = (
     select(A)
-    .where(A.c.status.in_(["preparing", "running"]))
+    .where(A.c.status.in_(_OPEN))
     .where(func.coalesce(A.c.timeout_seconds, A.c.unresponsive_seconds).is_not(None))
     .order_by(A.c.started_at)
 )
@@ -307,7 +308,7 @@ def statuses(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, Ro
         status_of.update((rollout_id, status) for rollout_id, status in rows)
     for rollout_id in rollout_ids:
         if rollout_id not in status_of:
-            raise _no_rollout(rollout_id)
+            raise no_rollout(rollout_id)
     return status_of
 
 
@@ -320,7 +321,7 @@ def get(connection: Connection, rollout_id: str) -> Rollout:
     has_prefix = (R.c.rollout_id >= rollout_id) & (R.c.rollout_id <= rollout_id + "\U0010ffff")
     rows = connection.execute(select(R).where(has_prefix).limit(2)).mappings().all() if rollout_id else []
     if not rows:
-        raise _no_rollout(rollout_id)
+        raise no_rollout(rollout_id)
     if len(rows) > 1:
         names = " and ".join(row["rollout_id"] for row in rows)
         raise StoreError(f"several rollouts begin with {rollout_id!r}: {names}", hint="give more digits of the id")
@@ -353,7 +354,7 @@ def query(connection: Connection, matching: Filter, after: str | None, limit: in
     if after is not None:
         seq = connection.execute(select(R.c.seq).where(R.c.rollout_id == after)).scalar()
         if seq is None:
-            raise _no_rollout(after)
+            raise no_rollout(after)
         statement = statement.where(R.c.seq > seq)
     if limit is not None:
         statement = statement.limit(limit)
@@ -372,13 +373,19 @@ def query_attempts(connection: Connection, rollout_id: str) -> list[Attempt]:
     return [codec.to_attempt(row) for row in rows]
 
 
+def query_open_attempts(connection: Connection, limit: int) -> list[Attempt]:
+    """The attempts that run, longest-running first. An unresponsive one may never end, so it is not among them."""
+    statement = select(A).where(A.c.status.in_(_OPEN)).order_by(A.c.started_at, A.c.rollout_id).limit(limit)
+    return [codec.to_attempt(row) for row in connection.execute(statement).mappings()]
+
+
 def chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
     """`ids` in parts that fit one statement."""
     for start in range(0, len(ids), CHUNK):
         yield list(ids[start : start + CHUNK])
 
 
-def _no_rollout(rollout_id: str) -> NotStoredError:
+def no_rollout(rollout_id: str) -> NotStoredError:
     return NotStoredError(f"there is no rollout {rollout_id!r}", hint="check the id, and that this is the right store")
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, MetaData, Table, Text, text
 
-VERSION: Final = "0004"
+VERSION: Final = "0005"
 """The newest migration's revision: four digits that only increase, so that versions can be compared."""
 
 metadata = MetaData()
@@ -158,3 +158,32 @@ trained_calls = Table(
     Column("dropped", Text),
 )
 Index("trained_calls_rollout", trained_calls.c.rollout_id)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("run_id", _Id, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("algorithm", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("error", Text),
+    Column("config", Text, nullable=False),
+    Column("directory", Text),
+    Column("step", Integer, nullable=False),
+    Column("steps", Integer),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+    Column("ended_at", Double),
+)
+Index("runs_created", runs.c.created_at, runs.c.run_id)
+
+metrics = Table(
+    "metrics",
+    metadata,
+    Column("run_id", _Id, primary_key=True),
+    Column("step", Integer, primary_key=True, autoincrement=False),
+    Column("name", _Id, primary_key=True),
+    Column("value", Double),
+    sqlite_with_rowid=False,
+)
+Index("metrics_name", metrics.c.run_id, metrics.c.name, metrics.c.step)

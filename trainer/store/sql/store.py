@@ -20,15 +20,18 @@ from agl.trainer.store.base import (
     Attempt,
     AttemptedRollout,
     AttemptStatus,
+    Metric,
     Mode,
     NewRollout,
     Pruned,
     Rollout,
     RolloutStatus,
+    RolloutSummary,
     TrainedCall,
+    TrainingRun,
     new_rollout_id,
 )
-from agl.trainer.store.sql import pruning, records
+from agl.trainer.store.sql import codec, pruning, records, runs
 from agl.trainer.store.sql import rollouts as lifecycle
 from agl.trainer.store.sql.clock import Clock, Observer
 from agl.trainer.store.sql.database import Database
@@ -271,6 +274,51 @@ class SqlStore:
 
     async def query_trained_calls(self, rollout_id: str) -> list[TrainedCall]:
         return await self._database.read(lambda c: records.query_trained(c, rollout_id))
+
+    # -- runs -----------------------------------------------------------------------------------------------------
+    async def put_run(self, run: TrainingRun) -> None:
+        row = codec.run_row(run, self._clock.now())
+        await self._database.write(lambda c: runs.put(c, row))
+
+    async def query_runs(
+        self, *, run_ids: Sequence[str] | None = None, after: str | None = None, limit: int = 100
+    ) -> list[TrainingRun]:
+        return await self._database.read(lambda c: runs.query(c, run_ids, after, limit))
+
+    async def add_metrics(self, run_id: str, step: int, values: Mapping[str, float | None]) -> None:
+        rows, now = codec.metric_rows(run_id, step, values), self._clock.now()
+        await self._database.write(lambda c: runs.add_metrics(c, run_id, rows, now))
+
+    async def delete_metrics(self, run_id: str, after_step: int) -> None:
+        await self._database.write(lambda c: runs.delete_metrics(c, run_id, after_step))
+
+    async def query_metrics(
+        self,
+        run_ids: Sequence[str],
+        *,
+        names: Sequence[str] | None = None,
+        after_step: int | None = None,
+        ends: bool = False,
+        limit: int = 100_000,
+    ) -> list[Metric]:
+        matching = runs.MetricFilter(run_ids, names, after_step)
+        find = runs.query_ends if ends else runs.query_metrics
+        return await self._database.read(lambda c: find(c, matching, limit))
+
+    async def query_step(
+        self,
+        run_id: str,
+        step: int,
+        *,
+        mode: Mode = "train",
+        group: str | None = None,
+        after: str | None = None,
+        limit: int = 256,
+    ) -> list[RolloutSummary]:
+        return await self._database.read(lambda c: runs.query_step(c, run_id, step, mode, group, after, limit))
+
+    async def query_open_attempts(self, *, limit: int = 1000) -> list[Attempt]:
+        return await self._database.read(lambda c: lifecycle.query_open_attempts(c, limit))
 
     # -- the store itself -----------------------------------------------------------------------------------------
     async def prune(self, before: float, *, run_ids: Sequence[str] | None = None) -> Pruned:

@@ -1,0 +1,229 @@
+"""Runs, their metrics, and the rollouts of a step as rows of a table, as functions of a connection."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    and_,
+    bindparam,
+    delete,
+    func,
+    select,
+    tuple_,
+    update,
+)
+
+from agl import semconv
+from agl.errors import NotStoredError
+from agl.mdp.types import Reward
+from agl.trainer.store.base import Metric, RolloutSummary, TrainingRun
+from agl.trainer.store.sql import codec, prepared
+from agl.trainer.store.sql.records import TOKEN_BYTES, upsert
+from agl.trainer.store.sql.rollouts import Filter, chunks, statuses
+from agl.trainer.store.sql.schema import attempts as A
+from agl.trainer.store.sql.schema import calls as C
+from agl.trainer.store.sql.schema import metrics as M
+from agl.trainer.store.sql.schema import rollouts as R
+from agl.trainer.store.sql.schema import runs as N
+from agl.trainer.store.sql.schema import spans as S
+from agl.trainer.store.sql.schema import trained_calls as T
+
+_UPSERT_RUN = upsert(N, [column.name for column in N.columns if column.name not in ("run_id", "created_at")])
+_UPSERT_METRIC = upsert(M, ["value"])
+_TOUCH = update(N).where(N.c.run_id == bindparam("id")).values(updated_at=bindparam("now"))
+_METRICS = select(M.c.run_id, M.c.step, M.c.name, M.c.value)
+
+
+# -- runs ---------------------------------------------------------------------------------------------------------
+def put(connection: Connection, row: Mapping[str, Any]) -> None:
+    """Insert a run, or replace all but its `created_at`."""
+    connection.execute(_UPSERT_RUN, dict(row))
+
+
+def query(connection: Connection, run_ids: Sequence[str] | None, after: str | None, limit: int) -> list[TrainingRun]:
+    """Runs, newest first."""
+    statement = select(N).order_by(N.c.created_at.desc(), N.c.run_id.desc()).limit(limit)
+    if run_ids is not None:
+        statement = statement.where(N.c.run_id.in_(list(run_ids)))
+    if after is not None:
+        created_at = connection.execute(select(N.c.created_at).where(N.c.run_id == after)).scalar()
+        if created_at is None:
+            raise _no_run(after)
+        statement = statement.where(tuple_(N.c.created_at, N.c.run_id) < tuple_(created_at, after))
+    return [codec.to_run(row) for row in connection.execute(statement).mappings()]
+
+
+# -- metrics ------------------------------------------------------------------------------------------------------
+def add_metrics(connection: Connection, run_id: str, rows: Sequence[Mapping[str, Any]], now: float) -> None:
+    """Insert or replace metrics of a run, which is written at `now`."""
+    if not prepared.change(connection, _TOUCH, {"id": run_id, "now": now}):
+        raise _no_run(run_id)
+    if rows:
+        prepared.change_many(connection, _UPSERT_METRIC, rows)
+
+
+def delete_metrics(connection: Connection, run_id: str, after_step: int) -> None:
+    """Delete the metrics of later steps."""
+    connection.execute(delete(M).where(M.c.run_id == run_id, M.c.step > after_step))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MetricFilter:
+    """Which metrics are asked for. `names`, `after_step`: None is no condition."""
+
+    run_ids: Sequence[str]
+    names: Sequence[str] | None
+    after_step: int | None
+
+    def of(self, run_id: ColumnElement[Any], name: ColumnElement[Any]) -> list[ColumnElement[bool]]:
+        """The conditions on a run's id and a metric's name."""
+        conditions = [run_id.in_(list(self.run_ids))]
+        if self.names is not None:
+            conditions.append(name.in_([codec.pack_text(n) for n in self.names]))
+        return conditions
+
+    @property
+    def steps(self) -> list[ColumnElement[bool]]:
+        """The condition on a metric's step."""
+        return [] if self.after_step is None else [M.c.step > self.after_step]
+
+
+def query_metrics(connection: Connection, matching: MetricFilter, limit: int) -> list[Metric]:
+    """Metrics by step, then name."""
+    statement = _METRICS.where(*matching.of(M.c.run_id, M.c.name), *matching.steps)
+    rows = connection.execute(statement.order_by(M.c.step, M.c.name, M.c.run_id).limit(limit))
+    return [codec.to_metric(row) for row in rows]
+
+
+def query_ends(connection: Connection, matching: MetricFilter, limit: int) -> list[Metric]:
+    """The first and the last metric of each run and name, by step, then name.
+
+    The time does not depend on the number of steps: the names are found one after the other in the index, and so are
+    the ends of each (a "loose index scan", which neither database does by itself).
+    """
+    first_name = select(func.min(M.c.name)).where(M.c.run_id == N.c.run_id).scalar_subquery()
+    names = select(N.c.run_id, first_name.label("name")).where(N.c.run_id.in_(list(matching.run_ids)))
+    found = names.cte("names", recursive=True)
+    next_name = select(func.min(M.c.name)).where(M.c.run_id == found.c.run_id, M.c.name > found.c.name)
+    found = found.union_all(select(found.c.run_id, next_name.scalar_subquery()).where(found.c.name.is_not(None)))
+    inner = [M.c.run_id == found.c.run_id, M.c.name == found.c.name, *matching.steps]
+    ends = [select(end(M.c.step)).where(*inner).correlate(found).scalar_subquery() for end in (func.min, func.max)]
+    rows = connection.execute(
+        _METRICS.join_from(found, M, and_(M.c.run_id == found.c.run_id, M.c.name == found.c.name, M.c.step.in_(ends)))
+        .where(*matching.of(found.c.run_id, found.c.name))
+        .order_by(M.c.step, M.c.name, M.c.run_id)
+        .limit(limit)
+    )
+    return [codec.to_metric(row) for row in rows]
+
+
+# -- a step's rollouts --------------------------------------------------------------------------------------------
+def query_step(
+    connection: Connection, run_id: str, step: int, mode: str, group: str | None, after: str | None, limit: int
+) -> list[RolloutSummary]:
+    """A step's rollouts in the order of their places, which is also that of their groups.
+
+    One query for the rollouts, and two for each `CHUNK` of them; no prompt, response or text of a call is read.
+    """
+    statement = Filter(run_id, step, mode).apply(_SUMMARIES).limit(limit)
+    if group is not None:
+        statement = statement.where(R.c.group_key == codec.pack_text(group))
+    if after is not None:
+        other = R.alias()
+        place = select(other.c.position, other.c.seq).where(other.c.rollout_id == after).scalar_subquery()
+        statement = statement.where(tuple_(R.c.position, R.c.seq) > place)
+    rows = connection.execute(statement).mappings().all()
+    if after is not None and not rows:
+        statuses(connection, [after])
+    ids = [row["rollout_id"] for row in rows]
+    calls, rewards = _calls(connection, ids), _rewards(connection, ids)
+    return [
+        RolloutSummary(
+            codec.to_rollout(row),
+            codec.unpack_text(row["why"]),
+            tuple(rewards[row["rollout_id"]]),
+            trained_tokens=row["trained"] or 0,
+            advantage=row["weighted"] / row["trained"] if row["trained"] else None,
+            dropped=row["dropped"],
+            **calls[row["rollout_id"]],
+        )
+        for row in rows
+    ]
+
+
+def _trained(value: ColumnElement[Any]) -> ColumnElement[Any]:
+    """An aggregate of a rollout's training records, which outlive its calls."""
+    return select(value).where(T.c.rollout_id == R.c.rollout_id, T.c.run_id == R.c.run_id).scalar_subquery()
+
+
+_SUMMARIES = (
+    select(
+        R,
+        A.c.error.label("why"),
+        _trained(func.sum(T.c.tokens)).label("trained"),
+        _trained(func.sum(T.c.advantage * T.c.tokens)).label("weighted"),
+        _trained(func.max(T.c.dropped)).label("dropped"),
+    )
+    .outerjoin(A, and_(A.c.rollout_id == R.c.rollout_id, A.c.attempt == R.c.attempts))
+    .order_by(R.c.position, R.c.seq)
+)
+_COUNTED_CALLS = (
+    select(
+        C.c.rollout_id,
+        C.c.agent,
+        func.count().label("calls"),
+        func.count(C.c.error).label("failed_calls"),
+        func.count(C.c.fork_cause).label("forks"),
+        func.sum(func.length(C.c.response)).label("bytes"),
+    )
+    .join(R, and_(R.c.rollout_id == C.c.rollout_id, R.c.attempts == C.c.attempt))
+    .where(C.c.rollout_id.in_(bindparam("ids", expanding=True)))
+    .group_by(C.c.rollout_id, C.c.agent)
+    .order_by(func.min(C.c.position))
+)
+_REWARD_SPANS = (
+    select(S.c.rollout_id, S.c.parent_id, S.c.attributes)
+    .join(R, and_(R.c.rollout_id == S.c.rollout_id, R.c.attempts == S.c.attempt))
+    # The name tells which spans can be a reward's: the attributes of the others hold whole conversations.
+    .where(S.c.rollout_id.in_(bindparam("ids", expanding=True)), S.c.name.startswith(semconv.REWARD))
+    .order_by(S.c.started_at, S.c.span_id)
+)
+
+
+def _calls(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The fields of `RolloutSummary` that count the calls of the last attempts."""
+    fields: dict[str, dict[str, Any]] = {
+        rollout_id: {"agents": (), "calls": 0, "failed_calls": 0, "forks": 0, "tokens": 0} for rollout_id in rollout_ids
+    }
+    for ids in chunks(rollout_ids):
+        for row in connection.execute(_COUNTED_CALLS, {"ids": ids}).mappings():
+            of_rollout = fields[row["rollout_id"]]
+            of_rollout["agents"] += (codec.unpack_text(row["agent"]),)
+            of_rollout["tokens"] += row["bytes"] // TOKEN_BYTES
+            for name in ("calls", "failed_calls", "forks"):
+                of_rollout[name] += row[name]
+    return fields
+
+
+def _rewards(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, list[Reward]]:
+    """The rewards of the last attempts, in the order in which they were earned."""
+    rewards: dict[str, list[Reward]] = {rollout_id: [] for rollout_id in rollout_ids}
+    for ids in chunks(rollout_ids):
+        for rollout_id, parent_id, attributes in connection.execute(_REWARD_SPANS, {"ids": ids}):
+            try:
+                reward = Reward.of_span(codec.loads(attributes), parent_id)
+            except (KeyError, TypeError, ValueError):
+                # Another program's span; training refuses its rollout, and a table is to show the others.
+                continue
+            if reward is not None:
+                rewards[rollout_id].append(reward)
+    return rewards
+
+
+def _no_run(run_id: str) -> NotStoredError:
+    return NotStoredError(f"there is no run {run_id!r}", hint="check the id, and that this is the right store")
