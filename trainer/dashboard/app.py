@@ -17,8 +17,8 @@ from typing import Any, get_args
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agl.errors import AglError, NotStoredError, StoreError
@@ -32,7 +32,7 @@ from agl.trainer.http.errors import describe_error, error_handlers
 from agl.trainer.http.limits import Refused
 from agl.trainer.http.responses import answer
 from agl.trainer.report.rollout_report import describe
-from agl.trainer.store.base import ROLLOUT_TERMINAL, Mode, Rollout, RolloutSummary, Store, TrainingRun
+from agl.trainer.store.base import ROLLOUT_TERMINAL, Mode, Rollout, RolloutStatus, RolloutSummary, Store, TrainingRun
 
 STATIC = Path(__file__).with_name("static")
 _TYPES = {".js": "text/javascript", ".json": "application/json", ".html": "text/html", ".css": "text/css"}
@@ -89,6 +89,11 @@ def dashboard_app(sources: Sequence[Source], keys: Keys) -> ASGIApp:
     ]
     app = Starlette(routes=routes, exception_handlers=error_handlers(_describe, AglError, HTTPException))
     return _WithHeaders(app)
+
+
+def ui_routes(store: Store, name: str, keys: Keys) -> list[BaseRoute]:
+    """The dashboard of one open store below `/ui` of another server; `name` is what the page calls the store."""
+    return [Mount("/ui", app=dashboard_app([Source(name, store=store)], keys))]
 
 
 class _WithHeaders:
@@ -175,8 +180,6 @@ class _Api:
 
     async def root(self, request: Request) -> Response:
         """The page for browsers; for programs what the guide's dashboard answers."""
-        if request.scope.get("root_path") and not request.url.path.endswith("/"):
-            return RedirectResponse(f"{request.url.path}/")
         accepted = request.headers.get("accept", "")
         if "application/json" not in accepted or "text/html" in accepted:
             return _static(request, "index.html")
@@ -358,7 +361,7 @@ class _Api:
         stores = []
         for source in self._sources:
             store = await source.store()
-            counts = {s: await store.count_rollouts(status=[s]) for s in ("queuing", "running", *sorted(ROLLOUT_TERMINAL))}
+            counts = {status: await store.count_rollouts(status=[status]) for status in get_args(RolloutStatus)}
             stores.append({"store": printable(source.name), "rollouts": await store.count_rollouts(), **counts})
         return {"memory_size": sum(s["rollouts"] for s in stores), "stores": stores}
 
@@ -387,7 +390,9 @@ class _Api:
 async def _find_run(store: Store, run_id: str) -> TrainingRun:
     runs = await store.query_runs(run_ids=[run_id], limit=1)
     if not runs:
-        raise NotStoredError("there is no such run in this store", hint="the list of runs is the first page", run=run_id)
+        raise NotStoredError(
+            "there is no such run in this store", hint="the list of runs is the first page", run=run_id
+        )
     return runs[0]
 
 

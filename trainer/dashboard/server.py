@@ -33,9 +33,7 @@ async def serving(
         StoreError: the port is taken, or the address cannot be bound.
     """
     keys.check_host(host)
-    server = HttpServer(
-        dashboard_app(sources, keys), error=StoreError, host=host, port=port, minted_key=keys.minted
-    )
+    server = HttpServer(dashboard_app(sources, keys), error=StoreError, host=host, port=port, minted_key=keys.minted)
     try:
         yield await server.start()
     finally:

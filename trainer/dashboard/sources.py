@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from agl.errors import StoreError
+from agl.trainer.http.auth import CLIENT_VARIABLE
 from agl.trainer.http.local_key import split_key
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
@@ -30,6 +32,8 @@ class Source:
     def __init__(self, name: str, url: str = "", store: Store | None = None) -> None:
         self.name = name
         self._url, self._store, self._own = url, store, store is None
+        # agl's own programs remove it from their environment before the store is opened.
+        self._key = split_key(url)[1] or os.environ.get(CLIENT_VARIABLE)
         self._opening = asyncio.Lock()
 
     async def store(self) -> Store:
@@ -53,7 +57,7 @@ class Source:
         if self._url.startswith(("http://", "https://")):
             from agl.trainer.store.http.client import HttpStore
 
-            return await HttpStore.open(self._url, retry_seconds=_RETRY_SECONDS)
+            return await HttpStore.open(self._url, key=self._key, retry_seconds=_RETRY_SECONDS)
         path = Path(self._url.removeprefix("sqlite:///"))
         if "://" not in str(path) and not path.exists():
             # Opening it would make it, and the run that is about to begin would find a store that it did not make.

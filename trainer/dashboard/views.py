@@ -21,7 +21,7 @@ from agl.trainer.store.base import Attempt, Metric, Rollout, RolloutSummary, Tra
 TEXT, SHORT_TEXT = 20_000, 600
 """Longest text on a page about it, and in a table; in characters."""
 MOST_TOKENS, MOST_SPANS, MOST_VALUES = 8_000, 1_500, 5_000
-"""Of one answer. A rollout with more tokens is paged; of spans and of values within a JSON value the first are shown."""
+"""Of one answer. Tokens beyond that are on its next page; of spans, and of values within one, the first are shown."""
 _DEPTH = 40
 
 
