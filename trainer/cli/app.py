@@ -167,6 +167,96 @@ def train(
         typer.echo(printable(f"policy     {path}"))
         typer.echo(printable(f"look at it agl explain --list --store {result.directory}"))
     _write(json_file, facts)
+    if val_rewards:
+        _show_validations(result)
+
+
+def _show_validations(result: Any) -> None:
+    from agl.errors import StoreError
+    from agl.trainer.evaluation.evaluation import Evaluation
+    from agl.trainer.evaluation.views import sentences
+
+    try:
+        comparisons = Evaluation.of_result(result).comparisons()
+    except StoreError:
+        return  # The key of a store's server is not kept where agents run.
+    for sentence in (s for comparison in comparisons for s in sentences(comparison)):
+        typer.echo(printable(sentence))
+
+
+@app.command("eval")
+def evaluate(
+    tasks: Annotated[Path, typer.Option(help="Held-out tasks, one JSON value per line.")],
+    agent: Annotated[str, typer.Option(help="The agent: file.py:name or package.module:name.")],
+    policies: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="What answers: directories of runs, checkpoints or Hugging Face models, hub ids; NAME=MODEL names one. "
+            "The agent's own models if left out.",
+            metavar="[RUN_DIR|MODEL]...",
+        ),
+    ] = None,
+    against: Annotated[str | None, typer.Option(help="Compare each with this one.", metavar="RUN_DIR|MODEL")] = None,
+    reward: Annotated[
+        str | None, typer.Option(help="Reward function (task, output) -> float: file.py:name or package.module:name.")
+    ] = None,
+    agents: Annotated[
+        list[str] | None, typer.Option(help="They answer these agents only (name or glob; repeatable).")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Rollouts per task.", min=1)] = 1,
+    success: Annotated[float, typer.Option(help="The total reward from which on a rollout is a success.")] = 1.0,
+    fail_below: Annotated[
+        float | None,
+        typer.Option(
+            help="Exit with 1 where the share of successes is below this, failed rollouts counted as none; the "
+            "estimate itself, not the end of its interval. The policy of --against may be below.",
+            min=0,
+            max=1,
+        ),
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of the sampling; as the agent asks if left out.")] = None,
+    workers: Annotated[int, typer.Option(help="Rollouts at once.", min=1)] = 8,
+    timeout: Annotated[float, typer.Option(help="Seconds per rollout.")] = 600.0,
+    max_attempts: Annotated[int, typer.Option(help="Tries per rollout.", min=1)] = 2,
+    out: Annotated[Path | None, typer.Option(help="The evaluation's directory.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Run only what is missing in --out.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a report, one file.", metavar="FILE")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the table.", metavar="FILE")] = None,
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Measure an agent on held-out tasks: success with its error, per policy, and whether two policies differ."""
+    from agl.child_environment import keep_secrets
+    from agl.trainer.cli.evaluation import run_evaluation
+
+    # The agent runs here.
+    keep_secrets()
+    report, below = run_evaluation(
+        policies or [],
+        against,
+        tasks,
+        agent,
+        reward,
+        fail_below=fail_below,
+        html=html,
+        markdown=markdown,
+        agents=agents or None,
+        samples=samples,
+        success=success,
+        temperature=temperature,
+        n_workers=workers,
+        timeout=timeout,
+        max_attempts=max_attempts,
+        directory=out,
+        seed=seed,
+        resume=resume,
+        progress=not quiet,
+    )
+    _write(json_file, report.to_json())
+    for name in below:
+        typer.echo(printable(f"{name}: success is below {fail_below:g}"), err=True)
+    raise typer.Exit(1 if below else 0)
 
 
 @app.command()

@@ -25,7 +25,7 @@ from agl.errors import AglError, NotStoredError, StoreError
 from agl.texts import printable
 from agl.tracing.inferred import completed
 from agl.trainer.dashboard import views
-from agl.trainer.dashboard.compare import compare
+from agl.trainer.dashboard.compare import Validation, compare
 from agl.trainer.dashboard.sources import Source
 from agl.trainer.http.auth import Keys
 from agl.trainer.http.errors import describe_error, error_handlers
@@ -327,8 +327,10 @@ class _Api:
                 raise Refused(400, f"{name} is not STORE:RUN", "invalid_request")
             store = await self._sources[int(number)].store()
             run = await _find_run(store, _id(run_id))
-            sides.append((store, run, _number(request, f"{name}_step", None)))
-        return views.shown(await compare(*sides))
+            sides.append(Validation(store, run, _number(request, f"{name}_step", None)))
+        # The test of thousands of tasks takes seconds.
+        async with self._reports:
+            return views.shown(await asyncio.to_thread(asyncio.run, compare(*sides)))
 
     # -- the guide's endpoints ------------------------------------------------------------------------------------
     async def guide_metrics(self, _: Request) -> dict[str, Any]:

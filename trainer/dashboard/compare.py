@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
-import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from agl.errors import NotStoredError
+import numpy as np
+
+from agl.errors import DatasetError, NotStoredError
+from agl.trainer.evaluation.evaluation import Part
+from agl.trainer.evaluation.statistics import mean_interval, sign_flip_test
 from agl.trainer.store.base import RolloutSummary, Store, TrainingRun
 
-MOST_ROLLOUTS = 4_000
-"""Of one validation; further ones are not compared, and the answer says so."""
-_PAGE = 500
-_MOST_CHANGED = 200
-_Z = 1.959964
+MOST_ROLLOUTS = 10_000
+"""Of one validation; larger ones are for `agl eval`."""
+_MOST_CHANGED, _MOST_LINKS = 200, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """A run after a number of completed steps; the last of its validations if that is None."""
+
+    store: Store
+    run: TrainingRun
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,92 +36,86 @@ class _Task:
     reward: float
 
 
-async def compare(
-    first: tuple[Store, TrainingRun, int | None], second: tuple[Store, TrainingRun, int | None]
-) -> dict[str, Any]:
-    """Compare validations, each of a run and a number of completed steps; of the last one if that is None.
+async def compare(first: Validation, second: Validation) -> dict[str, Any]:
+    """Compare two validations.
+
+    Tasks are the same where their JSON is: two runs may have had their tasks in another order.
 
     Returns:
-        `sides`: of both, run, step, the steps at which it was validated, tasks, mean reward. `paired`: the number of
-        common tasks, the mean difference of their rewards (second - first) with its 95 % interval (normal
-        approximation over tasks). `changed`: common tasks whose reward changed, by the size of the change.
+        `sides`: of both, the run, the step, the steps after which it was validated, its tasks, its mean reward.
+        `paired`: the number of common tasks, the mean difference of their rewards (second - first), its 95 % interval
+        (`statistics.mean_interval`) and the p-value of `statistics.sign_flip_test`. `better`, `worse`: how many tasks
+        changed. `changed`: these, by the size of the change, with the rollouts.
 
     Raises:
-        NotStoredError: a run was not validated, or not at that step.
+        NotStoredError: a run was not validated then. DatasetError: it has no rollouts, or too many.
     """
     sides, tasks = [], []
-    for store, run, step in (first, second):
-        metrics = await store.query_metrics([run.run_id], names=["val/reward"])
-        steps = [m.step for m in metrics]
-        chosen = step if step is not None else steps[-1] if steps else None
-        if chosen is None or chosen not in steps:
-            done = ", ".join(map(str, steps[-20:])) or "never"
-            raise NotStoredError("the run was not validated there", hint=f"it was validated at {done}", run=run.run_id)
-        of_task, complete = await _tasks(store, run.run_id, chosen)
-        rewards = [t.reward for t in of_task.values()]
+    for validation in (first, second):
+        run, store = validation.run, validation.store
+        steps = [m.step for m in await store.query_metrics([run.run_id], names=["val/reward"])]
+        step = steps[-1] if validation.step is None and steps else validation.step
+        if step is None or step not in steps:
+            known = ", ".join(map(str, steps[-20:]))
+            hint = f"it was after steps {known}" if known else "give the training held-out tasks (val_dataset=, --val)"
+            raise NotStoredError("there was no such validation", hint=hint, run=run.run_id, step=step)
+        if await store.count_rollouts(run_id=run.run_id, step=step, mode="val") > MOST_ROLLOUTS:
+            hint = "compare them in a program: agl.trainer.evaluation"
+            raise DatasetError(f"the validation has more than {MOST_ROLLOUTS:,} rollouts", hint=hint, run=run.run_id)
+        of_task = _tasks(await Part(run.run_id, step).query(store))
+        rewards = [task.reward for task in of_task.values()]
         sides.append(
             {
                 "run_id": run.run_id,
-                "name": run.name,
-                "step": chosen,
+                "step": step,
                 "steps": steps,
                 "tasks": len(of_task),
-                "reward": statistics.fmean(rewards) if rewards else None,
-                "complete": complete,
+                "reward": float(np.mean(rewards)) if rewards else None,
             }
         )
         tasks.append(of_task)
-    common = [(tasks[0][key], tasks[1][key]) for key in tasks[0] if key in tasks[1]]
-    differences = [b.reward - a.reward for a, b in common]
-    changed = sorted((pair for pair in common if pair[0].reward != pair[1].reward), key=lambda p: -_size(p))
+    common = [(task, tasks[1][key]) for key, task in tasks[0].items() if key in tasks[1]]
+    differences = np.array([b.reward - a.reward for a, b in common])
+    order = [i for i in np.argsort(-np.abs(differences), kind="stable") if differences[i] != 0]
     return {
         "sides": sides,
         "paired": _paired(differences),
-        "better": sum(d > 0 for d in differences),
-        "worse": sum(d < 0 for d in differences),
+        "better": int((differences > 0).sum()),
+        "worse": int((differences < 0).sum()),
         "changed": [
             {
                 "task": a.task,
                 "rewards": [a.reward, b.reward],
-                "rollouts": [a.rollouts[:8], b.rollouts[:8]],
+                "rollouts": [a.rollouts[:_MOST_LINKS], b.rollouts[:_MOST_LINKS]],
             }
-            for a, b in changed[:_MOST_CHANGED]
+            for a, b in (common[i] for i in order[:_MOST_CHANGED])
         ],
     }
 
 
-def _size(pair: tuple[_Task, _Task]) -> float:
-    return abs(pair[1].reward - pair[0].reward)
-
-
-def _paired(differences: list[float]) -> dict[str, Any]:
-    n = len(differences)
-    mean = statistics.fmean(differences) if n else None
-    half = _Z * statistics.stdev(differences) / n**0.5 if n > 1 else None
-    interval = None if mean is None or half is None else [mean - half, mean + half]
-    return {"tasks": n, "difference": mean, "interval": interval}
-
-
-async def _tasks(store: Store, run_id: str, step: int) -> tuple[dict[str, _Task], bool]:
-    """A validation's tasks by their JSON, and whether all of its rollouts were read."""
-    several: dict[str, list[RolloutSummary]] = {}
-    after, read = None, 0
-    while True:
-        page = await store.query_step(run_id, step, mode="val", after=after, limit=_PAGE)
-        for summary in page:
-            if summary.reward is not None:
-                key = json.dumps(summary.rollout.task, sort_keys=True, default=str)
-                several.setdefault(key, []).append(summary)
-        read += len(page)
-        if len(page) < _PAGE or read >= MOST_ROLLOUTS:
-            break
-        after = page[-1].rollout.rollout_id
-    of_task = {
-        key: _Task(
-            summaries[0].rollout.task,
-            [s.rollout.rollout_id for s in summaries],
-            statistics.fmean(s.reward for s in summaries if s.reward is not None),
-        )
-        for key, summaries in several.items()
+def _paired(differences_T: np.ndarray) -> dict[str, Any]:
+    if differences_T.size == 0:
+        return {"tasks": 0, "difference": None, "interval": None, "p": None}
+    low, high = map(float, mean_interval(differences_T))
+    return {
+        "tasks": differences_T.size,
+        "difference": float(differences_T.mean()),
+        "interval": [low, high] if np.isfinite(low) else None,
+        "p": sign_flip_test(differences_T),
     }
-    return of_task, len(page) < _PAGE
+
+
+def _tasks(summaries: list[RolloutSummary]) -> dict[str, _Task]:
+    several: dict[str, list[RolloutSummary]] = {}
+    for summary in summaries:
+        if summary.reward is not None:
+            key = json.dumps(summary.rollout.task, sort_keys=True, default=str)
+            several.setdefault(key, []).append(summary)
+    return {
+        key: _Task(
+            rows[0].rollout.task,
+            [row.rollout.rollout_id for row in rows],
+            float(np.mean([row.reward for row in rows])),
+        )
+        for key, rows in several.items()
+    }

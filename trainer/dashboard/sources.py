@@ -31,7 +31,7 @@ class Source:
 
     def __init__(self, name: str, url: str = "", store: Store | None = None) -> None:
         self.name = name
-        self._url, self._store, self._own = url, store, store is None
+        self.url, self._store, self._own = url, store, store is None
         # agl's own programs remove it from their environment before the store is opened.
         self._key = split_key(url)[1] or os.environ.get(CLIENT_VARIABLE)
         self._opening = asyncio.Lock()
@@ -54,15 +54,15 @@ class Source:
             await store.close()
 
     async def _open(self) -> Store:
-        if self._url.startswith(("http://", "https://")):
+        if self.url.startswith(("http://", "https://")):
             from agl.trainer.store.http.client import HttpStore
 
-            return await HttpStore.open(self._url, key=self._key, retry_seconds=_RETRY_SECONDS)
-        path = Path(self._url.removeprefix("sqlite:///"))
+            return await HttpStore.open(self.url, key=self._key, retry_seconds=_RETRY_SECONDS)
+        path = Path(self.url.removeprefix("sqlite:///"))
         if "://" not in str(path) and not path.exists():
             # Opening it would make it, and the run that is about to begin would find a store that it did not make.
             raise StoreError("there is no store here yet", hint="it is made when the run begins", path=path)
-        return await open_store(self._url)
+        return await open_store(self.url)
 
 
 def find_sources(places: Sequence[str]) -> list[Source]:
@@ -88,7 +88,7 @@ def find_sources(places: Sequence[str]) -> list[Source]:
         else:
             url = find_store(place)
             sources.append(Source(split_key(url)[0] if url.startswith("http") else _shown(url), url))
-    return sources
+    return list({source.url: source for source in sources}.values())
 
 
 def _newest(directory: Path, patterns: Sequence[str]) -> list[Path]:

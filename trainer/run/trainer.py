@@ -114,6 +114,7 @@ class Trainer:
         initial_resources: what rollouts receive in addition to `llm`.
         hooks: an `agl.Hook`, or several, called around every attempt.
         progress: show progress.
+        name: what the run is called in lists of runs.
     """
 
     def __init__(
@@ -140,6 +141,7 @@ class Trainer:
         initial_resources: Mapping[str, Any] | None = None,
         hooks: Hook | Iterable[Hook] | None = None,
         progress: bool = True,
+        name: str = "",
     ) -> None:
         if not isinstance(algorithm, Algorithm):
             raise ConfigError(f"algorithm= is {algorithm!r}", hint="for example agl.GRPO(model=..., steps=200)")
@@ -166,6 +168,7 @@ class Trainer:
         self.directory = None if directory is None else Path(directory)
         self.seed = seed
         self.progress = progress
+        self.name = name
 
     if not TYPE_CHECKING:  # so that a misspelt attribute is an error to a type checker
 
@@ -287,6 +290,7 @@ class Trainer:
             await run.recorder.end("succeeded")
             return Result(run.run_id, directory, url, run.history, run.policy_paths, run.checkpoint)
         finally:
+            launch.progress.stop()
             if user_store is None:
                 await store.close()
 
@@ -299,6 +303,7 @@ class Trainer:
         settings |= {"seed": self.seed, "train_tasks": train, "val_tasks": val, "agl": __version__}
         return TrainingRun(
             launch.run_id,
+            self.name,
             algorithm=type(algorithm).__name__,
             config=json_settings(settings),
             directory=str(launch.directory.absolute()),

@@ -69,6 +69,7 @@ function Paired({ data, sides }) {
             </select></label><//>`,
         )}
         <${Fact} label="difference, b − a">${signed(paired.difference)} ${paired.interval && html`<span class="dim small">95 %: ${signed(paired.interval[0])} to ${signed(paired.interval[1])}</span>`}<//>
+        <${Fact} label="p" title="exact sign-flip test over the tasks">${num(paired.p)}<//>
         <${Fact} label="common tasks">${num(paired.tasks)}<//>
         <${Fact} label="better, worse">${num(data.better)}, ${num(data.worse)}<//>
       </dl>
