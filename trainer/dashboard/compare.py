@@ -115,7 +115,7 @@ def _tasks(summaries: list[RolloutSummary]) -> dict[str, _Task]:
         key: _Task(
             rows[0].rollout.task,
             [row.rollout.rollout_id for row in rows],
-            float(np.mean([row.reward for row in rows])),
+            float(np.mean([row.reward or 0.0 for row in rows])),
         )
         for key, rows in several.items()
     }

@@ -14,11 +14,19 @@ function axes(small) {
   };
   return [
     { ...common, space: small ? 60 : 80, size: 24, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000] },
-    { ...common, size: 52, space: small ? 28 : 36, values: (_, splits) => splits.map((v) => (v === null ? "" : num(v))) },
+    { ...common, size: small ? 46 : 52, space: small ? 28 : 36, values: (_, splits) => splits.map((v) => (v === null ? "" : num(v))) },
   ];
 }
 
-function options({ series, small, height, width, range, onCursor, zoom }) {
+// Rewards between 0 and 1 have the same axis everywhere. A constant is in the middle, not at the edge of 0 to 100.
+function rangeOf(low, high, unit) {
+  if (low === null) return [0, 1];
+  if (unit && low >= 0 && high <= 1) return [0, 1.02];
+  if (low === high) return low === 0 ? [-1, 1] : [low - Math.abs(low) / 2, low + Math.abs(low) / 2];
+  return uPlot.rangeNum(low, high, 0.1, true);
+}
+
+function options({ series, small, height, width, unit, onCursor, zoom }) {
   const all = series.flatMap((s) => (s.low ? [s.low, s.high] : []).map(() => ({ stroke: "transparent", points: { show: false } })));
   const bands = [];
   let next = 1 + series.length;
@@ -33,7 +41,7 @@ function options({ series, small, height, width, range, onCursor, zoom }) {
     height,
     legend: { show: false },
     cursor: { y: false, drag: { x: zoom, y: false, setScale: zoom }, points: { size: 7 } },
-    scales: { x: { time: false }, y: range ? { range } : {} },
+    scales: { x: { time: false }, y: { range: (_, low, high) => rangeOf(low, high, unit) } },
     axes: axes(small),
     series: [
       {},
@@ -54,7 +62,7 @@ function options({ series, small, height, width, range, onCursor, zoom }) {
 const columns = (steps, series) => [steps, ...series.map((s) => s.values), ...series.flatMap((s) => (s.low ? [s.low, s.high] : []))];
 
 // series: [{label, values, color (a CSS variable), low, high, points, dash}]. onPick(step) on a click or Enter.
-export function Plot({ label, steps, series, height = 260, small = false, range, onPick, note }) {
+export function Plot({ label, steps, series, height = 260, small = false, unit = false, onPick, note }) {
   const box = useRef(null);
   const plot = useRef(null);
   const [seen, setSeen] = useState(false);
@@ -76,7 +84,7 @@ export function Plot({ label, steps, series, height = 260, small = false, range,
   useLayoutEffect(() => {
     if (!seen) return undefined;
     const width = box.current.clientWidth;
-    const made = new uPlot(options({ series, small, height, width, range, onCursor: setAt, zoom: !onPick }), columns(steps, series), box.current);
+    const made = new uPlot(options({ series, small, height, width, unit, onCursor: setAt, zoom: !onPick }), columns(steps, series), box.current);
     plot.current = made;
     const resize = new ResizeObserver(() => {
       if (box.current && box.current.clientWidth !== made.width) made.setSize({ width: box.current.clientWidth, height });
@@ -118,7 +126,7 @@ export function Plot({ label, steps, series, height = 260, small = false, range,
         ${series.map(
           (s) => html`<span class="key">
             <i class="swatch c${s.color.slice(2)} ${s.dash ? "dashed" : ""}"></i>${s.label}
-            <b>${num(at === null ? last(s.values) : s.values[index])}</b>
+ <b>${num(at === null ? last(s.values) : s.values[index])}</b>
           </span>`,
         )}
       </span>

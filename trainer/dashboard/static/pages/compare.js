@@ -46,7 +46,7 @@ function Curves({ data }) {
   const others = names.filter((name) => !first.includes(name)).sort();
   return html`
     <div class="halves">
-      ${first.map((name) => html`<section class="card"><${Plot} label=${name === "val/reward" ? "held-out reward" : "training reward"} height=${200} ...${overlaid(data, name)} /></section>`)}
+      ${first.map((name) => html`<section class="card"><${Plot} label=${name === "val/reward" ? "held-out reward" : "training reward"} height=${200} unit ...${overlaid(data, name)} /></section>`)}
     </div>
     ${others.length > 0 &&
     html`<details><summary><h2>${num(others.length)} more curves</h2></summary><div class="plots">

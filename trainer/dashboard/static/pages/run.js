@@ -84,7 +84,11 @@ function View({ store, run, metrics }) {
       <${Fact} label="held-out reward" title="first → last validation"><${Ends} values=${values["val/reward"]} /><//>
       <${Fact} label="training reward" title="first → last step"><${Ends} values=${values["train/reward"]} /><//>
       <${Fact} label="steps">${num(run.step)}${run.steps ? html`<span class="dim"> of ${num(run.steps)}</span>` : ""}<//>
-      <${Fact} label="trained tokens"><${Total} values=${values["train/tokens"]} /><//>
+      ${values["learner/tokens"] && html`<${Fact} label="trained tokens">${num(total(values["learner/tokens"]))}<//>`}
+      ${values["train/tokens_unmerged"] &&
+      html`<${Fact} label="saved by merging" title="tokens that calls of one conversation share are forwarded once">
+        ${num(100 * (1 - total(values["train/tokens"]) / Math.max(1, total(values["train/tokens_unmerged"]))), 0)} %
+      <//>`}
       <${Fact} label="took" title=${clock(run.created_at)}>${duration((run.ended_at || run.updated_at) - run.created_at)}<//>
       <${Fact} label="last write" title=${clock(run.updated_at)}>${ago(run.updated_at)}<//>
     </dl>
@@ -92,7 +96,7 @@ function View({ store, run, metrics }) {
       ? html`<p class="empty">No step is recorded yet.${run.status === "running" ? " This page looks again every two seconds." : ""}</p>`
       : html`
           <section class="card">
-            <${Plot} label="reward" steps=${steps} series=${reward} height=${260} onPick=${open} />
+            <${Plot} label="reward" steps=${steps} series=${reward} height=${260} unit onPick=${open} />
             <div class="picks">
               <${StepPicker} store=${store} run=${run} trained=${trained} />
               ${validations.length > 0 &&
@@ -141,12 +145,18 @@ function grouped(values) {
   const groups = new Map();
   for (const name of Object.keys(values).sort()) {
     const isBound = INTERVAL.flat().some((end) => name.endsWith(end) && values[name.slice(0, -end.length)]);
-    if (DRAWN_ABOVE.has(name) || isBound) continue;
+    if (DRAWN_ABOVE.has(name) || isBound || isRepeated(values, name)) continue;
     const group = name.includes("/") ? name.slice(0, name.indexOf("/")) : "run";
     groups.set(group, [...(groups.get(group) || []), name]);
   }
   const place = (group) => (GROUPS.indexOf(group) + 1 || GROUPS.length + 1) - 1;
   return [...groups].sort(([a], [b]) => place(a) - place(b) || a.localeCompare(b));
+}
+
+// A run with one reward records it twice: train/reward and train/reward/NAME.
+function isRepeated(values, name) {
+  const parent = values[name.slice(0, name.lastIndexOf("/"))];
+  return Boolean(parent) && parent.every((value, i) => value === values[name][i]);
 }
 
 function Ends({ values }) {
@@ -157,10 +167,7 @@ function Ends({ values }) {
     ${all.length > 1 && html` <small class=${change >= 0 ? "good" : "bad"}>${signed(change)}</small>`}`;
 }
 
-function Total({ values }) {
-  const all = known(values);
-  return all.length === 0 ? html`<span class="dim">–</span>` : num(all.reduce((a, b) => a + b, 0));
-}
+const total = (values) => known(values).reduce((a, b) => a + b, 0);
 
 function StepPicker({ store, run, trained }) {
   if (trained.length === 0) return null;

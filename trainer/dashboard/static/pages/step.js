@@ -3,10 +3,10 @@ import { html, useMemo, useState } from "../vendor/preact-htm.js";
 import { get, useData } from "../lib/api.js";
 import { num, oneLine, signed } from "../lib/format.js";
 import { runPath, setQuery, stepPath, storedStep } from "../lib/route.js";
-import { Advantage, Crumbs, Fact, Failure, Link, Loaded, TaskText, advantageClass } from "../lib/ui.js";
+import { Crumbs, Fact, Failure, Link, Loaded, TaskText, advantageClass } from "../lib/ui.js";
 
 const BINS = 20;
-const SHOWN_GROUPS = 60;
+const SHOWN_GROUPS = 90;
 
 export function Step({ store, id, mode, step, query }) {
   const path = `${store}/runs/${encodeURIComponent(id)}/steps/${encodeURIComponent(mode)}/${storedStep(mode, step)}`;
@@ -61,9 +61,11 @@ function View({ first, store, id, mode, step, query, path, here }) {
       <${Filters} query=${query} agents=${agents} kept=${kept.length} all=${rollouts.length} />
     </section>
     <section>
-      <div class="strips" role="list">
+      ${groups.every(([, members]) => members.length === 1)
+        ? html`<div class="singles">${kept.slice(0, Number(query.groups) || SHOWN_GROUPS).map((r) => html`<${Single} key=${r.rollout_id} ...${{ store, r, range, most }} />`)}</div>`
+        : html`<div class="strips" role="list">
         ${groups.slice(0, Number(query.groups) || SHOWN_GROUPS).map(([name, members]) => html`<${Strip} key=${name} ...${{ store, members, range, most, mode }} />`)}
-      </div>
+      </div>`}
       ${groups.length > (Number(query.groups) || SHOWN_GROUPS) &&
       html`<p><button type="button" onClick=${() => setQuery({ groups: (Number(query.groups) || SHOWN_GROUPS) + 200 })}>
         ${num(groups.length - (Number(query.groups) || SHOWN_GROUPS))} more groups
@@ -162,27 +164,43 @@ function Strip({ store, members, range, most, mode }) {
     </div>
     <div class="dots">
       ${[...bins].flatMap(([bin, several]) =>
-        several.map((r, i) => html`<${Dot} ...${{ store, r, most, bin, column: Math.floor(i / ROWS), row: i % ROWS }} />`),
+        several.map((r, i) => html`<${Dot} ...${{ store, r, range, most, bin, column: Math.floor(i / ROWS), row: i % ROWS }} />`),
       )}
     </div>
   </div>`;
 }
 
-function Dot({ store, r, most, bin, column, row }) {
-  const at = bin < 0 ? -1 : bin < CELLS / 2 ? bin * 1 : bin;
-  const inward = bin < CELLS / 2 ? 1 : -1;
-  const left = at < 0 ? "0" : `calc(${((at / (CELLS - 1)) * 100).toFixed(2)}% + ${inward * column * 12}px)`;
-  const about = [
+function about(r) {
+  return [
     r.reward === null ? (r.status === "failed" ? `failed: ${r.error || ""}` : r.status) : `reward ${num(r.reward)}`,
     r.advantage !== null ? `advantage ${signed(r.advantage)}` : r.dropped || "",
     r.forks ? `${r.forks} forked` : "",
   ].filter(Boolean).join(", ");
-  const kind = r.reward === null ? "none" : r.advantage !== null ? advantageClass(r.advantage, most) : "untrained";
-  return html`<a
-    class="dot ${kind} ${r.forks ? "forked" : ""}"
-    href=${`#/${store}/rollout/${encodeURIComponent(r.rollout_id)}`}
-    aria-label=${about}
-    title=${about}
+}
+
+// The advantage decides the colour; what was not trained is filled by its reward.
+function kindOf(r, range, most) {
+  if (r.reward === null) return "none";
+  const kind = r.advantage === null ? `r${Math.round(place(r.reward, range) * 4)}` : advantageClass(r.advantage, most);
+  return r.forks ? `${kind} forked` : kind;
+}
+
+function Dot({ store, r, range, most, bin, column, row }) {
+  const inward = bin < CELLS / 2 ? 1 : -1;
+  const left = bin < 0 ? "0" : `calc(${((bin / (CELLS - 1)) * 100).toFixed(2)}% + ${inward * column * 12}px)`;
+  return html`<${Link}
+    class=${`dot ${kindOf(r, range, most)}`}
+    to=${[store, "rollout", r.rollout_id]}
+    aria-label=${about(r)}
+    title=${about(r)}
     style=${{ left, bottom: `${row * 12}px` }}
-  ></a>`;
+  />`;
+}
+
+// A rollout that has no others of its task next to it, as in a validation.
+function Single({ store, r, range, most }) {
+  return html`<${Link} class="single" to=${[store, "rollout", r.rollout_id]} title=${about(r)}>
+    <i class=${`dot ${kindOf(r, range, most)}`}></i><span class="clip"><${TaskText} task=${r.task} /></span>
+    <span class="num dim">${r.reward === null ? r.status : num(r.reward)}</span>
+  <//>`;
 }
