@@ -3,7 +3,7 @@ import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
 import { Message } from "./conversation.js";
 import { num, signed } from "./format.js";
 import { setQuery } from "./route.js";
-import { Advantage, Switch, advantageClass } from "./ui.js";
+import { Advantage, Scale, Switch, advantageClass } from "./ui.js";
 
 const COLORS = [
   ["advantage", "Advantage"],
@@ -16,16 +16,22 @@ const LEGEND = {
   pull: ["pushed down", "pushed up", "advantage × (1 − p): the update's first pull on the token's own logit. A sure token hardly moves."],
 };
 
+const colorOf = (query) => (LEGEND[query.color] ? query.color : "advantage");
+
+export function ColorSwitch({ query }) {
+  const color = colorOf(query);
+  return html`
+    <${Switch} label="colour by" options=${COLORS} value=${color} onChange=${(name) => setQuery({ color: name })} />
+    <${Legend} color=${color} />
+  `;
+}
+
 export function Tokens({ calls, rows, query }) {
-  const color = LEGEND[query.color] ? query.color : "advantage";
+  const color = colorOf(query);
   const [at, setAt] = useState(null);
   const most = Math.max(0, ...calls.map((c) => Math.abs(c.advantage ?? 0)));
   const wanted = query.call === undefined ? null : Number(query.call);
   return html`
-    <div class="bar-row">
-      <${Switch} label="colour by" options=${COLORS} value=${color} onChange=${(name) => setQuery({ color: name })} />
-      <${Legend} color=${color} />
-    </div>
     ${calls.map((call) => html`<${Call} key=${call.position} ...${{ call, calls, color, most, setAt, wanted: wanted === call.position, token: query.token }} />`)}
     ${calls.length === 0 && html`<p class="empty">No tokens are known: no call went through the gateway.</p>`}
     <${Rows} rows=${rows} />
@@ -35,11 +41,8 @@ export function Tokens({ calls, rows, query }) {
 
 function Legend({ color }) {
   const [low, high, about] = LEGEND[color];
-  const classes = color === "logprob" ? ["l0", "l1", "l2", "l3", "l4", "l5"] : ["n5", "n3", "n1", "v0", "p1", "p3", "p5"];
-  return html`<span class="scale" title=${about}>
-    <span class="dim">${low}</span>${classes.map((c) => html`<i class=${c}></i>`)}<span class="dim">${high}</span>
-    <i class="off"></i><span class="dim">not trained</span>
-  </span>`;
+  const classes = color === "logprob" ? ["l0", "l1", "l2", "l3", "l4", "l5"] : undefined;
+  return html`<${Scale} ...${{ low, high, classes, about }}><i class="off"></i><span class="dim">not trained</span><//>`;
 }
 
 function classOf(call, i, color, most) {
@@ -102,7 +105,7 @@ function Call({ call, calls, color, most, setAt, wanted, token }) {
     html`<div class="tokens" ref=${strip} role="group" aria-label=${`tokens of call ${call.index}; arrow keys move`} onMouseOver=${show} onFocusIn=${show} onClick=${show} onKeyDown=${keys}>
       ${texts.map((text, i) => {
         const kind = `tok ${classOf(call, i, color, most)} ${trained[i] && call.dropped === null ? "" : "off"}`;
-        return html`<span class=${kind} data-i=${i} tabindex=${i === 0 ? 0 : -1} aria-label=${ariaOf(call, i)}>${text.replaceAll("\n", "⏎")}</span>${text.includes("\n") ? html`<br />` : ""}`;
+        return html`<span class=${kind} data-i=${i} tabindex=${i === 0 ? 0 : -1} aria-label=${ariaOf(call, i)}>${text.replaceAll("\n", "⏎\n")}</span>`;
       })}
     </div>`}
     ${call.rewards.length > 0 && html`<p class="note">earned ${call.rewards.map((r) => `${r.name} ${num(r.value)}`).join(", ")}</p>`}

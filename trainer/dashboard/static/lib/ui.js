@@ -88,6 +88,13 @@ export function advantageClass(value, most) {
   return level === 0 ? "v0" : `${value < 0 ? "n" : "p"}${level}`;
 }
 
+const DIVERGING = ["n5", "n3", "n1", "v0", "p1", "p3", "p5"];
+export function Scale({ low = "pushed down", high = "pushed up", classes = DIVERGING, about, children }) {
+  return html`<span class="scale" title=${about}>
+    <span class="dim">${low}</span>${classes.map((c) => html`<i class=${c}></i>`)}<span class="dim">${high}</span>${children}
+  </span>`;
+}
+
 export function Advantage({ value, most, dropped }) {
   if (dropped && (value === null || value === undefined || value === 0)) {
     return html`<span class="chip dropped" title="not trained">${dropped}</span>`;

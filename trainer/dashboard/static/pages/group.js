@@ -71,7 +71,7 @@ function Column({ store, member, most, report, against, reference }) {
       <div class="row small">
         <${Link} to=${[store, "rollout", member.rollout_id]}>${member.rollout_id}<//>
         ${isReference
-          ? html`<span class="dim">compared with</span>`
+          ? html`<span class="dim">the reference</span>`
           : html`<button type="button" class="quiet" onClick=${() => setQuery({ with: member.rollout_id })}>compare with this</button>`}
       </div>
       ${member.error && html`<p class="bad small">${member.error}</p>`}

@@ -5,7 +5,7 @@ import { Message } from "../lib/conversation.js";
 import { clock, duration, num, oneLine, signed } from "../lib/format.js";
 import { href, parse, setQuery } from "../lib/route.js";
 import { Spans } from "../lib/spans.js";
-import { Tokens } from "../lib/tokens.js";
+import { ColorSwitch, Tokens } from "../lib/tokens.js";
 import { Crumbs, Fact, Failure, Link, Loaded, Switch, Value } from "../lib/ui.js";
 import { trail } from "./group.js";
 
@@ -20,6 +20,12 @@ export function Rollout({ store, id, query }) {
     <${Loaded} state=${state}>${(data) => html`<${View} key=${path} ...${{ store, path, first: data, query }} />`}<//>
   `;
 }
+
+const VIEWS = [
+  ["tokens", "Tokens"],
+  ["conversation", "Conversation"],
+  ["spans", "Spans"],
+];
 
 function View({ store, path, first, query }) {
   const { rollout, attempts, siblings } = first;
@@ -53,12 +59,10 @@ function View({ store, path, first, query }) {
     ${first.calls &&
     html`
       ${first.collected > 0 && html`<p class="note">${num(first.collected)} calls were answered by another model than a policy: no token ids, nothing to train.</p>`}
-      <${Switch}
-        label="view"
-        options=${[["tokens", "Tokens"], ["conversation", "Conversation"], ["spans", "Spans"]]}
-        value=${view}
-        onChange=${(name) => setQuery({ view: name })}
-      />
+      <div class="bar-row">
+        <${Switch} label="view" options=${VIEWS} value=${view} onChange=${(name) => setQuery({ view: name })} />
+        ${view === "tokens" && html`<${ColorSwitch} query=${query} />`}
+      </div>
       ${view === "tokens" && html`<${Tokens} calls=${calls} rows=${first.rows} query=${query} />`}
       ${view === "conversation" && html`<${Conversation} calls=${calls} />`}
       ${view === "spans" && html`<${Spans} spans=${first.spans} omitted=${first.omitted_spans} />`}
@@ -95,7 +99,7 @@ function Facts({ rollout, first, calls }) {
       ${dropped ? html`<span class="warn">${dropped}</span>` : advantages.length ? spanOf(advantages) : html`<span class="dim">${rollout.mode === "train" ? "not trained" : "not for training"}</span>`}
     <//>
     <${Fact} label=${wasTrained ? "trained tokens" : "sampled tokens"}>${wasTrained ? html`${num(trained)} <span class="dim">of ${num(sampled)}</span>` : num(sampled)}<//>
-    <${Fact} label="calls">${num(first.n_calls ?? 0)}${first.rows?.length ? html` <span class="dim">in ${num(first.rows.length)} rows</span>` : ""}<//>
+    <${Fact} label="calls">${num(first.n_calls ?? 0)}${first.rows?.length ? html` <span class="dim">in ${num(first.rows.length)} ${first.rows.length === 1 ? "row" : "rows"}</span>` : ""}<//>
     <${Fact} label="sampled by">${versions.join(", ") || "–"}<//>
     <${Fact} label="took" title=${clock(rollout.created_at)}>${rollout.ended_at ? duration(rollout.ended_at - rollout.created_at) : "not ended"}<//>
   </dl>`;
@@ -111,6 +115,8 @@ function Rewards({ report, calls }) {
   if (!report.calls) return null;
   const of = [...report.rewards.map((r) => [r, null]), ...calls.flatMap((c) => c.rewards.map((r) => [r, c]))];
   if (of.length === 0) return html`<p class="note">No reward was recorded.</p>`;
+  // The reward above says it all.
+  if (of.length === 1 && of[0][1] === null && of[0][0].source === "return" && !of[0][0].agent) return null;
   return html`<section class="scroll"><table class="rewards">
     <thead><tr><th>reward</th><th class="right">value</th><th>earned by</th><th>from</th></tr></thead>
     <tbody>

@@ -3,7 +3,7 @@ import { html, useMemo, useState } from "../vendor/preact-htm.js";
 import { get, useData } from "../lib/api.js";
 import { num, oneLine, signed } from "../lib/format.js";
 import { runPath, setQuery, stepPath, storedStep } from "../lib/route.js";
-import { Crumbs, Fact, Failure, Link, Loaded, TaskText, advantageClass } from "../lib/ui.js";
+import { Crumbs, Fact, Failure, Link, Loaded, Scale, TaskText, advantageClass } from "../lib/ui.js";
 
 const BINS = 20;
 const SHOWN_GROUPS = 90;
@@ -63,7 +63,8 @@ function View({ first, store, id, mode, step, query, path, here }) {
     <section>
       ${groups.every(([, members]) => members.length === 1)
         ? html`<div class="singles">${kept.slice(0, Number(query.groups) || SHOWN_GROUPS).map((r) => html`<${Single} key=${r.rollout_id} ...${{ store, r, range, most }} />`)}</div>`
-        : html`<div class="strips" role="list">
+        : html`<p class="small dim legend-row"><span>a dot is a rollout at its reward, coloured by its advantage</span> <${Scale} /></p>
+        <div class="strips" role="list">
         ${groups.slice(0, Number(query.groups) || SHOWN_GROUPS).map(([name, members]) => html`<${Strip} key=${name} ...${{ store, members, range, most, mode }} />`)}
       </div>`}
       ${groups.length > (Number(query.groups) || SHOWN_GROUPS) &&
