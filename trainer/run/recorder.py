@@ -43,8 +43,9 @@ class Recorder:
         await self.store.put_run(self.run)
 
     async def begin(self, run_id: str, steps: int | None, step: int = 0) -> None:
-        """Training begins, or goes on after `step` of `steps` steps; what was recorded of later ones is deleted."""
-        if steps is not None:
+        """Training begins, or goes on after `step` of `steps` steps; what was recorded of later ones is deleted. With
+        `steps` 0 nothing is trained."""
+        if steps:
             self.progress.start(steps, step)
         self.run = replace(self.run, run_id=run_id, step=step, steps=steps)
         await self.store.put_run(self.run)

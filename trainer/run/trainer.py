@@ -319,6 +319,7 @@ class Trainer:
             paths, reason = run.policy_paths, run.stop_reason
             return Result(run.run_id, directory, url, run.history, paths, run.checkpoint, reason)
         finally:
+            launch.progress.stop()
             if user_store is None:
                 await store.close()
 
