@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -99,6 +101,7 @@ def train(
     seed: Seed = 0,
     resume: Resume = False,
     dev: Annotated[bool, typer.Option("--dev", help="A dry run: three tasks, no update.")] = False,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Show the run in the browser meanwhile.")] = False,
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:
@@ -121,6 +124,12 @@ def train(
         runnable = load_agent(agent, reward) if agent is not None else command()
     train_tasks = read_tasks(tasks)
     val_tasks = read_tasks(val) if val else None
+    beside: Any = nullcontext()
+    if dashboard:
+        from agl.trainer.cli.dashboard import dashboard_beside
+
+        out = out or Path("agl-runs") / f"run-{uuid.uuid4().hex[:8]}"
+        beside = dashboard_beside(store or f"sqlite:///{out / 'run.db'}", out)
     algorithm = GRPO(
         **{name: options[name] for name in _ALGORITHM_OPTIONS},
         steps=steps if steps or epochs else 200,
@@ -137,7 +146,8 @@ def train(
     # The trainer has read what it needs; the agent runs here.
     keep_secrets()
     fit = trainer.dev if dev else partial(trainer.fit, val_dataset=val_tasks, resume=resume)
-    result = fit(runnable, train_tasks)
+    with beside:
+        result = fit(runnable, train_tasks)
     val_rewards = [h["val/reward"] for h in result.history if "val/reward" in h]
     facts = {
         "run_id": result.run_id,
@@ -406,6 +416,37 @@ def serve(
 
 
 app.add_typer(store_app, name="store")
+
+
+@app.command()
+def dashboard(
+    places: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Run directories, stores' files or URLs; what is here if left out.", metavar="[RUN_DIR|URL]..."
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8001,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than this machine's own need a key.")
+    ] = "127.0.0.1",
+    key_file: Annotated[Path | None, typer.Option(help="Holds the operator's key; else AGL_OPERATOR_KEY.")] = None,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open it in this machine's browser.")] = False,
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """See runs in the browser: curves, steps, groups, rollouts, and every trained token."""
+    from agl.trainer.cli.dashboard import run_dashboard
+
+    run_dashboard(
+        places or [],
+        host=host,
+        port=port,
+        key_file=key_file,
+        open_browser=open_browser,
+        quiet=quiet,
+        write=lambda facts: _write(json_file, facts),
+    )
 
 
 @app.command()

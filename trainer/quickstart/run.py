@@ -142,6 +142,8 @@ def run(
     console.print(f"checkpoint  {result.checkpoint}")
     console.print("\nnext: see any rollout the way the trainer saw it:")
     console.print(f"  agl explain --list --store {out}")
+    console.print("or in the browser, from the curve down to each token:")
+    console.print(f"  agl dashboard {out}")
     console.print("and train your own agent:")
     console.print("  agl train --help")
     console.print("look at the whole run in the browser:")
