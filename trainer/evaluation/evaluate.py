@@ -83,7 +83,7 @@ def evaluate(
         return run_in_thread(evaluate_async(agent, tasks, **{**arguments, "directory": place}, **options))
     except KeyboardInterrupt:
         if (place / _FACTS).is_file():
-            Progress(progress).note(f"stopped; go on with resume=True and directory={str(place)!r}")
+            Progress(progress).note(f"stopped; what had ended is in {place}. Let it go on with resume=True / --resume")
         raise
 
 
