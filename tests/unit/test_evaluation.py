@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import AsyncOpenAI
+from provider import says, serve
 from rich.console import Console
 
 import agl
@@ -292,3 +294,25 @@ def test_under_a_running_event_loop(tmp_path: Path) -> None:
         return report.policies["now"].success.value
 
     assert asyncio.run(cell()) == pytest.approx(0.5)
+
+
+def test_calls_and_tokens_of_models_elsewhere(tmp_path: Path) -> None:
+    with serve(says("four")) as server:
+
+        @agl.rollout(name="team")
+        async def team(task: Any) -> dict[str, float]:
+            client = AsyncOpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0)
+            for _ in range(2):
+                answer = await client.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": HOSTILE}]
+                )
+            return {"reward": float(answer.choices[0].message.content == "four"), "length": 4.0}
+
+        report = agl.evaluate(team, TASKS[:2], directory=tmp_path, progress=False)
+    [own] = report.policies.values()
+    assert own.means["calls"] == 2
+    assert own.means["tokens"] > 0
+    assert own.agents["team"]["calls"] == 2
+    assert own.means["seconds"] > 0
+    assert "four" in own.rollouts[0].transcript
+    assert "\x1b" not in own.rollouts[0].transcript
