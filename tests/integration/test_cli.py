@@ -26,7 +26,7 @@ def calculator(expression: str) -> str:
     """Calculate `a op b`."""
     return str(eval(expression)) if re.fullmatch(r"[0-9]+ [-+*] [0-9]+", expression) else "error"
 
-model = ChatOpenAI(model="any", api_key="unused")
+model = ChatOpenAI(model="any", api_key="unused", max_completion_tokens=64)
 agent = create_agent(model, [calculator], system_prompt="Use the calculator.", name="mine")
 
 def reward(task, output):
@@ -140,7 +140,8 @@ _EVAL = ("eval", "--tasks", "val.jsonl", "--agent", "mine.py:agent", "--reward",
 def test_policies_are_evaluated(untrained_model: Path, tmp_path: Path) -> None:
     here = _workspace(tmp_path)
     reports = ("--html", "r/e.html", "--markdown", "r/e.md", "--json", "r/e.json")
-    options = ("--against", untrained_model, "--samples", 2, "--out", "e", *reports)
+    options = ("--against", untrained_model, "--samples", 2, "--max-response-tokens", 16, "--temperature", 0.5,
+               "--out", "e", *reports)  # fmt: skip
     done = _agl(*_EVAL, f"now={untrained_model}", *options, "--fail-below", 0.5, cwd=here, check=False)
     assert done.returncode == 1, done.stderr
     assert "now: success is below 0.5" in done.stderr
@@ -150,6 +151,8 @@ def test_policies_are_evaluated(untrained_model: Path, tmp_path: Path) -> None:
     before, now = facts["policies"].values()
     assert (now["tasks"], now["samples"]) == (8, 2)
     assert now["ran"]["fingerprint"] == before["ran"]["fingerprint"]
+    assert (now["ran"]["temperature"], now["ran"]["max_response_tokens"]) == (0.5, 16)
+    assert max(r["numbers"]["tokens"] / r["numbers"]["calls"] for r in now["rollouts"]) == 16
     # The same weights and seeds: the same answers.
     assert [r["numbers"]["tokens"] for r in now["rollouts"]] == [r["numbers"]["tokens"] for r in before["rollouts"]]
     [comparison] = facts["comparisons"]
@@ -165,7 +168,7 @@ def test_policies_are_evaluated(untrained_model: Path, tmp_path: Path) -> None:
         assert "Traceback" not in failed.stderr
         return " ".join(failed.stderr.split())
 
-    assert "not in the range" in fails(*_EVAL, untrained_model, "--fail-below", 1.5)
+    assert "'--fail-below'" in fails(*_EVAL, untrained_model, "--fail-below", 1.5)
     (here / "empty.jsonl").write_text("")
     assert "the task file is empty" in fails(*("empty.jsonl" if a == "val.jsonl" else a for a in _EVAL))
 

@@ -36,7 +36,8 @@ class Baseline:
         model: a Hugging Face directory or hub id, or the directory of a run or checkpoint: loaded here, or with
             `engine`, where tokenizer and chat template come from (if None, the model that the server reports).
         renderer: a name from the `renderers` package; None chooses by the model.
-        temperature: replaces the agent's, where a policy answers; None keeps the agent's.
+        temperature, max_response_tokens: where a policy answers, they replace the agent's temperature and bound its
+            answers; None leaves that to the agent.
     """
 
     needs_tasks: ClassVar[bool] = False
@@ -46,9 +47,10 @@ class Baseline:
     model: str | None = None
     renderer: str | None = None
     temperature: float | None = None
+    max_response_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        require_positive(repeats=self.repeats)
+        require_positive(repeats=self.repeats, max_response_tokens=self.max_response_tokens)
         if self.engine is None:
             return
         from agl.trainer.engines.vllm import VLLMEngine
@@ -74,7 +76,7 @@ class Baseline:
 
         try:
             await run.start(
-                lambda mode: SamplingRules(temperature=self.temperature),
+                lambda mode: SamplingRules(temperature=self.temperature, max_tokens=self.max_response_tokens),
                 next(iter(policies), ""),
                 register=register,
                 routed=bool(policies),

@@ -193,7 +193,7 @@ def evaluate(
         typer.Argument(
             help="What answers: directories of runs, checkpoints or models, hub ids; NAME=MODEL names one. "
             "The agent's own models if left out.",
-            metavar="[RUN_DIR|MODEL]...",
+            metavar="RUN_DIR|MODEL",
         ),
     ] = None,
     against: Annotated[str | None, typer.Option(help="Compare each with this one.", metavar="RUN_DIR|MODEL")] = None,
@@ -215,6 +215,9 @@ def evaluate(
         ),
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="Of the sampling; as the agent asks if left out.")] = None,
+    max_response_tokens: Annotated[
+        int | None, typer.Option(help="Longest answer; as the agent asks if left out.", min=1)
+    ] = None,
     workers: Annotated[int, typer.Option(help="Rollouts at once.", min=1)] = 8,
     timeout: Annotated[float, typer.Option(help="Seconds per rollout.")] = 600.0,
     max_attempts: Annotated[int, typer.Option(help="Tries per rollout.", min=1)] = 2,
@@ -245,6 +248,7 @@ def evaluate(
         samples=samples,
         success=success,
         temperature=temperature,
+        max_response_tokens=max_response_tokens,
         n_workers=workers,
         timeout=timeout,
         max_attempts=max_attempts,

@@ -48,6 +48,7 @@ def evaluate(
     reward: Any = None,
     seed: int = 0,
     temperature: float | None = None,
+    max_response_tokens: int | None = None,
     n_workers: int = 8,
     directory: str | Path | None = None,
     resume: bool = False,
@@ -66,7 +67,8 @@ def evaluate(
         success: the total reward from which on a rollout is a success, or a function of `RolloutSummary`.
         reward: (task, output) -> float or dict of floats, for an agent that is not wrapped.
         seed: fixes every request's sampling; the same for each policy.
-        temperature: replaces the agent's where a policy answers; None keeps the agent's.
+        temperature, max_response_tokens: where a policy answers, they replace the agent's temperature and bound its
+            answers; None leaves that to the agent. A training's validations have the training's own.
         n_workers: rollouts at once.
         directory: where the store goes; `agl-runs/eval-<id>` if None.
         resume: run only what an interrupted evaluation in `directory` has not.
@@ -97,6 +99,7 @@ async def evaluate_async(
     reward: Any = None,
     seed: int = 0,
     temperature: float | None = None,
+    max_response_tokens: int | None = None,
     n_workers: int = 8,
     directory: str | Path | None = None,
     resume: bool = False,
@@ -111,17 +114,18 @@ async def evaluate_async(
     if reward is not None:
         agent = wrap(agent, reward)
     place = Path(directory) if directory is not None else Path("agl-runs") / f"eval-{secrets.token_hex(4)}"
+    sampling = {"temperature": temperature, "max_response_tokens": max_response_tokens}
     facts = {
         "seed": seed,
         "samples": samples,
-        "temperature": temperature,
+        **sampling,
         "tasks": hashlib.sha256(json.dumps(list(dataset), sort_keys=True, default=str).encode()).hexdigest(),
         "policies": {policy.name: dict(policy.ran) for policy in evaluated},
     }
     url = str(options.pop("store", None) or f"sqlite:///{place / 'run.db'}")
     trainers = [
         Trainer(
-            Baseline(repeats=samples, engine=policy.engine, model=policy.model, temperature=temperature),
+            Baseline(repeats=samples, engine=policy.engine, model=policy.model, **sampling),
             n_workers=n_workers,
             directory=place / f"policy-{i}",
             seed=seed,
@@ -136,7 +140,7 @@ async def evaluate_async(
         parts = {}
         for i, (policy, trainer) in enumerate(zip(evaluated, trainers, strict=True)):
             run_id = f"{evaluation_id}-{i}"
-            ran = {**policy.ran, "temperature": temperature, "seed": seed, "agl": __version__}
+            ran = {**policy.ran, **sampling, "seed": seed, "agl": __version__}
             parts[policy.name] = Part(run_id, ran=ran)
             known = await store.query_runs(run_ids=[run_id])
             if known and known[0].status == "succeeded":

@@ -58,7 +58,7 @@ def grid(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
         rows.append(row(f"{name} per rollout", lambda p, key=key: _number(p.means[key])))
     for agent in agents:
         rows.append(row(f"  {agent}", lambda p, a=agent: _agent(p, a)))
-    for key in ("model", "fingerprint", "temperature", "seed", "agl"):
+    for key in ("model", "fingerprint", "temperature", "max_response_tokens", "seed", "agl"):
         if any(p.ran.get(key) is not None for p in policies):
             rows.append(row(key, lambda p, key=key: "" if p.ran.get(key) is None else str(p.ran[key])))
     return ["", *(p.name for p in policies)], rows
