@@ -70,6 +70,7 @@ def test_train_explain_and_resume(untrained_model: Path, tmp_path: Path) -> None
     assert (here / facts["checkpoint"] / "run.json").is_file()
     assert "step 2/2" in done.stderr
     assert "step 0 -> step 2: success" in done.stdout
+    assert facts["evaluation"]["comparisons"][0]["tasks"] == 8
 
     listed = _agl("explain", "--list", "--store", "out", "--json", "list.json", cwd=here)
     rollouts = json.loads((here / "list.json").read_text())
@@ -225,6 +226,7 @@ def test_the_quickstarts_facts(tmp_path: Path) -> None:
     assert set(facts) >= {"before", "after", "seconds", "steps", "parameters", "checkpoint", "curve"}
     assert 0.05 <= facts["before"] < 0.45
     assert facts["steps"] == 2
+    assert facts["evaluation"]["policies"]["step 0"]["success"]["value"] == pytest.approx(facts["before"])
     assert facts["parameters"] < 3_000_000
     assert (tmp_path / facts["curve"]).read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / facts["checkpoint"] / "run.json").is_file()

@@ -110,6 +110,7 @@ def train(
     from agl.child_environment import keep_secrets
     from agl.errors import ConfigError
     from agl.trainer.algorithms import GRPO
+    from agl.trainer.evaluation.views import sentences
     from agl.trainer.local.config import LoraSpec
     from agl.trainer.run.data import read_tasks
     from agl.trainer.run.trainer import Trainer
@@ -163,25 +164,25 @@ def train(
     }
     if val_rewards:
         typer.echo(printable(f"validation reward {val_rewards[0]:.3f} -> {val_rewards[-1]:.3f}"))
+    if (evaluation := _validations(result)) is not None:
+        facts["evaluation"] = evaluation.to_json(rollouts=False)
+        for sentence in (s for comparison in evaluation.comparisons() for s in sentences(comparison)):
+            typer.echo(printable(sentence))
     for path in result.policies.values():
         typer.echo(printable(f"policy     {path}"))
         typer.echo(printable(f"look at it agl explain --list --store {result.directory}"))
     _write(json_file, facts)
-    if val_rewards:
-        _show_validations(result)
 
 
-def _show_validations(result: Any) -> None:
-    from agl.errors import StoreError
+def _validations(result: Any) -> Any:
+    """The evaluation of the first and the last validation, if there is one."""
+    from agl.errors import AglError
     from agl.trainer.evaluation.evaluation import Evaluation
-    from agl.trainer.evaluation.views import sentences
 
     try:
-        comparisons = Evaluation.of_result(result).comparisons()
-    except StoreError:
-        return  # The key of a store's server is not kept where agents run.
-    for sentence in (s for comparison in comparisons for s in sentences(comparison)):
-        typer.echo(printable(sentence))
+        return Evaluation.of_result(result)
+    except AglError:
+        return None  # Without a validation; or the store is a server's, whose key is not kept where agents run.
 
 
 @app.command("eval")

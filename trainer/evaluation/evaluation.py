@@ -269,18 +269,22 @@ class Evaluation:
         """One of the rollouts, by its whole id."""
         return next(r for p in self.policies.values() for r in p.rollouts if r.rollout_id == rollout_id)
 
-    def to_json(self) -> dict[str, Any]:
-        """Everything as JSON values, but for transcripts; what is not finite is null."""
+    def to_json(self, *, rollouts: bool = True) -> dict[str, Any]:
+        """Everything as JSON values, but for transcripts; what is not finite is null.
+
+        Args:
+            rollouts: False leaves tasks and rollouts out, too.
+        """
         policies = {}
         for name, policy in self.policies.items():
-            rollouts = [{k: v for k, v in asdict(r).items() if k != "transcript"} for r in policy.rollouts]
-            policies[name] = asdict(policy) | {"rollouts": rollouts}
+            rows = [{k: v for k, v in asdict(r).items() if k != "transcript"} for r in policy.rollouts]
+            policies[name] = asdict(policy) | {"rollouts": rows if rollouts else []}
         return _json(
             {
                 "agl": __version__,
                 "store": self.store,
                 "success": self.success,
-                "tasks": self.tasks,
+                "tasks": self.tasks if rollouts else {},
                 "policies": policies,
                 "comparisons": [asdict(c) | {"significant": c.significant} for c in self.comparisons()],
             }

@@ -62,7 +62,8 @@ def run(
     """Run the quickstart in the directory `out` and print its result.
 
     Returns:
-        before, after (held-out success, 0 to 1), seconds, steps, parameters, checkpoint, curve, policy, store, rollout.
+        before, after (held-out success, 0 to 1), seconds, steps, parameters, checkpoint, curve, policy, store, rollout,
+        evaluation (of the first and last validation: `Evaluation.to_json`).
     """
     try:
         from agl.trainer.quickstart.agent import build_agent
@@ -114,6 +115,7 @@ def run(
     seconds = time.monotonic() - started
     curve = draw_curve(result.history, out / "curve.png", title="agl quickstart: a LangChain agent with a calculator")
     validations = [h["val/reward"] for h in result.history if "val/reward" in h]
+    heldout_evaluation = Evaluation.of_result(result)
     rollout = _one_rollout(result.store)
     console.print()
     explain(rollout, result.store)
@@ -128,8 +130,8 @@ def run(
         "policy": str(result.policy),
         "store": result.store,
         "rollout": rollout,
+        "evaluation": heldout_evaluation.to_json(rollouts=False),
     }
-    heldout_evaluation = Evaluation.of_result(result)
     rates = " -> ".join(percentages(policy.success) for policy in heldout_evaluation.policies.values())
     console.print(
         f"\nheld-out success {rates}  "
@@ -142,11 +144,9 @@ def run(
     console.print(f"checkpoint  {result.checkpoint}")
     console.print("\nnext: see any rollout the way the trainer saw it:")
     console.print(f"  agl explain --list --store {out}")
-    console.print("or in the browser, from the curve down to each token:")
-    console.print(f"  agl dashboard {out}")
-    console.print("and train your own agent:")
+    console.print("train your own agent:")
     console.print("  agl train --help")
-    console.print("look at the whole run in the browser:")
+    console.print("and look at the run in the browser, from the curve down to each token:")
     console.print(f"  agl dashboard {out}")
     return facts
 
