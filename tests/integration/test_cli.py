@@ -138,6 +138,7 @@ def test_ctrl_c_ends_within_seconds_and_the_run_goes_on(untrained_model: Path, t
 _EVAL = ("eval", "--tasks", "val.jsonl", "--agent", "mine.py:agent", "--reward", "mine.py:reward")
 
 
+@pytest.mark.slow
 def test_policies_are_evaluated(untrained_model: Path, tmp_path: Path) -> None:
     here = _workspace(tmp_path)
     reports = ("--html", "r/e.html", "--markdown", "r/e.md", "--json", "r/e.json")

@@ -190,7 +190,7 @@ def _named(policies: Policies | None) -> list[tuple[str, Any]]:
         return [(OWN_MODEL, None)]
     if isinstance(policies, str | Path):
         raise ConfigError(f"policies= is {policies!r}", hint="give it a name: policies={'now': ...}")
-    pairs: list[tuple[str, Any]] = list(policies.items() if isinstance(policies, Mapping) else policies)
+    pairs: list[Any] = list(policies.items() if isinstance(policies, Mapping) else policies)
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:

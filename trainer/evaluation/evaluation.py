@@ -292,9 +292,7 @@ class Evaluation:
 
     def table(self) -> None:
         """Print the numbers of all policies, and the first one's comparison with the others."""
-        from agl.trainer.evaluation.views import print_table
-
-        print_table(self)
+        self._view("print_table")
 
     def save(self, path: str | Path) -> Path:
         """Write a report: `.html` (one file that loads nothing), `.json` or `.md`, by the name's ending.
@@ -302,13 +300,11 @@ class Evaluation:
         Raises:
             ConfigError: another ending.
         """
-        from agl.trainer.evaluation import views
-
         path = Path(path)
         write: dict[str, Callable[[], str]] = {
-            ".html": lambda: views.page(self),
+            ".html": lambda: self._view("page"),
             ".json": lambda: json.dumps(self.to_json(), indent=2) + "\n",
-            ".md": lambda: views.markdown(self),
+            ".md": lambda: self._view("markdown"),
         }
         if path.suffix not in write:
             raise ConfigError(f"a report cannot be written as {path.name!r}", hint="end it with .html, .json or .md")
@@ -317,9 +313,12 @@ class Evaluation:
         return path
 
     def _repr_html_(self) -> str:
-        from agl.trainer.evaluation.views import fragment
+        return self._view("fragment")
 
-        return fragment(self)
+    def _view(self, name: str) -> Any:
+        from agl.trainer.evaluation import views
+
+        return getattr(views, name)(self)
 
 
 @dataclass(frozen=True, slots=True)
