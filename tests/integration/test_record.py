@@ -16,7 +16,7 @@ from recorded import found, metrics_of, record
 import agl
 from agl.errors import AglError, StoreError
 from agl.trainer.run.progress import Progress
-from agl.trainer.run.recorder import Recorder
+from agl.trainer.run.recorder import Recorder, json_settings
 from agl.trainer.store import open_store
 from agl.trainer.store.base import TrainingRun
 
@@ -137,6 +137,25 @@ def test_an_evaluation_and_a_dry_run_are_runs_without_steps(tmp_path: Path) -> N
     run, metrics, _ = asyncio.run(record(dry.store))
     assert (run.config["dry_run"], run.status) == (True, "succeeded")
     assert found(metrics) == metrics_of(dry.history)
+
+
+def test_no_secret_is_among_the_settings() -> None:
+    class Client:
+        key = "sk-1"
+
+    settings = {
+        "runner_key": "sk-1",
+        "initial_resources": {"OPENAI_API_KEY": "sk-1", "db_password": "sk-1", "max_tokens": 8, "prompt": "Hi"},
+        "engine": Client(),
+        "betas": (0.9, 0.95),
+        "list": [{"Token": "sk-1"}, None, True],
+    }
+    assert json_settings(settings) == {
+        "initial_resources": {"max_tokens": 8, "prompt": "Hi"},
+        "engine": "Client",
+        "betas": [0.9, 0.95],
+        "list": [{}, None, True],
+    }
 
 
 def test_only_finite_numbers_are_recorded() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import numbers
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,8 @@ from typing import Any
 from agl.errors import StoreError
 from agl.trainer.run.progress import Progress
 from agl.trainer.store.base import RunStatus, Store, TrainingRun
+
+_SECRET = re.compile(r"(keys?|token|secrets?|passwords?)$", re.IGNORECASE)
 
 
 @dataclass(eq=False)
@@ -83,8 +86,11 @@ async def add_history(store: Store, run_id: str, history: Sequence[Mapping[str, 
 
 
 def json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as JSON values; what is none, or could hold a key, is replaced by the name of its type."""
-    return {name: _json_value(value) for name, value in settings.items() if not name.endswith("key")}
+    """Settings as JSON values, without those whose names say that they are secret.
+
+    What is no JSON value, and could hold a key, is replaced by the name of its type.
+    """
+    return {name: _json_value(value) for name, value in settings.items() if not _SECRET.search(name)}
 
 
 def _json_value(value: Any) -> Any:
