@@ -80,9 +80,12 @@ async def add_entry(store: Store, run_id: str, entry: Mapping[str, Any]) -> None
 
 
 async def add_history(store: Store, run_id: str, history: Sequence[Mapping[str, Any]]) -> None:
-    """Store a history's entries, unless the store has metrics of that run."""
-    if history and not await store.query_metrics([run_id], limit=1):
-        await asyncio.gather(*(add_entry(store, run_id, entry) for entry in history))
+    """Store a history's entries, unless the store has metrics of the last one, which is stored last."""
+    if not history or await store.query_metrics([run_id], after_step=int(history[-1]["step"]) - 1, limit=1):
+        return
+    *others, last = history
+    await asyncio.gather(*(add_entry(store, run_id, entry) for entry in others))
+    await add_entry(store, run_id, last)
 
 
 def json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
