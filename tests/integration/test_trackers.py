@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,18 +17,9 @@ from tracker_files import (
     wandb_sessions,
 )
 
-import agl
+from agl.trainer.loggers.choose import TRACKERS as TRACKERS_BY_NAME
 
-TRACKERS = [
-    name
-    for name, module in {
-        "wandb": "wandb",
-        "mlflow": "mlflow",
-        "tensorboard": "tensorboardX",
-        "trackio": "trackio",
-    }.items()
-    if find_spec(module) is not None
-]
+TRACKERS = [name for name, tracker in TRACKERS_BY_NAME.items() if find_spec(tracker.module) is not None]
 
 
 @pytest.fixture
@@ -61,12 +51,18 @@ def test_trackers_have_the_history_of_a_run_that_was_killed_and_resumed(
     train_killed(
         untrained_model, directory, after=3, steps=4, every=2, options=f"log={TRACKERS}, project='p', name='n'"
     )
-    result = train(
-        untrained_model, directory, steps=4, every=2, resume=True, progress=True, log=TRACKERS, project="p", name="n"
-    )
+    where = {
+        "wandb": directory / "wandb", "mlflow": tmp_path / "mlruns", "tensorboard": directory / "tensorboard",
+        "trackio": trackio_folder,
+    }  # fmt: skip
+    assert SECRET.encode() in bytes_of(directory), "the store has the texts"
+    for name in TRACKERS:
+        assert SECRET.encode() not in bytes_of(where[name]), f"{name} was not asked to keep texts"
+
+    log = [TRACKERS_BY_NAME[name](samples=1) for name in TRACKERS]
+    result = train(untrained_model, directory, steps=4, every=2, resume=True, log=log, project="p", name="n")
     history = history_steps(result.history)
     assert list(history) == [0, 1, 2, 3, 4]
-    resumed = {step: history[step] for step in (3, 4)}
     # Step 3 was measured twice; trackers that cannot take a value back keep the first one's seconds.
     timed = {"seconds", "rollouts_per_second"}
 
@@ -76,8 +72,10 @@ def test_trackers_have_the_history_of_a_run_that_was_killed_and_resumed(
     if "wandb" in TRACKERS:
         ids, sessions = wandb_sessions(directory)
         assert ids == {result.run_id}
-        assert timeless(sessions[0]) == timeless({step: history[step] for step in (0, 1, 2, 3)})
-        assert sessions[1] == resumed
+        # A process that is killed may take its last row with it; the second session has that step.
+        assert set(sessions[0]) >= {0, 1, 2}
+        assert timeless(sessions[0]) == timeless({step: history[step] for step in sessions[0]})
+        assert sessions[1] == {step: history[step] for step in (3, 4)}
     if "mlflow" in TRACKERS:
         ((run, steps),) = mlflow_runs(trackers, "p")
         assert (run.data.tags["agl.run_id"], run.info.run_name, run.info.status) == (result.run_id, "n", "FINISHED")
@@ -90,26 +88,5 @@ def test_trackers_have_the_history_of_a_run_that_was_killed_and_resumed(
     if "trackio" in TRACKERS:
         steps = trackio_steps("p", f"n {result.run_id}")
         assert timeless(steps) == timeless(history)
-
-    for path in (directory / "wandb", tmp_path / "mlruns", directory / "tensorboard", trackio_folder):
-        assert SECRET.encode() not in bytes_of(path)
-    assert SECRET.encode() in bytes_of(directory), "the store has the texts"
-
-
-@pytest.mark.slow
-def test_samples_are_sent_to_those_that_ask(
-    untrained_model: Path, tmp_path: Path, trackers: str, trackio_folder: Path
-) -> None:
-    loggers = {
-        "wandb": agl.loggers.WandB, "mlflow": agl.loggers.MLflow, "tensorboard": agl.loggers.TensorBoard,
-        "trackio": agl.loggers.Trackio,
-    }  # fmt: skip
-    directory = tmp_path / "run"
-    train(untrained_model, directory, steps=1, progress=True, log=[loggers[name](samples=1) for name in TRACKERS])
-    where = {
-        "wandb": directory / "wandb", "mlflow": tmp_path / "mlruns", "tensorboard": directory / "tensorboard",
-        "trackio": trackio_folder,
-    }  # fmt: skip
     for name in TRACKERS:
-        assert SECRET.encode() in bytes_of(where[name]), name
-        shutil.rmtree(where[name])
+        assert SECRET.encode() in bytes_of(where[name]), f"{name} was asked to keep samples"
