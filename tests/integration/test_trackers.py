@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -90,3 +91,10 @@ def test_trackers_have_the_history_of_a_run_that_was_killed_and_resumed(
         assert timeless(steps) == timeless(history)
     for name in TRACKERS:
         assert SECRET.encode() in bytes_of(where[name]), f"{name} was asked to keep samples"
+
+    page = (Path(__file__).parents[2] / "docs" / "tracking.md").read_text()
+    rows = [line.split("|")[1] for line in page.partition("## Metrics")[2].splitlines() if line.startswith("| `")]
+    names = [re.escape(name) for row in rows for name in re.findall(r"`(.+?)`", row)]
+    documented = [name.replace("<name>", ".+").replace(re.escape("..."), ".+") for name in names]
+    for name in history[4]:
+        assert any(re.fullmatch(pattern, name) for pattern in documented), f"docs/tracking.md does not have {name}"
