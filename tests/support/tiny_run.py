@@ -62,7 +62,7 @@ class Kill(agl.Callback):
             loggers = [x for x in gc.get_objects() if isinstance(x, LoggerThread)]
             while any(x._calls or x._began for x in loggers):
                 time.sleep(0.1)
-            time.sleep(2)  # wandb's own process writes what it got
+            time.sleep(3)  # trackers with threads or processes of their own write what they got
             os.kill(os.getpid(), 9)
 
 tiny_run.train(Path({str(policy)!r}), Path({str(directory)!r}), callbacks=Kill(), **{settings!r}, {options})
