@@ -55,7 +55,7 @@ _SMALL = ("--group-size", 4, "--batch-size", 2, "--max-response-tokens", 24, "--
 
 def test_help_names_every_command(tmp_path: Path) -> None:
     text = _agl("--help", cwd=tmp_path).stdout
-    for command in ("quickstart", "train", "explain", "make-policy", "doctor"):
+    for command in ("quickstart", "train", "eval", "explain", "make-policy", "doctor"):
         assert command in text
 
 
@@ -71,6 +71,7 @@ def test_train_explain_and_resume(untrained_model: Path, tmp_path: Path) -> None
     assert (here / facts["policy"] / "config.json").is_file()
     assert (here / facts["checkpoint"] / "run.json").is_file()
     assert "step 2/2" in done.stderr
+    assert "step 0 -> step 2: success" in done.stdout
 
     listed = _agl("explain", "--list", "--store", "out", "--json", "list.json", cwd=here)
     rollouts = json.loads((here / "list.json").read_text())
@@ -134,6 +135,65 @@ def test_ctrl_c_ends_within_seconds_and_the_run_goes_on(untrained_model: Path, t
     done = max(steps)
     last = json.loads((here / "out" / "checkpoints" / f"step-{done:06d}" / "run.json").read_text())
     assert last["step"] == done
+
+
+_EVAL = ("eval", "--tasks", "val.jsonl", "--agent", "mine.py:agent", "--reward", "mine.py:reward")
+
+
+def test_policies_are_evaluated(untrained_model: Path, tmp_path: Path) -> None:
+    here = _workspace(tmp_path)
+    reports = ("--html", "r/e.html", "--markdown", "r/e.md", "--json", "r/e.json")
+    options = ("--against", untrained_model, "--samples", 2, "--out", "e", *reports)
+    done = _agl(*_EVAL, f"now={untrained_model}", *options, "--fail-below", 0.5, cwd=here, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "now: success is below 0.5" in done.stderr
+    assert f"{untrained_model}: success" not in done.stderr, "what it is compared with may be below"
+    assert "now 16/16" in done.stderr
+    facts = json.loads((here / "r/e.json").read_text())
+    before, now = facts["policies"].values()
+    assert (now["tasks"], now["samples"]) == (8, 2)
+    assert now["ran"]["fingerprint"] == before["ran"]["fingerprint"]
+    # The same weights and seeds: the same answers.
+    assert [r["numbers"]["tokens"] for r in now["rollouts"]] == [r["numbers"]["tokens"] for r in before["rollouts"]]
+    [comparison] = facts["comparisons"]
+    assert (comparison["success"]["value"], comparison["success_p"]) == (0.0, 1.0)
+    assert "| success |" in (here / "r/e.md").read_text()
+    assert "<h1>Evaluation</h1>" in (here / "r/e.html").read_text()
+    again = _agl(*_EVAL, f"now={untrained_model}", *options, "--resume", "--fail-below", 0, cwd=here)
+    assert "16/16" not in again.stderr, "all had been run"
+
+    def fails(*arguments: object) -> str:
+        failed = _agl(*arguments, cwd=here, check=False)
+        assert failed.returncode != 0
+        assert "Traceback" not in failed.stderr
+        return " ".join(failed.stderr.split())
+
+    assert "not in the range" in fails(*_EVAL, untrained_model, "--fail-below", 1.5)
+    (here / "empty.jsonl").write_text("")
+    assert "the task file is empty" in fails(*("empty.jsonl" if a == "val.jsonl" else a for a in _EVAL))
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_an_evaluation_which_goes_on(untrained_model: Path, tmp_path: Path) -> None:
+    here = _workspace(tmp_path)
+    command = (*_EVAL, untrained_model, "--samples", "400", "--out", "e")
+    running = subprocess.Popen(
+        [*AGL, *map(str, command)], cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert running.stderr is not None
+        assert "/3200" in running.stderr.readline()
+        children = _children(running.pid)
+        assert children
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=20)
+    finally:
+        running.kill()
+    assert running.returncode == 130
+    assert "resume=True / --resume" in " ".join(errors.split())
+    assert "Traceback" not in errors
+    assert not [pid for pid in children if _alive(pid)]
 
 
 def _wait_for(path: Path, running: subprocess.Popen[str]) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import AsyncOpenAI
+from provider import says, serve
 from rich.console import Console
 
 import agl
@@ -255,3 +257,62 @@ def test_progress_counts_rollouts_where_nothing_is_trained(tmp_path: Path) -> No
     progress = Progress(True, console, label="now")
     asyncio.run(trainer.fit_async(Skill(3, fails=(1,)).agent, [], TASKS, progress=progress))
     assert re.search(r"now 6/6 · failed 1 · ETA 0:00", text.getvalue())
+
+
+def test_a_result_in_a_notebook(tmp_path: Path) -> None:
+    history = [{"step": 0, "val/reward": 0.25}, {"step": 1, "train/reward": float("nan"), "val/reward": 0.5}]
+    result = agl.Result("run-<b>1", tmp_path / HOSTILE, "s", history, {"policy": tmp_path / "<i>"}, None)
+    shown = result._repr_html_()
+    found = Page(shown)
+    assert not {"script", "i"} & {*found.tags}
+    assert shown.count("<polyline") == 2
+    assert "run-&lt;b&gt;1" in shown
+    assert "0.500" in shown
+    assert "\x1b" not in shown
+    assert "<svg" not in agl.Result("r", tmp_path, "s", history[:1], {}, None)._repr_html_()
+
+
+@pytest.mark.parametrize("has_widgets", [True, False])
+def test_a_notebook_has_a_live_bar_where_it_can_draw_one(has_widgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agl.trainer.run import progress as module
+
+    shown: list[Any] = []
+    monkeypatch.setattr(module, "find_spec", lambda name: name if has_widgets else None)
+    monkeypatch.setattr(module.Bar, "start", lambda bar: shown.append(bar))
+    progress = Progress(True, Console(force_jupyter=True))
+    assert progress.console.is_jupyter
+    progress.start(10)
+    progress.stop()
+    assert bool(shown) is has_widgets
+
+
+def test_under_a_running_event_loop(tmp_path: Path) -> None:
+    """As in a notebook: neither `fit` nor `evaluate` needs the caller's loop."""
+
+    async def cell() -> float:
+        report = evaluated(tmp_path, Skill(3))
+        return report.policies["now"].success.value
+
+    assert asyncio.run(cell()) == pytest.approx(0.5)
+
+
+def test_calls_and_tokens_of_models_elsewhere(tmp_path: Path) -> None:
+    with serve(says("four")) as server:
+
+        @agl.rollout(name="team")
+        async def team(task: Any) -> dict[str, float]:
+            client = AsyncOpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0)
+            for _ in range(2):
+                answer = await client.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": HOSTILE}]
+                )
+            return {"reward": float(answer.choices[0].message.content == "four"), "length": 4.0}
+
+        report = agl.evaluate(team, TASKS[:2], directory=tmp_path, progress=False)
+    [own] = report.policies.values()
+    assert own.means["calls"] == 2
+    assert own.means["tokens"] > 0
+    assert own.agents["team"]["calls"] == 2
+    assert own.means["seconds"] > 0
+    assert "four" in own.rollouts[0].transcript
+    assert "\x1b" not in own.rollouts[0].transcript

@@ -48,7 +48,8 @@ def run_evaluation(
         raise ConfigError("--against what?", hint="agl eval RUN_DIR --against OTHER_RUN_DIR")
     references = named([against] if against is not None else [])
     evaluated = [*references, *named(policies)]
-    report = evaluate(load_agent(agent, reward), read_tasks(tasks), evaluated or None, **options)
+    held_out = read_tasks(tasks)
+    report = evaluate(load_agent(agent, reward), held_out, evaluated or None, **options)
     report.table()
     for path, text in ((html, views.page), (markdown, views.markdown)):
         if path is not None:

@@ -83,7 +83,7 @@ def evaluate(
         return run_in_thread(evaluate_async(agent, tasks, **{**arguments, "directory": place}, **options))
     except KeyboardInterrupt:
         if (place / _FACTS).is_file():
-            Progress(progress).note(f"stopped; go on with resume=True and directory={str(place)!r}")
+            Progress(progress).note(f"stopped; what had ended is in {place}. Let it go on with resume=True / --resume")
         raise
 
 
@@ -186,7 +186,7 @@ def _named(policies: Policies | None) -> list[tuple[str, Any]]:
         return [(OWN_MODEL, None)]
     if isinstance(policies, str | Path):
         raise ConfigError(f"policies= is {policies!r}", hint="give it a name: policies={'now': ...}")
-    pairs = list(policies.items()) if isinstance(policies, Mapping) else [(str(name), p) for name, p in policies]
+    pairs: list[tuple[str, Any]] = list(policies.items() if isinstance(policies, Mapping) else policies)
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:

@@ -14,7 +14,7 @@ from agl.trainer.report.markup import document, styled, table, text
 
 SHOWN_FLIPS = 50
 """How many tasks that flipped an HTML report shows in each direction."""
-_TASK = 1_000
+_TASK, _SUMMARY = 1_000, 120
 
 
 def print_table(evaluation: Evaluation) -> None:
@@ -110,8 +110,8 @@ def fragment(evaluation: Evaluation) -> str:
         table(header, rows),
         "<h2>Task by task</h2>",
         *(_strip(policy, evaluation) for policy in evaluation.policies.values()),
-        '<p class="note"><i class="s0"></i>never solved <i class="s1"></i><i class="s2"></i><i class="s3"></i> '
-        '<i class="s4"></i>always <i class="sf"></i>all rollouts failed</p>',
+        '<p><i class="s0"></i> never &ensp; <i class="s1"></i><i class="s2"></i><i class="s3"></i> partly &ensp; '
+        '<i class="s4"></i> always solved &ensp; <i class="sf"></i> all rollouts failed</p>',
     ]
     for comparison in evaluation.comparisons():
         first, *others = sentences(comparison)
@@ -151,8 +151,9 @@ def _flip(flip: Flip, comparison: Comparison, evaluation: Evaluation) -> str:
             f"<div><b>{text(name)}</b>: {100 * rate:.0f} % solved, <code>{text(rollout_id)}</code>, reward "
             f"{text(_number(rollout.reward or 0.0))}<pre>{text(rollout.transcript)}</pre></div>"
         )
+    whole = f"<pre>{text(_cut(task, _TASK))}</pre>" if len(task) > _SUMMARY else ""
     return (
-        f"<details><summary>task {flip.task}: {text(_cut(task, 120))}</summary><pre>{text(_cut(task, _TASK))}</pre>"
+        f"<details><summary>task {flip.task}: {text(_cut(task, _SUMMARY))}</summary>{whole}"
         f'<div class="sides">{"".join(sides)}</div></details>'
     )
 

@@ -129,6 +129,7 @@ class Progress:
     def stop(self) -> None:
         """Take the bar away."""
         if self._bar is not None:
+            self._bar.refresh()  # In a notebook its last state would not be drawn.
             self._bar.stop()
             self._bar = None
 

@@ -41,6 +41,9 @@ from agl.trainer.runners.remote.coordinator import SILENT_SECONDS
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store, TrainingRun
 
+SHOWN_STEPS = 8
+"""How many of the last steps a notebook shows of a result."""
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -68,6 +71,18 @@ class Result:
     def policy(self) -> Path | None:
         """The trained policy's directory, where there is just one."""
         return next(iter(self.policies.values())) if len(self.policies) == 1 else None
+
+    def _repr_html_(self) -> str:
+        """The curve, the last steps and the policies, for a notebook."""
+        from agl.trainer.report.curve import svg_curve
+        from agl.trainer.report.markup import styled, table, text
+
+        names = ("step", "train/reward", "val/reward", "train/dropped_groups", "train/failed_rollouts")
+        columns = [name for name in names if any(name in entry for entry in self.history)]
+        rows = [[_shown(entry.get(name)) for name in columns] for entry in self.history[-SHOWN_STEPS:]]
+        paths = [["run", str(self.directory)], *([name, str(path)] for name, path in self.policies.items())]
+        parts = [svg_curve(self.history), table(columns, rows), table(["", ""], paths)]
+        return styled(f"<p><b>{text(self.run_id)}</b></p>{''.join(parts)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,6 +456,10 @@ def _stored_id(directory: Path, new: str, resume: bool) -> str:
     part.write_text(f"{new}\n")
     part.rename(path)
     return new
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
