@@ -70,6 +70,7 @@ def trainer(model: Path, directory: Path, *hooks: agl.Hook) -> agl.Trainer:
     return agl.Trainer(algorithm, directory=directory, progress=False, max_attempts=1, hooks=hooks)
 
 
+@pytest.mark.slow
 def test_a_training_that_fails_and_resumes_leaves_its_history_and_its_rollouts(model: Path, tmp_path: Path) -> None:
     with pytest.raises(AglError, match="all 8 rollouts"):
         trainer(model, tmp_path, Breaks()).fit(talk, TASKS, TASKS[:2])
