@@ -114,7 +114,9 @@ def _finite(entry: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in metrics(entry).items() if math.isfinite(value)}
 
 
-_SECRET = re.compile(r"(^|[^a-z])(api)?(keys?|token|secrets?|passwords?|passwd|credentials?|authorization)$", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(^|[^a-z])(api)?(keys?|token|secrets?|passwords?|passwd|credentials?|authorization)$", re.IGNORECASE
+)
 """Names of settings that may hold a key."""
 
 
