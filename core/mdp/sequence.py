@@ -7,9 +7,11 @@ case, a conversation that only grows, the tree is a chain and the row is the con
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -88,15 +90,16 @@ def merge(trajectory: Trajectory, advantages: Mapping[str, float]) -> list[Train
     rows: list[_RowBuilder] = []
     for transition in trajectory.transitions:
         call = transition.call
-        n_shared, home, member = 0, None, -1
+        home, place = None, None
         for row in rows:
-            n, k, extends = row.longest_shared(call.prompt_ids)
-            if n > n_shared and (extends or n >= MIN_SHARED):
-                n_shared, home, member = n, row, k
+            there = row.longest_shared(call.prompt_ids)
+            shares_more = there.n_shared > (place.n_shared if place else 0)
+            if shares_more and (there.extends or there.n_shared >= MIN_SHARED):
+                home, place = row, there
         if home is None:
             home = _RowBuilder()
             rows.append(home)
-        home.add(transition, float(advantages[call.id]), n_shared, member)
+        home.add(transition, float(advantages[call.id]), place)
     return [row.build(trajectory) for row in rows]
 
 
@@ -105,7 +108,7 @@ def unmerged(trajectory: Trajectory, advantages: Mapping[str, float]) -> list[Tr
     rows = []
     for transition in trajectory.transitions:
         row = _RowBuilder()
-        row.add(transition, float(advantages[transition.call.id]), 0, -1)
+        row.add(transition, float(advantages[transition.call.id]))
         rows.append(row.build(trajectory))
     return rows
 
@@ -142,76 +145,98 @@ def merge_report(trajectories: Seq[Trajectory], rows: Seq[TrainingRow]) -> Merge
     return MergeReport(calls, len(rows), unmerged_tokens, sum(len(r) for r in rows), forks)
 
 
+@dataclass(slots=True, eq=False)
+class _Segment:
+    """The tokens that one call added to a row.
+
+    Attributes:
+        call: index of the call in the row; -1 for the empty segment in which every row begins.
+        start: row index of the first token. tokens_N: the tokens.
+        children: (how many of the tokens come before it, the segment that goes on there).
+    """
+
+    call: int
+    start: int
+    tokens_N: IntArray
+    children: list[tuple[int, _Segment]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """Where a prompt leaves a row: it shares `n_shared` tokens with it, the last `offset` of them those of `segment`.
+    `extends`: whether it begins with a whole call of the row."""
+
+    n_shared: int
+    segment: _Segment
+    offset: int
+    extends: bool
+
+
 class _RowBuilder:
     """A row under construction.
 
     Attributes:
-        tokens_T, parents_T, positions_T, mask_T, calls_T, logprobs_T, advantages_T, temperatures_T: see `TrainingRow`.
-        members_C: the calls in it so far.
-        paths_C: for each call, int64 [P + R], the row index of each of its tokens.
+        members_C: the calls in it so far. root: holds their segments. arrays: per field of `TrainingRow`, one per call.
     """
 
     def __init__(self) -> None:
-        self.tokens_T: list[int] = []
-        self.parents_T: list[int] = []
-        self.positions_T: list[int] = []
-        self.mask_T: list[bool] = []
-        self.calls_T: list[int] = []
-        self.logprobs_T: list[float] = []
-        self.advantages_T: list[float] = []
-        self.temperatures_T: list[float] = []
         self.members_C: list[Transition] = []
-        self.paths_C: list[npt.NDArray[np.int64]] = []
+        self.root = _Segment(-1, 0, np.empty(0, np.int32))
+        self.arrays: dict[str, list[npt.NDArray[Any]]] = defaultdict(list)
+        self._size = 0
 
-    def longest_shared(self, prompt_P: IntArray) -> tuple[int, int, bool]:
-        """(tokens shared, index of the member that shares them, whether any member is extended whole)."""
-        n_shared, member, extends = 0, -1, False
-        for k, transition in enumerate(self.members_C):
-            ids = transition.call.ids
-            n = min(ids.size, prompt_P.size)
-            differences = np.flatnonzero(ids[:n] != prompt_P[:n])
-            n = int(differences[0]) if differences.size else n
-            extends = extends or n == ids.size
-            if n > n_shared:
-                n_shared, member = n, k
-        return n_shared, member, extends
+    def longest_shared(self, prompt_P: IntArray) -> _Place:
+        """Where the prompt shares the most tokens with the row, with the earliest call if several share them.
 
-    def add(self, transition: Transition, advantage: float, n_shared: int, member: int) -> None:
-        """Append a call whose first `n_shared` tokens are those of `member`."""
-        call, trained, c = transition.call, transition.trainable, len(self.members_C)
-        ids, n_prompt = call.ids, call.prompt_ids.size
-        path = np.empty(ids.size, dtype=np.int64)
-        if n_shared:
-            path[:n_shared] = self.paths_C[member][:n_shared]
-        parent = int(path[n_shared - 1]) if n_shared else -1
-        for depth, token in enumerate(ids[n_shared:].tolist(), start=n_shared):
-            sampled = depth >= n_prompt
-            action = sampled and trained
-            self.tokens_T.append(token)
-            self.parents_T.append(parent)
-            self.positions_T.append(depth)
-            self.mask_T.append(action)
-            self.calls_T.append(c if sampled else -1)
-            self.logprobs_T.append(float(call.logprobs[depth - n_prompt]) if action else 0.0)
-            self.advantages_T.append(advantage if action else 0.0)
-            self.temperatures_T.append(call.temperature if sampled else 1.0)
-            path[depth] = parent = len(self.tokens_T) - 1
+        Takes time linear in the tokens compared: a segment is looked at where all before it was equal.
+        """
+        best, best_offset, n_shared, extends = self.root, 0, 0, False
+        open_segments = [(self.root, 0)]
+        while open_segments:
+            segment, depth = open_segments.pop()
+            n = min(segment.tokens_N.size, prompt_P.size - depth)
+            different_n = segment.tokens_N[:n] != prompt_P[depth : depth + n]
+            equal = int(different_n.argmax()) if different_n.any() else n
+            extends = extends or (segment is not self.root and equal == segment.tokens_N.size)
+            if equal and (-(depth + equal), segment.call) < (-n_shared, best.call):
+                best, best_offset, n_shared = segment, equal, depth + equal
+            open_segments += [(child, depth + offset) for offset, child in segment.children if offset <= equal]
+        return _Place(n_shared, best, best_offset, extends)
+
+    def add(self, transition: Transition, advantage: float, place: _Place | None = None) -> None:
+        """Append a call, whose prompt leaves the row at `place`."""
+        place = place or _Place(0, self.root, 0, False)
+        call, c, n_shared = transition.call, len(self.members_C), place.n_shared
+        tokens_N = np.concatenate([call.prompt_ids[n_shared:], call.response_ids])
+        n, n_prompt = tokens_N.size, call.prompt_ids.size - n_shared
+        segment = _Segment(c, self._size, tokens_N)
+        place.segment.children.append((place.offset, segment))
+        parents_N = np.arange(self._size - 1, self._size - 1 + n, dtype=np.int32)
+        parents_N[:1] = place.segment.start + place.offset - 1
+        sampled_N = np.arange(n) >= n_prompt
+        mask_N = sampled_N & transition.trainable
+        logprobs_N = np.zeros(n, np.float32)
+        if transition.trainable:
+            logprobs_N[n_prompt:] = call.logprobs
+        for name, array in {
+            "token_ids": tokens_N,
+            "parents": parents_N,
+            "positions": np.arange(n_shared, n_shared + n, dtype=np.int32),
+            "action_mask": mask_N,
+            "calls": np.where(sampled_N, np.int32(c), np.int32(-1)),
+            "logprobs": logprobs_N,
+            "advantages": np.where(mask_N, np.float32(advantage), np.float32(0)),
+            "temperatures": np.where(sampled_N, np.float32(call.temperature), np.float32(1)),
+            "weights": mask_N.astype(np.float32),
+        }.items():
+            self.arrays[name].append(array)
         self.members_C.append(transition)
-        self.paths_C.append(path)
+        self._size += n
 
     def build(self, trajectory: Trajectory) -> TrainingRow:
-        mask_T = np.asarray(self.mask_T, dtype=np.bool_)
         return TrainingRow(
             rollout_id=trajectory.rollout_id,
             policy=trajectory.policy or "",
             call_ids=tuple(t.call.id for t in self.members_C),
-            token_ids=np.asarray(self.tokens_T, dtype=np.int32),
-            parents=np.asarray(self.parents_T, dtype=np.int32),
-            positions=np.asarray(self.positions_T, dtype=np.int32),
-            action_mask=mask_T,
-            calls=np.asarray(self.calls_T, dtype=np.int32),
-            logprobs=np.asarray(self.logprobs_T, dtype=np.float32),
-            advantages=np.asarray(self.advantages_T, dtype=np.float32),
-            temperatures=np.asarray(self.temperatures_T, dtype=np.float32),
-            weights=mask_T.astype(np.float32),
+            **{name: np.concatenate(arrays) for name, arrays in self.arrays.items()},
         )

@@ -44,9 +44,9 @@ class Seen(agl.Callback):
 def test_early_stopping_ends_a_run_and_does_the_same_when_resumed(untrained_model: Path, tmp_path: Path) -> None:
     seen = Seen()
 
-    def run(*, resume: bool, patience: int = 2) -> agl.Result:
-        # No reward rises by 10, so that `patience` alone decides.
-        callbacks = [seen, agl.EarlyStopping(patience=patience, min_delta=10.0)]
+    def run(*, resume: bool) -> agl.Result:
+        # No reward rises by 10, so that the patience alone decides.
+        callbacks = [seen, agl.EarlyStopping(patience=2, min_delta=10.0)]
         return train(untrained_model, tmp_path, steps=8, every=10, resume=resume, callbacks=callbacks, name="mine")
 
     early = run(resume=False)
@@ -72,13 +72,8 @@ def test_early_stopping_ends_a_run_and_does_the_same_when_resumed(untrained_mode
     record = asyncio.run(recorded())
     assert (record.name, record.status, record.step, record.steps) == ("mine", "succeeded", 2, 8)
 
-    again = run(resume=True)
-    assert again == early
-    longer = run(resume=True, patience=3)
-    assert [h["step"] for h in longer.history] == [0, 1, 2, 3]
-    assert seen.calls[10:] == [
-        ("start", 2, 8, 1), ("step", 3), ("validation", 3), ("checkpoint", 3), ("end", "succeeded")
-    ]  # fmt: skip
+    assert run(resume=True) == early
+    assert seen.calls[8:] == [("start", 2, 8, 1), ("end", "succeeded")]
 
 
 @pytest.mark.slow

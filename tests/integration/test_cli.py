@@ -62,7 +62,9 @@ def test_help_names_every_command(tmp_path: Path) -> None:
 def test_train_explain_and_resume(untrained_model: Path, tmp_path: Path) -> None:
     here = _workspace(tmp_path)
     common = (*_TRAIN, *_SMALL, "--val", "val.jsonl", "--model", untrained_model, "--steps", 2)
-    done = _agl(*common, "--json", "facts.json", cwd=here)
+    log = ("--log", "tensorboard", "--project", "p", "--name", "mine")
+    done = _agl(*common, *log, "--json", "facts.json", cwd=here)
+    assert list((here / "out" / "tensorboard").glob("events.*"))
     facts = json.loads((here / "facts.json").read_text())
     assert facts["steps"] == 2
     assert 0 <= facts["before"] <= 1
@@ -104,6 +106,7 @@ def test_bad_command_lines(untrained_model: Path, tmp_path: Path) -> None:
     assert "needs a reward" in fails("train", "--tasks", "tasks.jsonl", "--agent", "mine.py:agent", *rest)
     assert "no such task file" in fails(*("nowhere.jsonl" if a == "tasks.jsonl" else a for a in _TRAIN), *rest)
     assert "no such directory" in fails(*_TRAIN, "--model", "./nowhere", "--steps", 1)
+    assert "did you mean 'tensorboard'?" in fails(*_TRAIN, *rest, "--log", "tensorbord")
     assert "there is no store at this path" in fails("explain", "ro-1", "--store", "nowhere")
     (here / "bad.jsonl").write_text("{}\n{oops\n")
     assert "line 2 is not JSON" in fails(*("bad.jsonl" if a == "tasks.jsonl" else a for a in _TRAIN), *rest)

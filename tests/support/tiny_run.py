@@ -50,15 +50,19 @@ def train_killed(policy: Path, directory: Path, *, after: int, options: str, **s
         options: of the trainer, as source text.
     """
     program = f"""
-import os, sys, time
+import gc, os, sys, time
 sys.path[:0] = {sys.path!r}
 from pathlib import Path
 import agl, tiny_run
+from agl.trainer.loggers.threads import LoggerThread
 
 class Kill(agl.Callback):
     def on_validation(self, run, entry):
         if entry["step"] >= {after}:
-            time.sleep(3)  # the loggers' threads write what they have
+            loggers = [x for x in gc.get_objects() if isinstance(x, LoggerThread)]
+            while any(x._calls or x._began for x in loggers):
+                time.sleep(0.1)
+            time.sleep(3)  # trackers with threads or processes of their own write what they got
             os.kill(os.getpid(), 9)
 
 tiny_run.train(Path({str(policy)!r}), Path({str(directory)!r}), callbacks=Kill(), **{settings!r}, {options})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -254,3 +256,14 @@ def test_the_trackers_of_a_verl_config(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (trainer.loggers, left) == ((), ["console"])
     with pytest.raises(ConfigError, match=r"trainer\.logger names 'tensorbord'"):
         loggers(["tensorbord"])
+
+
+def test_the_logger_in_the_documentation_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tracking.md").read_text()
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.S) if block.startswith("class Lines")]
+    names: dict[str, Any] = {"json": json}
+    exec(code, names)
+    monkeypatch.chdir(tmp_path)
+    result = measure(tmp_path / "run", names["Lines"]())
+    (line,) = (tmp_path / f"{result.run_id}.jsonl").read_text().splitlines()
+    assert json.loads(line) == result.history[0]

@@ -51,7 +51,9 @@ _ALGORITHM_OPTIONS = (
     "model", "group_size", "batch_size", "epochs", "learning_rate", "warmup_steps", "schedule", "kl_coef",
     "temperature", "max_response_tokens", "val_every", "device",
 )  # fmt: skip
-_TRAINER_OPTIONS = ("timeout", "seed", "runners", "host", "port", "store", "max_attempts", "silent_seconds")
+_TRAINER_OPTIONS = (
+    "timeout", "seed", "runners", "host", "port", "store", "max_attempts", "silent_seconds", "log", "project", "name",
+)  # fmt: skip
 """Options of `agl train` that the algorithm and the trainer take under the same name."""
 
 
@@ -98,6 +100,12 @@ def train(
     timeout: Annotated[float, typer.Option(help="Seconds per rollout.")] = 600.0,
     max_attempts: Annotated[int, typer.Option(help="Tries per rollout.", min=1)] = 2,
     out: Annotated[Path | None, typer.Option(help="The run's directory.")] = None,
+    log: Annotated[
+        list[str] | None,
+        typer.Option(help="A tracker: wandb, mlflow, tensorboard or trackio (repeatable).", metavar="TRACKER"),
+    ] = None,
+    project: Annotated[str | None, typer.Option(help="The trackers' project.")] = None,
+    name: Annotated[str | None, typer.Option(help="What you call the run.")] = None,
     seed: Seed = 0,
     resume: Resume = False,
     dev: Annotated[bool, typer.Option("--dev", help="A dry run: three tasks, no update.")] = False,

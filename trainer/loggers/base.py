@@ -67,7 +67,7 @@ class Logger(Protocol):
 
 
 @dataclass(kw_only=True)
-class Tracker:
+class Tracker(Logger):
     """A logger for a known tracker: its settings, of which those that are None are filled in by the run.
 
     Attributes:

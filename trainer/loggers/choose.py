@@ -24,8 +24,11 @@ def as_loggers(log: str | Logger | Iterable[str | Logger] | None, more: Iterable
     Raises:
         ConfigError: an unknown name, something that is no logger, a tracker twice or without its package.
     """
-    several = not isinstance(log, str | Logger) and isinstance(log, Iterable)
-    loggers = [_as_logger(entry) for entry in (log if several else () if log is None else (log,))]
+    if log is None:
+        log = ()
+    elif isinstance(log, str) or not isinstance(log, Iterable):
+        log = (log,)
+    loggers = [_as_logger(entry) for entry in log]
     names = [name_of(logger) for logger in loggers if isinstance(logger, Tracker)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

@@ -6,6 +6,8 @@ Invariant: a step is in a tracker once, also where a run was killed and does ste
 from __future__ import annotations
 
 import json
+import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -66,7 +68,7 @@ class WandB(Tracker):
         # Prints of agents, the code, its changes and the command line are texts, too: none of them is sent.
         settings = wandb.Settings(
             console="off", disable_git=True, disable_code=True, save_code=False, disable_job_creation=True,
-            x_disable_meta=True, x_disable_stats=True, silent=True,
+            x_disable_meta=True, x_disable_stats=True, x_save_requirements=False, silent=True,
         )  # fmt: skip
         if self.directory is not None:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -93,6 +95,9 @@ class WandB(Tracker):
 @dataclass(kw_only=True)
 class MLflow(Tracker):
     """MLflow. A resumed run goes on in the run that has its id as the tag "agl.run_id".
+
+    In a metric's name "_" stands for what MLflow does not allow, and in a folder of files, where "train/reward" cannot
+    be next to "train/reward/correct", "." for "/".
 
     Attributes:
         project: the experiment; "agl" if None. name: the run's id if None.
@@ -138,12 +143,16 @@ class MLflow(Tracker):
             return
         now = int(time.time() * 1000)
         # "step" goes last: a batch that was cut short is logged again.
-        values = [Metric(name, value, now, step) for name, value in [*metrics.items(), ("step", step)]]
+        values = [Metric(self._allowed(name), x, now, step) for name, x in [*metrics.items(), ("step", step)]]
         for begin in range(0, len(values), 1000):  # the most that MLflow takes at once
             self._client.log_batch(self._run_id, metrics=values[begin : begin + 1000])
         if samples:
             rows = [_row(sample) for sample in samples]
             self._client.log_text(self._run_id, json.dumps(rows, indent=1), f"samples/step-{step:06d}.json")
+
+    def _allowed(self, name: str) -> str:
+        files = "://" not in self._client.tracking_uri or self._client.tracking_uri.startswith("file:")
+        return re.sub(r"[^\w./ :-]", "_", name.replace("/", ".") if files else name)
 
     def end(self, status: str, summary: Mapping[str, float]) -> None:
         names = {"succeeded": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
@@ -173,7 +182,8 @@ class TensorBoard(Tracker):
 
         # TensorBoard then leaves out what earlier files have of the steps that are done again.
         purge = None if resumed_from is None else resumed_from + 1 if resumed_from else 0
-        self._writer = SummaryWriter(str(self.directory), purge_step=purge, write_to_disk=True)
+        suffix = f".{os.getpid()}"  # names end in seconds, and a run may be resumed within one
+        self._writer = SummaryWriter(str(self.directory), purge_step=purge, filename_suffix=suffix)
         text = json.dumps({"run": run_id, **config}, indent=1)
         self._writer.add_text("config", f"```json\n{text}\n```", resumed_from or 0)
 

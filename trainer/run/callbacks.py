@@ -11,22 +11,29 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 from agl.errors import AglError, CallbackError, ConfigError, nearest
-
-if TYPE_CHECKING:
-    from agl.trainer.run.run import Run
-    from agl.trainer.store.base import RunStatus
+from agl.trainer.run.recorder import Recorder
+from agl.trainer.store.base import RunStatus
 
 Entry = Mapping[str, Any]
 """A step's entry of the history: "step", how many are done, and numbers by name."""
 
 
+class RunState(Protocol):
+    """The part of a run that callbacks are shown."""
+
+    run_id: str
+    directory: Path
+    val: Sequence[Any]
+    recorder: Recorder
+
+
 class RunView:
     """What a callback sees of a run; nothing of it can be changed, but the run can be stopped."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunState) -> None:
         self._run = run
         self._reason: str | None = None
 
@@ -53,7 +60,7 @@ class RunView:
     @property
     def history(self) -> tuple[Entry, ...]:
         """The entries so far, those from before a resume included."""
-        return tuple(MappingProxyType(entry) for entry in self._run.history)
+        return tuple(MappingProxyType(entry) for entry in self._run.recorder.history)
 
     @property
     def val_tasks(self) -> int:
@@ -196,7 +203,7 @@ class Callbacks:
             return f"a callback failed: {self.error.message}"
         return None if self.view is None else self.view.stop_reason
 
-    async def start(self, run: Run) -> None:
+    async def start(self, run: RunState) -> None:
         """Training begins. The only one that raises: there is nothing yet that could be lost."""
         if self._callbacks:
             self.view = RunView(run)
