@@ -6,8 +6,8 @@
     python benchmarks/record.py --keep run.db         # keep the file, and use it the next time
 
 The store is opened anew for the figures. `first` is the first time, when SQL is compiled and pages are read; `again` is
-the median of the others. The last figure is the ratio to a table that asks for each rollout's attempts, calls, spans and
-training records in turn, as a reader without `query_step` has to.
+the median of the others. The last figure is the ratio to a table that asks for each rollout's attempts, calls, spans
+and training records in turn, as a reader without `query_step` has to.
 """
 
 from __future__ import annotations

@@ -35,6 +35,8 @@ _NAMES = {
     "agl.trainer.compat.service": ("LightningClient", "LightningServer"),
     "agl.trainer.compat.store": ("LightningStore", "LightningStoreClient"),
     "agl.trainer.engines.vllm": ("VLLMEngine",),
+    "agl.trainer.evaluation.evaluate": ("evaluate", "evaluate_async"),
+    "agl.trainer.evaluation.evaluation": ("Evaluation",),
     "agl.trainer.local.config": ("LoraSpec", "Policy"),
     "agl.trainer.report.explain": ("explain",),
     "agl.trainer.run.callbacks": ("Callback", "EarlyStopping"),

@@ -49,6 +49,9 @@ from agl.trainer.compat.service import LightningServer as LightningServer
 from agl.trainer.compat.store import LightningStore as LightningStore
 from agl.trainer.compat.store import LightningStoreClient as LightningStoreClient
 from agl.trainer.engines.vllm import VLLMEngine as VLLMEngine
+from agl.trainer.evaluation.evaluate import evaluate as evaluate
+from agl.trainer.evaluation.evaluate import evaluate_async as evaluate_async
+from agl.trainer.evaluation.evaluation import Evaluation as Evaluation
 from agl.trainer.local.config import LoraSpec as LoraSpec
 from agl.trainer.local.config import Policy as Policy
 from agl.trainer.report.explain import explain as explain

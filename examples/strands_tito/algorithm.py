@@ -11,6 +11,7 @@ from typing import Any
 import agl
 from agl.compat import find_final_reward
 from agl.errors import RolloutError
+from agl.trainer.evaluation.statistics import success_interval
 
 WAIT_SECONDS = 600.0
 
@@ -62,7 +63,8 @@ async def my_algorithm(store: agl.LightningStore, train_dataset: Any) -> dict[st
     failed = sum(rollout.status != "succeeded" for rollout in done)
     result = {"accuracy": sum(rewards) / len(rewards), "tito_rate": sum(exact) / len(exact)}
     print(f"rollouts   {len(done)}, {failed} failed, {calls} calls of the model")
-    print(f"accuracy   {result['accuracy']:.1%}")
+    low, high = success_interval(rewards)
+    print(f"accuracy   {result['accuracy']:.1%} [{low:.1%}, {high:.1%}]")
     print(f"TITO rate  {result['tito_rate']:.1%}")
     return result
 

@@ -137,7 +137,14 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     for means in facts["rewards"]:
         values = ", ".join(f"{name} {value:.3f}" for name, value in means.items() if isinstance(value, float))
         print(f"{means['mode']} {means['step']}: {values}")
+    if held_out and not options.dev:
+        agl.Evaluation.of_result(result, success=ends_right).table()
     return facts
+
+
+def ends_right(rollout: Any) -> bool:
+    """Whether the program ended with the right rows, whatever its agents earned on the way."""
+    return any(reward.name == "final_match" and reward.value >= 1 for reward in rollout.rewards)
 
 
 async def mean_rewards(result: agl.Result) -> list[dict[str, Any]]:

@@ -85,6 +85,9 @@ def test_its_run_is_seen_and_its_history_imported(old_run: Path) -> None:
         await import_history(store, old_run)
         assert await store.query_metrics([run.run_id]) == metrics
         assert await store.query_runs() == [known]
+        await store.delete_metrics(run.run_id, 1)
+        await import_history(store, old_run)
+        assert await store.query_metrics([run.run_id]) == metrics, "an import that was interrupted is completed"
         await store.close()
 
         other = await open_store("memory")

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from openai import AsyncOpenAI
+from recorded import found, metrics_of, record
 
 import agl
 from agl.errors import AglError, StoreError
 from agl.trainer.run.progress import Progress
-from agl.trainer.run.recorder import Recorder
+from agl.trainer.run.recorder import Recorder, json_settings
 from agl.trainer.store import open_store
-from agl.trainer.store.base import Metric, RolloutSummary, TrainingRun
+from agl.trainer.store.base import TrainingRun
 
 ARCHIVE = Path(__file__).parents[1] / "data" / "run-0.1.tar.xz"
 TASKS = [{"n": n} for n in range(8)]
@@ -67,30 +68,6 @@ def trainer(model: Path, directory: Path, *hooks: agl.Hook) -> agl.Trainer:
         dtype="float32", device="cpu", threads=1, steps=5, val_every=2, checkpoint_every=2,
     )  # fmt: skip
     return agl.Trainer(algorithm, directory=directory, progress=False, max_attempts=1, hooks=hooks)
-
-
-async def record(url: str) -> tuple[TrainingRun, list[Metric], list[RolloutSummary]]:
-    """The only run of a store, its metrics, and the rollouts of its first step."""
-    store = await open_store(url)
-    try:
-        (run,) = await store.query_runs()
-        return run, await store.query_metrics([run.run_id]), await store.query_step(run.run_id, 0)
-    finally:
-        await store.close()
-
-
-def metrics_of(history: list[dict[str, Any]]) -> set[tuple[int, str, float | None]]:
-    return {
-        (entry["step"], name, value if math.isfinite(value) else None)
-        for entry in history
-        for name, value in entry.items()
-        if name != "step"
-    }
-
-
-def found(metrics: list[Metric]) -> set[tuple[int, str, float | None]]:
-    assert len({(m.step, m.name) for m in metrics}) == len(metrics)
-    return {(m.step, m.name, m.value) for m in metrics}
 
 
 def test_a_training_that_fails_and_resumes_leaves_its_history_and_its_rollouts(model: Path, tmp_path: Path) -> None:
@@ -160,6 +137,25 @@ def test_an_evaluation_and_a_dry_run_are_runs_without_steps(tmp_path: Path) -> N
     run, metrics, _ = asyncio.run(record(dry.store))
     assert (run.config["dry_run"], run.status) == (True, "succeeded")
     assert found(metrics) == metrics_of(dry.history)
+
+
+def test_no_secret_is_among_the_settings() -> None:
+    class Client:
+        key = "sk-1"
+
+    settings = {
+        "runner_key": "sk-1",
+        "initial_resources": {"OPENAI_API_KEY": "sk-1", "db_password": "sk-1", "max_tokens": 8, "prompt": "Hi"},
+        "engine": Client(),
+        "betas": (0.9, 0.95),
+        "list": [{"Token": "sk-1"}, None, True],
+    }
+    assert json_settings(settings) == {
+        "initial_resources": {"max_tokens": 8, "prompt": "Hi"},
+        "engine": "Client",
+        "betas": [0.9, 0.95],
+        "list": [{}, None, True],
+    }
 
 
 def test_only_finite_numbers_are_recorded() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from agl.errors import ConfigError, checked_options, nearest
 from agl.trainer.gateway.access import SamplingRules
@@ -13,7 +13,7 @@ from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.frozen_policy import FrozenPolicy, policy_directory
-from agl.trainer.run.run import Run, mean_rewards, require_some
+from agl.trainer.run.run import Run, mean_rewards, require_some, require_tasks
 from agl.trainer.store.base import Mode
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ class Baseline:
 
     With `model` or `engine` the selected agents are answered by that policy, with the sampling parameters that they ask
     for, and what is sampled is in the store with its tokens, for `agl explain` and `agl export`. Without, nothing is
-    routed: every agent keeps its own model. `history` has one entry: "train/reward", and "val/reward" where `fit` has
-    a validation dataset.
+    routed: every agent keeps its own model. `history` has one entry: "train/reward" and "val/reward", for each dataset
+    that `fit` has. Either may be empty. `agl.evaluate` adds intervals and comparisons.
 
     Attributes:
         repeats: rollouts per task.
@@ -36,12 +36,16 @@ class Baseline:
         model: a Hugging Face directory or hub id, or the directory of a run or checkpoint: loaded here, or with
             `engine`, where tokenizer and chat template come from (if None, the model that the server reports).
         renderer: a name from the `renderers` package; None chooses by the model.
+        temperature: replaces the agent's, where a policy answers; None keeps the agent's.
     """
+
+    needs_tasks: ClassVar[bool] = False
 
     repeats: int = 1
     engine: VLLMEngine | Mapping[str, VLLMEngine] | None = None
     model: str | None = None
     renderer: str | None = None
+    temperature: float | None = None
 
     def __post_init__(self) -> None:
         require_positive(repeats=self.repeats)
@@ -60,6 +64,7 @@ class Baseline:
         await self._measure(run, run.train[:n_tasks], [], 1)
 
     async def _measure(self, run: Run, train: Sequence[Any], val: Sequence[Any], repeats: int) -> None:
+        require_tasks([*train, *val], "the dataset")
         await run.begin(0)
         policies = await self._policies(run)
 
@@ -69,8 +74,13 @@ class Baseline:
 
         try:
             await run.start(
-                lambda mode: SamplingRules(), next(iter(policies), ""), register=register, routed=bool(policies)
+                lambda mode: SamplingRules(temperature=self.temperature),
+                next(iter(policies), ""),
+                register=register,
+                routed=bool(policies),
             )
+            if run.resume:
+                await run.resume_from(0, {name: policy.version for name, policy in policies.items()})
             entry: dict[str, Any] = {"step": 0}
             if train:
                 entry |= await _rewards(run, "train", "dev", train, repeats)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -107,6 +109,7 @@ def train(
     seed: Seed = 0,
     resume: Resume = False,
     dev: Annotated[bool, typer.Option("--dev", help="A dry run: three tasks, no update.")] = False,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Show the run in the browser meanwhile.")] = False,
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:
@@ -129,6 +132,12 @@ def train(
         runnable = load_agent(agent, reward) if agent is not None else command()
     train_tasks = read_tasks(tasks)
     val_tasks = read_tasks(val) if val else None
+    beside: Any = nullcontext()
+    if dashboard:
+        from agl.trainer.cli.dashboard import dashboard_beside
+
+        out = out or Path("agl-runs") / f"run-{uuid.uuid4().hex[:8]}"
+        beside = dashboard_beside(store or f"sqlite:///{out / 'run.db'}", out)
     algorithm = GRPO(
         **{name: options[name] for name in _ALGORITHM_OPTIONS},
         steps=steps if steps or epochs else 200,
@@ -145,7 +154,8 @@ def train(
     # The trainer has read what it needs; the agent runs here.
     keep_secrets()
     fit = trainer.dev if dev else partial(trainer.fit, val_dataset=val_tasks, resume=resume)
-    result = fit(runnable, train_tasks)
+    with beside:
+        result = fit(runnable, train_tasks)
     val_rewards = [h["val/reward"] for h in result.history if "val/reward" in h]
     facts = {
         "run_id": result.run_id,
@@ -165,6 +175,96 @@ def train(
         typer.echo(printable(f"policy     {path}"))
         typer.echo(printable(f"look at it agl explain --list --store {result.directory}"))
     _write(json_file, facts)
+    if val_rewards:
+        _show_validations(result)
+
+
+def _show_validations(result: Any) -> None:
+    from agl.errors import StoreError
+    from agl.trainer.evaluation.evaluation import Evaluation
+    from agl.trainer.evaluation.views import sentences
+
+    try:
+        comparisons = Evaluation.of_result(result).comparisons()
+    except StoreError:
+        return  # The key of a store's server is not kept where agents run.
+    for sentence in (s for comparison in comparisons for s in sentences(comparison)):
+        typer.echo(printable(sentence))
+
+
+@app.command("eval")
+def evaluate(
+    tasks: Annotated[Path, typer.Option(help="Held-out tasks, one JSON value per line.")],
+    agent: Annotated[str, typer.Option(help="The agent: file.py:name or package.module:name.")],
+    policies: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="What answers: directories of runs, checkpoints or models, hub ids; NAME=MODEL names one. "
+            "The agent's own models if left out.",
+            metavar="[RUN_DIR|MODEL]...",
+        ),
+    ] = None,
+    against: Annotated[str | None, typer.Option(help="Compare each with this one.", metavar="RUN_DIR|MODEL")] = None,
+    reward: Annotated[
+        str | None, typer.Option(help="Reward function (task, output) -> float: file.py:name or package.module:name.")
+    ] = None,
+    agents: Annotated[
+        list[str] | None, typer.Option(help="They answer these agents only (name or glob; repeatable).")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Rollouts per task.", min=1)] = 1,
+    success: Annotated[float, typer.Option(help="The total reward from which on a rollout is a success.")] = 1.0,
+    fail_below: Annotated[
+        float | None,
+        typer.Option(
+            help="Exit with 1 where the share of successes is below this, failed rollouts counted as none; the "
+            "estimate itself, not the end of its interval. The policy of --against may be below.",
+            min=0,
+            max=1,
+        ),
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of the sampling; as the agent asks if left out.")] = None,
+    workers: Annotated[int, typer.Option(help="Rollouts at once.", min=1)] = 8,
+    timeout: Annotated[float, typer.Option(help="Seconds per rollout.")] = 600.0,
+    max_attempts: Annotated[int, typer.Option(help="Tries per rollout.", min=1)] = 2,
+    out: Annotated[Path | None, typer.Option(help="The evaluation's directory.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Run only what is missing in --out.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a report, one file.", metavar="FILE")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the table.", metavar="FILE")] = None,
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Measure an agent on held-out tasks: success with its error, per policy, and whether two policies differ."""
+    from agl.child_environment import keep_secrets
+    from agl.trainer.cli.evaluation import run_evaluation
+
+    # The agent runs here.
+    keep_secrets()
+    report, below = run_evaluation(
+        policies or [],
+        against,
+        tasks,
+        agent,
+        reward,
+        fail_below=fail_below,
+        html=html,
+        markdown=markdown,
+        agents=agents or None,
+        samples=samples,
+        success=success,
+        temperature=temperature,
+        n_workers=workers,
+        timeout=timeout,
+        max_attempts=max_attempts,
+        directory=out,
+        seed=seed,
+        resume=resume,
+        progress=not quiet,
+    )
+    _write(json_file, report.to_json())
+    for name in below:
+        typer.echo(printable(f"{name}: success is below {fail_below:g}"), err=True)
+    raise typer.Exit(1 if below else 0)
 
 
 @app.command()
@@ -324,6 +424,37 @@ def serve(
 
 
 app.add_typer(store_app, name="store")
+
+
+@app.command()
+def dashboard(
+    places: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Run directories, stores' files or URLs; what is here if left out.", metavar="[RUN_DIR|URL]..."
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8001,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than this machine's own need a key.")
+    ] = "127.0.0.1",
+    key_file: Annotated[Path | None, typer.Option(help="Holds the operator's key; else AGL_OPERATOR_KEY.")] = None,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open it in this machine's browser.")] = False,
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """See runs in the browser: curves, steps, groups, rollouts, and every trained token."""
+    from agl.trainer.cli.dashboard import run_dashboard
+
+    run_dashboard(
+        places or [],
+        host=host,
+        port=port,
+        key_file=key_file,
+        open_browser=open_browser,
+        quiet=quiet,
+        write=lambda facts: _write(json_file, facts),
+    )
 
 
 @app.command()

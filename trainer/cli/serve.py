@@ -12,6 +12,7 @@ import yaml
 
 from agl.child_environment import keep_secrets
 from agl.errors import ConfigError
+from agl.trainer.dashboard.server import link
 from agl.trainer.http import local_key
 from agl.trainer.http.auth import Keys
 from agl.trainer.report import terminal
@@ -61,6 +62,7 @@ def run_serve(
             console.print(f"agl serve listens on {url} ({model}, {what}); Ctrl-C ends it")
             if (key := service.mount.keys.minted) is not None:
                 console.print(f"your programs on this machine find its key; for others: {local_key.with_key(url, key)}")
+            console.print(f"the page: {link(f'{url}/ui', service.mount.keys.minted)}")
             if (current := service.current) is not None:
                 console.print(f"run {current.run_id} resumes after step {current.step}")
 

@@ -46,6 +46,8 @@ def store(
 
 async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file: Path | None) -> None:
     from agl.child_environment import keep_secrets
+    from agl.trainer.dashboard.app import ui_routes
+    from agl.trainer.dashboard.server import link
     from agl.trainer.http.auth import Keys
     from agl.trainer.http.local_key import with_key
     from agl.trainer.runners.store_coordinator import StoreCoordinator
@@ -61,7 +63,8 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
         loop.add_signal_handler(number, stop.set)
     opened = await open_store(db)
     coordinator = StoreCoordinator.of_store(opened)
-    server = StoreServer(opened, host=host, port=port, keys=keys, extra_routes=coordinator.routes(keys))
+    routes = [*coordinator.routes(keys), *ui_routes(opened, _shown(db), keys)]
+    server = StoreServer(opened, host=host, port=port, keys=keys, extra_routes=routes)
     try:
         url = await server.start()
         facts = {"url": url, "traces": f"{url}/v1/traces", "db": _shown(db), "keys": keys.minted is None}
@@ -75,6 +78,7 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
                 f"key     {keys.minted}  (yours on this machine find it; elsewhere: {with_key(url, keys.minted)})"
             )
         typer.echo(f"spans   {facts['traces']}")
+        typer.echo(f"page    {link(f'{url}/ui', keys.minted)}")
         await stop.wait()
     finally:
         await coordinator.stop()

@@ -10,6 +10,8 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agl.errors import ConfigError
+from agl.trainer.evaluation.evaluation import Evaluation
+from agl.trainer.evaluation.views import percentages, sentences
 from agl.trainer.report import terminal
 from agl.trainer.report.curve import draw_curve
 
@@ -127,17 +129,25 @@ def run(
         "store": result.store,
         "rollout": rollout,
     }
+    heldout_evaluation = Evaluation.of_result(result)
+    rates = " -> ".join(percentages(policy.success) for policy in heldout_evaluation.policies.values())
     console.print(
-        f"\n[bold]held-out success {validations[0]:.1%} -> {validations[-1]:.1%}[/bold]  "
+        f"\nheld-out success {rates}  "
         f"({HELDOUT_TASKS} problems never seen in training, sampled at temperature 1; {steps} steps, {seconds:.0f} s)"
     )
+    for comparison in heldout_evaluation.comparisons():
+        console.print("\n".join(sentences(comparison)))
     console.print(f"curve       {curve}")
     console.print(f"policy      {result.policy}")
     console.print(f"checkpoint  {result.checkpoint}")
     console.print("\nnext: see any rollout the way the trainer saw it:")
     console.print(f"  agl explain --list --store {out}")
+    console.print("or in the browser, from the curve down to each token:")
+    console.print(f"  agl dashboard {out}")
     console.print("and train your own agent:")
     console.print("  agl train --help")
+    console.print("look at the whole run in the browser:")
+    console.print(f"  agl dashboard {out}")
     return facts
 
 

@@ -62,10 +62,14 @@ def heading(rollout_id: str, attempt: Attempt, spans: Sequence[Span]) -> Text:
     counts.append(f"{numbers['tools']} tools")
     text.append(f"  {', '.join(counts)}", style="dim")
     if attempt.error:
-        # The last line of a traceback, without the hints that agl's errors have after it.
-        lines = [x for x in attempt.error.strip().splitlines() if x.strip() and not x.lstrip().startswith("->")]
-        text.append(printable(f"\n{lines[-1].strip()}"), style="red")
+        text.append(printable(f"\n{error_line(attempt.error)}"), style="red")
     return text
+
+
+def error_line(error: str) -> str:
+    """The last line of a traceback, without the hints that agl's errors have after it."""
+    lines = [x for x in error.strip().splitlines() if x.strip() and not x.lstrip().startswith("->")]
+    return lines[-1].strip() if lines else error.strip()
 
 
 def tree(title: Text, spans: Sequence[Span]) -> Tree:

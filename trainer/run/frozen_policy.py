@@ -24,13 +24,14 @@ class FrozenPolicy:
 
     Attributes:
         engine: what samples. rendering: messages to tokens and back. stop_token_ids: what ends an answer in addition
-            to the rendering's. model: where tokenizer and chat template come from.
+            to the rendering's. model: where tokenizer and chat template come from. version: of the weights.
     """
 
     engine: Engine
     rendering: Rendering
     stop_token_ids: tuple[int, ...]
     model: str
+    version: int
     close: Callable[[], Awaitable[None]]
 
     @classmethod
@@ -49,7 +50,7 @@ class FrozenPolicy:
         except BaseException:
             await policy.close()
             raise
-        return cls(policy, rendering, policy.info.stop_token_ids, spec.model, policy.close)
+        return cls(policy, rendering, policy.info.stop_token_ids, spec.model, policy.version, policy.close)
 
     @classmethod
     async def connect(cls, engine: VLLMEngine, model: str | None = None, renderer: str | None = None) -> FrozenPolicy:
@@ -80,7 +81,7 @@ class FrozenPolicy:
         except BaseException:
             await engine.close()
             raise
-        return cls(engine, rendering, stops, directory, engine.close)
+        return cls(engine, rendering, stops, directory, engine.version, engine.close)
 
     def serve(self, gateway: Gateway, name: str) -> None:
         """Register it with a gateway as the policy of that name."""

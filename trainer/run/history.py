@@ -53,7 +53,7 @@ def read_history(directory: Path) -> SavedHistory | None:
 
 
 async def import_history(store: Store, directory: Path) -> None:
-    """Add the history of a directory's last checkpoint to the store, if that has no metrics of the run.
+    """Add the history of a directory's last checkpoint to the store, if that does not have it.
 
     So the curves of runs from before stores had metrics can be seen. A run that the store does not know is added as
     "stopped": how it ended is unknown. Repeating it changes nothing.
@@ -63,7 +63,7 @@ async def import_history(store: Store, directory: Path) -> None:
         StoreError: the store cannot be written.
     """
     saved = read_history(directory)
-    if saved is None or await store.query_metrics([saved.run_id], limit=1):
+    if saved is None:
         return
     known = next(iter(await store.query_runs(run_ids=[saved.run_id])), None)
     run = known or TrainingRun(

@@ -1,11 +1,14 @@
-"""A run's progress on the screen: step, reward, rate and time left; a bar on a terminal, lines elsewhere."""
+"""A run's progress on the screen: step, reward, rate and time left; a bar on a terminal or in a notebook, lines
+elsewhere."""
 
 from __future__ import annotations
 
 import time
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
@@ -14,17 +17,22 @@ from agl.trainer.report import terminal
 if TYPE_CHECKING:
     from agl.trainer.runners.protocol import RolloutResult
 
+LINE_SECONDS = 2.0
+"""Between two lines, where there is no bar."""
+
 
 class Progress:
-    """Progress of one run.
+    """Progress of one run: of its steps, or of its rollouts where nothing is trained.
 
     Args:
         enabled: False prints nothing.
         console: where to; stderr if None.
+        label: what is measured, where nothing is trained; the purpose of the rollouts if "".
     """
 
-    def __init__(self, enabled: bool = True, console: Console | None = None) -> None:
+    def __init__(self, enabled: bool = True, console: Console | None = None, label: str = "") -> None:
         self.enabled = enabled
+        self.label = label
         self.console = console or terminal.console(stderr=True)
         self._bar: Bar | None = None
         self._task: Any = None
@@ -32,6 +40,7 @@ class Progress:
         self._started = time.monotonic()
         self._first_step = 0
         self._rollouts = 0
+        self._failed = 0
         self._expected = 0
         self._doing = ""
         self._last_line = 0.0
@@ -39,28 +48,54 @@ class Progress:
     def start(self, steps: int, first_step: int = 0) -> None:
         """Training begins: `steps` in all, `first_step` of them done."""
         self._steps, self._first_step, self._started = steps, first_step, time.monotonic()
-        if self.enabled and self.console.is_terminal:
+        self._open("step", steps, first_step)
+
+    def began(self, mode: str, step: int, rollouts: int) -> None:
+        """Rollouts were enqueued."""
+        self._rollouts, self._failed, self._expected = 0, 0, rollouts
+        self._doing = {"train": "rollouts", "val": "validation"}.get(mode, mode)
+        if not self._steps:
+            self._started = self._last_line = time.monotonic()
+            self._open(self.label or self._doing, rollouts)
+
+    def rolled_out(self, result: RolloutResult) -> None:
+        """A rollout ended."""
+        self._rollouts += 1
+        self._failed += result.error is not None
+        if not self._steps:
+            self._measured()
+        elif self._bar is not None and self._rollouts % 8 == 0:
+            self._bar.update(self._task, facts=f"{self._facts} · {self._doing} {self._rollouts}/{self._expected}")
+
+    def _open(self, title: str, total: int, done: int = 0) -> None:
+        self.stop()
+        # In a notebook rich draws with ipywidgets.
+        live = self.console.is_terminal or (self.console.is_jupyter and find_spec("ipywidgets") is not None)
+        if self.enabled and live:
             self._bar = Bar(
-                TextColumn("[bold]step"),
+                TextColumn("[bold]{task.description}"),
                 MofNCompleteColumn(),
                 BarColumn(bar_width=24),
                 TextColumn("{task.fields[facts]}"),
                 TimeRemainingColumn(elapsed_when_finished=True),
                 console=self.console,
             )
-            self._task = self._bar.add_task("train", total=steps, completed=first_step, facts="")
+            self._task = self._bar.add_task(escape(title), total=total, completed=done, facts="")
             self._bar.start()
 
-    def began(self, mode: str, step: int, rollouts: int) -> None:
-        """Rollouts were enqueued."""
-        self._rollouts, self._expected = 0, rollouts
-        self._doing = {"train": "rollouts", "val": "validation"}.get(mode, mode)
-
-    def rolled_out(self, result: RolloutResult) -> None:
-        """A rollout ended."""
-        self._rollouts += 1
-        if self._bar is not None and self._rollouts % 8 == 0:
-            self._bar.update(self._task, facts=f"{self._facts} · {self._doing} {self._rollouts}/{self._expected}")
+    def _measured(self) -> None:
+        """Show how many rollouts have ended, where nothing is trained."""
+        done, total = self._rollouts, self._expected
+        facts = f"failed {self._failed}" if self._failed else ""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, facts=facts)
+            if done == total:
+                self.stop()
+        elif self.enabled and (time.monotonic() - self._last_line > LINE_SECONDS or done == total):
+            self._last_line = time.monotonic()
+            left = (self._last_line - self._started) / done * (total - done)
+            parts = [f"{self.label or self._doing} {done}/{total}", *filter(None, [facts]), f"ETA {_clock(left)}"]
+            self.console.print(" · ".join(parts))
 
     _facts = ""
 
@@ -78,7 +113,9 @@ class Progress:
         done = entry["step"]
         if self._bar is not None:
             self._bar.update(self._task, completed=done, facts=self._facts)
-        elif self.enabled and (time.monotonic() - self._last_line > 2 or done == self._steps or "val/reward" in entry):
+        elif self.enabled and (
+            time.monotonic() - self._last_line > LINE_SECONDS or done == self._steps or "val/reward" in entry
+        ):
             self._last_line = time.monotonic()
             elapsed = time.monotonic() - self._started
             left = elapsed / max(1, done - self._first_step) * (self._steps - done)

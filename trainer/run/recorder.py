@@ -43,16 +43,15 @@ class Recorder:
         await self.store.put_run(self.run)
 
     async def begin(self, run_id: str, steps: int | None, step: int = 0) -> None:
-        """Training begins, or goes on after `step` of `steps` steps; what was recorded of later ones is deleted."""
-        if steps is not None:
+        """Training begins, or goes on after `step` of `steps` steps; what was recorded of later ones is deleted. With
+        `steps` 0 nothing is trained."""
+        if steps:
             self.progress.start(steps, step)
         self.run = replace(self.run, run_id=run_id, step=step, steps=steps)
         await self.store.put_run(self.run)
         await self.store.delete_metrics(run_id, step)
-        # A checkpoint from before stores had metrics, or one whose run had another store.
+        # A checkpoint from before stores had metrics, one whose run had another store, or was cancelled in `add`.
         await add_history(self.store, run_id, self.history)
-        if self.history:  # or of a run that was cancelled while it wrote the metrics of that step
-            await add_entry(self.store, run_id, self.history[-1])
         self.loggers.start(run_id, self.run.config, step if self.resumed else None)
 
     async def add(self, entry: dict[str, Any]) -> None:
@@ -113,7 +112,9 @@ def _finite(entry: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in metrics(entry).items() if math.isfinite(value)}
 
 
-_SECRET = re.compile(r"(^|[^a-z])(api)?(key|token|secret|password|passwd|credentials?|authorization)$", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(^|[^a-z])(api)?(keys?|token|secrets?|passwords?|passwd|credentials?|authorization)$", re.IGNORECASE
+)
 """Names of settings that may hold a key."""
 
 
@@ -123,13 +124,19 @@ async def add_entry(store: Store, run_id: str, entry: Mapping[str, Any]) -> None
 
 
 async def add_history(store: Store, run_id: str, history: Sequence[Mapping[str, Any]]) -> None:
-    """Store a history's entries, unless the store has metrics of that run."""
-    if history and not await store.query_metrics([run_id], limit=1):
-        await asyncio.gather(*(add_entry(store, run_id, entry) for entry in history))
+    """Store a history's entries, unless the store has metrics of the last one, which is stored last."""
+    if not history or await store.query_metrics([run_id], after_step=int(history[-1]["step"]) - 1, limit=1):
+        return
+    *others, last = history
+    await asyncio.gather(*(add_entry(store, run_id, entry) for entry in others))
+    await add_entry(store, run_id, last)
 
 
 def json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as JSON values; what is none, or could hold a key, is replaced by the name of its type."""
+    """Settings as JSON values, without those whose names say that they are secret.
+
+    What is no JSON value, and could hold a key, is replaced by the name of its type.
+    """
     return {name: _json_value(value) for name, value in settings.items() if not _SECRET.search(name)}
 
 

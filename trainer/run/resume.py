@@ -19,7 +19,8 @@ class ResumableRollouts:
     """Rollouts of the step that a resumed run begins with, which had ended before the run was stopped.
 
     The resumed weights are those that sampled them, so they need not be run again. Rollouts of later steps are run
-    again: there the weights are equal only up to rounding.
+    again: there the weights are equal only up to rounding. Without `versions` no policy answers: agents keep their own
+    models.
     """
 
     store: Store
@@ -37,10 +38,11 @@ class ResumableRollouts:
             return None
         spans = await self.store.query_spans(old.rollout_id, old.attempts)
         trajectory = build_trajectory(old.rollout_id, old.attempts, old.group, SpanIndex(calls, spans), self.selection)
-        try:
-            require_trainable(trajectory, self.selection)
-        except AglError:
-            return None
+        if self.versions:
+            try:
+                require_trainable(trajectory, self.selection)
+            except AglError:
+                return None
         return RolloutResult(old, old.attempts, trajectory, None)
 
 

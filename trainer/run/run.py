@@ -443,12 +443,13 @@ def mean_rewards(results: Sequence[RolloutResult], mode: str) -> dict[str, float
     total = math.fsum(trajectory.reward or 0.0 for trajectory in rewarded)
     by_name: dict[str, list[float]] = defaultdict(list)
     for reward in (reward for trajectory in rewarded for reward, _ in trajectory.credited):
-        by_name[_label(reward)].append(reward.value)
+        by_name[reward_label(reward)].append(reward.value)
     means = {f"{mode}/reward/{name}": math.fsum(v) / len(rewarded) for name, v in sorted(by_name.items())}
     return {f"{mode}/reward": total / len(rewarded), **means}
 
 
-def _label(reward: Reward) -> str:
+def reward_label(reward: Reward) -> str:
+    """The name under which a reward is reported: an agent's own has the agent's."""
     if reward.agent is None:
         return reward.name
     return reward.agent if reward.name in ("reward", reward.agent) else f"{reward.agent}/{reward.name}"

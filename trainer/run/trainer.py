@@ -30,7 +30,6 @@ from agl.trainer.run.algorithm import Algorithm
 from agl.trainer.run.callbacks import Callback, Callbacks, as_callbacks
 from agl.trainer.run.checkpoints import latest_checkpoint
 from agl.trainer.run.config import RunConfig, require_descriptors
-from agl.trainer.run.history import read_history
 from agl.trainer.run.lock import lock_directory
 from agl.trainer.run.progress import Progress
 from agl.trainer.run.recorder import Recorder, json_settings
@@ -319,6 +318,7 @@ class Trainer:
             paths, reason = run.policy_paths, run.stop_reason
             return Result(run.run_id, directory, url, run.history, paths, run.checkpoint, reason)
         finally:
+            launch.progress.stop()
             if user_store is None:
                 await store.close()
 
@@ -437,9 +437,6 @@ def _stored_id(directory: Path, new: str, resume: bool) -> str:
     path = directory / "run-id"
     if resume and path.is_file():
         return path.read_text().strip()
-    # Directories of the first version have it in their checkpoints alone.
-    if resume and (saved := read_history(directory)) is not None:
-        new = saved.run_id
     part = path.with_suffix(".part")
     part.write_text(f"{new}\n")
     part.rename(path)

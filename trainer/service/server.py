@@ -12,6 +12,7 @@ from typing import Any
 
 from agl.errors import ConfigError, GatewayError
 from agl.rewards.air import air
+from agl.trainer.dashboard.app import ui_routes
 from agl.trainer.gateway.app import build_app as gateway_app
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.http.auth import Keys
@@ -63,7 +64,8 @@ async def serving(
         store_routes = StoreRoutes(store, keys, limits)
         listed = operations(service, lambda: _facts(settings), store_schema(keys.operator is not None))
         known = {operation.path for operation in listed}
-        mount.app = build_app(service, listed, [r for r in store_routes.routes() if r.path not in known])
+        others = [r for r in store_routes.routes() if r.path not in known]
+        mount.app = build_app(service, listed, [*others, *ui_routes(store, str(out), keys)])
         server = HttpServer(
             mount, error=GatewayError, host=host, port=settings.get("port"), limits=limits, minted_key=keys.minted
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -221,7 +222,7 @@ def _rewards(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, li
             except (KeyError, TypeError, ValueError):
                 # Another program's span; training refuses its rollout, and a table is to show the others.
                 continue
-            if reward is not None:
+            if reward is not None and math.isfinite(reward.value):
                 rewards[rollout_id].append(reward)
     return rewards
 

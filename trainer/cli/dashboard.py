@@ -1,0 +1,81 @@
+"""`agl dashboard`: runs in the browser, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import webbrowser
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from agl.child_environment import keep_secrets
+from agl.texts import printable
+
+
+def run_dashboard(
+    places: Sequence[str],
+    *,
+    host: str,
+    port: int,
+    key_file: Path | None,
+    open_browser: bool,
+    quiet: bool,
+    write: Callable[[dict[str, Any]], None],
+) -> None:
+    """Serve until Ctrl-C or a TERM signal.
+
+    Args:
+        places: run directories and stores' URLs; those below the working directory if there are none.
+        key_file: holds the operator's key. write: called with the address and other facts.
+
+    Raises:
+        AglError: there is no run, or it cannot listen.
+    """
+    from agl.trainer.dashboard.server import link, serving
+    from agl.trainer.dashboard.sources import find_sources
+    from agl.trainer.http.auth import Keys
+
+    sources = find_sources(places)
+    keys = Keys.find(key_file)
+    keep_secrets()
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        async with serving(sources, keys, host=host, port=port) as url:
+            page = link(url, keys.minted)
+            write({"url": url, "link": page, "stores": [source.name for source in sources]})
+            if not quiet:
+                for source in sources:
+                    typer.echo(printable(f"shows   {source.name}"))
+                typer.echo(f"open    {page}")
+                if keys.minted is None:
+                    typer.echo("key     the operator's; the page asks for it, or takes it from the link: /#key=KEY")
+            if open_browser:
+                webbrowser.open(page)
+            await stop.wait()
+
+    asyncio.run(serve())
+
+
+@contextlib.contextmanager
+def dashboard_beside(store: str, directory: Path) -> Iterator[None]:
+    """A dashboard next to a training in this directory, whose store will be at this URL; prints its link.
+
+    Raises:
+        AglError: it cannot listen.
+    """
+    from agl.trainer.dashboard.server import link, serving_beside
+    from agl.trainer.dashboard.sources import Source
+    from agl.trainer.http.auth import Keys
+
+    keys = Keys.mint()
+    with serving_beside([Source(str(directory), store)], keys) as url:
+        typer.echo(f"dashboard  {link(url, keys.minted)}", err=True)
+        yield

@@ -1,0 +1,183 @@
+// One run: reward over its steps, every other number it recorded, its settings. Follows a run that goes on.
+import { html, useMemo, useRef, useState } from "../vendor/preact-htm.js";
+import { get, useData } from "../lib/api.js";
+import { ago, clock, duration, num, signed } from "../lib/format.js";
+import { Plot } from "../lib/plot.js";
+import { href, stepPath } from "../lib/route.js";
+import { Crumbs, Fact, Loaded, Status, Value, statusOf } from "../lib/ui.js";
+
+const POLL = 2000;
+
+export function Run({ store, id }) {
+  const path = `${store}/runs/${encodeURIComponent(id)}`;
+  const going = useRef(true);
+  const [live, setLive] = useState(true);
+  const kept = useRef({ steps: [], values: {} });
+
+  // The run, and what is new of its numbers. The last known step is read again: it may have been half written.
+  async function read(_, signal) {
+    const run = await get(path, signal);
+    if (run.step < (kept.current.steps.at(-1) ?? 0)) kept.current = { steps: [], values: {} };
+    let more = true;
+    while (more) {
+      const after = kept.current.steps.length > 1 ? kept.current.steps.at(-2) : -1;
+      const page = await get(`${path}/metrics?after=${after}`, signal);
+      kept.current = merge(kept.current, page);
+      more = page.more;
+    }
+    going.current = run.status === "running";
+    if (!going.current) setLive(false);
+    return { run, metrics: kept.current };
+  }
+  const state = useData(path, { every: live ? POLL : 0, read });
+  return html`
+    <${Crumbs} items=${[]} here=${state.data?.run.name || id} />
+    <${Loaded} state=${state}>${(data) => html`<${View} store=${store} ...${data} />`}<//>
+  `;
+}
+
+function merge(old, page) {
+  if (page.steps.length === 0) return old;
+  const keep = old.steps.filter((s) => s < page.steps[0]).length;
+  const steps = [...old.steps.slice(0, keep), ...page.steps];
+  const values = {};
+  for (const name of new Set([...Object.keys(old.values), ...Object.keys(page.values)])) {
+    const before = (old.values[name] || new Array(old.steps.length).fill(null)).slice(0, keep);
+    values[name] = [...before, ...(page.values[name] || new Array(page.steps.length).fill(null))];
+  }
+  return { steps, values };
+}
+
+// Some names, in the order of interest; others follow by name.
+const GROUPS = ["train", "learner", "policy", "actor", "critic", "engine", "val", "time", "timing"];
+const DRAWN_ABOVE = new Set(["train/reward", "val/reward"]);
+const INTERVAL = [["_low", "_high"], ["/low", "/high"]];
+
+function intervalOf(values, name) {
+  for (const [low, high] of INTERVAL) {
+    if (values[name + low] && values[name + high]) return { low: values[name + low], high: values[name + high] };
+  }
+  return {};
+}
+
+function View({ store, run, metrics }) {
+  const { steps, values } = metrics;
+  const groups = useMemo(() => grouped(values), [Object.keys(values).join()]);
+  const reward = [
+    values["train/reward"] && { label: "training", color: "--train", values: values["train/reward"], ...intervalOf(values, "train/reward") },
+    values["val/reward"] && { label: "held-out", color: "--val", width: 2.5, points: true, values: values["val/reward"], ...intervalOf(values, "val/reward") },
+  ].filter(Boolean);
+  const mode = (step) => (present(values["train/reward"], steps, step) ? "train" : "val");
+  const open = (step) => {
+    location.hash = href(stepPath(store, run.run_id, mode(step), mode(step) === "train" ? step - 1 : step));
+  };
+  const validations = steps.filter((_, i) => (values["val/reward"] || [])[i] !== null && values["val/reward"]);
+  const trained = steps.filter((_, i) => (values["train/reward"] || [])[i] !== null && values["train/reward"]);
+  return html`
+    <div class="head">
+      <h1>${run.name || run.run_id}</h1>
+      <${Status} of=${statusOf(run)} />
+      <span class="dim">${[run.algorithm, run.name ? run.run_id : ""].filter(Boolean).join(" · ")}</span>
+    </div>
+    ${run.error && html`<div class="failure"><p>${run.error}</p></div>`}
+    <dl class="facts">
+      <${Fact} label="held-out reward" title="first → last validation"><${Ends} values=${values["val/reward"]} /><//>
+      <${Fact} label="training reward" title="first → last step"><${Ends} values=${values["train/reward"]} /><//>
+      <${Fact} label="steps">${num(run.step)}${run.steps ? html`<span class="dim"> of ${num(run.steps)}</span>` : ""}<//>
+      ${values["learner/tokens"] && html`<${Fact} label="trained tokens">${num(total(values["learner/tokens"]))}<//>`}
+      ${values["train/tokens_unmerged"] &&
+      html`<${Fact} label="saved by merging" title="tokens that calls of one conversation share are forwarded once">
+        ${num(100 * (1 - total(values["train/tokens"]) / Math.max(1, total(values["train/tokens_unmerged"]))), 0)} %
+      <//>`}
+      <${Fact} label="took" title=${clock(run.created_at)}>${duration((run.ended_at || run.updated_at) - run.created_at)}<//>
+      <${Fact} label="last write" title=${clock(run.updated_at)}>${ago(run.updated_at)}<//>
+    </dl>
+    ${steps.length === 0
+      ? html`<p class="empty">No step is recorded yet.${run.status === "running" ? " This page looks again every two seconds." : ""}</p>`
+      : html`
+          <section class="card">
+            <${Plot} label="reward" steps=${steps} series=${reward} height=${260} unit onPick=${open} />
+            <div class="picks">
+              <${StepPicker} store=${store} run=${run} trained=${trained} />
+              ${validations.length > 0 &&
+              html`<span class="dim">validations:</span>
+                ${spread(validations, 12).map((s) => html`<a class="pill" href=${href(stepPath(store, run.run_id, "val", s))}>${num(s)}</a>`)}`}
+            </div>
+          </section>
+          ${groups.map(
+            ([group, names]) => html`<section>
+              <h2>${group}</h2>
+              <div class="plots">
+                ${names.map((name) => {
+                  const series = [{ label: "", color: "--train", values: values[name], ...intervalOf(values, name), points: sparse(values[name]) }];
+                  return html`<${Plot} key=${name} small label=${name.includes("/") ? name.slice(name.indexOf("/") + 1) : name} steps=${steps} series=${series} height=${120} />`;
+                })}
+              </div>
+            </section>`,
+          )}
+        `}
+    <section>
+      <details>
+        <summary><h2>settings</h2></summary>
+        <table class="pairs"><tbody>
+          ${Object.entries(run.config).map(([name, value]) => html`<tr><th scope="row">${name}</th><td>${typeof value === "object" && value !== null ? html`<${Value} value=${value} />` : String(value)}</td></tr>`)}
+          <tr><th scope="row">run</th><td>${run.run_id}</td></tr>
+          <tr><th scope="row">directory</th><td>${run.directory}</td></tr>
+          <tr><th scope="row">store</th><td>${run.store_name}</td></tr>
+          <tr><th scope="row">began</th><td>${clock(run.created_at)}</td></tr>
+        </tbody></table>
+      </details>
+    </section>
+  `;
+}
+
+const present = (values, steps, step) => Boolean(values) && values[steps.indexOf(step)] !== null;
+const known = (values) => (values || []).filter((v) => v !== null);
+const sparse = (values) => known(values).length < 30;
+
+function spread(items, most) {
+  if (items.length <= most) return items;
+  const chosen = Array.from({ length: most }, (_, i) => items[Math.round((i * (items.length - 1)) / (most - 1))]);
+  return [...new Set(chosen)];
+}
+
+function grouped(values) {
+  const groups = new Map();
+  for (const name of Object.keys(values).sort()) {
+    const isBound = INTERVAL.flat().some((end) => name.endsWith(end) && values[name.slice(0, -end.length)]);
+    if (DRAWN_ABOVE.has(name) || isBound || isRepeated(values, name)) continue;
+    const group = name.includes("/") ? name.slice(0, name.indexOf("/")) : "run";
+    groups.set(group, [...(groups.get(group) || []), name]);
+  }
+  const place = (group) => (GROUPS.indexOf(group) + 1 || GROUPS.length + 1) - 1;
+  return [...groups].sort(([a], [b]) => place(a) - place(b) || a.localeCompare(b));
+}
+
+// A run with one reward records it twice: train/reward and train/reward/NAME.
+function isRepeated(values, name) {
+  const parent = values[name.slice(0, name.lastIndexOf("/"))];
+  return Boolean(parent) && parent.every((value, i) => value === values[name][i]);
+}
+
+function Ends({ values }) {
+  const all = known(values);
+  if (all.length === 0) return html`<span class="dim">–</span>`;
+  const change = all.at(-1) - all[0];
+  return html`${all.length > 1 && html`<span class="dim">${num(all[0])} → </span>`}<b>${num(all.at(-1))}</b>
+    ${all.length > 1 && html` <small class=${change >= 0 ? "good" : "bad"}>${signed(change)}</small>`}`;
+}
+
+const total = (values) => known(values).reduce((a, b) => a + b, 0);
+
+function StepPicker({ store, run, trained }) {
+  if (trained.length === 0) return null;
+  function go(event) {
+    event.preventDefault();
+    const step = Number(event.target.elements.step.value);
+    location.hash = href(stepPath(store, run.run_id, "train", step - 1));
+  }
+  return html`<form class="inline" onSubmit=${go}>
+    <label>step <input name="step" type="number" required min=${trained[0]} max=${trained.at(-1)} defaultValue=${trained.at(-1)} value=${trained.at(-1)} /></label>
+    <button type="submit">Open</button>
+  </form>`;
+}

@@ -1,0 +1,96 @@
+// All runs, the newest first; two that are ticked can be compared.
+import { html, useState } from "../vendor/preact-htm.js";
+import { get, useData } from "../lib/api.js";
+import { ago, clock, num } from "../lib/format.js";
+import { href, runPath, setQuery } from "../lib/route.js";
+import { Failure, Link, Loaded, Status, statusOf } from "../lib/ui.js";
+
+export function Runs({ query }) {
+  const state = useData("runs", { every: 5000 });
+  document.title = "runs · agl";
+  return html`<${Loaded} state=${state}>${(data) => html`<${List} data=${data} query=${query} />`}<//>`;
+}
+
+function List({ data, query }) {
+  const [older, setOlder] = useState({ runs: [], next: null, error: null });
+  const next = older.next ?? data.older;
+  const runs = [...data.runs, ...older.runs];
+  const ticked = (query.ticked || "").split(",").filter(Boolean);
+  const many = data.stores.length > 1;
+
+  async function more() {
+    try {
+      const pages = await Promise.all(
+        Object.entries(next).map(([store, after]) => get(`runs?store=${store}&after=${encodeURIComponent(after)}`)),
+      );
+      setOlder({
+        runs: [...older.runs, ...pages.flatMap((p) => p.runs)],
+        next: Object.assign({}, ...pages.map((p) => p.older)),
+        error: null,
+      });
+    } catch (error) {
+      setOlder({ ...older, error });
+    }
+  }
+  function tick(name) {
+    const others = ticked.filter((t) => t !== name);
+    setQuery({ ticked: (others.length < ticked.length ? others : [...others, name].slice(-2)).join(",") });
+  }
+  return html`
+    <div class="head">
+      <h1>Runs</h1>
+      ${ticked.length === 2
+        ? html`<a class="button" href=${href(["compare"], { a: ticked[0], b: ticked[1] })}>Compare the two</a>`
+        : html`<span class="dim">${runs.length > 1 ? "tick two to compare them" : ""}</span>`}
+    </div>
+    ${data.stores
+      .filter((s) => s.error)
+      .map((s) => html`<div class="failure"><p><strong>${s.name}</strong>: ${s.error.message}</p><p>→ ${s.error.hint}</p></div>`)}
+    ${runs.length === 0
+      ? html`<p class="empty">There is no run in ${data.stores.map((s) => s.name).join(", ")} yet. A training records itself when it begins.</p>`
+      : html`<div class="scroll"><table class="runs stack">
+          <thead><tr>
+            <th><span class="unseen">compare</span></th><th>run</th><th>status</th><th class="right">steps</th>
+            <th>held-out reward</th><th>training reward</th><th>last write</th>
+          </tr></thead>
+          <tbody>${runs.map((run) => html`<${Row} key=${`${run.store}:${run.run_id}`} run=${run} many=${many} stores=${data.stores} ticked=${ticked} tick=${tick} />`)}</tbody>
+        </table></div>`}
+    ${older.error && html`<${Failure} error=${older.error} />`}
+    ${Object.keys(next).length > 0 && html`<p><button type="button" onClick=${more}>Older runs</button></p>`}
+    <ul class="plain stores">
+      ${data.stores
+        .filter((s) => !s.error)
+        .map(
+          (s) => html`<li>
+            <span class="dim">${s.name}</span>
+            <${Link} to=${[s.store, "runners"]}>runners<//>
+            ${s.recorded > 0 && html`<${Link} to=${[s.store, "recorded"]}>${num(s.recorded)} recorded programs<//>`}
+          </li>`,
+        )}
+    </ul>
+  `;
+}
+
+function Row({ run, many, stores, ticked, tick }) {
+  const name = `${run.store}:${run.run_id}`;
+  return html`<tr>
+    <td><input type="checkbox" aria-label=${`compare ${run.run_id}`} checked=${ticked.includes(name)} onChange=${() => tick(name)} /></td>
+    <td>
+      <${Link} class="strong" to=${runPath(run.store, run.run_id)}>${run.name || run.run_id}<//>
+      <div class="dim small">${[run.algorithm, run.name ? run.run_id : "", many ? stores.find((s) => s.store === run.store)?.name : ""].filter(Boolean).join(" · ")}</div>
+    </td>
+    <td><${Status} of=${statusOf(run)} />${run.error && html`<div class="small bad clip" title=${run.error}>${run.error}</div>`}</td>
+    <td class="right num">${num(run.step)}${run.steps ? html`<span class="dim"> / ${num(run.steps)}</span>` : ""}</td>
+    <td data-label="held-out"><${Change} ends=${run.ends["val/reward"]} strong=${true} /></td>
+    <td data-label="training"><${Change} ends=${run.ends["train/reward"]} /></td>
+    <td class="dim" title=${clock(run.updated_at)}>${ago(run.updated_at)}</td>
+  </tr>`;
+}
+
+function Change({ ends, strong }) {
+  if (!ends || ends.length === 0) return html`<span class="dim">–</span>`;
+  const first = ends[0][1];
+  const last = ends[ends.length - 1][1];
+  if (ends.length === 1) return html`<span class="num">${num(first)}</span>`;
+  return html`<span class="num"><span class="dim">${num(first)} →</span> ${strong ? html`<b>${num(last)}</b>` : num(last)}</span>`;
+}

@@ -1,0 +1,216 @@
+"""What the store knows, as the JSON that the page shows: bounded in size, and without characters that control a screen.
+
+Everything here was written by a model, a tool or another program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from agl.mdp.spans import Span
+from agl.mdp.types import Reward
+from agl.texts import printable
+from agl.trainer.report.rollout_report import CallReport, RolloutReport
+from agl.trainer.report.trace_tree import as_json
+from agl.trainer.store.base import Attempt, Metric, Rollout, RolloutSummary, TrainedCall, TrainingRun
+
+TEXT, SHORT_TEXT = 20_000, 600
+"""Longest text on a page about it, and in a table; in characters."""
+MOST_TOKENS, MOST_SPANS, MOST_VALUES = 8_000, 1_500, 5_000
+"""Of one answer. Tokens beyond that are on its next page; of spans, and of values within one, the first are shown."""
+_DEPTH = 40
+
+
+def shown(value: Any, longest: int = TEXT) -> Any:
+    """A JSON value as the page shows it: `printable` texts of at most `longest` characters, at most `MOST_VALUES`
+    values, no more than 40 deep. Numbers that are not finite become None."""
+    left = MOST_VALUES
+
+    def walk(value: Any, depth: int) -> Any:
+        nonlocal left
+        left -= 1
+        match value:
+            case str():
+                return cut(value, longest)
+            case float() if not math.isfinite(value):
+                return None
+            case int() if abs(value) > 2**53 and not isinstance(value, bool):
+                # JavaScript would round it.
+                return str(value)
+            case Mapping() if depth < _DEPTH and left > 0:
+                return {cut(str(k), SHORT_TEXT): walk(v, depth + 1) for k, v in list(value.items())[: max(left, 0)]}
+            case list() | tuple() if depth < _DEPTH and left > 0:
+                return [walk(v, depth + 1) for v in value[: max(left, 0)]]
+            case Mapping() | list() | tuple():
+                return "…"
+        return value
+
+    return walk(value, 0)
+
+
+def cut(text: str, longest: int) -> str:
+    """A printable text of at most about `longest` characters; the end says how many are left out."""
+    if len(text) <= longest:
+        return printable(text)
+    return f"{printable(text[:longest])} … ({len(text) - longest:,} more characters)"
+
+
+def run_json(run: TrainingRun, ends: Sequence[Metric] = ()) -> dict[str, Any]:
+    """A run. `ends`: its first and last values of some metrics, as `{name: [[step, value], ...]}`."""
+    values: dict[str, list[list[Any]]] = defaultdict(list)
+    for metric in ends:
+        values[metric.name].append([metric.step, metric.value])
+    return shown({**asdict(run), "config": dict(run.config), "ends": values}, SHORT_TEXT)
+
+
+def metric_columns(metrics: Sequence[Metric]) -> dict[str, Any]:
+    """Numbers as columns: the steps, and by name one value per step; None where there is none."""
+    steps = sorted({m.step for m in metrics})
+    place = {step: i for i, step in enumerate(steps)}
+    columns: dict[str, list[float | None]] = {}
+    for metric in metrics:
+        column = columns.setdefault(cut(metric.name, SHORT_TEXT), [None] * len(steps))
+        column[place[metric.step]] = metric.value
+    return {"steps": steps, "values": columns}
+
+
+def rollout_json(rollout: Rollout, longest: int = TEXT) -> dict[str, Any]:
+    """A rollout as stored."""
+    return shown(
+        {
+            "rollout_id": rollout.rollout_id,
+            "run_id": rollout.run_id,
+            "task": rollout.task,
+            "status": rollout.status,
+            "mode": rollout.mode,
+            "step": rollout.step,
+            "group": rollout.group,
+            "index": rollout.index,
+            "attempts": rollout.attempts,
+            "created_at": rollout.created_at,
+            "ended_at": rollout.ended_at,
+            "metadata": dict(rollout.metadata),
+        },
+        longest,
+    )
+
+
+def summary_json(summary: RolloutSummary) -> dict[str, Any]:
+    """A rollout as a row of a step's table."""
+    # The last line of a traceback says what it was.
+    error = (summary.error or "").strip().splitlines()
+    return rollout_json(summary.rollout, SHORT_TEXT) | shown(
+        {
+            "error": error[-1] if error else None,
+            "reward": summary.reward,
+            "rewards": [asdict(reward) for reward in summary.rewards[:50]],
+            "agents": list(summary.agents[:50]),
+            "calls": summary.calls,
+            "failed_calls": summary.failed_calls,
+            "forks": summary.forks,
+            "tokens": summary.tokens,
+            "trained_tokens": summary.trained_tokens,
+            "advantage": summary.advantage,
+            "dropped": summary.dropped,
+        },
+        SHORT_TEXT,
+    )
+
+
+def attempt_json(attempt: Attempt) -> dict[str, Any]:
+    """An attempt."""
+    return shown(asdict(attempt))
+
+
+def trained_json(trained: TrainedCall) -> dict[str, Any]:
+    """What training did with a call."""
+    return shown(asdict(trained), SHORT_TEXT)
+
+
+def report_json(report: RolloutReport, spans: Sequence[Span], first: tuple[int, int]) -> dict[str, Any]:
+    """A rollout's report: its calls from position and token `first`, at most `MOST_TOKENS` tokens of them.
+
+    Returns:
+        `calls`; `next`: where the rest begins, None without one; `rows`, `tools`, `spans`, `output`, `rewards`, ...
+    """
+    calls: list[dict[str, Any]] = []
+    start, skipped = first
+    left, following = MOST_TOKENS, None
+    for position, call in enumerate(report.calls[start:], start):
+        tokens = call.tokens[skipped:]
+        calls.append(_call(call, position, skipped, tokens[:left]))
+        if len(tokens) > left:
+            following = [position, skipped + left]
+            break
+        left, skipped = left - len(tokens), 0
+        if left <= 0 and position + 1 < len(report.calls):
+            following = [position + 1, 0]
+            break
+    agents = sorted({call.call.agent for call in report.calls})
+    return {
+        "output": None if report.output is None else cut(report.output, TEXT),
+        "rewards": [_reward(reward) for reward in report.rewards],
+        "total_reward": report.total_reward,
+        "agents": shown(agents, SHORT_TEXT),
+        "n_calls": len(report.calls),
+        "calls": calls,
+        "next": following,
+        "rows": [shown(asdict(row), SHORT_TEXT) for row in report.rows],
+        "tools": shown(list(report.tools)),
+        "collected": report.collected,
+        "spans": [_span(span) for span in spans[:MOST_SPANS]],
+        "omitted_spans": max(0, len(spans) - MOST_SPANS),
+    }
+
+
+def _call(report: CallReport, position: int, skipped: int, tokens: Sequence[Any]) -> dict[str, Any]:
+    call, trained = report.call, report.trained
+    facts = {
+        "position": position,
+        "id": call.id,
+        "index": call.index,
+        "agent": call.agent,
+        "policy": call.policy,
+        "policy_version": call.policy_version,
+        "finish_reason": call.finish_reason,
+        "temperature": call.temperature,
+        "prompt_tokens": call.prompt_ids.size,
+        "continued": report.continued,
+        "parent": call.parent_id,
+        "fork": report.fork,
+        "span_id": call.span_id,
+        "seconds": call.ended_at - call.started_at,
+        "messages": list(report.messages),
+        "reply": dict(call.response),
+        "return_": report.return_,
+        "advantage": trained.advantage if trained else None,
+        "step": trained.step if trained else None,
+        "sequence": trained.sequence if trained else None,
+        "dropped": trained.dropped if trained else None,
+        "error": call.error,
+    }
+    return shown(facts) | {
+        "rewards": [_reward(reward) for reward in report.rewards],
+        "first_token": skipped,
+        "n_tokens": len(report.tokens),
+        # Columns: half the bytes of one object per token.
+        "tokens": {
+            "texts": [printable(token.text) for token in tokens],
+            "ids": [token.id for token in tokens],
+            "logprobs": [token.logprob if math.isfinite(token.logprob) else None for token in tokens],
+            "trained": [token.trained for token in tokens],
+        },
+    }
+
+
+def _reward(reward: Reward) -> dict[str, Any]:
+    return shown(asdict(reward), SHORT_TEXT)
+
+
+def _span(span: Span) -> dict[str, Any]:
+    # A chat span repeats the whole conversation, and there may be hundreds.
+    return shown({**as_json(span), "operation": span.operation, "agent": span.agent}, 2_000)

@@ -1,0 +1,255 @@
+"""`agl.evaluate`: run an agent on held-out tasks, on several policies or on its own models, and measure each.
+
+Every policy is one recorded run of `agl.Baseline`, and all runs of an evaluation are in one store. The tasks and their
+seeds are the same for each, so the differences are paired.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agl._version import __version__
+from agl.agents.registry import wrap
+from agl.agents.resources import Dataset, as_tasks
+from agl.errors import CheckpointError, ConfigError
+from agl.trainer.algorithms.baseline import Baseline
+from agl.trainer.evaluation.evaluation import Evaluation, Part, Success
+from agl.trainer.http.aio import run_in_thread
+from agl.trainer.run.checkpoints import latest_checkpoint, read_facts, require_same
+from agl.trainer.run.config import require_positive
+from agl.trainer.run.frozen_policy import policy_directory
+from agl.trainer.run.progress import Progress
+from agl.trainer.run.run import require_tasks
+from agl.trainer.run.trainer import Trainer
+from agl.trainer.store import open_store
+
+if TYPE_CHECKING:
+    from agl.trainer.engines.vllm import VLLMEngine
+
+OWN_MODEL = "own model"
+"""The policy's name where an agent is evaluated on its own models alone."""
+_FACTS = "evaluation.json"
+_BLOCKS, _BLOCK = 64, 4096
+
+
+def evaluate(
+    agent: Any,
+    tasks: Dataset[Any] | Iterable[Any],
+    policies: Policies | None = None,
+    *,
+    samples: int = 1,
+    success: Success = 1.0,
+    reward: Any = None,
+    seed: int = 0,
+    temperature: float | None = None,
+    n_workers: int = 8,
+    directory: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    **options: Any,
+) -> Evaluation:
+    """Measure an agent on tasks that no policy was trained on.
+
+    Args:
+        agent: as `Trainer.fit` takes it.
+        tasks: any JSON values; the same for each policy.
+        policies: name -> a Hugging Face directory or hub id, the directory of a run or checkpoint, an `agl.VLLMEngine`,
+            or None for the agent's own models; pairs do as well. None: the agent's own models alone. The others are
+            compared with the first one.
+        samples: rollouts per task.
+        success: the total reward from which on a rollout is a success, or a function of `RolloutSummary`.
+        reward: (task, output) -> float or dict of floats, for an agent that is not wrapped.
+        seed: fixes every request's sampling; the same for each policy.
+        temperature: replaces the agent's where a policy answers; None keeps the agent's.
+        n_workers: rollouts at once.
+        directory: where the store goes; `agl-runs/eval-<id>` if None.
+        resume: run only what an interrupted evaluation in `directory` has not.
+        progress: show progress.
+        **options: others of `agl.Trainer`: `agents`, `timeout`, `runners`, `max_attempts`, ...
+
+    Raises:
+        AglError: what went wrong, where, and what to do; also where all rollouts of a policy failed.
+        KeyboardInterrupt: Ctrl-C, after everything was ended; what had ended is kept for `resume`.
+    """
+    arguments = {name: value for name, value in locals().items() if name not in ("agent", "tasks", "options")}
+    place = Path(directory) if directory is not None else Path("agl-runs") / f"eval-{secrets.token_hex(4)}"
+    try:
+        return run_in_thread(evaluate_async(agent, tasks, **{**arguments, "directory": place}, **options))
+    except KeyboardInterrupt:
+        if (place / _FACTS).is_file():
+            Progress(progress).note(f"stopped; go on with resume=True and directory={str(place)!r}")
+        raise
+
+
+async def evaluate_async(
+    agent: Any,
+    tasks: Dataset[Any] | Iterable[Any],
+    policies: Policies | None = None,
+    *,
+    samples: int = 1,
+    success: Success = 1.0,
+    reward: Any = None,
+    seed: int = 0,
+    temperature: float | None = None,
+    n_workers: int = 8,
+    directory: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    **options: Any,
+) -> Evaluation:
+    """As `evaluate`, on the caller's event loop; cancelling it ends it cleanly."""
+    require_positive(samples=samples)
+    dataset = as_tasks(tasks)
+    require_tasks(dataset, "the set of held-out tasks")
+    evaluated = [_Policy.of(name, policy) for name, policy in _named(policies)]
+    if reward is not None:
+        agent = wrap(agent, reward)
+    place = Path(directory) if directory is not None else Path("agl-runs") / f"eval-{secrets.token_hex(4)}"
+    facts = {
+        "seed": seed,
+        "samples": samples,
+        "temperature": temperature,
+        "tasks": hashlib.sha256(json.dumps(list(dataset), sort_keys=True, default=str).encode()).hexdigest(),
+        "policies": {policy.name: dict(policy.ran) for policy in evaluated},
+    }
+    url = str(options.pop("store", None) or f"sqlite:///{place / 'run.db'}")
+    trainers = [
+        Trainer(
+            Baseline(repeats=samples, engine=policy.engine, model=policy.model, temperature=temperature),
+            n_workers=n_workers,
+            directory=place / f"policy-{i}",
+            seed=seed,
+            name=policy.name,
+            **options,
+        )
+        for i, policy in enumerate(evaluated)
+    ]
+    evaluation_id = _begin(place, facts, resume)
+    store = await open_store(url)
+    try:
+        parts = {}
+        for i, (policy, trainer) in enumerate(zip(evaluated, trainers, strict=True)):
+            run_id = f"{evaluation_id}-{i}"
+            ran = {**policy.ran, "temperature": temperature, "seed": seed, "agl": __version__}
+            parts[policy.name] = Part(run_id, ran=ran)
+            known = await store.query_runs(run_ids=[run_id])
+            if known and known[0].status == "succeeded":
+                continue
+            trainer.store = store
+            await trainer.fit_async(
+                agent, [], dataset, resume=bool(known), run_id=run_id, progress=Progress(progress, label=policy.name)
+            )
+        return await Evaluation.of_runs(store, url, parts, success=success)
+    finally:
+        await store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Policy:
+    """One of the policies to evaluate; the agent's own models where it has neither `model` nor `engine`."""
+
+    name: str
+    model: str | None
+    engine: VLLMEngine | None
+    ran: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, name: str, policy: Any) -> _Policy:
+        if policy is None:
+            return cls(name, None, None, {"model": None})
+        if not isinstance(policy, str | Path):
+            # Baseline refuses what is no engine.
+            return cls(name, None, policy, {"model": getattr(policy, "url", None)})
+        path = Path(policy)
+        directory = policy_directory(str(policy))
+        if path.is_dir() and not (Path(directory) / "config.json").is_file():
+            last = latest_checkpoint(path)
+            raise ConfigError(
+                f"{name!r} is {path}, which holds no policy",
+                hint="a run writes its policy at its end"
+                + (f"; its last checkpoint is {last}" if last is not None else ", and this one has no checkpoint"),
+            )
+        return cls(name, directory, None, {"model": directory, "fingerprint": fingerprint(directory)})
+
+
+Policies = Mapping[str, "str | Path | VLLMEngine | None"] | Iterable[tuple[str, "str | Path | VLLMEngine | None"]]
+
+
+def _named(policies: Policies | None) -> list[tuple[str, Any]]:
+    if policies is None:
+        return [(OWN_MODEL, None)]
+    if isinstance(policies, str | Path):
+        raise ConfigError(f"policies= is {policies!r}", hint="give it a name: policies={'now': ...}")
+    pairs = list(policies.items()) if isinstance(policies, Mapping) else [(str(name), p) for name, p in policies]
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"two policies are called {name!r}", hint="give each one a name of its own")
+    if not pairs:
+        raise ConfigError("policies= is empty", hint="leave it out to evaluate the agent on its own models")
+    return pairs
+
+
+def _begin(place: Path, facts: Mapping[str, Any], resume: bool) -> str:
+    """Make the directory, or check that it holds the interrupted evaluation with these facts; returns its id."""
+    path = place / _FACTS
+    if resume:
+        if not path.is_file():
+            raise CheckpointError("there is no evaluation to resume", hint="name its directory", path=place)
+        then = read_facts(path, {"id": str}, hint="start a new evaluation in another directory")
+        require_same(then, facts, place)
+        return then["id"]
+    if path.exists():
+        raise ConfigError(
+            f"{place} holds an evaluation already",
+            hint="resume it (resume=True, --resume), or choose another directory",
+        )
+    evaluation_id = f"eval-{secrets.token_hex(4)}"
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.write_text(json.dumps({"id": evaluation_id, **facts}, indent=2) + "\n")
+    except OSError as error:
+        raise ConfigError(
+            f"the evaluation's directory cannot be written: {error}",
+            hint="check its permissions and the space on its disk, or choose another directory",
+            path=place,
+        ) from error
+    return evaluation_id
+
+
+def fingerprint(model: str) -> str | None:
+    """16 hex digits that differ between two models with high probability, without reading them whole: SHA-256 of the
+    config, and of each safetensors file's size and 64 evenly spaced blocks of 4 KiB, its header among them.
+
+    Args:
+        model: a directory, or the id of a hub model, which is looked up in the local cache; None if it is not there.
+    """
+    directory = Path(model)
+    if not directory.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        try:
+            config = try_to_load_from_cache(model, "config.json")
+        except HFValidationError:
+            return None
+        if not isinstance(config, str):
+            return None
+        directory = Path(config).parent
+    digest = hashlib.sha256()
+    for path in (directory / "config.json", *sorted(directory.glob("*.safetensors"))):
+        if not path.is_file():
+            continue
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            for i in range(_BLOCKS):
+                file.seek(i * max(_BLOCK, (size - _BLOCK) // (_BLOCKS - 1)))
+                digest.update(file.read(_BLOCK))
+    return digest.hexdigest()[:16]
