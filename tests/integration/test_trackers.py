@@ -73,8 +73,8 @@ def test_trackers_have_the_history_of_a_run_that_was_killed_and_resumed(
     if "wandb" in TRACKERS:
         ids, sessions = wandb_sessions(directory)
         assert ids == {result.run_id}
-        # wandb writes in a process of its own, which may not have written the last steps of one that is killed.
-        assert {0} <= set(sessions[0]) <= {0, 1, 2, 3}
+        # A process that is killed may take its last row with it; the second session has that step.
+        assert {0, 1, 2} <= set(sessions[0]) <= {0, 1, 2, 3}
         assert timeless(sessions[0]) == timeless({step: history[step] for step in sessions[0]})
         assert sessions[1] == {step: history[step] for step in (3, 4)}
     if "mlflow" in TRACKERS:

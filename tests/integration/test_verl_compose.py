@@ -13,6 +13,7 @@ from verl_config import CONFIG, changed, plan
 
 import agl
 from agl.errors import ConfigError
+from agl.trainer.verl.config.loggers import split
 from agl.trainer.verl.config.plan import NUMBERS, Plan, flatten, read
 from agl.trainer.verl.config.shorthand import expand
 
@@ -79,7 +80,9 @@ def test_configs_of_other_programs_are_taken_as_they_are(config: dict[str, Any])
         if not checks.matches(key, checks.UNUSED) and not (without and key == f"{MODEL}.use_remove_padding"):
             assert at(composed, key) == BRIDGE.get(key, value), key
     assert at(composed, f"{ROLLOUT}.agent.agent_loop_manager_class") == "somewhere.Manager"
-    assert agl.VERL(config, backend="local").plan == plan(config)
+    tracking, settings = split(given)
+    assert agl.VERL(config, backend="local").plan == plan(settings)
+    assert tracking.names == (("wandb",) if "wandb" in given["trainer.logger"] else ())
 
 
 def test_what_has_no_effect_is_named() -> None:

@@ -18,7 +18,7 @@ from agl.errors import ConfigError
 from agl.trainer.loggers import choose, threads
 from agl.trainer.loggers.threads import Loggers
 from agl.trainer.run.progress import Progress
-from agl.trainer.run.recorder import Recorder, json_settings
+from agl.trainer.run.recorder import Recorder
 from agl.trainer.run.samples import MAX_TEXT
 from agl.trainer.store import open_store
 from agl.trainer.store.base import TrainingRun
@@ -193,16 +193,6 @@ def test_texts_go_to_loggers_that_ask_for_them_and_are_cut(tmp_path: Path) -> No
     )
     assert MAX_TEXT < len(second.task) < MAX_TEXT + 100
     assert second.task.endswith("characters left out)")
-
-
-def test_keys_are_not_among_the_settings() -> None:
-    settings = {
-        "runner_key": KEY, "env_vars": {"WANDB_API_KEY": KEY, "HF_TOKEN": KEY, "aws.secret": KEY, "N": "1"},
-        "max_response_tokens": 8, "password": KEY, "nested": [{"apiKey": KEY}], "keys": 2,
-    }  # fmt: skip
-    assert json_settings(settings) == {
-        "env_vars": {"N": "1"}, "max_response_tokens": 8, "nested": [{}], "keys": 2,
-    }  # fmt: skip
 
 
 def test_what_is_no_logger_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

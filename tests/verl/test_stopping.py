@@ -9,7 +9,6 @@ import pytest
 from jobs import algorithm, quickstart, train
 
 import agl
-from agl.errors import CallbackError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -31,11 +30,6 @@ class StopAfterOne(agl.Callback):
 
     def on_checkpoint(self, run: Any, path: Path, step: int) -> None:
         self.calls.append(("checkpoint", step))
-
-
-class Broken(agl.Callback):
-    def on_step(self, run: Any, entry: Any) -> None:
-        raise ZeroDivisionError("my bug")
 
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])
@@ -63,6 +57,3 @@ def test_a_stopped_run_has_its_checkpoint_and_policy(
     again = run(stop, resume=True)
     assert stop.calls[3:] == [("start", 1)]
     assert (again.history, again.stop_reason) == (stopped.history, "enough")
-    with pytest.raises(CallbackError, match=r"my bug \(callback=Broken\.on_step, step=2\)"):
-        run(Broken(), resume=True)
-    assert (tmp_path / "checkpoints" / "global_step_2").is_dir()

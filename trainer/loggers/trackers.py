@@ -65,10 +65,12 @@ class WandB(Tracker):
     def start(self, run_id: str, config: Mapping[str, Any], resumed_from: int | None) -> None:
         import wandb
 
-        # Prints of agents, the code, its changes and the command line are texts, too: none of them is sent.
+        # Prints of agents, the code, its changes and the command line are texts, too: none of them is sent. Its file is
+        # written every second, so that a killed run loses no more.
         settings = wandb.Settings(
             console="off", disable_git=True, disable_code=True, save_code=False, disable_job_creation=True,
             x_disable_meta=True, x_disable_stats=True, x_save_requirements=False, silent=True,
+            x_transaction_log_flush_interval=1.0,
         )  # fmt: skip
         if self.directory is not None:
             self.directory.mkdir(parents=True, exist_ok=True)

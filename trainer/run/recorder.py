@@ -50,10 +50,8 @@ class Recorder:
         self.run = replace(self.run, run_id=run_id, step=step, steps=steps)
         await self.store.put_run(self.run)
         await self.store.delete_metrics(run_id, step)
-        # A checkpoint from before stores had metrics, or one whose run had another store.
+        # A checkpoint from before stores had metrics, one whose run had another store, or was cancelled in `add`.
         await add_history(self.store, run_id, self.history)
-        if self.history:  # or of a run that was cancelled while it wrote the metrics of that step
-            await add_entry(self.store, run_id, self.history[-1])
         self.loggers.start(run_id, self.run.config, step if self.resumed else None)
 
     async def add(self, entry: dict[str, Any]) -> None:
