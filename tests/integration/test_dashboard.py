@@ -266,7 +266,7 @@ def test_a_store_that_cannot_be_read_hides_no_other(run: agl.Result, tmp_path: P
     with served(tmp_path / "newer", tmp_path / "older") as dashboard:
         listed = dashboard.json("runs")
         assert [r["store"] for r in listed["runs"]] == [1]
-        assert "newer" in listed["stores"][0]["error"]["message"]
+        assert "9999" in listed["stores"][0]["error"]["message"]
         assert listed["stores"][0]["error"]["hint"]
         assert dashboard.get("api/0/runners").status_code == 409
 
@@ -282,6 +282,8 @@ def test_a_store_without_a_model_shows_ids(run: agl.Result, tmp_path: Path) -> N
 
 
 def test_the_page_of_a_served_store_and_of_its_url(run: agl.Result) -> None:
+    id = rollouts(run.directory, step=0, mode="train")[0].rollout_id
+
     async def main() -> None:
         store = await open_store(run.store)
         server = StoreServer(store, port=0, keys=KEYS, extra_routes=ui_routes(store, "run", KEYS))
@@ -301,7 +303,6 @@ def test_the_page_of_a_served_store_and_of_its_url(run: agl.Result) -> None:
                     through = await asyncio.to_thread(dashboard.json, "runs")
                     assert OPERATOR not in json.dumps(through)
                     assert [r["run_id"] for r in through["runs"]] == [run.run_id]
-                    id = rollouts(run.directory, step=0, mode="train")[0].rollout_id
                     over_http = await asyncio.to_thread(dashboard.json, f"0/rollouts/{id}")
                     assert over_http == (await client.get(f"{url}/ui/api/0/rollouts/{id}", headers=operator)).json()
         finally:

@@ -96,7 +96,8 @@ class Dashboard:
         self.link = link(url, key)
 
     def get(self, path: str, *, key: str | None = None, **options: Any) -> httpx.Response:
-        headers = {"authorization": f"Bearer {self.key if key is None else key}"} | options.pop("headers", {})
+        key = self.key if key is None else key
+        headers = ({"authorization": f"Bearer {key}"} if key else {}) | options.pop("headers", {})
         return httpx.get(f"{self.url}/{path}", headers=headers, timeout=60, **options)
 
     def json(self, path: str) -> Any:
