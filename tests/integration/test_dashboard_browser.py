@@ -29,10 +29,11 @@ PICTURES = os.environ.get("AGL_DASHBOARD_PICTURES")
 
 
 @pytest.fixture(scope="module")
-def runs(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Directories of two runs on the same held-out tasks."""
     if named := os.environ.get("AGL_DASHBOARD_RUNS"):
         return [Path(part) for part in named.split(":")]
+    tiny_policy: Path = request.getfixturevalue("tiny_policy")
     base = tmp_path_factory.mktemp("runs")
     for name, rate in (("slow", 1e-5), ("fast", 5e-4)):
         train_arithmetic(tiny_policy, base / name, learning_rate=rate)
@@ -104,7 +105,7 @@ def test_from_the_curve_to_a_token(chromium: Any, site: Dashboard) -> None:
     run = run_of(site, 1)
     with opened(chromium, site) as page:
         assert "key=" not in page.url
-        page.get_by_role("link", name=run).click()
+        page.locator(f"a[href$='/1/run/{run}']").click()
         curve = page.locator(".pick .canvas canvas")
         curve.wait_for()
         picture(page, "run")
@@ -199,8 +200,8 @@ def test_by_keyboard_alone(chromium: Any, site: Dashboard) -> None:
 
     run = run_of(site, 1)
     with opened(chromium, site) as page:
-        page.get_by_role("link", name=run).wait_for()
-        tab_to(page, f"a[href$='{run}']")
+        page.locator("table.runs").wait_for()
+        tab_to(page, f"a[href$='/1/run/{run}']")
         page.keyboard.press("Enter")
         page.locator(".pick canvas").wait_for()
         tab_to(page, ".pick .canvas")
