@@ -274,8 +274,8 @@ def test_what_agents_and_tools_wrote_is_text(
         seen = ""
         for hash in hashes:
             page.evaluate("(hash) => { location.hash = hash }", hash)
-            page.wait_for_function("!document.querySelector('.loading')")
             page.wait_for_load_state("networkidle")
+            page.locator(".loading").first.wait_for(state="detached")
             for details in page.locator("details").all()[:40]:
                 details.evaluate("(element) => { element.open = true }")
             fits(page)

@@ -15,10 +15,15 @@ export function Run({ store, id }) {
   const kept = useRef({ steps: [], values: {} });
 
   // The run, and what is new of its numbers. The last known step is read again: it may have been half written.
-  async function read(_, signal) {
+  async function read(_, signal, show) {
     const run = await get(path, signal);
     if (run.step < (kept.current.steps.at(-1) ?? 0)) kept.current = { steps: [], values: {} };
     let more = true;
+    if (kept.current.steps.length === 0) {
+      // The curves first: of a long run the other numbers take a while.
+      const rewards = await get(`${path}/metrics?name=train/reward&name=val/reward`, signal);
+      if (rewards.steps.length > 0) show({ run, metrics: rewards });
+    }
     while (more) {
       const after = kept.current.steps.length > 1 ? kept.current.steps.at(-2) : -1;
       const page = await get(`${path}/metrics?after=${after}`, signal);
