@@ -7,7 +7,7 @@ from agl._lazy import lazy_names
 from agl._version import __version__ as __version__
 
 _NAMES = {
-    "": ("credit", "errors", "rewards"),
+    "": ("credit", "errors", "loggers", "rewards"),
     "agl.agents": ("Agent", "LitAgent", "Outcome", "RolloutInfo", "Tracer", "rollout"),
     "agl.agents.command": ("CommandAgent",),
     "agl.agents.hooks": ("Hook",),
@@ -39,6 +39,7 @@ _NAMES = {
     "agl.trainer.evaluation.evaluation": ("Evaluation",),
     "agl.trainer.local.config": ("LoraSpec", "Policy"),
     "agl.trainer.report.explain": ("explain",),
+    "agl.trainer.run.callbacks": ("Callback", "EarlyStopping"),
     "agl.trainer.run.trainer": ("Result", "Trainer"),
     "agl.trainer.runners.options": ("RayRunners",),
     "agl.trainer.service.client": ("Client",),

@@ -2,6 +2,7 @@
 
 from agl import credit as credit
 from agl import errors as errors
+from agl import loggers as loggers
 from agl import rewards as rewards
 from agl._version import __version__ as __version__
 from agl.agents import Agent as Agent
@@ -54,6 +55,8 @@ from agl.trainer.evaluation.evaluation import Evaluation as Evaluation
 from agl.trainer.local.config import LoraSpec as LoraSpec
 from agl.trainer.local.config import Policy as Policy
 from agl.trainer.report.explain import explain as explain
+from agl.trainer.run.callbacks import Callback as Callback
+from agl.trainer.run.callbacks import EarlyStopping as EarlyStopping
 from agl.trainer.run.trainer import Result as Result
 from agl.trainer.run.trainer import Trainer as Trainer
 from agl.trainer.runners.options import RayRunners as RayRunners

@@ -91,6 +91,10 @@ class TrainingError(AglError):
     """An update that failed, for example with a loss or gradient that is not finite; the weights are unchanged."""
 
 
+class CallbackError(AglError):
+    """A callback of a run that raised; the run was ended after the step, with its checkpoint."""
+
+
 class StalePolicyError(AglError):
     """The engine does not serve the policy that was just trained, or a sample is older than allowed."""
 

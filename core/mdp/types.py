@@ -56,16 +56,21 @@ class Reward:
 
     @classmethod
     def of_span(cls, attributes: Mapping[str, Any], parent_id: str | None) -> Reward | None:
-        """The reward that a span with these attributes and this parent reports; None if it is not a reward's span."""
+        """The reward that a span with these attributes and this parent reports; None if it is not a reward's span.
+
+        Raises:
+            KeyError, TypeError, ValueError: it has no name, or its value is not a number.
+        """
         if attributes.get(semconv.OPERATION_NAME) != semconv.REWARD:
             return None
+        agent = attributes.get(semconv.REWARD_AGENT)
         return cls(
             str(attributes[semconv.REWARD_NAME]),
             float(attributes[semconv.REWARD_VALUE]),
             str(attributes.get(semconv.REWARD_SOURCE, "emit")),
             parent_id,
             bool(attributes.get(semconv.REWARD_PRIMARY, True)),
-            agent=attributes.get(semconv.REWARD_AGENT),
+            agent=None if agent is None else str(agent),
         )
 
 

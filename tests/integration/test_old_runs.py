@@ -15,7 +15,9 @@ import pytest
 import agl
 from agl.trainer.quickstart.agent import build_agent
 from agl.trainer.quickstart.tasks import arithmetic_tasks
+from agl.trainer.run.history import import_history
 from agl.trainer.store import open_store
+from agl.trainer.store.base import Metric, TrainingRun
 
 ARCHIVE = Path(__file__).parents[1] / "data" / "run-0.1.tar.xz"
 HISTORY = [
@@ -58,6 +60,56 @@ def test_its_store_opens(old_run: Path) -> None:
     assert report.rows
 
 
+def test_its_run_is_seen_and_its_history_imported(old_run: Path) -> None:
+    """The old store has rollouts only, the checkpoint has the curve; only that of the first two steps was saved."""
+
+    async def scenario() -> None:
+        store = await open_store(f"sqlite:///{old_run / 'run.db'}")
+        (run,) = await store.query_runs()
+        rollouts = await store.query_rollouts(run_id=run.run_id)
+        ended = [r.ended_at for r in rollouts if r.ended_at is not None]
+        assert run == TrainingRun(
+            rollouts[0].run_id or "", status="stopped", step=2, created_at=rollouts[0].created_at,
+            updated_at=max(ended + [r.created_at for r in rollouts]), ended_at=max(ended),
+        )  # fmt: skip
+        assert len(await store.query_step(run.run_id, 0)) == 8
+        assert await store.query_metrics([run.run_id]) == []
+
+        await import_history(store, old_run)
+        metrics = await store.query_metrics([run.run_id])
+        assert entries(metrics) == HISTORY
+        (known,) = await store.query_runs()
+        assert (known.status, known.created_at, known.ended_at) == ("stopped", run.created_at, run.ended_at)
+        assert (known.algorithm, known.step, known.steps, known.directory) == ("GRPO", 2, 3, str(old_run))
+        assert known.config["algorithm.learning_rate"] == 5e-4
+        await import_history(store, old_run)
+        assert await store.query_metrics([run.run_id]) == metrics
+        assert await store.query_runs() == [known]
+        await store.delete_metrics(run.run_id, 1)
+        await import_history(store, old_run)
+        assert await store.query_metrics([run.run_id]) == metrics, "an import that was interrupted is completed"
+        await store.close()
+
+        other = await open_store("memory")
+        await import_history(other, old_run)
+        (found,) = await other.query_runs()
+        assert (found.run_id, found.status, found.step) == (run.run_id, "stopped", 2)
+        assert found.created_at == found.ended_at == (old_run / "checkpoints/step-000002/run.json").stat().st_mtime
+        assert await other.query_metrics([run.run_id]) == metrics
+        await import_history(other, old_run / "no such run")
+        await other.close()
+
+    asyncio.run(scenario())
+
+
+def entries(metrics: list[Metric]) -> list[dict[str, float | None]]:
+    """The numbers that `HISTORY` has, too."""
+    return [
+        {"step": step} | {m.name: m.value for m in metrics if m.step == step and m.name in expected}
+        for step, expected in enumerate(HISTORY)
+    ]
+
+
 def test_its_checkpoint_is_resumed(old_run: Path) -> None:
     trainer = agl.Trainer(
         agl.GRPO(
@@ -84,3 +136,15 @@ def test_its_checkpoint_is_resumed(old_run: Path) -> None:
     *before, last = result.history
     assert [{k: entry[k] for k in expected} for entry, expected in zip(before, HISTORY, strict=True)] == HISTORY
     assert {k: last[k] for k in STEP_3} == pytest.approx(STEP_3, rel=1e-4)
+
+    async def record() -> tuple[TrainingRun, list[Metric]]:
+        store = await open_store(result.store)
+        (run,) = await store.query_runs()
+        metrics = await store.query_metrics([run.run_id])
+        await store.close()
+        return run, metrics
+
+    run, metrics = asyncio.run(record())
+    assert (run.status, run.step, run.steps) == ("succeeded", 3, 3)
+    assert entries(metrics) == HISTORY, "the old steps are in the store, too"
+    assert len(metrics) == sum(len(entry) - 1 for entry in result.history)

@@ -21,6 +21,7 @@ from running import alive, attempts, fit, gone, say
 
 import agl
 from agl.errors import ConfigError, RolloutError
+from agl.trainer.runners.loading import load_agent
 
 # -- stuck and dead ---------------------------------------------------------------------------------------------------
 
@@ -147,6 +148,30 @@ def test_what_cannot_be_pickled_is_named(tmp_path: Path, no_process_left: None) 
     with pytest.raises(ConfigError, match=r"initial_resources\['db'\]|initial_resources \(dict holds"):
         fit(stuck_once, [{}], tmp_path, runners="process", initial_resources={"db": lock})
     assert not (tmp_path / "run.db").exists(), "nothing was started"
+
+
+def test_what_a_command_line_named_in_a_file_travels_by_value(tmp_path: Path) -> None:
+    """The command line has loaded it already, with its reward; a worker could not import the module that this made."""
+    (tmp_path / "of_a_file.py").write_text(
+        textwrap.dedent("""
+        import agl
+        from openai import OpenAI
+
+        LIMIT = 3.0
+
+        def ask(llm):
+            client = OpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+            client.chat.completions.create(model=llm.model, messages=[{"role": "user", "content": "q"}])
+
+        @agl.rollout
+        def agent(task, llm: agl.LLM) -> float:
+            ask(llm)
+            return LIMIT
+        """)
+    )
+    agent = load_agent(f"{tmp_path / 'of_a_file.py'}:agent", None)
+    done = fit(agent, [{}], tmp_path / "run", runners="process", n_workers=1)
+    assert done.rewards == [3.0]
 
 
 def test_an_agent_that_cannot_be_imported_is_an_error_before_anything_runs(tmp_path: Path) -> None:

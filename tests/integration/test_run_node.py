@@ -126,6 +126,7 @@ def test_a_policy_answers(untrained_model: Path, provider: Provider, folder: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.night
 def test_an_agent_in_node_learns(tiny_policy: Path, folder: Path, tmp_path: Path, no_process_left: None) -> None:
     agent = agl.CommandAgent(["node", "agent.mjs"], name="solver", reward=exact_answer, cwd=folder)
     algorithm = agl.GRPO(

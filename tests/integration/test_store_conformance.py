@@ -1033,6 +1033,7 @@ def test_a_steps_rollouts_come_with_their_numbers(store: Store) -> None:
                 reward_span(rollout_id, 5, 1.5, attempt=2),
                 reward_span(rollout_id, 6, 7.0, attempt=2, attributes={semconv.OPERATION_NAME: "rewarding"}),
                 reward_span(rollout_id, 7, 7.0, attempt=2, attributes={semconv.REWARD_VALUE: "much"}),
+                reward_span(rollout_id, 8, 7.0, attempt=2, attributes={semconv.REWARD_VALUE: "inf"}),
             ]
         )
         rows = [
@@ -1065,7 +1066,7 @@ def test_a_steps_rollouts_come_with_their_numbers(store: Store) -> None:
             rollout_id,
             2,
             "g",
-            SpanIndex(await store.query_calls(rollout_id, 2), (await store.query_spans(rollout_id, 2))[:-1]),
+            SpanIndex(await store.query_calls(rollout_id, 2), (await store.query_spans(rollout_id, 2))[:-2]),
             select(None),
         )
         assert summary.reward == built.reward, "as training has it"

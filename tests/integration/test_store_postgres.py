@@ -89,6 +89,27 @@ def test_processes_can_open_the_same_new_database_at_once(postgres: Server, url:
     assert postgres.sql("SELECT version_num FROM alembic_version", url) == [(schema.VERSION,)]
 
 
+def test_runs_of_an_old_database_are_recorded_as_stopped(postgres: Server, url: str) -> None:
+    async def fill() -> None:
+        store = await open_store(url)
+        runs = {"run": "train", "collected": "collect", "run/started/1": "train"}
+        await store.enqueue_rollouts([NewRollout("t", run_id=run, mode=mode) for run, mode in runs.items()])  # type: ignore[arg-type]
+        await store.enqueue_rollouts([NewRollout("t", run_id="run", step=4)])
+        await store.close()
+
+    async def read() -> list[tuple[str, str, int, float | None]]:
+        store = await open_store(url)
+        try:
+            return [(run.run_id, run.status, run.step, run.ended_at) for run in await store.query_runs()]
+        finally:
+            await store.close()
+
+    asyncio.run(fill())
+    postgres.sql("DROP TABLE runs, metrics", url)
+    postgres.sql("UPDATE alembic_version SET version_num = '0004'", url)
+    assert asyncio.run(read()) == [("run", "stopped", 4, None)]
+
+
 def test_somebody_elses_database_and_a_newer_one_are_refused(postgres: Server, url: str) -> None:
     postgres.sql("CREATE TABLE customers (name TEXT)", url)
     with pytest.raises(StoreError, match=r"not an agl store(.|\n)*search_path"):

@@ -15,15 +15,19 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlalchemy import event
 
+from agl import semconv
 from agl.errors import ConfigError, StoreError, StoreVersionError
+from agl.mdp.spans import Span
 from agl.mdp.types import Call, float_array, int_array
 from agl.trainer.store import open_store
-from agl.trainer.store.base import NewRollout
+from agl.trainer.store.base import Metric, NewRollout, Store, TrainedCall, TrainingRun
 from agl.trainer.store.sql import schema, sqlite
 from agl.trainer.store.sql.database import Database
 from agl.trainer.store.sql.dialect import MEMORY
 from agl.trainer.store.sql.sqlite import Sqlite
+from agl.trainer.store.sql.store import SqlStore
 
 
 @pytest.fixture
@@ -362,7 +366,7 @@ WRITER = """
 import asyncio, itertools, sys
 from agl.mdp.spans import Span
 from agl.trainer.store import open_store
-from agl.trainer.store.base import NewRollout
+from agl.trainer.store.base import Metric, NewRollout, Store, TrainedCall, TrainingRun
 async def write(store, lane):
     for n in itertools.count():
         name = f"{lane}-{n}"
@@ -439,3 +443,103 @@ def test_a_rollout_of_t_turns_takes_bytes_in_proportion_to_t(path: Path) -> None
     for batched in (True, False):
         for turns in (1, 4, 32):
             assert asyncio.run(stored(turns, batched)) == turns * 4 * (50 + 20 + 20)
+
+
+# -- runs ---------------------------------------------------------------------------------------------------------
+async def fill_step(store: Store, run_id: str, rollouts: int) -> None:
+    """A step's rollouts, each with a call that was trained and a reward."""
+    ids = [f"{run_id}-{n}" for n in range(rollouts)]
+    await store.put_run(TrainingRun(run_id))
+    await store.enqueue_rollouts(
+        [NewRollout("t", run_id=run_id, step=0, index=n, rollout_id=ids[n]) for n in range(rollouts)]
+    )
+    await asyncio.gather(*(store.dequeue_rollout("w", run_id=run_id) for _ in ids))
+    tokens, logprobs = int_array([1, 2]), float_array([-1.0, -2.0])
+    await store.add_calls([Call(i, i, 1, 0, "writer", "policy", 1, tokens, tokens, logprobs) for i in ids])
+    reward = {semconv.OPERATION_NAME: semconv.REWARD, semconv.REWARD_NAME: "reward", semconv.REWARD_VALUE: 1.0}
+    await store.add_spans(
+        [Span(i, "2" * 16, None, i, 1, "reward reward", 0.0, 0.0, attributes=reward) for i in ids]
+    )  # fmt: skip
+    await store.add_trained_calls(run_id, [TrainedCall(i, i, 1, 1, 0, 1.0, 1.0, 0.5, 2) for i in ids])
+    await store.add_metrics(run_id, 1, {"train/reward": 1.0})
+
+
+def test_a_table_of_128_rollouts_takes_three_queries(path: Path) -> None:
+    async def scenario() -> list[str]:
+        database = Database(Sqlite(str(path)))
+        await database.open()
+        store = SqlStore(database)
+        await fill_step(store, "run", 128)
+        statements: list[str] = []
+
+        @event.listens_for(database._engine, "before_cursor_execute")
+        def count(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+            statements.append(statement)
+
+        summaries = await store.query_step("run", 0)
+        assert len(summaries) == 128
+        for summary in summaries:
+            assert (summary.calls, summary.tokens, summary.trained_tokens) == (1, 2, 2)
+            assert (summary.reward, summary.advantage) == (1.0, 0.5)
+        page = statements[:]
+        assert len(await store.query_step("run", 0, after=summaries[63].rollout.rollout_id)) == 64
+        assert len(statements) <= 6
+        await store.close()
+        return page
+
+    assert len(asyncio.run(scenario())) <= 3
+
+
+def test_a_run_is_read_while_another_process_writes(path: Path) -> None:
+    async def scenario() -> None:
+        store = await open_store(str(path))
+        await fill_step(store, "run", 3)
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as writer:
+            writer.execute("BEGIN IMMEDIATE")
+            reads = [
+                store.query_runs(),
+                store.query_metrics(["run"]),
+                store.query_metrics(["run"], ends=True),
+                store.query_step("run", 0),
+                store.query_open_attempts(),
+            ]
+            found = await asyncio.wait_for(asyncio.gather(*reads), 20)
+            writer.execute("ROLLBACK")
+        assert [len(each) for each in found] == [1, 1, 1, 3, 3]
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_runs_of_an_old_file_are_recorded_as_stopped(path: Path) -> None:
+    async def fill() -> None:
+        store = await open_store(str(path))
+        await fill_step(store, "run", 3)
+        await store.update_attempt("run-0", 1, "succeeded")
+        await store.enqueue_rollouts([NewRollout("t", run_id="run", step=4), NewRollout("t", run_id="run/started/1")])
+        await store.enqueue_rollouts([NewRollout("traced", run_id="collected", mode="collect"), NewRollout("of none")])
+        await store.close()
+
+    async def read() -> tuple[list[TrainingRun], list[Metric], list[float]]:
+        store = await open_store(str(path))
+        rollouts = [await store.get_rollout(i) for i in ("run-0", "run-1")]
+        created = [r.created_at for r in await store.query_rollouts(run_id="run")]
+        assert rollouts[0].ended_at is not None
+        try:
+            times = [min(created), rollouts[0].ended_at, max(created)]
+            return await store.query_runs(), await store.query_metrics(["run"]), times
+        finally:
+            await store.close()
+
+    asyncio.run(fill())
+    for table in ("runs", "metrics"):
+        sql(path, f"DROP TABLE {table}")
+    sql(path, "UPDATE alembic_version SET version_num = '0004'")
+    runs, metrics, (created, ended, last) = asyncio.run(read())
+    assert metrics == []
+    assert runs == [
+        TrainingRun(
+            "run", status="stopped", step=4, created_at=created, updated_at=max(ended, last), ended_at=ended
+        )
+    ]  # fmt: skip
+    assert asyncio.run(read())[0] == runs

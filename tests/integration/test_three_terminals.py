@@ -30,7 +30,10 @@ def _algorithm(at: Programs, url: str, *words: object) -> dict[str, float]:
     text = at.text("algorithm.log")
     assert algorithm.returncode == 0, text + at.text("runner.log") + at.text("server.log")
     assert "0 failed" in text, text + at.text("runner.log")
-    return {name: float(value) for name, value in re.findall(r"^(accuracy|TITO rate) +([\d.]+)%$", text, re.MULTILINE)}
+    return {
+        name: float(value)
+        for name, value in re.findall(r"^(accuracy|TITO rate) +([\d.]+)%(?: \[.*\])?$", text, re.MULTILINE)
+    }
 
 
 def test_a_policy_that_is_served_is_evaluated_token_by_token(tiny_policy: Path, tmp_path: Path) -> None:

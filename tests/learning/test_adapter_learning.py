@@ -26,11 +26,21 @@ GAIN = 0.25
 STEPS = 6
 
 
-def train(learner: Learner, policy: Path, directory: Path) -> agl.Result:
+WHOLE = ("langchain_anthropic", "openai_agents", "openai_chat_stream")
+"""One per dialect and way of running tools: these must get better in .ci/run, and the others at night. There one step
+shows that what is trained of them is what they sampled."""
+
+CASES = [
+    *((learner, STEPS if learner.name in WHOLE else 1) for learner in LEARNERS),
+    *(pytest.param(learner, STEPS, marks=pytest.mark.night) for learner in LEARNERS if learner.name not in WHOLE),
+]
+
+
+def train(learner: Learner, policy: Path, directory: Path, n_steps: int) -> agl.Result:
     trainer = agl.Trainer(
         agl.GRPO(
-            model=str(policy), group_size=8, batch_size=8, steps=STEPS, learning_rate=5e-4, betas=(0.9, 0.95),
-            max_response_tokens=48, max_context=256, val_every=STEPS, max_batch=64,
+            model=str(policy), group_size=8, batch_size=8, steps=n_steps, learning_rate=5e-4, betas=(0.9, 0.95),
+            max_response_tokens=48, max_context=256, val_every=n_steps, max_batch=64,
         ),
         n_workers=16,
         directory=directory,
@@ -39,26 +49,27 @@ def train(learner: Learner, policy: Path, directory: Path) -> agl.Result:
     return trainer.fit(
         (learner.wrap or agl.wrap)(learner.build(), reward=exact_answer),
         arithmetic_tasks(256, seed=0, split="train"),
-        arithmetic_tasks(96, seed=0, split="heldout"),
+        arithmetic_tasks(96, seed=0, split="heldout") if n_steps == STEPS else None,
     )
 
 
-@pytest.mark.parametrize("learner", LEARNERS, ids=lambda learner: learner.name)
-def test_an_agent_of_this_framework_learns(learner: Learner, tiny_policy: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("learner", "n_steps"), CASES, ids=lambda value: getattr(value, "name", value))
+def test_an_agent_of_this_framework_learns(learner: Learner, n_steps: int, tiny_policy: Path, tmp_path: Path) -> None:
     if not learner.installed:
         pytest.skip(f"{' or '.join(learner.modules)} is not installed")
-    result = train(learner, tiny_policy, tmp_path)
-    before, after = (h["val/reward"] for h in result.history if "val/reward" in h)
-    assert after - before >= GAIN
+    result = train(learner, tiny_policy, tmp_path, n_steps)
+    if n_steps == STEPS:
+        before, after = (h["val/reward"] for h in result.history if "val/reward" in h)
+        assert after - before >= GAIN
     steps = [h for h in result.history if "train/rows" in h]
-    assert len(steps) == STEPS
+    assert len(steps) == n_steps
     for step in steps:
         assert 0 < step["train/rows"] < step["train/calls"], "a call and its tool's answer are one row"
         assert step["train/tokens"] < step["train/tokens_unmerged"]
         assert step["train/forks"] == step["train/failed_rollouts"] == 0
     assert steps[0]["learner/max_abs_log_ratio"] < 1e-3, "what is trained is what was sampled"
     rollouts = asyncio.run(_stored(result.store))
-    assert len(rollouts) == STEPS * 64
+    assert len(rollouts) == n_steps * 64
     for calls, spans, trained in rollouts:
         _check_calls(learner, calls, trained)
         _check_tools(learner, calls, spans)

@@ -56,7 +56,11 @@ def _swapped_rewards(rows: list[TrainingRow]) -> list[TrainingRow]:
     ]
 
 
-@pytest.mark.parametrize("broken", [_no_gradient, _shifted_mask, _swapped_rewards], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "broken",
+    [_shifted_mask, *(pytest.param(f, marks=pytest.mark.night) for f in (_no_gradient, _swapped_rewards))],
+    ids=lambda f: f.__name__,
+)
 def test_broken_training_does_not_pass(
     broken: Any, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +72,7 @@ def test_broken_training_does_not_pass(
     assert gain(train(tiny_policy, tmp_path)) < GAIN
 
 
+@pytest.mark.night
 def test_a_stale_policy_does_not_pass(tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine goes on serving the weights that training began with, and says that they are the new ones."""
 

@@ -147,7 +147,8 @@ def train_team(policy: Path, directory: Path, agents: Mapping[str, str], seed: i
     ).fit(team(), tasks(256, seed=0), tasks(96, seed=1))
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.night)])
+@pytest.mark.night
+@pytest.mark.parametrize("seed", [0, 1])
 def test_two_policies_or_one_that_both_share(seed: int, role_policy: Path, tmp_path: Path) -> None:
     """Which is better is reported (docs/benchmarks.md), not asserted."""
     two = train_team(role_policy, tmp_path / "two", TWO, seed)
@@ -223,6 +224,7 @@ def game(white: Any, black: Any) -> Any:
 LIMITS = [3, 4, 5, 6, 7, 8, 9]
 
 
+@pytest.mark.night
 def test_both_players_of_a_game_get_better(role_policy: Path, tmp_path: Path) -> None:
     """They learn from nothing but their games, of which each wins as many as the other; so each is measured against
     the player that the other was at first. White trains weights of its own, black an adapter."""

@@ -57,7 +57,7 @@ def test_every_public_name_is_there(name: str) -> None:
     assert name in dir(agl)
 
 
-@pytest.mark.parametrize("package", [agl, agl.rewards])
+@pytest.mark.parametrize("package", [agl, agl.loggers, agl.rewards])
 def test_editors_are_told_the_same_names(package: ModuleType) -> None:
     stub = ast.parse(Path(str(package.__file__)).with_suffix(".pyi").read_text())
     imported = [alias for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names]

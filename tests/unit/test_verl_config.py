@@ -20,7 +20,7 @@ def test_the_numbers_reach_grpo() -> None:
     assert (grpo.clip_low, grpo.clip_high, grpo.kl_coef, grpo.kl_kind) == (0.1, 0.3, 0.02, "k3")
     assert (grpo.temperature, grpo.val_temperature, grpo.val_every, grpo.val_before_train) == (0.9, 0.0, 4, False)
     assert (grpo.max_context, grpo.max_response_tokens, grpo.normalize_std) == (500, 100, False)
-    assert check(plan(CONFIG)) == ("trainer.critic_warmup", "trainer.logger", "trainer.project_name")
+    assert check(plan(CONFIG)) == ("trainer.critic_warmup", "trainer.logger")
 
 
 def test_a_step_of_verls_warm_up_is_all_of_a_steps_updates() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from jobs import algorithm, quickstart, train
+from recorded import found, metrics_of, record
 
 from agl.credit import Uniform
 from agl.errors import ConfigError
@@ -108,6 +109,12 @@ def test_what_was_trained_is_on_record(trained: Result) -> None:
             await store.close()
 
     asyncio.run(look())
+    run, metrics, rollouts = asyncio.run(record(trained.store))
+    assert (run.run_id, run.algorithm, run.status) == (trained.run_id, "VERL", "succeeded")
+    assert (run.step, run.steps) == (STEPS, STEPS)
+    assert found(metrics) == metrics_of(trained.history)
+    assert len(rollouts) == 128
+    assert sum(s.trained_tokens for s in rollouts) > 0
     assert trained.policy is not None
     from transformers import AutoModelForCausalLM
 
@@ -125,6 +132,9 @@ def test_it_goes_on(trained: Result, tiny_policy: Path, directory: Path, left_cl
     assert [h["step"] for h in result.history] == list(range(MORE))
     assert result.history[: SAVE + 1] == trained.history[: SAVE + 1]
     assert result.history[-1]["policy_version"] == MORE - 1
+    run, metrics, _ = asyncio.run(record(result.store))
+    assert (run.run_id, run.status, run.step) == (trained.run_id, "succeeded", MORE - 1)
+    assert found(metrics) == metrics_of(result.history), "the steps after the checkpoint are there once"
     # The weights go on too: right after the resume the reward is what it was, far above the start's.
     assert result.history[SAVE + 1]["train/reward"] > trained.history[1]["train/reward"] + 0.2
     # The rollouts of the first step had ended in these weights and count; the next one has the tasks that it had.

@@ -65,7 +65,7 @@ class Baseline:
 
     async def _measure(self, run: Run, train: Sequence[Any], val: Sequence[Any], repeats: int) -> None:
         require_tasks([*train, *val], "the dataset")
-        await run.begin(None)
+        await run.begin(0)
         policies = await self._policies(run)
 
         def register(gateway: Gateway) -> None:

@@ -56,9 +56,9 @@ async def save(run: Run, policies: Policies, step: int, identity: dict[str, Any]
             hint="check the space on the disk and the directory's permissions, then resume",
             path=root,
         ) from error
-    run.checkpoint = final
     for old in sorted(root.glob("step-*"))[:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)
+    await run.record_checkpoint(final, step)
     return final
 
 

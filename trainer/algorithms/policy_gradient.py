@@ -62,7 +62,7 @@ class PolicyGradient(PolicyGradientSettings):
             await self._train(run, policies, batches, start, steps, identity)
             run.policy_paths = await policies.save_models(run.directory)
             never = [name for name, version in policies.versions.items() if version == 0]
-            if never and len(policies) > 1:
+            if never and len(policies) > 1 and run.stop_reason is None:
                 raise NoTrainableDataError(
                     f"training ended, and policy {', '.join(map(repr, never))} was never updated",
                     hint=f"agents={run.selection} gave it no call with anything to learn from; the other policies are "
@@ -79,7 +79,10 @@ class PolicyGradient(PolicyGradientSettings):
     async def _train(
         self, run: Run, policies: Policies, batches: Batches, start: int, steps: int, identity: dict[str, Any]
     ) -> None:
-        """Sample, update, record, validate, save; when cancelled between updates, the last completed step is saved."""
+        """Sample, update, record, validate, save; when cancelled between updates, the last completed step is saved.
+
+        A callback may end training after a step, which is saved then.
+        """
         assert run.gateway is not None
         parameters = sum(policy.info.trainable_parameters for _, policy in policies)
         checkpoint_every = self.checkpoint_every or (1 if parameters < SMALL_MODEL else 10)
@@ -89,6 +92,8 @@ class PolicyGradient(PolicyGradientSettings):
         updating = False
         try:
             for step in range(start, steps):
+                if run.stop_reason is not None:
+                    break
                 began = time.monotonic()
                 sample = await self._sample(run, batches, step)
                 sampling_seconds = time.monotonic() - began
@@ -115,10 +120,10 @@ class PolicyGradient(PolicyGradientSettings):
                 }
                 if run.val and ((step + 1) % self.val_every == 0 or step + 1 == steps):
                     entry |= await self._validate(run, step + 1)
+                completed, updating = step + 1, False
                 await run.record(entry)
 
-                completed, updating = step + 1, False
-                if completed % checkpoint_every == 0 or completed == steps:
+                if completed % checkpoint_every == 0 or completed == steps or run.stop_reason is not None:
                     await checkpoints.save(run, policies, completed, identity)
                     saved = completed
         except asyncio.CancelledError:

@@ -191,7 +191,7 @@ def evaluate(
     policies: Annotated[
         list[str] | None,
         typer.Argument(
-            help="What answers: directories of runs, checkpoints or Hugging Face models, hub ids; NAME=MODEL names one. "
+            help="What answers: directories of runs, checkpoints or models, hub ids; NAME=MODEL names one. "
             "The agent's own models if left out.",
             metavar="[RUN_DIR|MODEL]...",
         ),

@@ -18,7 +18,6 @@ from agl._version import __version__
 from agl.agents.registry import wrap
 from agl.agents.resources import Dataset, as_tasks
 from agl.errors import CheckpointError, ConfigError
-from agl.texts import printable
 from agl.trainer.algorithms.baseline import Baseline
 from agl.trainer.evaluation.evaluation import Evaluation, Part, Success
 from agl.trainer.http.aio import run_in_thread
@@ -119,32 +118,32 @@ async def evaluate_async(
         "tasks": hashlib.sha256(json.dumps(list(dataset), sort_keys=True, default=str).encode()).hexdigest(),
         "policies": {policy.name: dict(policy.ran) for policy in evaluated},
     }
-    evaluation_id = _begin(place, facts, resume)
     url = str(options.pop("store", None) or f"sqlite:///{place / 'run.db'}")
+    trainers = [
+        Trainer(
+            Baseline(repeats=samples, engine=policy.engine, model=policy.model, temperature=temperature),
+            n_workers=n_workers,
+            directory=place / f"policy-{i}",
+            seed=seed,
+            name=policy.name,
+            **options,
+        )
+        for i, policy in enumerate(evaluated)
+    ]
+    evaluation_id = _begin(place, facts, resume)
     store = await open_store(url)
     try:
         parts = {}
-        for i, policy in enumerate(evaluated):
+        for i, (policy, trainer) in enumerate(zip(evaluated, trainers, strict=True)):
             run_id = f"{evaluation_id}-{i}"
-            of_run = place / f"policy-{i}"
             ran = {**policy.ran, "temperature": temperature, "seed": seed, "agl": __version__}
             parts[policy.name] = Part(run_id, ran=ran)
             known = await store.query_runs(run_ids=[run_id])
             if known and known[0].status == "succeeded":
                 continue
-            trainer = Trainer(
-                Baseline(repeats=samples, engine=policy.engine, model=policy.model, temperature=temperature),
-                n_workers=n_workers,
-                store=store,
-                directory=of_run,
-                seed=seed,
-                progress=progress,
-                name=policy.name,
-                **options,
-            )
-            shown = Progress(progress, label=printable(policy.name))
+            trainer.store = store
             await trainer.fit_async(
-                agent, [], dataset, resume=resume and of_run.is_dir(), run_id=run_id, progress=shown
+                agent, [], dataset, resume=bool(known), run_id=run_id, progress=Progress(progress, label=policy.name)
             )
         return await Evaluation.of_runs(store, url, parts, success=success)
     finally:

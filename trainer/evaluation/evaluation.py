@@ -462,7 +462,7 @@ def _report(name: str, part: Part, rollouts: Sequence[EvaluatedRollout]) -> Poli
 
 def _cause(error: str) -> str:
     """An error's last line without the place where it happened, which is another one in each rollout."""
-    return _WHERE.sub("", error_line(error))
+    return _WHERE.sub("", error_line(error)).removeprefix("agl.errors.")
 
 
 def _is_success(summary: RolloutSummary, success: Success) -> bool:

@@ -25,6 +25,7 @@ from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.http.auth import Keys, key_hash
 from agl.trainer.local.config import Policy
+from agl.trainer.run.callbacks import Callbacks
 from agl.trainer.run.config import LOOPBACK, RunConfig
 from agl.trainer.run.progress import Progress
 from agl.trainer.run.recorder import Recorder
@@ -37,7 +38,7 @@ from agl.trainer.runners.protocol import RolloutResult, Runner
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
 from agl.trainer.runners.remote.runner import RemoteRunner
 from agl.trainer.runners.remote.serialization import selection_to_json
-from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store, TrainingRun, new_rollout_id
+from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, RunStatus, Store, TrainingRun, new_rollout_id
 
 
 class Endpoint(Protocol):
@@ -76,7 +77,7 @@ class Run:
         serve: makes the gateway reachable; None: a server at `config.host` and `config.port`.
         gateway: made by `start`, unless the algorithm has set one.
         checkpoint: the last one. policy_paths: the trained policies' directories by name.
-        recorder: keeps the run's history; made from the others if None.
+        recorder: keeps the run's history; made from the others if None. callbacks: see it, and may end the run.
     """
 
     config: RunConfig
@@ -96,6 +97,7 @@ class Run:
     checkpoint: Path | None = None
     policy_paths: dict[str, Path] = field(default_factory=dict)
     recorder: Recorder = field(default=None)  # type: ignore[assignment]
+    callbacks: Callbacks = field(default_factory=Callbacks)
     _endpoint: Endpoint | None = None
     _resumable: ResumableRollouts | None = None
     _coordinator: RunCoordinator | None = None
@@ -117,10 +119,30 @@ class Run:
     async def begin(self, steps: int | None, step: int = 0) -> None:
         """Record that training begins, or goes on after `step` of `steps` steps."""
         await self.recorder.begin(self.run_id, steps, step)
+        await self.callbacks.start(self)
 
     async def record(self, entry: dict[str, Any]) -> None:
-        """Add an entry to the history: "step", how many are done, and numbers by name."""
+        """Add an entry to the history: "step", how many are done, and numbers by name. Callbacks may set
+        `stop_reason`."""
         await self.recorder.add(entry)
+        await self.callbacks.record(entry)
+
+    async def end(self, status: RunStatus, error: BaseException | None = None) -> None:
+        """Record that the run is over. What was saved stays saved, whatever callbacks and loggers do."""
+        if self.stop_reason is not None and status == "succeeded":
+            self.progress.note(f"stopped after step {self.recorder.run.step}: {self.stop_reason}")
+        await self.callbacks.call("on_end", status)
+        await self.recorder.end(status, error)
+
+    async def record_checkpoint(self, path: Path, step: int) -> None:
+        """Record that a checkpoint was written after `step` steps."""
+        self.checkpoint = path
+        await self.callbacks.call("on_checkpoint", path, step)
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why training has to end after this step, with a checkpoint; None if it goes on."""
+        return self.callbacks.stop_reason
 
     @property
     def selection(self) -> Selection:

@@ -23,7 +23,11 @@ from agl.mdp.selection import AgentFilter, select
 from agl.rewards.air import AIR, rule_set
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.local.config import Policy
+from agl.trainer.loggers.base import Logger, Tracker
+from agl.trainer.loggers.choose import as_loggers
+from agl.trainer.loggers.threads import Loggers
 from agl.trainer.run.algorithm import Algorithm
+from agl.trainer.run.callbacks import Callback, Callbacks, as_callbacks
 from agl.trainer.run.checkpoints import latest_checkpoint
 from agl.trainer.run.config import RunConfig, require_descriptors
 from agl.trainer.run.lock import lock_directory
@@ -49,6 +53,7 @@ class Result:
         policies: the trained policies by name, a Hugging Face directory each. policy: the only one; None if there is
             none or more than one.
         checkpoint: the last checkpoint, for `resume=True`; None if none was written.
+        stop_reason: why a callback ended training before its last step; None if none did.
     """
 
     run_id: str
@@ -57,6 +62,7 @@ class Result:
     history: list[dict[str, Any]]
     policies: dict[str, Path]
     checkpoint: Path | None
+    stop_reason: str | None = None
 
     @property
     def policy(self) -> Path | None:
@@ -114,7 +120,10 @@ class Trainer:
         initial_resources: what rollouts receive in addition to `llm`.
         hooks: an `agl.Hook`, or several, called around every attempt.
         progress: show progress.
-        name: what the run is called in lists of runs.
+        callbacks: an `agl.Callback`, or several, which see each step and may end training, as `agl.EarlyStopping` does.
+        log: trackers that get the metrics: "wandb", "mlflow", "tensorboard", "trackio", objects of `agl.loggers`, or
+            your own. They get texts only where they ask for `samples`. A verl config's `trainer.logger` is added.
+        project: of the trackers. name: what you call the run; in the trackers and in the store.
     """
 
     def __init__(
@@ -141,7 +150,10 @@ class Trainer:
         initial_resources: Mapping[str, Any] | None = None,
         hooks: Hook | Iterable[Hook] | None = None,
         progress: bool = True,
-        name: str = "",
+        callbacks: Callback | Iterable[Callback] | None = None,
+        log: str | Logger | Iterable[str | Logger] | None = None,
+        project: str | None = None,
+        name: str | None = None,
     ) -> None:
         if not isinstance(algorithm, Algorithm):
             raise ConfigError(f"algorithm= is {algorithm!r}", hint="for example agl.GRPO(model=..., steps=200)")
@@ -168,7 +180,12 @@ class Trainer:
         self.directory = None if directory is None else Path(directory)
         self.seed = seed
         self.progress = progress
-        self.name = name
+        self.callbacks = as_callbacks(callbacks)
+        # A verl config names trackers, a project and a run, too.
+        tracking = getattr(algorithm, "tracking", None)
+        self.loggers = as_loggers(log, tracking.trackers() if tracking else ())
+        self.project = project or (tracking.project if tracking else None)
+        self.name = name or (tracking.name if tracking else None)
 
     if not TYPE_CHECKING:  # so that a misspelt attribute is an error to a type checker
 
@@ -274,36 +291,58 @@ class Trainer:
                 own_store=self.store is None,
                 payload=launch.payload,
                 serve=serve,
-                recorder=Recorder(store, launch.progress, self._recorded(launch, len(train), len(val))),
+                recorder=Recorder(
+                    store,
+                    launch.progress,
+                    self._recorded(launch, len(train), len(val), dev_tasks),
+                    loggers=Loggers(self._run_loggers(directory) if dev_tasks is None else ()),
+                    resumed=launch.resume,
+                ),
+                callbacks=Callbacks(self.callbacks if dev_tasks is None else ()),
             )
             try:
+                await run.recorder.start()
                 if dev_tasks is None:
                     await self.algorithm.run(run)
+                    run.callbacks.raise_error()
                 elif (results := await self.algorithm.dev(run, dev_tasks)) is not None:
                     await _report(run, results)
             except asyncio.CancelledError:
-                await run.recorder.end("stopped")
+                await run.end("stopped")
                 raise
             except BaseException as error:
-                await run.recorder.end("failed", error)
+                await run.end("failed", error)
                 raise
-            await run.recorder.end("succeeded")
-            return Result(run.run_id, directory, url, run.history, run.policy_paths, run.checkpoint)
+            await run.end("succeeded")
+            run.callbacks.raise_error()
+            paths, reason = run.policy_paths, run.stop_reason
+            return Result(run.run_id, directory, url, run.history, paths, run.checkpoint, reason)
         finally:
             launch.progress.stop()
             if user_store is None:
                 await store.close()
 
-    def _recorded(self, launch: _Launch, train: int, val: int) -> TrainingRun:
+    def _run_loggers(self, directory: Path) -> list[Logger]:
+        return [
+            logger.for_run(self.project, self.name, directory) if isinstance(logger, Tracker) else logger
+            for logger in self.loggers
+        ]
+
+    def _recorded(self, launch: _Launch, train: int, val: int, dev_tasks: int | None) -> TrainingRun:
         """What the store knows of the run when it begins."""
         settings = {name: getattr(self.config, name) for name in _SETTINGS}
         algorithm = self.algorithm
         if is_dataclass(algorithm):
             settings |= {f"algorithm.{f.name}": getattr(algorithm, f.name) for f in fields(algorithm)}
+        elif (plan := getattr(algorithm, "plan", None)) is not None:
+            settings |= {f"algorithm.{key}": value for key, value in plan.settings.items()}
+        # Resources are prompts: their names say what there was.
+        settings["initial_resources"] = sorted(self.config.initial_resources)
         settings |= {"seed": self.seed, "train_tasks": train, "val_tasks": val, "agl": __version__}
+        settings |= {} if dev_tasks is None else {"dry_run": True}
         return TrainingRun(
             launch.run_id,
-            self.name,
+            name=self.name or "",
             algorithm=type(algorithm).__name__,
             config=json_settings(settings),
             directory=str(launch.directory.absolute()),

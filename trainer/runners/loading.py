@@ -8,12 +8,21 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from agl.agents.agent import Agent, FunctionAgent, LitAgent, as_agent
 from agl.agents.command import CommandAgent
 from agl.agents.registry import wrap
 from agl.errors import ConfigError, nearest
+
+_FILE_MODULE = "agl_user_"
+"""How the modules of files are named, which no other process can import."""
+
+
+def file_modules() -> list[ModuleType]:
+    """The modules that `load_object` made of files."""
+    return [module for name, module in sys.modules.items() if name.startswith(_FILE_MODULE)]
 
 
 def load_object(spec: str, what: str) -> Any:
@@ -32,7 +41,7 @@ def load_object(spec: str, what: str) -> Any:
                 raise ConfigError(
                     f"there is no file {module_name}", hint=f"{what} is looked up from the current directory"
                 )
-            known = sys.modules.get(f"agl_user_{path.stem}")
+            known = sys.modules.get(f"{_FILE_MODULE}{path.stem}")
             module = known if known is not None and getattr(known, "__file__", None) == str(path) else _load(path)
         else:
             sys.path.insert(0, str(Path.cwd()))
@@ -82,7 +91,7 @@ def load_command(text: str, reward: str | None, env: Sequence[str] = ()) -> Agen
 
 
 def _load(path: Path) -> Any:
-    name = f"agl_user_{path.stem}"
+    name = f"{_FILE_MODULE}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

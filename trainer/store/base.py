@@ -416,7 +416,7 @@ class Store(Protocol):
 
     # -- runs -----------------------------------------------------------------------------------------------------
     async def put_run(self, run: TrainingRun) -> None:
-        """Record a run, or replace what is recorded of it. `created_at` of the first record stays."""
+        """Record a run, or replace what is recorded of it. `created_at` of the first record stays; 0 stands for now."""
         ...
 
     async def query_runs(
@@ -432,7 +432,7 @@ class Store(Protocol):
 
     async def add_metrics(self, run_id: str, step: int, values: Mapping[str, float | None]) -> None:
         """Record numbers of a step by name. A number that is recorded already is replaced; None and those that are not
-        finite are recorded as None."""
+        finite are recorded as None. StoreError if the store does not know the run: `put_run` comes first."""
         ...
 
     async def delete_metrics(self, run_id: str, after_step: int) -> None:
@@ -477,17 +477,17 @@ class Store(Protocol):
         ...
 
     async def query_open_attempts(self, *, limit: int = 1000) -> list[Attempt]:
-        """The attempts that have begun and not ended, longest-running first: what every runner is doing."""
+        """The attempts that are "preparing" or "running", longest-running first: what every runner is doing."""
         ...
 
     # -- the store itself -----------------------------------------------------------------------------------------
     async def prune(self, before: float, *, run_ids: Sequence[str] | None = None) -> Pruned:
         """Delete the attempts, calls and spans of rollouts that ended before that time (seconds since the epoch).
 
-        The rollouts themselves, training records (`TrainedCall`, with every call's reward), resources and policy
-        versions stay. Rewards of untrained calls are deleted with their spans. `run_ids` restricts it to these
-        training runs. Reading and writing continue in the meantime. Depending on the database, the space is returned to
-        the disk or reused for new rows.
+        The rollouts themselves, training records (`TrainedCall`, with every call's reward), resources, policy versions,
+        runs and their metrics stay. Rewards of untrained calls are deleted with their spans. `run_ids` restricts it to
+        these training runs. Reading and writing continue in the meantime. Depending on the database, the space is
+        returned to the disk or reused for new rows.
         """
         ...
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, Unpack, get_args
 from agl.errors import ConfigError, nearest
 from agl.trainer.run.run import Run, require_tasks
 from agl.trainer.runners.protocol import RolloutResult
-from agl.trainer.verl.config import local
+from agl.trainer.verl.config import local, loggers
 from agl.trainer.verl.config.compose import notes
 from agl.trainer.verl.config.plan import Plan, flatten, read
 from agl.trainer.verl.config.renamed import rename
@@ -27,6 +27,7 @@ class VERL:
 
     On the "cluster" verl's workers and vLLM's servers do the work, on any number of GPUs; "local" is GRPO on this
     machine with the config's numbers, and refuses what would change one. A run's notes say which it is and why.
+    On both, agl logs to the trackers in `trainer.logger` that it knows, as those in `agl.Trainer(log=)`.
 
     Args:
         config: the hydra-style dict that verl takes, nested or dotted: `{"data": {...}, "actor_rollout_ref": {...},
@@ -42,6 +43,7 @@ class VERL:
 
     plan: Plan
     backend: Literal["cluster", "local"]
+    tracking: loggers.Tracking
 
     def __init__(
         self, config: Mapping[str, Any] | None = None, *, backend: Backend = "auto", **common: Unpack[Common]
@@ -55,7 +57,8 @@ class VERL:
                 "VERL has neither arguments nor a config", hint="pass model=... and steps=..., or verl's config"
             )
         self.backend, self._why = _choose(backend)
-        self.plan = read({**expand(common), **rename(flatten(config or {}))})
+        self.tracking, settings = loggers.split({**expand(common), **rename(flatten(config or {}))})
+        self.plan = read(settings)
         if self.backend == "local":
             self._unused = local.check(self.plan)
             local.as_grpo(self.plan, 1)  # so that a number out of range is refused here
@@ -64,11 +67,11 @@ class VERL:
 
     async def run(self, run: Run) -> None:
         self._begin(run)
+        if self.plan.val_every is None and not self.plan.val_before_train:
+            run.val = []
         if self.backend == "cluster":
             await self._bridge().train(run, self.plan)
             return
-        if self.plan.val_every is None and not self.plan.val_before_train:
-            run.val = []
         await local.as_grpo(self.plan, len(run.train)).run(run)
 
     async def dev(self, run: Run, n_tasks: int) -> list[RolloutResult]:

@@ -101,6 +101,7 @@ class _Bridge:
         self._val_results: dict[int, list[RolloutResult]] = defaultdict(list)
         self._tasks: set[asyncio.Task[None]] = set()
         self._dry_run = False
+        self._answers: Any = None
         self._engine: VerlEngine | None = None
         self._empty_groups: list[list[RolloutResult]] = []
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -118,7 +119,8 @@ class _Bridge:
         if run.resume:
             await run.resume_from(start, {self.policy: start})
         await self._fit(bridge_overrides(run, plan, first_step=start))
-        run.policy_paths = {self.policy: checkpoints.publish(run)}
+        if run.checkpoint is not None or run.stop_reason is None:  # else it was stopped before it had begun
+            run.policy_paths = {self.policy: checkpoints.publish(run)}
 
     async def _fit(self, overrides: Mapping[str, Any]) -> None:
         """Start verl's trainer with the plan's config, and handle its events until it is done."""
@@ -127,8 +129,11 @@ class _Bridge:
         config = compose(plan, overrides)
         existing = await asyncio.to_thread(cluster.placement_groups)
         queue = await asyncio.to_thread(ray.util.queue.Queue, actor_options={"num_cpus": 0})
+        # Only a run with callbacks has verl wait for the answer whether it goes on.
+        if self.run.callbacks:
+            self._answers = await asyncio.to_thread(ray.util.queue.Queue, actor_options={"num_cpus": 0})
         actor: Any = ray.remote(TrainerJob)
-        job = actor.options(num_cpus=1, max_restarts=0, runtime_env=runtime_env(plan)).remote(queue)
+        job = actor.options(num_cpus=1, max_restarts=0, runtime_env=runtime_env(plan)).remote(queue, self._answers)
         try:
             job_end = asyncio.ensure_future(_result(job.run.remote(config, tokens.check_ids)))
             await self._handle_events(queue, job_end, tokens)
@@ -175,12 +180,14 @@ class _Bridge:
                 await self._serve(client, tokens)
             case TrainingStart(step, steps):
                 await self._begin(step, steps)
+                await self._answer()
             case RolloutRequest(prompts):
                 self._start_groups(prompts)
             case Checkpoint(step, path):
-                checkpoints.record_checkpoint(self.run, self.plan, step, path)
+                await checkpoints.record_checkpoint(self.run, self.plan, step, path)
             case StepResult():
                 await self._record_step(event)
+                await self._answer()
             case TrainingEnd():
                 pass
 
@@ -213,6 +220,11 @@ class _Bridge:
         await self.run.begin(steps, step)
         if (results := self._val_results.pop(step, None)) is not None and not self.run.history:
             await self.run.record({"step": step, **metrics.validation(results)})
+
+    async def _answer(self) -> None:
+        """Tell verl whether training goes on."""
+        if self._answers is not None:
+            await self._answers.put_async(self.run.stop_reason is None)
 
     def _start_groups(self, prompts: Seq[Prompt]) -> None:
         if prompts:
@@ -331,8 +343,9 @@ class _Bridge:
             await self.run.stop()
         finally:
             # The job's process started everything of verl's, and Ray ends it with that process.
-            kill, close = partial(ray.kill, job), partial(queue.shutdown, force=True)
-            for end in (kill, close, partial(cluster.release_placement_groups, existing), tq.close):
+            kill = partial(ray.kill, job)
+            close = [partial(q.shutdown, force=True) for q in (queue, self._answers) if q is not None]
+            for end in (kill, *close, partial(cluster.release_placement_groups, existing), tq.close):
                 with contextlib.suppress(Exception):
                     await asyncio.to_thread(end)
 

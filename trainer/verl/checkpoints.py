@@ -40,10 +40,10 @@ def restore(run: Run, plan: Plan) -> Resumed | None:
     return Resumed(step, path)
 
 
-def record_checkpoint(run: Run, plan: Plan, step: int, path: str) -> None:
+async def record_checkpoint(run: Run, plan: Plan, step: int, path: str) -> None:
     """Record that verl wrote a checkpoint."""
-    run.checkpoint = Path(path)
     write_record(run, plan)
+    await run.record_checkpoint(Path(path), step)
 
 
 def write_record(run: Run, plan: Plan) -> None:

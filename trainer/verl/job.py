@@ -16,10 +16,11 @@ class TrainerJob:
 
     Args:
         queue: takes events to the run.
+        answers: says after each start and step whether training goes on; None if it always does.
     """
 
-    def __init__(self, queue: Any) -> None:
-        self._queue = queue
+    def __init__(self, queue: Any, answers: Any = None) -> None:
+        self._queue, self._answers = queue, answers
 
     def run(self, config: DictConfig, check_ids: Sequence[int]) -> None:
         """Train to the end.
@@ -30,8 +31,12 @@ class TrainerJob:
         # verl takes ten seconds to import, and the process that calls `fit` does not need it.
         from agl.trainer.verl.trainer_hooks import fit
 
-        fit(config, check_ids, self.send)
+        fit(config, check_ids, self.send, self.goes_on)
         self.send(TrainingEnd())
+
+    def goes_on(self) -> bool:
+        """Wait for the run's answer whether training goes on."""
+        return self._answers is None or self._answers.get()
 
     def send(self, event: Event) -> None:
         """Send an event to the run."""

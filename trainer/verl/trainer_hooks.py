@@ -6,7 +6,7 @@ Imports verl; only the process of verl's trainer imports this module.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ class _CheckpointEvents(CheckpointCallback):
         self._send(Checkpoint(global_step, checkpoint_dir))
 
 
-def _trainer_class(mode: str, send: Send, check_ids: Sequence[int]) -> type[Any]:
+def _trainer_class(mode: str, send: Send, goes_on: Callable[[], bool], check_ids: Sequence[int]) -> type[Any]:
     """verl's trainer for a mode, with what we add at its hooks."""
     base: Any = get_trainer_cls(mode)
 
@@ -55,11 +55,19 @@ def _trainer_class(mode: str, send: Send, check_ids: Sequence[int]) -> type[Any]
             self.replay_buffer.poll_interval = POLL_SECONDS
             names = _MODELS if self.use_critic else _MODELS[:1]
             self._mini_batches = _mini_batches(config, names, self.parameter_sync_step)
+            self._saved_step = 0
             self._weight_check = WeightCheck(self, check_ids, str(config.actor_rollout_ref.rollout.dtype))
 
         def on_train_begin(self) -> None:
             send(TrainingStart(self.global_steps - 1, self.total_training_steps))
-            super().on_train_begin()
+            if goes_on():
+                super().on_train_begin()
+            else:
+                self.total_training_steps = self.global_steps - 1
+
+        def _save_checkpoint(self) -> None:
+            super()._save_checkpoint()
+            self._saved_step = self.global_steps
 
         def on_step_end(self) -> None:
             # Before the servers take their memory back; the sequence is the same each time.
@@ -82,6 +90,16 @@ def _trainer_class(mode: str, send: Send, check_ids: Sequence[int]) -> type[Any]
             super()._compute_metrics(batch, metrics, *args, **kwargs)
             keys = [k for k, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
             send(StepResult(self.global_steps, tuple(keys), scalars(metrics)))
+            if not goes_on() and self.global_steps < self.total_training_steps:
+                self._end_after_this_step()
+
+        def _end_after_this_step(self) -> None:
+            """Have verl's loop end here, with a checkpoint of this step as after the last one."""
+            self.total_training_steps = self.global_steps
+            if self._saved_step != self.global_steps:
+                # The servers hold the memory; this hook is where verl takes it back before an update.
+                self.on_sample_end()
+                self._save_checkpoint()
 
     return Trainer
 
@@ -120,11 +138,12 @@ def scalars(metrics: dict[str, Any]) -> dict[str, float]:
     return {k: float(v) for k, v in metrics.items() if isinstance(v, (int, float, np.number)) and np.isfinite(v)}
 
 
-def fit(config: DictConfig, check_ids: Sequence[int], send: Send) -> None:
+def fit(config: DictConfig, check_ids: Sequence[int], send: Send, goes_on: Callable[[], bool]) -> None:
     """Train to the end.
 
     Args:
         config: verl's. check_ids: tokens of the weight check. send: sends events to the run.
+        goes_on: waits for the run's answer to a start or step; False ends training there.
     """
     configure_verl_logging()
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
@@ -135,7 +154,7 @@ def fit(config: DictConfig, check_ids: Sequence[int], send: Send) -> None:
     trainer: Any = None
     succeeded = False
     try:
-        trainer = _trainer_class(config.trainer.v1.trainer_mode, send, check_ids)(config)
+        trainer = _trainer_class(config.trainer.v1.trainer_mode, send, goes_on, check_ids)(config)
         trainer.init()
         agent_manager = load_class_from_fqn(
             config.actor_rollout_ref.rollout.agent.agent_loop_manager_class, "AgentLoopManager"

@@ -1,7 +1,7 @@
 """What travels to worker processes: the agent, its tracers, hooks, selection and resources, pickled or named.
 
-Functions and classes of `__main__` and of notebooks travel by value (cloudpickle), so no script needs an import guard;
-those of modules travel by name, and `sys.path` travels with them.
+Functions and classes of `__main__`, of notebooks and of files that a command line named travel by value (cloudpickle),
+so no script needs an import guard; those of modules travel by name, and `sys.path` travels with them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agl.agents.agent import Agent, Tracer
 from agl.agents.hooks import Hook
 from agl.errors import ConfigError
 from agl.mdp.selection import Selection
-from agl.trainer.runners.loading import load_agent
+from agl.trainer.runners.loading import file_modules, load_agent
 
 _MAX_DEPTH = 40
 
@@ -57,6 +57,8 @@ def pack(payload: Payload) -> bytes:
         file = Path(module)
         if file.suffix == ".py" and file.is_file():
             payload = replace(payload, agent=f"{file.resolve()}:{name}")
+    for module in file_modules():
+        cloudpickle.register_pickle_by_value(module)
     try:
         pickled = cloudpickle.dumps(payload)
     except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,7 +37,6 @@ from agl.trainer.store.sql.schema import trained_calls as T
 _UPSERT_RUN = upsert(N, [column.name for column in N.columns if column.name not in ("run_id", "created_at")])
 _UPSERT_METRIC = upsert(M, ["value"])
 _TOUCH = update(N).where(N.c.run_id == bindparam("id")).values(updated_at=bindparam("now"))
-_METRICS = select(M.c.run_id, M.c.step, M.c.name, M.c.value)
 
 
 # -- runs ---------------------------------------------------------------------------------------------------------
@@ -80,22 +80,19 @@ class MetricFilter:
     names: Sequence[str] | None
     after_step: int | None
 
-    def of(self, run_id: ColumnElement[Any], name: ColumnElement[Any]) -> list[ColumnElement[bool]]:
-        """The conditions on a run's id and a metric's name."""
-        conditions = [run_id.in_(list(self.run_ids))]
-        if self.names is not None:
-            conditions.append(name.in_([codec.pack_text(n) for n in self.names]))
-        return conditions
+    def named(self, name: ColumnElement[Any]) -> list[ColumnElement[bool]]:
+        """The condition on a metric's name."""
+        return [] if self.names is None else [name.in_([codec.pack_text(n) for n in self.names])]
 
     @property
-    def steps(self) -> list[ColumnElement[bool]]:
+    def later(self) -> list[ColumnElement[bool]]:
         """The condition on a metric's step."""
         return [] if self.after_step is None else [M.c.step > self.after_step]
 
 
 def query_metrics(connection: Connection, matching: MetricFilter, limit: int) -> list[Metric]:
     """Metrics by step, then name."""
-    statement = _METRICS.where(*matching.of(M.c.run_id, M.c.name), *matching.steps)
+    statement = select(M).where(M.c.run_id.in_(list(matching.run_ids)), *matching.named(M.c.name), *matching.later)
     rows = connection.execute(statement.order_by(M.c.step, M.c.name, M.c.run_id).limit(limit))
     return [codec.to_metric(row) for row in rows]
 
@@ -107,19 +104,24 @@ def query_ends(connection: Connection, matching: MetricFilter, limit: int) -> li
     the ends of each (a "loose index scan", which neither database does by itself).
     """
     first_name = select(func.min(M.c.name)).where(M.c.run_id == N.c.run_id).scalar_subquery()
-    names = select(N.c.run_id, first_name.label("name")).where(N.c.run_id.in_(list(matching.run_ids)))
-    found = names.cte("names", recursive=True)
-    next_name = select(func.min(M.c.name)).where(M.c.run_id == found.c.run_id, M.c.name > found.c.name)
-    found = found.union_all(select(found.c.run_id, next_name.scalar_subquery()).where(found.c.name.is_not(None)))
-    inner = [M.c.run_id == found.c.run_id, M.c.name == found.c.name, *matching.steps]
-    ends = [select(end(M.c.step)).where(*inner).correlate(found).scalar_subquery() for end in (func.min, func.max)]
-    rows = connection.execute(
-        _METRICS.join_from(found, M, and_(M.c.run_id == found.c.run_id, M.c.name == found.c.name, M.c.step.in_(ends)))
-        .where(*matching.of(found.c.run_id, found.c.name))
-        .order_by(M.c.step, M.c.name, M.c.run_id)
-        .limit(limit)
-    )
-    return [codec.to_metric(row) for row in rows]
+    runs = select(N.c.run_id, first_name.label("name")).where(N.c.run_id.in_(list(matching.run_ids)))
+    names = runs.cte("names", recursive=True)
+    next_name = select(func.min(M.c.name)).where(M.c.run_id == names.c.run_id, M.c.name > names.c.name)
+    names = names.union_all(select(names.c.run_id, next_name.scalar_subquery()).where(names.c.name.is_not(None)))
+
+    def end(column: ColumnElement[Any], order: ColumnElement[Any]) -> ColumnElement[Any]:
+        of_name = select(column).where(M.c.run_id == names.c.run_id, M.c.name == names.c.name, *matching.later)
+        return of_name.order_by(order).limit(1).scalar_subquery()
+
+    ends = [end(column, order) for order in (M.c.step, M.c.step.desc()) for column in (M.c.step, M.c.value)]
+    rows = connection.execute(select(names, *ends).where(names.c.name.is_not(None), *matching.named(names.c.name)))
+    found = {
+        codec.to_metric((run_id, step, name, value))
+        for run_id, name, first, first_value, last, last_value in rows
+        for step, value in ((first, first_value), (last, last_value))
+        if step is not None
+    }
+    return sorted(found, key=lambda m: (m.step, m.name, m.run_id))[:limit]
 
 
 # -- a step's rollouts --------------------------------------------------------------------------------------------
@@ -220,7 +222,7 @@ def _rewards(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, li
             except (KeyError, TypeError, ValueError):
                 # Another program's span; training refuses its rollout, and a table is to show the others.
                 continue
-            if reward is not None:
+            if reward is not None and math.isfinite(reward.value):
                 rewards[rollout_id].append(reward)
     return rewards
 

@@ -186,4 +186,4 @@ metrics = Table(
     Column("value", Double),
     sqlite_with_rowid=False,
 )
-Index("metrics_name", metrics.c.run_id, metrics.c.name, metrics.c.step)
+Index("metrics_name", metrics.c.run_id, metrics.c.name, metrics.c.step, metrics.c.value)

@@ -23,6 +23,9 @@ SUPPORTED: Mapping[str, Supported] = {
         ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
         "use 'grpo', or agl.PPO for a critic on this machine",
     ),
+    # Of the run's trackers; `loggers.split` has read them.
+    "trainer.project_name": (None, ""),
+    "trainer.experiment_name": (None, ""),
     "algorithm.use_kl_in_reward": ((False,), f"use {ACTOR}.use_kl_loss instead"),
     "algorithm.filter_groups.enable": ((False,), "use agl.DAPO, which draws further tasks in their place"),
     "algorithm.rollout_correction.*": ((None, False, "ppo_clip", 2.0), _NOT_HERE),
@@ -66,8 +69,8 @@ LAYOUT: tuple[str, ...] = (
 UNUSED: tuple[str, ...] = (
     *SHARED_UNUSED, "critic.*", "algorithm.gamma", "algorithm.lam", "algorithm.kl_*", "reward.*",
     "data.filter_overlong_prompts", "data.custom_cls.*", "trainer.critic_warmup", "trainer.logger",
-    "trainer.project_name", "trainer.experiment_name", "trainer.default_hdfs_dir", "trainer.log_val_generations",
-    "trainer.rollout_data_dir", "trainer.validation_data_dir",
+    "trainer.default_hdfs_dir", "trainer.log_val_generations", "trainer.rollout_data_dir",
+    "trainer.validation_data_dir",
 )  # fmt: skip
 """Keys without a counterpart here; a note names those that the config has."""
 

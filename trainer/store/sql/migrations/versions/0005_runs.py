@@ -34,14 +34,16 @@ def upgrade() -> None:
         sa.Column("value", sa.Double()),
         sqlite_with_rowid=False,
     )
-    op.create_index("metrics_name", "metrics", ["run_id", "name", "step"])
-    # A program that was traced without a trainer has a run to itself, which trains nothing.
+    op.create_index("metrics_name", "metrics", ["run_id", "name", "step", "value"])
+    # A program that was traced, and a rollout that its caller ran itself, have runs to themselves, which train nothing.
     op.execute(
         """
         INSERT INTO runs
             (run_id, name, algorithm, status, config, step, created_at, updated_at, ended_at)
         SELECT run_id, '', '', 'stopped', '{}', coalesce(max(step), 0), min(created_at),
             max(coalesce(ended_at, created_at)), max(ended_at)
-        FROM rollouts WHERE run_id IS NOT NULL AND step IS NOT NULL GROUP BY run_id
+        FROM rollouts
+        WHERE run_id IS NOT NULL AND run_id NOT LIKE '%/started/%' AND (step IS NOT NULL OR mode IN ('train', 'val'))
+        GROUP BY run_id
         """
     )

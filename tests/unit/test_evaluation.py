@@ -1,0 +1,257 @@
+"""`agl.evaluate` on real runs and stores: what is counted, compared, shown and refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import agl
+from agl.errors import CheckpointError, ConfigError, DatasetError, RolloutError
+from agl.trainer.evaluation.evaluate import fingerprint
+from agl.trainer.run.progress import Progress
+
+TASKS = [{"n": n} for n in range(6)]
+HOSTILE = "<script>alert(1)</script>\x1b[31m\u202egpj.exe"
+
+
+class Skill:
+    """An agent that solves the tasks below `level`, and of each other one the first of two rollouts, where `half`."""
+
+    def __init__(self, level: int, *, half: bool = False, fails: tuple[int, ...] = ()) -> None:
+        self.runs: list[int] = []
+
+        @agl.rollout(name="solver")
+        async def solver(task: Any, rollout: agl.RolloutInfo) -> dict[str, float]:
+            n = task["n"]
+            self.runs.append(n)
+            if n in fails:
+                raise RuntimeError(f"out of cheese {HOSTILE}")
+            agl.emit_message(f"task {n} {HOSTILE}")
+            solved = n < level or (half and self.runs.count(n) == 1)
+            return {"reward": float(solved), "brevity": n / 10}
+
+        self.agent = solver
+
+
+def evaluated(tmp_path: Path, skill: Skill, name: str = "now", **options: Any) -> agl.Evaluation:
+    settings: Any = {"directory": tmp_path / "e", "progress": False, "max_attempts": 1, "n_workers": 4}
+    return agl.evaluate(skill.agent, TASKS, {name: None}, **{**settings, **options})
+
+
+def test_numbers_of_an_agent_on_its_own_models(tmp_path: Path) -> None:
+    report = evaluated(tmp_path, Skill(3, half=True), samples=2)
+    now = report.policies["now"]
+    assert (now.tasks, now.samples, len(now.rollouts)) == (6, 2, 12)
+    assert now.success.value == pytest.approx(0.75)
+    assert now.success.low < 0.75 < now.success.high
+    assert now.pass_at == {1: pytest.approx((0.75, 0.75)), 2: (1.0, 1.0)}
+    assert now.pass_hat == {1: pytest.approx((0.75, 0.75)), 2: (0.5, 0.5)}
+    assert now.reward.value == pytest.approx(0.75)
+    assert now.rewards["brevity"].value == pytest.approx(0.25)
+    assert now.success_bounds == pytest.approx((0.75, 0.75))
+    assert now.failures == {}
+    assert now.ran["seed"] == 0
+    facts = json.loads(report.save(tmp_path / "r.json").read_text())
+    assert facts["policies"]["now"]["success"]["value"] == pytest.approx(0.75)
+    assert facts["tasks"]["5"] == {"n": 5}
+    assert len(list((tmp_path / "e").glob("run.db"))) == 1
+
+
+def test_failed_rollouts_are_neither_failures_nor_left_out(tmp_path: Path) -> None:
+    now = evaluated(tmp_path, Skill(3, fails=(0, 5)), samples=2).policies["now"]
+    assert now.failed == 4
+    [(cause, n)] = now.failures.items()
+    assert n == 4
+    assert cause == f"RolloutError: agent 'solver' raised RuntimeError: out of cheese {HOSTILE}", "wherever it happened"
+    assert now.success.value == pytest.approx(0.5), "of the tasks that ended"
+    assert now.success_bounds == pytest.approx((2 / 6, 4 / 6))
+    assert now.pass_at[2] == pytest.approx((2 / 6, 4 / 6))
+
+
+def test_what_a_success_is(tmp_path: Path) -> None:
+    at_half = evaluated(tmp_path, Skill(6), success=1.5)
+    assert at_half.policies["now"].success.value == 0.0
+    brief = evaluated(
+        tmp_path / "2", Skill(6), success=lambda r: any(x.name == "brevity" and x.value < 0.35 for x in r.rewards)
+    )
+    assert brief.policies["now"].success.value == pytest.approx(4 / 6)
+
+
+def both(tmp_path: Path) -> agl.Evaluation:
+    """Two policies of one store, as two runs of it."""
+
+    async def main() -> agl.Evaluation:
+        from agl.trainer.evaluation.evaluation import Part
+        from agl.trainer.store import open_store
+
+        parts = {}
+        for name, level in (("start", 2), ("now", 5)):
+            report = await agl.evaluate_async(
+                Skill(level).agent, TASKS, {name: None}, store=str(tmp_path / "s.db"), directory=tmp_path / name,
+                progress=False,
+            )  # fmt: skip
+            parts[name] = Part(report.policies[name].run_id)
+        store = await open_store(str(tmp_path / "s.db"))
+        try:
+            return await agl.Evaluation.of_runs(store, str(tmp_path / "s.db"), parts)
+        finally:
+            await store.close()
+
+    return asyncio.run(main())
+
+
+def test_two_policies_are_compared_task_by_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = both(tmp_path)
+    comparison = report.compare("start", "now")
+    assert comparison.success.value == pytest.approx(0.5)
+    assert comparison.success_p == pytest.approx(0.25), "McNemar: three of three"
+    assert not comparison.significant
+    assert [f.task for f in comparison.gained] == [2, 3, 4]
+    assert comparison.lost == []
+    before, after = (report.rollout(r) for r in comparison.gained[0].rollouts)
+    assert (before.success, after.success) == (False, True)
+    assert report.compare("now", "start").success.value == pytest.approx(-0.5)
+    report.table()
+    shown = capsys.readouterr().out
+    assert "start -> now: success +50.0 points" in shown
+    assert "3 tasks solved only by now" in shown
+    with pytest.raises(ConfigError, match="did you mean 'start'"):
+        report.compare("strat", "now")
+
+
+class Page(HTMLParser):
+    """The tags and attributes of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [name for name, _ in attrs]
+
+
+def test_a_report_is_one_file_that_runs_and_loads_nothing(tmp_path: Path) -> None:
+    report = both(tmp_path)
+    page = report.save(tmp_path / "r.html").read_text()
+    found = Page(page)
+    assert not {"script", "img", "link", "iframe", "object"} & {*found.tags}
+    assert not {"src", "href", "onclick", "onload"} & {*found.attributes}
+    assert "default-src 'none'" in page
+    assert found.tags.count("details") == 3
+    assert "<script>" not in page
+    markdown = report.save(tmp_path / "r.md").read_text()
+    assert "| success |" in markdown
+    assert "<h1>" in report._repr_html_()
+    with pytest.raises(ConfigError, match=r"\.html, \.json or \.md"):
+        report.save(tmp_path / "r.pdf")
+
+
+def test_what_a_model_wrote_is_text(tmp_path: Path) -> None:
+    report = evaluated(tmp_path, Skill(3, fails=(1,)), name=HOSTILE)
+    for page in (report.save(tmp_path / "r.html").read_text(), report.save(tmp_path / "r.md").read_text()):
+        assert "<script>" not in page
+        assert "\x1b" not in page
+        assert "\u202e" not in page
+        assert "\\x1b" in page
+
+
+def test_an_interrupted_evaluation_goes_on(tmp_path: Path) -> None:
+    stops = Skill(6, fails=(5,))
+    evaluated(tmp_path, stops, samples=2)
+    rest = Skill(6)
+    with pytest.raises(ConfigError, match="holds an evaluation already"):
+        evaluated(tmp_path, rest, samples=2)
+    with pytest.raises(CheckpointError, match="samples: 2 -> 3"):
+        evaluated(tmp_path, rest, samples=3, resume=True)
+    with pytest.raises(CheckpointError, match="no evaluation to resume"):
+        evaluated(tmp_path / "nowhere", rest, samples=2, resume=True)
+
+    async def as_if_killed() -> None:
+        from dataclasses import replace
+
+        from agl.trainer.store import open_store
+
+        store = await open_store(str(tmp_path / "e" / "run.db"))
+        [run] = await store.query_runs()
+        assert run.name == "now"
+        assert run.status == "succeeded"
+        await store.put_run(replace(run, status="running"))
+        await store.close()
+
+    asyncio.run(as_if_killed())
+    now = evaluated(tmp_path, rest, samples=2, resume=True).policies["now"]
+    assert rest.runs == [5, 5], "only what had failed is run again"
+    assert now.success.value == 1.0
+    assert (now.failed, len(now.rollouts)) == (0, 12)
+
+
+def test_what_cannot_be_evaluated(tmp_path: Path) -> None:
+    agent, options = Skill(1).agent, {"progress": False, "directory": tmp_path / "x"}
+    with pytest.raises(DatasetError, match="held-out tasks is empty"):
+        agl.evaluate(agent, [], **options)
+    with pytest.raises(ConfigError, match="two policies are called 'a'"):
+        agl.evaluate(agent, TASKS, [("a", None), ("a", None)], **options)
+    with pytest.raises(ConfigError, match="samples is 0"):
+        agl.evaluate(agent, TASKS, samples=0, **options)
+    with pytest.raises(ConfigError, match="policies= is empty"):
+        agl.evaluate(agent, TASKS, {}, **options)
+    with pytest.raises(ConfigError, match="give it a name"):
+        agl.evaluate(agent, TASKS, "policy", **options)  # type: ignore[arg-type]
+    run_dir = tmp_path / "run"
+    (run_dir / "checkpoints" / "step-000004").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="holds no policy"):
+        agl.evaluate(agent, TASKS, {"run": run_dir}, **options)
+    with pytest.raises(ConfigError, match="has no option 'time_out'"):
+        agl.evaluate(agent, TASKS, time_out=2, **options)
+    assert not (tmp_path / "x").exists(), "nothing is made before all is known to be right"
+    with pytest.raises(RolloutError, match="all 6 rollouts"):
+        agl.evaluate(
+            Skill(0, fails=tuple(range(6))).agent, TASKS, max_attempts=1, **{**options, "directory": tmp_path / "y"}
+        )
+
+
+def test_a_fingerprint_sees_other_weights(tmp_path: Path) -> None:
+    weights = bytearray(1_000_000)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    first = fingerprint(str(tmp_path))
+    assert first is not None
+    assert fingerprint(str(tmp_path)) == first
+    weights[-1] = 1
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    assert fingerprint(str(tmp_path)) != first
+    assert fingerprint("no/such-model") is None
+
+
+def test_validations_of_a_training_are_an_evaluation(tmp_path: Path) -> None:
+    """Nothing is run again: the rollouts are those of the store."""
+    skill = Skill(3)
+    result = agl.Trainer(agl.Baseline(), directory=tmp_path / "run", progress=False).fit(skill.agent, [], TASKS)
+    report = agl.Evaluation.of_result(result)
+    assert list(report.policies) == ["step 0"]
+    assert report.policies["step 0"].success.value == pytest.approx(result.history[0]["val/reward"])
+    assert len(skill.runs) == 6
+    result.history.clear()
+    with pytest.raises(DatasetError, match="no validation"):
+        agl.Evaluation.of_result(result)
+
+
+def test_progress_counts_rollouts_where_nothing_is_trained(tmp_path: Path) -> None:
+    from io import StringIO
+
+    text = StringIO()
+    console = Console(file=text, width=120)
+    trainer = agl.Trainer(agl.Baseline(), directory=tmp_path / "run", max_attempts=1)
+    progress = Progress(True, console, label="now")
+    asyncio.run(trainer.fit_async(Skill(3, fails=(1,)).agent, [], TASKS, progress=progress))
+    assert re.search(r"now 6/6 · failed 1 · ETA 0:00", text.getvalue())
