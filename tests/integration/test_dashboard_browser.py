@@ -154,6 +154,9 @@ def test_what_the_pages_say_is_what_the_store_has(chromium: Any, site: Dashboard
         assert page.locator("h1").inner_text() == id
         merged = page.locator("section:has(h2:text('training rows')) tbody tr td").nth(1).inner_text()
         assert merged == " + ".join(map(str, report["rows"][0]["calls"]))
+        page.get_by_role("button", name="Log-prob", exact=True).click()
+        assert page.locator(".tok[class*=' l']").count() == len(texts)
+        page.locator(".tok").nth(2).hover()
         picture(page, "rollout")
 
 
