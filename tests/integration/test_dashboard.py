@@ -141,6 +141,7 @@ def test_a_page_of_a_long_text_is_bounded() -> None:
     assert shown["text"].endswith("(980,000 more characters)")
     assert shown["large"] == str(2**60)
     assert shown["nan"] is None
+    assert len(json.dumps(views.shown(["x" * 1000] * 1000, total=5000))) < 100_000
 
 
 def test_keys_and_headers(page: Dashboard, run: agl.Result) -> None:
