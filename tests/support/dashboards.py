@@ -39,7 +39,7 @@ def train_hostile(model: Path, directory: Path, *, steps: int = 2) -> agl.Result
         return HOSTILE
 
     policy = ChatOpenAI(model="any", api_key="unused")  # type: ignore[arg-type]
-    agent = create_agent(policy, [lookup], name=HOSTILE)
+    agent: Any = create_agent(policy, [lookup], name=HOSTILE)
     numbers = iter(range(10_000))
     failed: set[str] = set()
 
