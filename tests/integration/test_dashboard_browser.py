@@ -137,9 +137,10 @@ def test_from_the_curve_to_a_token(chromium: Any, site: Dashboard) -> None:
             page.locator(shown).first.wait_for()
             picture(page, view.lower())
         # Escape is the way back, and every view has its address.
-        for expected in ("/group/", "/train/1", f"/run/{run}"):
+        for expected, shown in (("/group/", ".column mark"), ("/train/1", ".strip"), (f"/run/{run}", ".pick canvas")):
             page.keyboard.press("Escape")
             page.wait_for_url(re.compile(re.escape(expected)))
+            page.locator(shown).first.wait_for()
 
 
 def test_what_the_pages_say_is_what_the_store_has(chromium: Any, site: Dashboard) -> None:
