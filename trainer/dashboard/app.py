@@ -52,7 +52,7 @@ _HEADERS = {
 _LONGEST_ID = 200
 PAGE, MOST_ROLLOUTS = 100, 512
 """Runs and rollouts of one answer."""
-_METRIC_VALUES = 100_000
+_METRIC_VALUES, _MOST_NAMES = 100_000, 50
 _ENDS = ("val/reward", "train/reward")
 """The metrics whose first and last values the list of runs shows."""
 _AT_ONCE = 4
@@ -215,7 +215,6 @@ class _Api:
             store = await self._sources[number].store()
             runs = await store.query_runs(after=after, limit=PAGE)
             ends = await store.query_metrics([r.run_id for r in runs], names=_ENDS, ends=True) if runs else []
-            facts["recorded"] = await store.count_rollouts(mode="collect")
         except AglError as error:
             # The other stores are shown.
             return [], {**facts, "error": views.shown({"message": error.message, "hint": error.hint})}, None
@@ -228,10 +227,11 @@ class _Api:
         return views.run_json(run, ends) | {"store_name": printable(self._source(request).name)}
 
     async def metrics(self, request: Request) -> Any:
-        """Numbers of later steps than `after`; `more` if there are further ones."""
+        """Numbers of later steps than `after`, of `names` alone if they are given; `more` if there are further ones."""
         store, run = await self._run(request)
         after = _number(request, "after", None, least=-1)
-        metrics = await store.query_metrics([run.run_id], after_step=after, limit=_METRIC_VALUES)
+        names = request.query_params.getlist("name")[:_MOST_NAMES] or None
+        metrics = await store.query_metrics([run.run_id], names=names, after_step=after, limit=_METRIC_VALUES)
         more = len(metrics) == _METRIC_VALUES
         if more:
             # The last step may be cut in two.

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import orjson
+
 from agl.mdp.spans import Span
 from agl.mdp.types import Reward
 from agl.texts import printable
@@ -22,20 +24,24 @@ TEXT, SHORT_TEXT = 20_000, 600
 """Longest text on a page about it, and in a table; in characters."""
 MOST_TOKENS, MOST_SPANS, MOST_VALUES = 8_000, 1_500, 5_000
 """Of one answer. Tokens beyond that are on its next page; of spans, and of values within one, the first are shown."""
+MOST_TEXT, SPAN_TEXT = 1_000_000, 8_000
+"""Characters of one value, and of one span, of which there can be thousands: a chat span repeats the conversation."""
 _DEPTH = 40
 
 
-def shown(value: Any, longest: int = TEXT) -> Any:
-    """A JSON value as the page shows it: `printable` texts of at most `longest` characters, at most `MOST_VALUES`
-    values, no more than 40 deep. Numbers that are not finite become None."""
+def shown(value: Any, longest: int = TEXT, total: int = MOST_TEXT) -> Any:
+    """A JSON value as the page shows it: `printable` texts of at most `longest` characters each and `total` together,
+    at most `MOST_VALUES` values, no more than 40 deep. Numbers that are not finite become None."""
     left = MOST_VALUES
 
     def walk(value: Any, depth: int) -> Any:
-        nonlocal left
+        nonlocal left, total
         left -= 1
         match value:
             case str():
-                return cut(value, longest)
+                text = cut(value, min(longest, max(0, total)))
+                total -= len(text)
+                return text
             case float() if not math.isfinite(value):
                 return None
             case int() if abs(value) > 2**53 and not isinstance(value, bool):
@@ -212,5 +218,17 @@ def _reward(reward: Reward) -> dict[str, Any]:
 
 
 def _span(span: Span) -> dict[str, Any]:
-    # A chat span repeats the whole conversation, and there may be hundreds.
-    return shown({**as_json(span), "operation": span.operation, "agent": span.agent}, 2_000)
+    attributes = {name: _readable(value) for name, value in span.attributes.items()}
+    facts = {**as_json(span), "attributes": attributes, "operation": span.operation, "agent": span.agent}
+    return shown(facts, 2_000, SPAN_TEXT)
+
+
+def _readable(value: Any) -> Any:
+    """The value of JSON that an attribute holds as text. Parsed here: on the page, escapes of control characters in it
+    would become these characters."""
+    if not isinstance(value, str) or not value.startswith(("[", "{")):
+        return value
+    try:
+        return orjson.loads(value)
+    except ValueError:
+        return value

@@ -71,8 +71,9 @@ export function useData(path, { every = 0, read = get } = {}) {
     async function load() {
       timer = 0;
       try {
-        const data = await read(path, abort.signal);
-        setState({ path, data, error: null });
+        // `read` may show a first part before it has all.
+        const show = (data) => setState({ path, data, error: null });
+        show(await read(path, abort.signal, show));
       } catch (error) {
         if (error.name === "AbortError") return;
         setState((old) => ({ path, data: old.path === path ? old.data : null, error }));

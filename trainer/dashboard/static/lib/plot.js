@@ -22,7 +22,7 @@ function axes(small) {
 function rangeOf(low, high, unit) {
   if (low === null) return [0, 1];
   if (unit && low >= 0 && high <= 1) return [0, 1.02];
-  if (low === high) return low === 0 ? [-1, 1] : [low - Math.abs(low) / 2, low + Math.abs(low) / 2];
+  if (low === high) return low === 0 ? [0, 1] : [low - Math.abs(low) / 2, low + Math.abs(low) / 2];
   return uPlot.rangeNum(low, high, 0.1, true);
 }
 

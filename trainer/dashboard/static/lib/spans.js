@@ -36,7 +36,7 @@ function Node({ node, begin, length }) {
       </summary>
       ${span.status_message && html`<p class="bad">${span.status_message}</p>`}
       <table class="pairs"><tbody>
-        ${Object.entries(span.attributes).map(([name, value]) => html`<tr><th scope="row">${name}</th><td><${Value} value=${readable(value)} /></td></tr>`)}
+        ${Object.entries(span.attributes).map(([name, value]) => html`<tr><th scope="row">${name}</th><td><${Value} value=${value} /></td></tr>`)}
         ${span.events.map((e) => html`<tr><th scope="row">${e.name}</th><td><${Value} value=${e.attributes} /></td></tr>`)}
       </tbody></table>
     </details>
@@ -44,19 +44,12 @@ function Node({ node, begin, length }) {
   </li>`;
 }
 
-// JSON that an attribute holds as text is easier to read as JSON.
-function readable(value) {
-  if (typeof value !== "string" || !/^[[{]/.test(value)) return value;
-  try {
-    return JSON.parse(value);
-  } catch {
-    return value;
-  }
-}
-
 function summary({ attributes: a, agent, operation }) {
   const tokens = a["gen_ai.usage.output_tokens"] === undefined ? "" : `${num(a["gen_ai.usage.input_tokens"])} → ${num(a["gen_ai.usage.output_tokens"])} tokens`;
   const result = a["gen_ai.tool.call.result"];
-  const tool = a["gen_ai.tool.call.arguments"] === undefined ? "" : `${a["gen_ai.tool.call.arguments"]}${result === undefined ? "" : ` → ${result}`}`;
+  const args = a["gen_ai.tool.call.arguments"];
+  const tool = args === undefined ? "" : `${text(args)}${result === undefined ? "" : ` → ${text(result)}`}`;
   return [operation === "invoke_agent" ? "" : agent, tokens, tool].filter(Boolean).join(" · ");
 }
+
+const text = (value) => (typeof value === "string" ? value : JSON.stringify(value));

@@ -102,7 +102,7 @@ function Call({ call, calls, color, most, setAt, wanted, token }) {
     ${call.messages.map((m) => html`<${Message} message=${m} />`)}
     ${call.error && html`<p class="bad">${call.error}</p>`}
     ${texts.length > 0 &&
-    html`<div class="tokens" ref=${strip} role="group" aria-label=${`tokens of call ${call.index}; arrow keys move`} onMouseOver=${show} onFocusIn=${show} onClick=${show} onKeyDown=${keys}>
+    html`<div class="tokens" ref=${strip} role="group" aria-label=${`tokens of call ${call.index}; arrow keys move`} onMouseOver=${show} onfocusin=${show} onClick=${show} onKeyDown=${keys}>
       ${texts.map((text, i) => {
         const kind = `tok ${classOf(call, i, color, most)} ${trained[i] && call.dropped === null ? "" : "off"}`;
         return html`<span class=${kind} data-i=${i} tabindex=${i === 0 ? 0 : -1} aria-label=${ariaOf(call, i)}>${text.replaceAll("\n", "⏎\n")}</span>`;

@@ -84,8 +84,8 @@ export function Fact({ label, title, children }) {
 // Advantages decide the colour: five steps each way, of which the strongest is `most`.
 export function advantageClass(value, most) {
   if (value === null || value === undefined || !most) return "";
-  const level = Math.min(5, Math.ceil((Math.abs(value) / most) * 5 - 1e-9));
-  return level === 0 ? "v0" : `${value < 0 ? "n" : "p"}${level}`;
+  const share = Math.abs(value) / most;
+  return share < 0.02 ? "v0" : `${value < 0 ? "n" : "p"}${Math.min(5, Math.ceil(share * 5 - 1e-9))}`;
 }
 
 const DIVERGING = ["n5", "n3", "n1", "v0", "p1", "p3", "p5"];

@@ -6,7 +6,7 @@ import { Plot } from "../lib/plot.js";
 import { runPath, setQuery } from "../lib/route.js";
 import { Crumbs, Fact, Failure, Link, Loaded, TaskText } from "../lib/ui.js";
 
-const COLORS = ["--train", "--second"];
+const COLORS = ["--val", "--second"];
 
 export function Compare({ query }) {
   const names = [query.a, query.b];
@@ -63,7 +63,7 @@ function Paired({ data, sides }) {
       <h2>on the same held-out tasks</h2>
       <dl class="facts">
         ${data.sides.map(
-          (side, i) => html`<${Fact} label=${`${"ab"[i]}: mean reward`}>${num(side.reward)}
+          (side, i) => html`<${Fact} label=${`${"ab"[i]}: mean reward`}>${`${num(side.reward)} `}
             <label class="small dim">at step <select value=${side.step} onChange=${(e) => setQuery({ [`${"ab"[i]}_step`]: e.target.value })}>
               ${side.steps.map((s) => html`<option value=${s}>${num(s)}</option>`)}
             </select></label><//>`,

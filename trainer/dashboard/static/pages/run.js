@@ -15,10 +15,15 @@ export function Run({ store, id }) {
   const kept = useRef({ steps: [], values: {} });
 
   // The run, and what is new of its numbers. The last known step is read again: it may have been half written.
-  async function read(_, signal) {
+  async function read(_, signal, show) {
     const run = await get(path, signal);
     if (run.step < (kept.current.steps.at(-1) ?? 0)) kept.current = { steps: [], values: {} };
     let more = true;
+    if (kept.current.steps.length === 0) {
+      // The curves first: of a long run the other numbers take a while.
+      const rewards = await get(`${path}/metrics?name=train/reward&name=val/reward`, signal);
+      if (rewards.steps.length > 0) show({ run, metrics: rewards });
+    }
     while (more) {
       const after = kept.current.steps.length > 1 ? kept.current.steps.at(-2) : -1;
       const page = await get(`${path}/metrics?after=${after}`, signal);
@@ -108,11 +113,16 @@ function View({ store, run, metrics }) {
             ([group, names]) => html`<section>
               <h2>${group}</h2>
               <div class="plots">
-                ${names.map((name) => {
+                ${names.filter((name) => !isConstant(values[name])).map((name) => {
                   const series = [{ label: "", color: "--train", values: values[name], ...intervalOf(values, name), points: sparse(values[name]) }];
-                  return html`<${Plot} key=${name} small label=${name.includes("/") ? name.slice(name.indexOf("/") + 1) : name} steps=${steps} series=${series} height=${120} />`;
+                  return html`<${Plot} key=${name} small label=${within(name)} steps=${steps} series=${series} height=${120} />`;
                 })}
               </div>
+              <dl class="constants">
+                ${names
+                  .filter((name) => isConstant(values[name]))
+                  .map((name) => html`<div><dt>${within(name)}</dt><dd>${num(known(values[name])[0])}</dd></div>`)}
+              </dl>
             </section>`,
           )}
         `}
@@ -133,7 +143,14 @@ function View({ store, run, metrics }) {
 
 const present = (values, steps, step) => Boolean(values) && values[steps.indexOf(step)] !== null;
 const known = (values) => (values || []).filter((v) => v !== null);
-const sparse = (values) => known(values).length < 30;
+const sparse = (values) => known(values).length < 12;
+const within = (name) => (name.includes("/") ? name.slice(name.indexOf("/") + 1) : name);
+
+// A number that is the same at every step is no curve.
+function isConstant(values) {
+  const all = known(values);
+  return all.length > 1 && all.every((value) => value === all[0]);
+}
 
 function spread(items, most) {
   if (items.length <= most) return items;

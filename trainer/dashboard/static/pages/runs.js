@@ -64,7 +64,7 @@ function List({ data, query }) {
           (s) => html`<li>
             <span class="dim">${s.name}</span>
             <${Link} to=${[s.store, "runners"]}>runners<//>
-            ${s.recorded > 0 && html`<${Link} to=${[s.store, "recorded"]}>${num(s.recorded)} recorded programs<//>`}
+            <${Link} to=${[s.store, "recorded"]}>recorded programs<//>
           </li>`,
         )}
     </ul>

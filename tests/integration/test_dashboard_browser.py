@@ -1,0 +1,313 @@
+"""The dashboard in a real Chromium: every page of what real trainings left, by mouse, by keyboard, on a phone.
+
+Pictures go to the folder `AGL_DASHBOARD_PICTURES`, if it is set. `AGL_DASHBOARD_RUNS` names the directories of two runs
+of the quickstart, divided by ":", to take them of, in place of two short ones that are made here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dashboards import CONTROL, HOSTILE, Dashboard, served, train_arithmetic, train_hostile
+
+import agl
+from agl.texts import printable
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium-headless-shell")
+
+LAPTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+PICTURES = os.environ.get("AGL_DASHBOARD_PICTURES")
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Directories of two runs on the same held-out tasks."""
+    if named := os.environ.get("AGL_DASHBOARD_RUNS"):
+        return [Path(part) for part in named.split(":")]
+    tiny_policy: Path = request.getfixturevalue("tiny_policy")
+    base = tmp_path_factory.mktemp("runs")
+    for name, rate in (("slow", 1e-5), ("fast", 5e-4)):
+        train_arithmetic(tiny_policy, base / name, learning_rate=rate)
+    return [base / "slow", base / "fast"]
+
+
+@pytest.fixture(scope="module")
+def site(runs: list[Path]) -> Iterator[Dashboard]:
+    with served(*runs) as dashboard:
+        yield dashboard
+
+
+@pytest.fixture(scope="module")
+def hostile(untrained_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Dashboard, agl.Result]]:
+    result = train_hostile(untrained_model, tmp_path_factory.mktemp("hostile"))
+    with served(result.directory) as dashboard:
+        yield dashboard, result
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def opened(
+    chromium: Any, site: Dashboard, hash: str = "", *, size: dict[str, int] = LAPTOP, scheme: str = "light"
+) -> Iterator[Any]:
+    """A page by its link; at the end nothing may have been wrong with it, and no other host have been asked."""
+    wrong: list[str] = []
+    context = chromium.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce")
+    context.set_default_timeout(30_000)
+    page = context.new_page()
+    page.on("console", lambda message: message.type in ("error", "warning") and wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("request", lambda request: request.url.startswith(f"{site.url}/") or wrong.append(request.url))
+    page.on("dialog", lambda dialog: wrong.append(dialog.message))
+    page.goto(f"{site.link}{hash}")
+    yield page
+    assert wrong == []
+    context.close()
+
+
+def picture(page: Any, name: str) -> None:
+    if PICTURES:
+        Path(PICTURES).mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=Path(PICTURES) / f"{name}.png")
+
+
+def fits(page: Any) -> None:
+    """Nothing has to be scrolled sideways."""
+    assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"], page.url
+
+
+def run_of(site: Dashboard, number: int) -> str:
+    return next(r["run_id"] for r in site.json("runs")["runs"] if r["store"] == number)
+
+
+def trained_rollout(site: Dashboard) -> str:
+    """A rollout of the second store's first step whose tool call was rewarded."""
+    step = site.json(f"1/runs/{run_of(site, 1)}/steps/train/0")["rollouts"]
+    return max(step, key=lambda r: (r["advantage"] or 0, r["calls"]))["rollout_id"]
+
+
+def test_from_the_curve_to_a_token(chromium: Any, site: Dashboard) -> None:
+    run = run_of(site, 1)
+    with opened(chromium, site) as page:
+        assert "key=" not in page.url
+        page.locator(f"a[href$='/1/run/{run}']").click()
+        curve = page.locator(".pick .canvas canvas")
+        curve.wait_for()
+        picture(page, "run")
+        box = curve.bounding_box()
+        # In the middle of the curve is a training step.
+        page.mouse.move(box["x"] + box["width"] * 0.45, box["y"] + box["height"] / 2)
+        page.mouse.click(box["x"] + box["width"] * 0.45, box["y"] + box["height"] / 2)
+        page.wait_for_url(re.compile(r"/run/.*/(train|val)/\d+"))
+        page.goto(f"{site.url}/#/1/run/{run}/train/1")
+        page.locator(".strip").first.wait_for()
+        assert page.locator(".dot").count() == len(site.json(f"1/runs/{run}/steps/train/0")["rollouts"])
+        picture(page, "step")
+        page.locator(".strip .about a").first.click()
+        page.locator(".column mark").first.wait_for()
+        picture(page, "group")
+        page.locator(".column header a").first.click()
+        page.locator(".tok").first.wait_for()
+        id = page.url.rpartition("/")[2]
+        (call, *_) = site.json(f"1/rollouts/{id}")["calls"]
+        page.locator(".tok").nth(1).hover()
+        detail = page.locator(".detail")
+        assert f"id {call['tokens']['ids'][1]}" in detail.inner_text()
+        assert f"{call['policy']} v{call['policy_version']}" in detail.inner_text()
+        assert "trained in step 1" in detail.inner_text()
+        for color in ("Log-prob", "Pull", "Advantage"):
+            page.get_by_role("button", name=color, exact=True).click()
+        for view, shown in (("Conversation", ".message.sampled"), ("Spans", ".tree li"), ("Tokens", ".tok")):
+            page.get_by_role("button", name=view, exact=True).click()
+            page.locator(shown).first.wait_for()
+            picture(page, view.lower())
+        # Escape is the way back, and every view has its address.
+        for expected, shown in (("/group/", ".column mark"), ("/train/1", ".strip"), (f"/run/{run}", ".pick canvas")):
+            page.keyboard.press("Escape")
+            page.wait_for_url(re.compile(re.escape(expected)))
+            page.locator(shown).first.wait_for()
+
+
+def test_what_the_pages_say_is_what_the_store_has(chromium: Any, site: Dashboard) -> None:
+    id = trained_rollout(site)
+    report = site.json(f"1/rollouts/{id}")
+    with opened(chromium, site, f"/1/rollout/{id}") as page:
+        page.locator(".tok").first.wait_for()
+        texts = page.locator(".tok").all_text_contents()
+        assert texts == [t.replace("\n", "⏎\n") for call in report["calls"] for t in call["tokens"]["texts"]]
+        assert page.locator(".tok.off").count() == 0
+        assert page.locator(".tok.p5").count() == len(texts)
+        assert page.locator("h1").inner_text() == id
+        merged = page.locator("section:has(h2:text('training rows')) tbody tr td").nth(1).inner_text()
+        assert merged == " + ".join(map(str, report["rows"][0]["calls"]))
+        page.get_by_role("button", name="Log-prob", exact=True).click()
+        assert page.locator(".tok[class*=' l']").count() == len(texts)
+        page.locator(".tok").nth(2).hover()
+        picture(page, "rollout")
+
+
+def test_filters_and_bins(chromium: Any, site: Dashboard) -> None:
+    run = run_of(site, 1)
+    rollouts = site.json(f"1/runs/{run}/steps/train/0")["rollouts"]
+    with opened(chromium, site, f"/1/run/{run}/train/1") as page:
+        page.locator(".bar:not([disabled])").last.click()
+        best = max(r["reward"] for r in rollouts)
+        chosen = sum(r["reward"] > best - 0.05 for r in rollouts)
+        page.get_by_text(f"{chosen} of {len(rollouts)} rollouts").wait_for()
+        assert page.locator(".dot").count() == chosen
+        page.reload()
+        page.get_by_text(f"{chosen} of {len(rollouts)} rollouts").wait_for()
+        page.get_by_role("button", name="Clear").click()
+        question = rollouts[0]["task"]["question"]
+        page.get_by_role("searchbox").fill(question)
+        same = sum(r["task"]["question"] == question for r in rollouts)
+        page.get_by_text(f"{same} of {len(rollouts)} rollouts").wait_for()
+
+
+def test_two_runs_are_compared(chromium: Any, site: Dashboard) -> None:
+    with opened(chromium, site) as page:
+        for box in page.get_by_role("checkbox").all():
+            box.check()
+        page.get_by_role("link", name="Compare the two").click()
+        page.get_by_text("common tasks").wait_for()
+        picture(page, "compare")
+        names = [side.inner_text() for side in page.locator(".versus a").all()]
+        assert sorted(names) == sorted(run_of(site, n) for n in (0, 1))
+        changed = page.locator("table.stack tbody tr")
+        if changed.count():
+            changed.first.locator("a").first.click()
+            page.wait_for_url(re.compile("/rollout/"))
+
+
+def test_by_keyboard_alone(chromium: Any, site: Dashboard) -> None:
+    def tab_to(page: Any, selector: str) -> None:
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            if page.evaluate("(s) => document.activeElement.matches(s)", selector):
+                return
+        raise AssertionError(f"{selector} is not reached")
+
+    run = run_of(site, 1)
+    with opened(chromium, site) as page:
+        page.locator("table.runs").wait_for()
+        tab_to(page, f"a[href$='/1/run/{run}']")
+        page.keyboard.press("Enter")
+        page.locator(".pick canvas").wait_for()
+        tab_to(page, ".pick .canvas")
+        for key in ("Home", "ArrowRight", "Enter"):
+            page.keyboard.press(key)
+        page.wait_for_url(re.compile("/train/1$"))
+        page.locator(".strip").first.wait_for()
+        tab_to(page, ".strip .about a")
+        page.keyboard.press("Enter")
+        page.locator(".column header a").first.wait_for()
+        tab_to(page, ".column header a")
+        page.keyboard.press("Enter")
+        page.locator(".tok").first.wait_for()
+        tab_to(page, ".tok")
+        before = page.locator(".detail").inner_text()
+        page.keyboard.press("ArrowRight")
+        assert page.evaluate("document.activeElement.dataset.i") == "1"
+        assert page.locator(".detail").inner_text() != before
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline == "solid"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
+def test_every_page_fits(chromium: Any, site: Dashboard, scheme: str, size: dict[str, int]) -> None:
+    runs, id = [run_of(site, 0), run_of(site, 1)], trained_rollout(site)
+    pages = {
+        "runs": ("/", "table.runs"),
+        "run": (f"/1/run/{runs[1]}", ".pick canvas"),
+        "step": (f"/1/run/{runs[1]}/train/1", ".strip"),
+        "validation": (f"/1/run/{runs[1]}/val/0", ".single"),
+        "group": (f"/1/group/{id}", ".column .line"),
+        "rollout": (f"/1/rollout/{id}", ".tok"),
+        "conversation": (f"/1/rollout/{id}?view=conversation", ".message"),
+        "spans": (f"/1/rollout/{id}?view=spans", ".tree li"),
+        "compare": (f"/compare?a=0:{runs[0]}&b=1:{runs[1]}", "text=common tasks"),
+        "runners": ("/1/runners", "text=No rollout is running"),
+        "recorded": ("/1/recorded", "h1"),
+        "nowhere": ("/1/rollout/ro-nowhere", ".failure"),
+    }
+    with opened(chromium, site, "/nothing", size=size, scheme=scheme) as page:
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", dark))) < 200) == (scheme == "dark")
+        for name, (hash, shown) in pages.items():
+            if name == "nowhere":
+                # Chromium reports the 404 that is asked for here.
+                continue
+            page.evaluate("(hash) => { location.hash = hash }", hash)
+            page.locator(shown).first.wait_for()
+            fits(page)
+            assert page.locator(".failure").count() == 0
+            picture(page, f"{name}-{scheme}-{size['width']}")
+        page.get_by_role("button", name="dark or light").click()
+        turned = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert turned != dark
+
+
+@pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
+def test_what_agents_and_tools_wrote_is_text(
+    chromium: Any, hostile: tuple[Dashboard, agl.Result], size: dict[str, int]
+) -> None:
+    site, result = hostile
+    step = site.json(f"0/runs/{result.run_id}/steps/train/0")["rollouts"]
+    failed = next(r["rollout_id"] for r in step if r["attempts"] > 1)
+    hashes = ["/", f"/0/run/{result.run_id}", f"/0/run/{result.run_id}/train/1", f"/0/run/{result.run_id}/val/2"]
+    hashes += [f"/0/group/{failed}", f"/compare?a=0:{result.run_id}&b=0:{result.run_id}&a_step=0", "/0/runners"]
+    hashes += [f"/0/rollout/{failed}?view={view}" for view in ("tokens", "conversation", "spans")]
+    hashes += [f"/0/rollout/{failed}?attempt=1"]
+    with opened(chromium, site, "/", size=size) as page:
+        seen = ""
+        for hash in hashes:
+            page.evaluate("(hash) => { location.hash = hash }", hash)
+            page.wait_for_load_state("networkidle")
+            page.locator(".loading").first.wait_for(state="detached")
+            for details in page.locator("details").all()[:40]:
+                details.evaluate("(element) => { element.open = true }")
+            fits(page)
+            text = page.locator("body").inner_text()
+            seen += text
+            assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2060-\u206f]", text), hash
+            assert page.title().endswith("agl")
+            assert page.evaluate("document.querySelectorAll('main script, main img').length") == 0
+        assert printable(HOSTILE) in seen
+        assert printable(CONTROL) in seen
+        assert "forked: assistant_rewritten" in seen
+        picture(page, f"hostile-{size['width']}")
+
+
+def test_without_the_key_and_with_a_pruned_rollout(chromium: Any, site: Dashboard) -> None:
+    context = chromium.new_context(viewport=LAPTOP)
+    page = context.new_page()
+    page.goto(f"{site.url}/")
+    page.get_by_label("Key").fill("not the key of this server")
+    page.get_by_role("button", name="Open").click()
+    page.get_by_label("Key").fill(site.key)
+    page.get_by_role("button", name="Open").click()
+    page.locator("table.runs").wait_for()
+    # A tab of its own has the key from this one.
+    second = context.new_page()
+    second.goto(f"{site.url}/#/1/runners")
+    second.get_by_text("No rollout is running").wait_for()
+    second.evaluate("location.hash = '/1/rollout/ro-nowhere'")
+    second.get_by_role("alert").wait_for()
+    assert "ro-nowhere" in second.get_by_role("alert").inner_text()
+    context.close()
