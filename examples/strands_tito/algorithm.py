@@ -11,7 +11,7 @@ from typing import Any
 import agl
 from agl.compat import find_final_reward
 from agl.errors import RolloutError
-from agl.trainer.evaluation.statistics import success_interval
+from agl.trainer.report.statistics import success_interval
 
 WAIT_SECONDS = 600.0
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agl.errors import ConfigError
-from agl.trainer.evaluation import statistics
+from agl.trainer.report import statistics
 
 SETTINGS = [(20, 1), (50, 1), (200, 1), (20, 4), (50, 4), (50, 16), (200, 4)]
 """(tasks, samples)"""

@@ -13,7 +13,7 @@ from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.frozen_policy import FrozenPolicy, policy_directory
-from agl.trainer.run.run import Run, mean_rewards, require_some, require_tasks
+from agl.trainer.run.run import Run, measurement, require_tasks
 from agl.trainer.store.base import Mode
 
 if TYPE_CHECKING:
@@ -122,10 +122,9 @@ class Baseline:
 
 
 async def _rewards(run: Run, name: str, mode: Mode, tasks: Sequence[Any], repeats: int) -> dict[str, Any]:
-    """Run the tasks; returns their mean rewards under `name`."""
+    """Run the tasks; returns what was measured, under `name`."""
     results = await run.rollouts(list(enumerate(tasks)), mode=mode, step=0, group_size=repeats)
-    succeeded = require_some(results, "the run")
-    return {**mean_rewards(succeeded, name), f"{name}/failed_rollouts": len(results) - len(succeeded)}
+    return measurement(results, name, "the run")
 
 
 async def _close(policies: Any) -> None:

@@ -23,7 +23,7 @@ from agl.trainer.local.policy import LocalPolicy
 from agl.trainer.objectives.advantages import FLAT, StepAdvantages, compute_advantages
 from agl.trainer.run.batches import Batches
 from agl.trainer.run.policies import Policies
-from agl.trainer.run.run import Run, mean_rewards, require_some, require_tasks
+from agl.trainer.run.run import Run, measurement, require_some, require_tasks
 from agl.trainer.runners.protocol import RolloutResult
 
 SMALL_MODEL = 20_000_000
@@ -182,8 +182,7 @@ class PolicyGradient(PolicyGradientSettings):
 
     async def _validate(self, run: Run, step: int) -> dict[str, Any]:
         results = await run.rollouts(list(enumerate(run.val)), mode="val", step=step, metadata=self._metadata(run))
-        succeeded = require_some(results, f"the validation after step {step}")
-        return {**mean_rewards(succeeded, "val"), "val/failed_rollouts": len(results) - len(succeeded)}
+        return measurement(results, "val", f"the validation after step {step}")
 
     async def dev(self, run: Run, n_tasks: int) -> list[RolloutResult]:
         require_tasks(run.train, "the dataset")

@@ -10,7 +10,7 @@ import numpy as np
 
 from agl.errors import DatasetError, NotStoredError
 from agl.trainer.evaluation.evaluation import Part
-from agl.trainer.evaluation.statistics import mean_interval, sign_flip_test
+from agl.trainer.report.statistics import mean_interval, sign_flip_test
 from agl.trainer.store.base import RolloutSummary, Store, TrainingRun
 
 MOST_ROLLOUTS = 10_000

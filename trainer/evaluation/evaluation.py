@@ -23,7 +23,7 @@ from agl.errors import ConfigError, DatasetError, nearest
 from agl.mdp.spans import Span
 from agl.texts import printable
 from agl.tracing.inferred import completed, totals
-from agl.trainer.evaluation import statistics
+from agl.trainer.report import statistics
 from agl.trainer.report.trace_tree import error_line, line
 from agl.trainer.run.run import reward_label
 from agl.trainer.run.trainer import Result

@@ -25,6 +25,7 @@ from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.http.auth import Keys, key_hash
 from agl.trainer.local.config import Policy
+from agl.trainer.report.statistics import mean_interval
 from agl.trainer.run.callbacks import Callbacks
 from agl.trainer.run.config import LOOPBACK, RunConfig
 from agl.trainer.run.progress import Progress
@@ -446,6 +447,28 @@ def mean_rewards(results: Sequence[RolloutResult], mode: str) -> dict[str, float
         by_name[reward_label(reward)].append(reward.value)
     means = {f"{mode}/reward/{name}": math.fsum(v) / len(rewarded) for name, v in sorted(by_name.items())}
     return {f"{mode}/reward": total / len(rewarded), **means}
+
+
+def measurement(results: Sequence[RolloutResult], mode: str, what: str) -> dict[str, float]:
+    """What a validation, or another measurement, adds to the history.
+
+    Returns:
+        `mean_rewards`; "<mode>/reward_low" and "<mode>/reward_high", the 95 % interval of the mean over tasks
+        (`statistics.mean_interval`), of two tasks or more; "<mode>/failed_rollouts".
+
+    Raises:
+        AglError: all of them failed; the error is that of the first one.
+    """
+    succeeded = require_some(results, what)
+    by_task: dict[str, list[float]] = defaultdict(list)
+    for result in succeeded:
+        if result.attempt_trajectory is not None and result.attempt_trajectory.reward is not None:
+            by_task[result.rollout.group].append(result.attempt_trajectory.reward)
+    facts = mean_rewards(succeeded, mode)
+    if len(by_task) > 1:
+        low, high = mean_interval([math.fsum(rewards) / len(rewards) for rewards in by_task.values()])
+        facts |= {f"{mode}/reward_low": float(low), f"{mode}/reward_high": float(high)}
+    return facts | {f"{mode}/failed_rollouts": len(results) - len(succeeded)}
 
 
 def reward_label(reward: Reward) -> str:

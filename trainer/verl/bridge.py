@@ -24,7 +24,7 @@ from agl.errors import AglError, ConfigError, NoTrainableDataError, TrainingErro
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.rendering.rendering import Rendering
-from agl.trainer.run.run import Run, require_some, require_tasks
+from agl.trainer.run.run import Run, measurement, require_some, require_tasks
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.base import Mode
 from agl.trainer.verl import checkpoints, cluster, metrics
@@ -219,7 +219,7 @@ class _Bridge:
     async def _begin(self, step: int, steps: int) -> None:
         await self.run.begin(steps, step)
         if (results := self._val_results.pop(step, None)) is not None and not self.run.history:
-            await self.run.record({"step": step, **metrics.validation(results)})
+            await self.run.record({"step": step, **measurement(results, "val", f"the validation after step {step}")})
 
     async def _answer(self) -> None:
         """Tell verl whether training goes on."""
@@ -324,7 +324,7 @@ class _Bridge:
         await run.store.add_policy_version(run.run_id, self.policy, step, step)
         entry = metrics.facts(result, groups, rows, self.policy)
         if (results := self._val_results.pop(step, None)) is not None:
-            entry |= metrics.validation(results)
+            entry |= measurement(results, "val", f"the validation after step {step}")
         await run.record(entry)
         checkpoints.write_record(run, self.plan)
 

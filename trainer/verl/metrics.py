@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agl.mdp.sequence import merge_report
-from agl.trainer.run.run import mean_rewards, require_some
+from agl.trainer.run.run import mean_rewards
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.base import TrainedCall
 from agl.trainer.verl.events import StepResult
@@ -46,12 +46,6 @@ def trained_calls(
         for group in groups if group.rows.scored is not None
         for c in group.rows.scored.calls if c.policy == policy
     ]  # fmt: skip
-
-
-def validation(results: Sequence[RolloutResult]) -> dict[str, Any]:
-    """The mean rewards of a validation. Where all its rollouts failed, raises the error of the first."""
-    succeeded = require_some(results, "the validation")
-    return {**mean_rewards(succeeded, "val"), "val/failed_rollouts": len(results) - len(succeeded)}
 
 
 def facts(result: StepResult, groups: Sequence[GroupRecord], rows: Sequence[Row], policy: str) -> dict[str, Any]:
