@@ -88,7 +88,10 @@ def picture(page: Any, name: str) -> None:
 
 def fits(page: Any) -> None:
     """Nothing has to be scrolled sideways."""
-    assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"], page.url
+    wide = "[...document.querySelectorAll('body *')].filter((e) => e.getBoundingClientRect().right > innerWidth)"
+    shown = f"{wide}.slice(0, 8).map((e) => e.outerHTML.slice(0, 100))"
+    within = page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
+    assert within, (page.url, page.evaluate(shown))
 
 
 def run_of(site: Dashboard, number: int) -> str:
