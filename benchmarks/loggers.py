@@ -4,7 +4,7 @@
 
 MODEL is a policy of `agl make-policy`. Each round trains it twice from the same seed, once with all trackers that are
 installed (wandb offline, MLflow in a database) and a callback, once with the callback alone, in turns. The first steps,
-in which trackers open their files, are left out; a step's time is that between two callbacks. The median of them counts.
+in which trackers open their files, are left out; a step's time is that between two callbacks. Their median counts.
 """
 
 from __future__ import annotations
