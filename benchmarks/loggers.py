@@ -3,9 +3,8 @@
     python benchmarks/loggers.py MODEL [--steps 12] [--rounds 3] [--log tensorboard ...] [--json FILE]
 
 MODEL is a policy of `agl make-policy`. Each round trains it twice from the same seed, once with all trackers that are
-installed (wandb offline, MLflow in a database) and a callback, once without, in turns. The first steps, in which the
-trackers' packages are imported, are left out; a step's time is its "seconds" and what is recorded after them, the time
-between two callbacks. The median over all steps counts.
+installed (wandb offline, MLflow in a database) and a callback, once with the callback alone, in turns. The first steps,
+in which trackers open their files, are left out; a step's time is that between two callbacks. Their median counts.
 """
 
 from __future__ import annotations
@@ -61,7 +60,9 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--log", nargs="*", default=[n for n, t in TRACKERS.items() if find_spec(t.module)])
+    parser.add_argument(
+        "--log", nargs="*", default=[n for n, t in TRACKERS.items() if find_spec(t.module.partition(".")[0])]
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     os.environ |= {"WANDB_MODE": "offline"}

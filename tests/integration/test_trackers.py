@@ -20,7 +20,9 @@ from tracker_files import (
 
 from agl.trainer.loggers.choose import TRACKERS as TRACKERS_BY_NAME
 
-TRACKERS = [name for name, tracker in TRACKERS_BY_NAME.items() if find_spec(tracker.module) is not None]
+TRACKERS = [
+    name for name, tracker in TRACKERS_BY_NAME.items() if find_spec(tracker.module.partition(".")[0]) is not None
+]
 
 
 @pytest.fixture

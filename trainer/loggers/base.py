@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
@@ -83,11 +83,14 @@ class Tracker(Logger):
     def __post_init__(self) -> None:
         if not 0 <= self.samples <= MAX_SAMPLES:
             raise ConfigError(f"samples={self.samples}", hint=f"give a number from 0 to {MAX_SAMPLES}")
-        if find_spec(self.module) is None:
+        # Now, and not in its thread: an import takes seconds, in which the first steps would wait for the interpreter.
+        try:
+            import_module(self.module)
+        except ImportError as error:
             raise ConfigError(
-                f"the logger {self.name_in_log!r} needs the package {self.package}, which is not installed",
+                f"the logger {self.name_in_log!r} needs the package {self.package}, which cannot be imported: {error}",
                 hint=f'pip install {self.package}, or pip install "agl[track]" for all trackers',
-            )
+            ) from error
 
     def for_run(self, project: str | None, name: str | None, directory: Path) -> Self:
         """A copy for one run.

@@ -107,7 +107,7 @@ class MLflow(Tracker):
     """
 
     name_in_log: ClassVar[str] = "mlflow"
-    module: ClassVar[str] = "mlflow"
+    module: ClassVar[str] = "mlflow.tracking"
     package: ClassVar[str] = "mlflow-skinny"
 
     project: str | None = None
