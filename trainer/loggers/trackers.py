@@ -6,7 +6,6 @@ Invariant: a step is in a tracker once, also where a run was killed and does ste
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -184,7 +183,7 @@ class TensorBoard(Tracker):
 
         # TensorBoard then leaves out what earlier files have of the steps that are done again.
         purge = None if resumed_from is None else resumed_from + 1 if resumed_from else 0
-        suffix = f".{os.getpid()}"  # names end in seconds, and a run may be resumed within one
+        suffix = f".{time.time_ns()}"  # names end in seconds, and a run may be resumed within one
         self._writer = SummaryWriter(str(self.directory), purge_step=purge, filename_suffix=suffix)
         text = json.dumps({"run": run_id, **config}, indent=1)
         self._writer.add_text("config", f"```json\n{text}\n```", resumed_from or 0)
