@@ -219,7 +219,7 @@ class Trackio(Tracker):
     _last: int = field(default=-1, init=False, repr=False)
 
     def start(self, run_id: str, config: Mapping[str, Any], resumed_from: int | None) -> None:
-        import trackio
+        import trackio  # pyright: ignore[reportMissingImports]
 
         self._run = trackio.init(
             project=self.project or PROJECT, name=f"{self.name} {run_id}" if self.name else run_id,
@@ -233,7 +233,7 @@ class Trackio(Tracker):
 
     def step(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sample]) -> None:
         import pandas
-        import trackio
+        import trackio  # pyright: ignore[reportMissingImports]
 
         if step <= self._last:
             return
