@@ -448,7 +448,8 @@ def test_an_environment_that_lies_in_a_temporary_folder_can_be_used(parent: str)
         (packages / "agl.pth").write_text("\n".join([pythonpath().split(os.pathsep)[0], *site.getsitepackages()]))
         grade = (
             "from agl.rewards import PythonTests; print(PythonTests().outcomes("
-            "{'tests': 'import only_there\\nassert f() == only_there.limit'}, 'def f(): return 9'))"
+            "{'tests': 'import only_there\\nassert f() == only_there.limit'}, "
+            "'import os\\ndef f(): return 9 + len(os.listdir())'))"
         )
         done = subprocess.run([f"{folder}/venv/bin/python", "-c", grade], capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.stderr[-2000:]) == ("['passed']\n", "")

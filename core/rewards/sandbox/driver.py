@@ -178,7 +178,7 @@ def _run(level: str, job: dict[str, Any], connection: int, output: int) -> None:
         os.dup2(connection, 3)
         os.dup2(output, 4)
         os.closerange(5, 1 << 16)
-        folder = "/tmp" if level == "namespaces" else job["folder"]
+        folder = isolation.HOME if level == "namespaces" else job["folder"]
         if level == "uid":
             os.chown(folder, isolation.other_uid(), -1)
         isolation.drop(level, job)

@@ -24,6 +24,9 @@ from typing import Any
 
 LEVELS = ("namespaces", "uid", "limits")
 
+HOME = "/tmp/home"
+"""A candidate's own folder within its namespaces, empty at first."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
@@ -96,6 +99,7 @@ def begin(level: str, size_mb: int) -> None:
         os.makedirs(path, exist_ok=True)
         _mount(f"/proc/self/fd/{fd}", path, None, _MS_BIND | _MS_REC)
         os.close(fd)
+    os.makedirs(HOME, exist_ok=True)
     try:
         _mount("proc", "/proc", "proc", _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     except OSError:  # not allowed where a container's own /proc is masked; few programs need it
