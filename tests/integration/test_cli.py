@@ -35,7 +35,7 @@ def reward(task, output):
 
 
 def _agl(*arguments: object, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([*AGL, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*AGL, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=570)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 
