@@ -1,4 +1,4 @@
-"""When callbacks end a run, and what is refused of them; `tests/integration/test_early_stopping.py` has real training."""
+"""When callbacks end a run, and what is refused of them; `tests/integration/test_early_stopping.py` trains."""
 
 from __future__ import annotations
 
