@@ -184,7 +184,8 @@ def _train(policy: Path, directory: Path, steps: int, chromium: Any) -> Sequence
             page = chromium.new_page()
             stack.callback(page.close)
             page.goto(link(url, keys.minted) + "/0/run/run-open")
-        result = trainer.fit(agent, arithmetic_tasks(256, seed=0, split="train"))
+        # Resumed, a run keeps the id that its directory has, which the page was opened with.
+        result = trainer.fit(agent, arithmetic_tasks(256, seed=0, split="train"), resume=chromium is not None)
         if chromium is not None and page.locator(".pick canvas").count() == 0:
             raise SystemExit("the page did not show the run")
     return [h["seconds"] for h in result.history if "seconds" in h][1:]
