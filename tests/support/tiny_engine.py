@@ -92,7 +92,7 @@ def sample(engine: LocalEngine, prompt, sampling: Sampling, session: str | None 
 
 def reference(model, prompt, completion: Completion, sampling: Sampling) -> np.ndarray:
     """Log-probs of an answer by one full forward pass and the sampling rules written out with numpy."""
-    ids = torch.tensor(np.concatenate([prompt, completion.token_ids])).long()[None].to(model.device)
+    ids = torch.tensor(np.concatenate([prompt, completion.token_ids])).long()[None].to(next(model.parameters()).device)
     with torch.no_grad():
         logits = model(ids).logits[0, len(prompt) - 1 : -1].double().cpu().numpy()
     result = []
