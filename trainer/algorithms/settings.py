@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from agl.errors import ConfigError, nearest
 from agl.trainer.algorithms.shaping import Overlong
-from agl.trainer.local.config import LearnerConfig, LoraSpec
+from agl.trainer.local.config import Attention, Autocast, LearnerConfig, LoraSpec
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.objectives import Estimator, KLKind, LossAgg, PolicyLossKind, RolloutIS
 from agl.trainer.objectives.advantages import GROUPED
@@ -48,6 +48,10 @@ class PolicyGradientSettings:
         device, dtype, max_context, threads: of the policy process; "auto"/None choose by the machine.
         renderer: a name from the `renderers` package; None chooses by the model.
         max_tokens_per_microbatch, max_batch: of learner and engine; None chooses by the device.
+        attention, autocast: "eager" or "sdpa", and "float32" or "bfloat16": how the learner computes; None chooses by
+            the device.
+        activation_checkpointing: keep only each layer's input for the backward pass: a third more computation, a
+            fraction of the memory.
         checkpoint_every: steps between checkpoints; None: each step for small models, else every 10; also at the end
             and on Ctrl-C.
     """
@@ -97,6 +101,9 @@ class PolicyGradientSettings:
     renderer: str | None = None
     max_tokens_per_microbatch: int | None = None
     max_batch: int = 64
+    attention: Attention | None = None
+    autocast: Autocast | None = None
+    activation_checkpointing: bool = False
     checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
@@ -146,7 +153,7 @@ class PolicyGradientSettings:
     def identity(self, run: Run, steps: int) -> dict[str, Any]:
         """What a resumed run must have in common with the one that it continues."""
         settings = replace(self, steps=steps, epochs=None)
-        changeable = {"checkpoint_every", "threads", "device", "val_every"}
+        changeable = {"checkpoint_every", "threads", "device", "val_every", "activation_checkpointing"}
         identity = {
             "algorithm": type(self).__name__,
             **{f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in changeable},

@@ -13,7 +13,7 @@ from typing import Any
 from agl.errors import AglError
 from agl.mdp.types import IntArray
 from agl.trainer.engines.base import Completion, Sampling
-from agl.trainer.local.config import LearnerConfig, LoraSpec
+from agl.trainer.local.config import Attention, LearnerConfig, LoraSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class PolicySpec:
         model: a local Hugging Face directory or a hub id.
         name: the policy's name.
         device: "cpu", "cuda", "cuda:1" or "auto". dtype: of the weights, or "auto".
+        attention: of the learner's forward passes, "eager" or "sdpa"; None = eager on CPU, sdpa on cuda.
         lora: train an adapter instead of all weights.
         seed: of the adapter's start.
         max_context: longest prompt + answer in tokens; None = the model's own limit.
@@ -36,6 +37,7 @@ class PolicySpec:
     name: str = "policy"
     device: str = "auto"
     dtype: str = "auto"
+    attention: Attention | None = None
     lora: LoraSpec | None = None
     seed: int = 0
     max_context: int | None = None
@@ -46,7 +48,7 @@ class PolicySpec:
     @property
     def base(self) -> tuple[object, ...]:
         """What policies must have in common to be adapters on one base model, in one process."""
-        return self.model, self.device, self.dtype, self.max_context, self.threads, self.max_batch
+        return self.model, self.device, self.dtype, self.attention, self.max_context, self.threads, self.max_batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,14 @@ class Worker:
         if first.threads is not None:
             torch.set_num_threads(first.threads)
         torch.set_flush_denormal(True)
-        loaded = load_policy(first.model, device=first.device, dtype=first.dtype, lora=first.lora, seed=first.seed)
+        loaded = load_policy(
+            first.model,
+            device=first.device,
+            dtype=first.dtype,
+            lora=first.lora,
+            seed=first.seed,
+            attention=first.attention,
+        )
         for spec in specs[1:]:
             if spec.lora is None:
                 raise EngineError(f"policy {spec.name!r} has no adapter", hint="whole models take a process each")

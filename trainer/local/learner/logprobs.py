@@ -22,8 +22,8 @@ from agl.errors import ConfigError, ModelLoadError
 from agl.trainer.local.learner.microbatches import MicroBatch
 from agl.trainer.objectives.losses import entropy
 
-CHUNK_ELEMENTS = 1 << 26
-"""Logits are computed and dropped in chunks of at most this many: a quarter of a gigabyte each in float32."""
+CHUNK_ELEMENTS = 1 << 27
+"""Logits are computed and dropped in chunks of at most this many: half a gigabyte each in float32."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
