@@ -1,13 +1,13 @@
 """GRPO by agl against GRPO by TRL: seconds a step, processor time a step and reward per minute.
 
-    python benchmarks/trl.py [--trl-python PATH] [--cases single long] [--rounds 2] [--steps 6] [--markdown]
+    python benchmarks/trl.py [--trl-python PATH] [--cases single long] [--rounds 2] [--steps 6]
 
 The same policy from scratch, tasks, rewards, groups, sampling and optimiser, in float32, each side on the same cores.
 TRL samples in its own process with `generate`; agl's side is an agent that calls the OpenAI SDK over HTTP, with its
 spans, calls and rewards in SQLite. The sides take turns; each turn is a new process, whose first steps do not count.
 "single" is a short question and answer, "long" puts a system prompt of 2,000 tokens before it.
 
-`--trl-python` is the interpreter of an environment that has TRL; without it, one is made with `pip install trl`.
+`--trl-python` is the interpreter of an environment that has TRL; without it, one is made on first use.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -206,15 +207,15 @@ def make_policy(directory: Path, case: Case) -> tuple[Path, str]:
     return policy, system
 
 
-def trl_environment(directory: Path) -> Path:
-    """The interpreter of a new environment with TRL and this environment's torch."""
-    from importlib.metadata import version
-
-    print("making an environment with TRL ...", file=sys.stderr)
-    subprocess.run([sys.executable, "-m", "venv", directory], check=True)
-    python = directory / "bin" / "python"
-    for package in (f"torch=={version('torch').partition('+')[0]}", "trl"):
-        subprocess.run([python, "-m", "pip", "install", "-q", package], check=True)
+def trl_python(venv: Path) -> Path:
+    """The interpreter of an environment with the newest TRL and this environment's torch; made if missing."""
+    python = venv / "bin" / "python"
+    if not list(venv.glob("lib/*/site-packages/trl")):
+        print(f"building {venv} with TRL, once ...", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+        torch = f"torch=={version('torch').partition('+')[0]}"
+        for package in (torch, "trl"):
+            subprocess.run([python, "-m", "pip", "install", "--quiet", package], check=True)
     return python
 
 
@@ -257,16 +258,17 @@ def compare(name: str, steps: dict[str, list[Step]]) -> dict[str, Any]:
     return facts
 
 
-def table(results: list[dict[str, Any]], options: argparse.Namespace) -> str:
+def table(results: list[dict[str, Any]]) -> str:
     """The figures as Markdown."""
     lines = [
-        "| | s/step: agl / TRL | TRL / agl | CPU s/step: agl / TRL | TRL / agl | sampled tokens a step | reward a minute |",
+        "| | s/step: agl / TRL | TRL / agl | CPU s/step: agl / TRL | TRL / agl | tokens sampled a step | reward/min |",
         "|---|---|---|---|---|---|---|",
     ]
     for facts in results:
         case, ours, theirs = CASES[facts["case"]], facts["agl"], facts["trl"]
         lines.append(
-            f"| {facts['case']}: {case.batch} x {case.group} rollouts | {ours['seconds']:.2f} / {theirs['seconds']:.2f} "
+            f"| {facts['case']}: {case.batch} x {case.group} rollouts "
+            f"| {ours['seconds']:.2f} / {theirs['seconds']:.2f} "
             f"| {facts['speedup']:.2f}x | {ours['cpu']:.2f} / {theirs['cpu']:.2f} | {facts['cpu_ratio']:.2f}x "
             f"| {ours['tokens']:.0f} / {theirs['tokens']:.0f} "
             f"| {ours['reward_per_minute']:.0f} / {theirs['reward_per_minute']:.0f} |"
@@ -277,25 +279,25 @@ def table(results: list[dict[str, Any]], options: argparse.Namespace) -> str:
 def main() -> None:
     """Run the turns and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trl-python", type=Path, help="interpreter with TRL; without it an environment is made")
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "agl" / "trl"
+    parser.add_argument("--trl-python", type=Path, help="interpreter with TRL")
+    parser.add_argument("--rival-venv", type=Path, default=cache, help="without it: TRL's environment (%(default)s)")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--steps", type=int, default=6, help="steps that count, each turn")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--cores", type=int, default=2, help="cores of either side")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of either side")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", action="store_true", help="print nothing but the table")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job:
         job = json.loads(options.job)
         run = {"agl": agl, "trl": trl}[job.pop("side")]
-        steps = run(CASES[job.pop("case")], **job)
-        options.json.write_text(json.dumps([asdict(step) for step in steps]))
+        done = run(CASES[job.pop("case")], **job)
+        options.json.write_text(json.dumps([asdict(step) for step in done]))
         return
     with tempfile.TemporaryDirectory() as scratch:
-        pythons = {"agl": Path(sys.executable)}
-        pythons["trl"] = options.trl_python or trl_environment(Path(scratch) / "trl")
+        pythons = {"agl": Path(sys.executable), "trl": options.trl_python or trl_python(options.rival_venv)}
         results = []
         for name in options.cases:
             model, system = make_policy(Path(scratch) / name, CASES[name])
@@ -306,7 +308,7 @@ def main() -> None:
                     steps[side] += done
                     print(f"{name} {i + 1} {side}: " + " ".join(f"{s.seconds:.2f}" for s in done), file=sys.stderr)
             results.append(compare(name, steps))
-    print(table(results, options))
+    print(table(results))
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
 

@@ -1,4 +1,4 @@
-"""What the learner does on a GPU, on the CPU and at 30 to 40 million parameters: each option computes what float32 does,
+"""What the learner does on a GPU, on the CPU at 30 to 60 million parameters: each option computes what float32 does,
 and takes the memory that the formula says."""
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from allocations import LargestTensor, peak_bytes
 from call_trees import call, trajectory
 from device import DEVICE
-from memory import LargestTensor, peak_bytes
 from tiny_learner import gradients
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from agl.mdp.sequence import TrainingRow, merge
+from agl.mdp.types import int_array
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.learner.learner import Learner
 from agl.trainer.local.learner.microbatches import chain
@@ -181,7 +182,7 @@ def test_an_update_takes_the_memory_that_the_formula_says(
     gradient = sum(p.nbytes for p in subject._model.parameters())
     peak = resident - gradient + peak_bytes(lambda: subject.update(data), DEVICE)
     formula = update_memory(
-        subject._model, subject.config, batch * length, row_tokens=length, trained=sum(row.n_actions for row in data[:batch]),
+        subject._model, subject.config, batch * length, row_tokens=length, trained=batch * data[0].n_actions,
         autocast=subject.autocast is not None,
     )  # fmt: skip
     assert formula.resident == resident
@@ -193,6 +194,6 @@ def long_row(i: int, length: int, vocabulary: int) -> TrainingRow:
     mask = np.arange(length) >= length * 7 // 8
     ids = np.random.default_rng(i).integers(0, vocabulary, length)
     return replace(
-        chain(ids), rollout_id=str(i), call_ids=(f"{i}/0",), action_mask=mask, calls=np.where(mask, 0, -1),
+        chain(int_array(ids)), rollout_id=str(i), call_ids=(f"{i}/0",), action_mask=mask, calls=np.where(mask, 0, -1),
         logprobs=np.where(mask, -np.log(vocabulary), 0).astype(np.float32), advantages=mask.astype(np.float32),
     )  # fmt: skip

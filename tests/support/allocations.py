@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 def peak_bytes(compute: Callable[[], object], device: torch.device) -> int:
@@ -22,7 +23,7 @@ def peak_bytes(compute: Callable[[], object], device: torch.device) -> int:
     events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
     live = peak = 0
     for event in sorted(events, key=lambda e: e.start_ns()):
-        live += event.nbytes()
+        live += event.nbytes()  # type: ignore[attr-defined]
         peak = max(peak, live)
     return peak
 
@@ -41,8 +42,8 @@ class LargestTensor(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        for tensor in torch.utils._pytree.tree_leaves(out):
-            if isinstance(tensor, torch.Tensor) and self._vocabulary in tensor.shape:
-                if set(tensor.shape) - {1} != self._weight:
-                    self.elements = max(self.elements, tensor.numel())
+        for tensor in tree_leaves(out):
+            shape = set(tensor.shape) if isinstance(tensor, torch.Tensor) else set()
+            if self._vocabulary in shape and shape - {1} != self._weight:
+                self.elements = max(self.elements, tensor.numel())
         return out
