@@ -2,8 +2,8 @@
 
     benchmarks/all.sh [NAME ...] [--page FILE]
 
-What a benchmark prints takes the place of what it printed last time, between two marks in the page: its Markdown tables
-where it prints some, otherwise all of it as text. A benchmark that fails, because its rival's environment cannot be made
+What a benchmark prints takes the place of what it printed last time, between two marks in the page: its Markdown table
+if it prints one, otherwise all of it as text. A benchmark that fails, because its rival's environment cannot be made
 or something is not installed here, keeps its old block, and the reason is shown at the end.
 """
 
@@ -33,7 +33,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "scale": ("--turns", "20", "--tokens", "8000"),
     "runners": (),
     "dashboard": ("paint", "--steps", "100"),
-    "trl": ("--rounds", "1", "--steps", "3"),
+    "trl_grpo": ("--rounds", "1", "--steps", "3"),
     "verl_bridge": ("--steps", "4", "--rounds", "1"),
 }
 """Name -> the arguments of its quick form, in the order of the page."""

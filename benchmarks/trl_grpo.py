@@ -1,6 +1,6 @@
 """GRPO by agl against GRPO by TRL: seconds a step, processor time a step and reward per minute.
 
-    python benchmarks/trl.py [--trl-python PATH] [--cases single long] [--rounds 2] [--steps 6]
+    python benchmarks/trl_grpo.py [--trl-python PATH] [--cases single long] [--rounds 2] [--steps 6]
 
 The same policy from scratch, tasks, rewards, groups, sampling and optimiser, in float32, each side on the same cores.
 TRL samples in its own process with `generate`; agl's side is an agent that calls the OpenAI SDK over HTTP, with its
@@ -8,6 +8,7 @@ spans, calls and rewards in SQLite. The sides take turns; each turn is a new pro
 "single" is a short question and answer, "long" puts a system prompt of 2,000 tokens before it.
 
 `--trl-python` is the interpreter of an environment that has TRL; without it, one is made on first use.
+This file cannot be called trl.py: verl, which `verl_bridge.py` runs from this folder, would take it for TRL.
 """
 
 from __future__ import annotations
@@ -193,7 +194,8 @@ def make_policy(directory: Path, case: Case) -> tuple[Path, str]:
         return [Stage("answers", draw, steps)]
 
     system, policy = "Answer.", directory / "short"
-    make_policy(policy, threads=1, stages=demonstrations(system, 60))
+    if not (policy / "config.json").exists():
+        make_policy(policy, threads=1, stages=demonstrations(system, 60))
     if case.long:
         tokenizer, rule, system = build_tokenizer(), 0, ""
         while len(tokenizer.encode(system)) < LONG:
@@ -201,7 +203,8 @@ def make_policy(directory: Path, case: Case) -> tuple[Path, str]:
             system += f"Rule {rule}. Answer question {rule} with the number {rule * 37 % 1000} and nothing else.\n"
         short, policy = policy, directory / "long"
         recipe = Recipe(rows=2, row_tokens=LONG + 200)
-        make_policy(policy, threads=1, recipe=recipe, stages=demonstrations(system, 30), start=short)
+        if not (policy / "config.json").exists():
+            make_policy(policy, threads=1, recipe=recipe, stages=demonstrations(system, 30), start=short)
     file = policy / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"max_position_embeddings": 2 * LONG}))
     return policy, system
@@ -287,6 +290,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--cores", type=int, default=2, help="cores of either side")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of either side")
+    parser.add_argument("--policies", type=Path, help="keep the policies here, and take those that are there")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -300,7 +304,7 @@ def main() -> None:
         pythons = {"agl": Path(sys.executable), "trl": options.trl_python or trl_python(options.rival_venv)}
         results = []
         for name in options.cases:
-            model, system = make_policy(Path(scratch) / name, CASES[name])
+            model, system = make_policy(options.policies or Path(scratch), CASES[name])
             steps: dict[str, list[Step]] = {side: [] for side in pythons}
             for i in range(options.rounds):
                 for side, python in pythons.items():
