@@ -58,8 +58,8 @@ class Step:
 
 
 def reward_of(text: str) -> float:
-    """The share of digits: an answer need not be right, so the policy of a minute has something to learn."""
-    return sum(c.isdigit() for c in text) / max(1, len(text))
+    """Digits, up to the longest answer: the policy of a minute can learn it, and answers stay long."""
+    return min(1.0, sum(c.isdigit() for c in text) / TOKENS)
 
 
 def question(a: int, b: int) -> str:
@@ -180,16 +180,16 @@ def agl(case: Case, model: str, steps: int, threads: int, system: str, directory
 
 
 def make_policy(directory: Path, case: Case) -> tuple[Path, str]:
-    """A policy of the quickstart's shape that half the time answers in words, and the system prompt of the case."""
+    """A policy of the quickstart's shape that answers in words and digits, and the system prompt of the case."""
     from agl.trainer.quickstart import demos
     from agl.trainer.quickstart.policy import Recipe, Stage, make_policy
     from agl.trainer.quickstart.tokenizer import build_tokenizer
 
     def demonstrations(system: str, steps: int) -> list[Stage]:
         def draw(rng: random.Random) -> demos.Demo:
-            a, b = rng.randrange(100), rng.randrange(100)
-            answer = rng.choice(("", "I think it is ")) + str(a + b)
-            return (demos.Turn(demos.opening(question(a, b), system, ()), f"{answer}<|im_end|>"),)
+            prompt = demos.opening(question(rng.randrange(89), rng.randrange(53)), system, ())
+            answer = " ".join(rng.choices(["I", "think", "it", "is", "1", "3", "7"], k=rng.randrange(10, 30)))
+            return (demos.Turn(prompt, f"{answer}<|im_end|>"),)
 
         return [Stage("answers", draw, steps)]
 
