@@ -52,7 +52,7 @@ def update_memory(
     keeps for each token, in elements: 6 H + 2 Q + 2 K + 4 I in float32; under autocast 4 H in float32 and
     5 H + 2 Q + 2 K + 4 I in bfloat16, as each linear layer casts its input for itself. Eager attention keeps
     keys and values repeated for each head (4 Q in place of 2 Q + 2 K) and the scores: heads x row tokens in float32,
-    and in bfloat16 once more. With activation checkpointing, H in float32 for each layer, and one whole layer.
+    and in bfloat16 once more. The masks of branching rows are not in it. With activation checkpointing, H in float32 for each layer, and one whole layer.
 
     Args:
         model: a `PreTrainedModel` of float32 weights, on any device.
