@@ -27,6 +27,7 @@ from agl.trainer.local.memory import training_bytes, update_memory
 torch.set_num_threads(1)
 
 LIMIT = "agl.trainer.local.learner.logprobs.CHUNK_ELEMENTS"
+PLAIN = {"learning_rate": 1e-4, "autocast": "float32", "share_prefixes": False}
 MODELS: dict[str, Any] = {
     "llama-32k": (LlamaConfig, LlamaForCausalLM, dict(vocab_size=32_000, hidden_size=512, num_hidden_layers=5)),
     "qwen3-152k": (Qwen3Config, Qwen3ForCausalLM, dict(vocab_size=151_936, hidden_size=256, num_hidden_layers=2)),
@@ -50,7 +51,7 @@ def model(name: str) -> Any:
 def learner(name: str, attention: str = "eager", **options: Any) -> Learner:
     subject = copy.deepcopy(model(name))
     subject.set_attn_implementation(attention)
-    return Learner(subject, LearnerConfig(**{"learning_rate": 1e-4, "autocast": "float32", **options}), DEVICE)
+    return Learner(subject, LearnerConfig(**{**PLAIN, **options}), DEVICE)
 
 
 @functools.cache
@@ -99,13 +100,15 @@ ROUNDED = {"logprobs": 0.05, "loss": 5e-3, "gradient": 0.05}
     ("options", "chunk", "bounds"),
     [
         ({"attention": "sdpa"}, None, EXACT),
+        ({"share_prefixes": True}, None, EXACT),
         ({}, 1 << 21, EXACT),
         ({"activation_checkpointing": True}, None, EXACT),
         ({"autocast": "bfloat16"}, None, ROUNDED),
-        ({"attention": "sdpa", "activation_checkpointing": True}, 1 << 21, EXACT),
-        ({"attention": "sdpa", "autocast": "bfloat16", "activation_checkpointing": True}, 1 << 21, ROUNDED),
+        ({"attention": "sdpa", "autocast": "bfloat16"}, None, ROUNDED),
+        ({"share_prefixes": True, "activation_checkpointing": True}, 1 << 21, EXACT),
+        ({"share_prefixes": True, "autocast": "bfloat16", "activation_checkpointing": True}, 1 << 21, ROUNDED),
     ],
-    ids=["sdpa", "chunks", "checkpointing", "bfloat16", "all but bfloat16", "all"],
+    ids=["sdpa", "trees", "chunks", "checkpointing", "bfloat16", "bfloat16 sdpa", "all but bfloat16", "all"],
 )
 def test_each_option_computes_what_float32_does(
     name: str, options: dict[str, Any], chunk: int | None, bounds: dict[str, float], monkeypatch: pytest.MonkeyPatch
@@ -124,7 +127,7 @@ def test_each_option_computes_what_float32_does(
 
 
 def test_the_fused_optimizer_steps_as_the_plain_one_does() -> None:
-    subject = learner("qwen3-152k", weight_decay=0.1, attention="sdpa", activation_checkpointing=True)
+    subject = learner("qwen3-152k", weight_decay=0.1, share_prefixes=True, activation_checkpointing=True)
     trained = dict(subject._model.named_parameters())
     copies = {n: p.detach().clone().requires_grad_() for n, p in trained.items()}
     plain = torch.optim.AdamW(copies.values(), lr=1e-4, weight_decay=0.1, fused=False, foreach=False)
@@ -145,7 +148,9 @@ def test_no_tensor_of_all_tokens_and_the_whole_vocabulary_is_made(monkeypatch: p
     assert limit < trained * vocabulary / 4
     for chunk, largest in ((trained * vocabulary, trained * vocabulary), (limit, limit)):
         monkeypatch.setattr(LIMIT, chunk)
-        subject = learner(name, "sdpa", autocast="bfloat16", activation_checkpointing=True, entropy_coef=0.01)
+        subject = learner(
+            name, share_prefixes=True, autocast="bfloat16", activation_checkpointing=True, entropy_coef=0.01
+        )
         with LargestTensor(vocabulary, MODELS[name][2]["hidden_size"]) as seen:
             subject.update(rows(name))
             if chunk == limit:
@@ -160,12 +165,12 @@ def test_no_tensor_of_all_tokens_and_the_whole_vocabulary_is_made(monkeypatch: p
     [
         ("llama-32k", {"attention": "sdpa"}),
         ("llama-32k", {"attention": "eager"}),
-        ("llama-32k", {"attention": "sdpa", "activation_checkpointing": True}),
+        ("llama-32k", {"share_prefixes": True, "activation_checkpointing": True}),
         ("llama-32k", {"attention": "eager", "autocast": "bfloat16"}),
-        ("qwen3-152k", {"attention": "sdpa", "autocast": "bfloat16"}),
+        ("qwen3-152k", {"share_prefixes": True, "autocast": "bfloat16"}),
         ("qwen3-152k", {"attention": "sdpa", "autocast": "bfloat16", "activation_checkpointing": True}),
     ],
-    ids=lambda x: x if isinstance(x, str) else "+".join(map(str, x.values())),
+    ids=lambda x: x if isinstance(x, str) else "+".join(f"{k}={v}" for k, v in x.items()),
 )
 def test_an_update_takes_the_memory_that_the_formula_says(
     name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch

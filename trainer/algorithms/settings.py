@@ -48,8 +48,8 @@ class PolicyGradientSettings:
         device, dtype, max_context, threads: of the policy process; "auto"/None choose by the machine.
         renderer: a name from the `renderers` package; None chooses by the model.
         max_tokens_per_microbatch, max_batch: of learner and engine; None chooses by the device.
-        attention, autocast: "eager" or "sdpa", and "float32" or "bfloat16": how the learner computes; None chooses by
-            the device.
+        attention, autocast: "eager" or "sdpa" (where rows share no prefixes), and "float32" or "bfloat16": how the
+            learner computes; None chooses by the device.
         activation_checkpointing: keep only each layer's input for the backward pass: a third more computation, a
             fraction of the memory.
         checkpoint_every: steps between checkpoints; None: each step for small models, else every 10; also at the end

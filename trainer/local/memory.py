@@ -50,14 +50,16 @@ def update_memory(
 
     With H hidden, I intermediate, Q = heads x head size and K = key heads x head size, such a layer of transformers
     keeps for each token, in elements: 6 H + 2 Q + 2 K + 4 I in float32; under autocast 4 H in float32 and
-    5 H + 2 Q + 2 K + 4 I in bfloat16, as each linear layer casts its input for itself. Eager attention keeps
-    keys and values repeated for each head (4 Q in place of 2 Q + 2 K) and the scores: heads x row tokens in float32,
-    and in bfloat16 once more. The masks of branching rows are not in it. With activation checkpointing, H in float32 for each layer, and one whole layer.
+    5 H + 2 Q + 2 K + 4 I in bfloat16, as each linear layer casts its input for itself. Eager attention, where rows
+    share no prefixes, keeps keys and values repeated for each head (4 Q in place of 2 Q + 2 K) and the scores: heads x
+    row tokens in float32, and in bfloat16 once more; the masks of branching rows are not counted. With activation
+    checkpointing, H in float32 for each layer, and one whole layer.
 
     Args:
         model: a `PreTrainedModel` of float32 weights, on any device.
-        config: `activation_checkpointing` is read.
-        tokens: of one forward pass, padding included: `max_tokens_per_microbatch`. row_tokens: of its longest row.
+        config: `activation_checkpointing` and `share_prefixes` are read.
+        tokens: of one forward pass, each shared one counted once, or padding included: `max_tokens_per_microbatch`.
+        row_tokens: of its longest row.
         trained: tokens of the pass whose log-prob is wanted.
         autocast: whether it computes in bfloat16.
     """
@@ -67,7 +69,7 @@ def update_memory(
     )  # fmt: skip
     size = getattr(shape, "head_dim", None) or hidden // heads
     queries, keys = heads * size, shape.num_key_value_heads * size
-    eager = shape._attn_implementation == "eager"
+    eager = shape._attn_implementation == "eager" and not config.share_prefixes
     width = BFLOAT16 if autocast else FLOAT32
 
     attended = 4 * queries if eager else 2 * queries + 2 * keys

@@ -24,7 +24,7 @@ class PolicySpec:
         model: a local Hugging Face directory or a hub id.
         name: the policy's name.
         device: "cpu", "cuda", "cuda:1" or "auto". dtype: of the weights, or "auto".
-        attention: of the learner's forward passes, "eager" or "sdpa"; None = eager on CPU, sdpa on cuda.
+        attention: of the learner where rows share no prefixes, "eager" or "sdpa"; None = eager on CPU, sdpa on cuda.
         lora: train an adapter instead of all weights.
         seed: of the adapter's start.
         max_context: longest prompt + answer in tokens; None = the model's own limit.

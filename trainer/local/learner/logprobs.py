@@ -19,7 +19,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agl.errors import ConfigError, ModelLoadError
+from agl.trainer.local.engine.attention import attention
 from agl.trainer.local.learner.microbatches import MicroBatch
+from agl.trainer.local.learner.tree_attention import TREE
 from agl.trainer.objectives.losses import entropy
 
 CHUNK_ELEMENTS = 1 << 27
@@ -66,24 +68,28 @@ class LogProbModel:
         activation_checkpointing: bool = False,
     ) -> None:
         # peft's wrapper adds a layer of calls; the adapters are modules inside the base model.
-        self._model = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self._head = self._model.get_output_embeddings()
-        if self._head is None or self._model.base_model is self._model:
+        self.model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._head = self.model.get_output_embeddings()
+        if self._head is None or self.model.base_model is self.model:
             raise ModelLoadError(
-                f"{type(self._model).__name__} has no output layer on a backbone", hint="train a causal language model"
+                f"{type(self.model).__name__} has no output layer on a backbone", hint="train a causal language model"
             )
         self._device = device
         self._autocast = autocast
         self._value_head = value_head
         self._checkpointed: list[nn.Module] = []
         if activation_checkpointing:
-            self._checkpointed = [m for m in self._model.modules() if isinstance(m, GradientCheckpointingLayer)]
+            self._checkpointed = [m for m in self.model.modules() if isinstance(m, GradientCheckpointingLayer)]
             if not self._checkpointed:
                 raise ConfigError(
-                    f"activation_checkpointing, but transformers marks no layers of {type(self._model).__name__}",
+                    f"activation_checkpointing, but transformers marks no layers of {type(self.model).__name__}",
                     hint="train it without, with a smaller max_tokens_per_microbatch",
                 )
-        self.mask_dtype = autocast or next(self._model.parameters()).dtype
+        self.mask_dtype = autocast or next(self.model.parameters()).dtype
+
+    def computing(self, batch: MicroBatch) -> contextlib.AbstractContextManager[None]:
+        """The attention that the batch needs. Around its backward pass, too: checkpoints are computed again there."""
+        return attention(self.model.config, TREE) if batch.trees else contextlib.nullcontext()
 
     def __call__(self, batch: MicroBatch, *, with_entropy: bool = False) -> LogProbs:
         """Log-probs of the batch's wanted tokens, each under the distribution that it was drawn from."""
@@ -98,10 +104,15 @@ class LogProbModel:
             backbone["states"] = states_BTH.flatten(0, 1).index_select(0, batch.sources_N)
             return states_BTH[:1, :0]
 
-        keeping = self._model.base_model.register_forward_hook(no_states)
+        keeping = self.model.base_model.register_forward_hook(no_states)
         try:
-            with self._computing(), _head_input(self._head, select), _checkpointed_layers(self._checkpointed):
-                self._model(
+            with (
+                self.computing(batch),
+                self._autocasting(),
+                _head_input(self._head, select),
+                _checkpointed_layers(self._checkpointed),
+            ):
+                self.model(
                     input_ids=batch.tokens_BT,
                     attention_mask=batch.attention_mask,
                     position_ids=batch.positions_BT,
@@ -138,15 +149,15 @@ class LogProbModel:
 
         The model itself computes them, around a backbone that computes nothing and returns `backbone_output`.
         """
-        backbone = self._model.base_model
+        backbone = self.model.base_model
         backbone.forward = lambda *_, **__: backbone_output
         try:
-            with self._computing(), _head_input(self._head, lambda _: hidden_NH[None]):
-                return self._model(input_ids=hidden_NH.new_zeros(1, 0, dtype=torch.long), use_cache=False).logits[0]
+            with self._autocasting(), _head_input(self._head, lambda _: hidden_NH[None]):
+                return self.model(input_ids=hidden_NH.new_zeros(1, 0, dtype=torch.long), use_cache=False).logits[0]
         finally:
             del backbone.forward
 
-    def _computing(self) -> contextlib.AbstractContextManager[Any]:
+    def _autocasting(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self._device.type, self._autocast) if self._autocast else contextlib.nullcontext()
 
 
