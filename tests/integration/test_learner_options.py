@@ -21,7 +21,7 @@ from agl.mdp.sequence import TrainingRow, merge
 from agl.mdp.types import int_array
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.learner.learner import Learner
-from agl.trainer.local.learner.microbatches import chain
+from agl.trainer.local.learner.prefix_trees import chain
 from agl.trainer.local.memory import training_bytes, update_memory
 
 torch.set_num_threads(1)
@@ -95,24 +95,25 @@ EXACT = {"logprobs": 2e-5, "loss": 1e-5, "gradient": 2e-4}
 ROUNDED = {"logprobs": 0.05, "loss": 5e-3, "gradient": 0.05}
 
 
-@pytest.mark.parametrize("name", MODELS)
+OPTIONS: dict[str, tuple[dict[str, Any], int | None, dict[str, float]]] = {
+    "sdpa": ({"attention": "sdpa"}, None, EXACT),
+    "trees": ({"share_prefixes": True}, None, EXACT),
+    "chunks": ({}, 1 << 21, EXACT),
+    "checkpointing": ({"activation_checkpointing": True}, None, EXACT),
+    "bfloat16": ({"autocast": "bfloat16"}, None, ROUNDED),
+    "bfloat16 sdpa": ({"attention": "sdpa", "autocast": "bfloat16"}, None, ROUNDED),
+    "all but bfloat16": ({"share_prefixes": True, "activation_checkpointing": True}, 1 << 21, EXACT),
+    "all": ({"share_prefixes": True, "autocast": "bfloat16", "activation_checkpointing": True}, 1 << 21, ROUNDED),
+}
+"""Name -> settings, logits in a chunk, bounds."""
+
+
 @pytest.mark.parametrize(
-    ("options", "chunk", "bounds"),
-    [
-        ({"attention": "sdpa"}, None, EXACT),
-        ({"share_prefixes": True}, None, EXACT),
-        ({}, 1 << 21, EXACT),
-        ({"activation_checkpointing": True}, None, EXACT),
-        ({"autocast": "bfloat16"}, None, ROUNDED),
-        ({"attention": "sdpa", "autocast": "bfloat16"}, None, ROUNDED),
-        ({"share_prefixes": True, "activation_checkpointing": True}, 1 << 21, EXACT),
-        ({"share_prefixes": True, "autocast": "bfloat16", "activation_checkpointing": True}, 1 << 21, ROUNDED),
-    ],
-    ids=["sdpa", "trees", "chunks", "checkpointing", "bfloat16", "bfloat16 sdpa", "all but bfloat16", "all"],
+    ("name", "option"),
+    [*(("llama-32k", option) for option in OPTIONS), ("qwen3-152k", "chunks"), ("qwen3-152k", "all")],
 )
-def test_each_option_computes_what_float32_does(
-    name: str, options: dict[str, Any], chunk: int | None, bounds: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_option_computes_what_float32_does(name: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, chunk, bounds = OPTIONS[option]
     expected, expected_gradient, expected_logprobs = reference(name)
     if chunk is not None:
         monkeypatch.setattr(LIMIT, chunk)
