@@ -109,7 +109,7 @@ def in_process(engine: LocalEngine, agents: list[Agent]) -> None:
 
     def submit(i: int) -> None:
         sampling = Sampling(max_tokens=agents[i].lengths[turns[i]], seed=i)
-        engine.submit(i, prompts[i], sampling, session=str(i))
+        engine.submit(i, prompts[i], sampling)
 
     for i in range(len(agents)):
         submit(i)

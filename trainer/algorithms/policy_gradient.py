@@ -95,7 +95,9 @@ class PolicyGradient(PolicyGradientSettings):
                 if run.stop_reason is not None:
                     break
                 began = time.monotonic()
+                earlier = policies.prompt_tokens
                 sample = await self._sample(run, batches, step)
+                prompt_tokens = policies.prompt_tokens - earlier
                 sampling_seconds = time.monotonic() - began
 
                 # Each policy learns from its own calls alone, and every sampled token is in one row.
@@ -117,6 +119,8 @@ class PolicyGradient(PolicyGradientSettings):
                 entry = facts(sample, policies, rows, metrics, step) | {
                     "seconds": time.monotonic() - began,
                     "rollouts_per_second": len(sample.results) / max(1e-9, sampling_seconds),
+                    "engine/prompt_tokens_computed": prompt_tokens["computed"],
+                    "engine/prompt_tokens_reused": prompt_tokens["reused"],
                 }
                 if run.val and ((step + 1) % self.val_every == 0 or step + 1 == steps):
                     entry |= await self._validate(run, step + 1)

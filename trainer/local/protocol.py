@@ -107,7 +107,6 @@ class Generate:
     policy: str
     prompt_ids: IntArray
     sampling: Sampling
-    session: str | None
     stream: bool
 
 

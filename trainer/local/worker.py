@@ -215,7 +215,6 @@ class Worker:
                         message.request_id,
                         message.prompt_ids,
                         message.sampling,
-                        message.session,
                         message.stream,
                         message.policy,
                     )

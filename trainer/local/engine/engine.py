@@ -6,6 +6,8 @@ forward pass over the same tokens would give; batching and prefix reuse change o
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import os
 from collections import deque
@@ -22,13 +24,15 @@ from agl.mdp.selection import DEFAULT_POLICY
 from agl.mdp.types import FloatArray, IntArray
 from agl.trainer.engines.base import Completion, Sampling, StopReason, check_prompt, check_sampling, empty_completion
 from agl.trainer.local.engine.forward import SlotModel
-from agl.trainer.local.engine.kv_cache import Prefix, PrefixStore
+from agl.trainer.local.engine.kv_cache import PrefixNode, PrefixTree, common_prefix
 from agl.trainer.local.engine.sampler import StopTexts, UniformStream, Warp, most_likely
 from agl.trainer.local.lora import Adapters
 from agl.trainer.local.protocol import EngineEvent, Failed, Finished, Tokens
 
 PREFILL_TOKENS = 2048
 """At most this many prompt tokens, padding included, in one forward pass: bounds the memory for attention scores."""
+SHARED_TOKENS = 16
+"""A request waits one pass for the prefix of another that arrived with it where that saves this many tokens."""
 SCORED_STEPS = 32
 """How many tokens `logprobs` decodes one by one."""
 MEMORY_SHARE = 0.3
@@ -38,13 +42,15 @@ as much."""
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """A request: waiting, or running in one slot."""
+    """A request: waiting, or running in one slot.
+
+    `cached` tokens are in its slot; the tree has those up to the end of `prefix`, which is pinned.
+    """
 
     request_id: int
     policy: str
     prompt: IntArray
     sampling: Sampling
-    session: str | None
     stream: bool
     limit: int
     uniforms: UniformStream
@@ -52,6 +58,8 @@ class _Row:
     stop_texts: StopTexts | None
     version: int | None = None
     cached: int = 0
+    reused: int | None = None
+    prefix: PrefixNode | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top: list[list[tuple[int, float]]] = field(default_factory=list)
@@ -77,8 +85,13 @@ class LocalEngine:
         max_context: longest prompt + answer, in tokens.
         max_batch: at most this many rows at once; further requests wait.
         autocast: dtype that the learner computes in, if not the weights' own.
-        prefix_cache_tokens: tokens of finished prefixes to keep; None sizes it by the device's memory.
+        prefix_cache_tokens: tokens of stored prefixes, of all policies together; None sizes it by the device's memory,
+            0 stores none.
         adapters: of the policies on the model; None when the model is one policy.
+
+    Attributes:
+        computed_tokens: prompt tokens that were computed, those of requests that were computed anew included.
+        reused_tokens: prompt tokens whose keys and values were stored.
     """
 
     def __init__(
@@ -106,7 +119,8 @@ class LocalEngine:
         available = max(0, _memory(device) - _training_bytes(base))
         budget = int(MEMORY_SHARE * available) // self._slots.shape.bytes_per_token
         self._cache_tokens = max(budget, self.max_context)
-        self._prefixes = PrefixStore(budget // 2 if prefix_cache_tokens is None else prefix_cache_tokens)
+        self._prefixes = PrefixTree(budget // 2 if prefix_cache_tokens is None else prefix_cache_tokens)
+        self.computed_tokens = self.reused_tokens = 0
         self._waiting: deque[_Row] = deque()
         self._running: list[_Row] = []
         self._next: Tensor | None = None
@@ -122,7 +136,6 @@ class LocalEngine:
         request_id: int,
         prompt_ids: IntArray,
         sampling: Sampling,
-        session: str | None = None,
         stream: bool = False,
         policy: str = DEFAULT_POLICY,
     ) -> None:
@@ -146,7 +159,6 @@ class LocalEngine:
                 policy,
                 prompt,
                 sampling,
-                None if session is None else f"{policy}/{session}",
                 stream,
                 limit=min(sampling.max_tokens, self.max_context - prompt.size),
                 uniforms=UniformStream(sampling.seed),
@@ -171,12 +183,21 @@ class LocalEngine:
     def on_weights_changed(self, version: int, policy: str = DEFAULT_POLICY) -> None:
         """Serve a new version: what was computed with the old weights is dropped, running rows are computed anew."""
         self._versions[policy] = version
-        self.drop_caches()
+        self._prefixes.clear(policy)
+        self._requeue()
 
     def drop_caches(self) -> None:
         """Give up the memory for keys and values; running rows continue from their tokens, computed anew."""
-        self._prefixes.clear()
+        self._prefixes.clear_all()
+        self._requeue()
+
+    def _requeue(self) -> None:
         self._waiting.extendleft(reversed(self._running))
+        self._release_slots()
+
+    def _release_slots(self) -> None:
+        for row in self._running:
+            self._pin(row, None)
         self._running = []
         self._next = None
         self._slots.cache.release()
@@ -189,8 +210,8 @@ class LocalEngine:
         events, self._events = self._events, []
         with self._slots.computing():
             try:
-                if self._waiting and len(self._running) < self.max_batch:
-                    self._admit(events)
+                while self._waiting and self._admit(events):
+                    pass
                 if self._running:
                     self._decode(events)
             except RuntimeError as error:
@@ -198,9 +219,7 @@ class LocalEngine:
                     Failed(row.request_id, EngineError(f"the model failed: {error}", request=row.request_id))
                     for row in self._running
                 )
-                self._running = []
-                self._next = None
-                self._slots.cache.release()
+                self._release_slots()
         return events
 
     def logprobs(self, token_ids: IntArray, temperature: float = 1.0, policy: str = DEFAULT_POLICY) -> FloatArray:
@@ -232,34 +251,72 @@ class LocalEngine:
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
-    def _admit(self, events: list[EngineEvent]) -> None:
-        """Let waiting rows in as far as slots and memory reach, prefill them and sample their first token."""
-        newcomers: list[_Row] = []
+    def _admit(self, events: list[EngineEvent]) -> bool:
+        """Let waiting rows in as far as slots and memory reach, prefill them and sample their first token; whether any
+        got in. Rows that share a prefix with one of them stay waiting until it is stored, so that one row computes it.
+        """
         base = len(self._running)
         longest = max((row.longest for row in self._running), default=0)
-        while self._waiting and base + len(newcomers) < self.max_batch:
-            longest = max(longest, self._waiting[0].longest)
-            rows = base + len(newcomers)
+        admissible: list[_Row] = []
+        for row in itertools.islice(self._waiting, self.max_batch - base):
+            longest = max(longest, row.longest)
+            rows = base + len(admissible)
             if rows and (rows + 1) * longest > self._cache_tokens:
                 break
-            newcomers.append(self._waiting.popleft())
-        if not newcomers:
-            return
-        matches: dict[int, Prefix] = {}
-        for row in newcomers:
-            hit = self._prefixes.find(row.session, row.ids) if row.session is not None else None
-            row.cached = min(hit[1], row.ids.size - 1) if hit else 0
-            if hit and row.cached:
-                matches[row.request_id] = hit[0]
+            admissible.append(row)
+        if not admissible:
+            return False
+        parts = {row.request_id: self._prefixes.match(row.policy, row.ids) for row in admissible}
+        for row in admissible:
+            row.cached = min(sum(part.shape[2] for part in parts[row.request_id]), row.ids.size - 1)
+        newcomers = self._without_shared(admissible)
+        chosen = {row.request_id for row in newcomers}
+        self._waiting = deque(row for row in self._waiting if row.request_id not in chosen)
+
         newcomers.sort(key=lambda row: row.ids.size - row.cached)
         self._running.extend(newcomers)
         self._next = None
         cache = self._slots.cache
         cache.reserve(len(self._running), max(row.ids.size for row in newcomers) + 1, base)
         for slot, row in enumerate(newcomers, start=base):
-            if row.request_id in matches:
-                cache.write(slot, matches[row.request_id].keys_values, row.cached)
-        self._sample(base, self._prefill(base, newcomers), events)
+            cache.write(slot, parts[row.request_id])
+            self.computed_tokens += row.ids.size - row.cached
+            self.reused_tokens += row.cached
+            if row.reused is None:
+                row.reused = row.cached
+        logits = self._prefill(base, newcomers)
+        for slot, row in enumerate(newcomers, start=base):
+            self._store(slot, row)
+        self._sample(base, logits, events)
+        return True
+
+    def _without_shared(self, rows: Sequence[_Row]) -> list[_Row]:
+        """Those of the rows that compute no prefix which another of them computes, too."""
+        if len(rows) < 2 or not self._prefixes.max_tokens:
+            return list(rows)
+        first: list[_Row] = []
+        # Sorted by bytes, a row shares most with its neighbour.
+        for row in sorted(rows, key=lambda row: (row.policy, row.ids.tobytes())):
+            other = first[-1] if first and first[-1].policy == row.policy else None
+            if (
+                other is None
+                or other.ids.size > self._prefixes.max_tokens
+                or common_prefix(other.ids, row.ids) - row.cached < SHARED_TOKENS
+            ):
+                first.append(row)
+        return first
+
+    def _store(self, slot: int, row: _Row) -> None:
+        """Put a row's tokens into the tree, and pin them instead of what it had pinned."""
+        read = functools.partial(self._slots.cache.read, slot)
+        self._pin(row, self._prefixes.insert(row.policy, row.ids[: row.cached], read))
+
+    def _pin(self, row: _Row, prefix: PrefixNode | None) -> None:
+        if prefix is not None:
+            prefix.pins += 1
+        if row.prefix is not None:
+            row.prefix.pins -= 1
+        row.prefix = prefix
 
     def _prefill(self, base: int, rows: Sequence[_Row]) -> Tensor:
         """Compute the rows in slots `base`.. up to their last token; the logits that follow it, [rows, V]."""
@@ -332,9 +389,8 @@ class LocalEngine:
                 events.append(Failed(row.request_id, end))
             else:
                 events.append(Finished(row.request_id, self._completion(row, end)))
-                if row.session is not None and row.cached <= self._prefixes.max_tokens:
-                    keys_values = cache.read(slot, row.cached)
-                    self._prefixes.put(Prefix(row.session, row.ids[: row.cached], keys_values))
+                self._store(slot, row)
+            self._pin(row, None)
             last = self._running.pop()
             if last is not row:
                 cache.move(len(self._running), slot, last.cached)
@@ -347,9 +403,8 @@ class LocalEngine:
     def _completion(self, row: _Row, reason: StopReason) -> Completion:
         if row.version is None:
             return empty_completion(self._version(row))
-        return Completion(
-            np.asarray(row.tokens, np.int32), np.asarray(row.logprobs, np.float32), reason, row.version, row.top
-        )
+        tokens, logprobs = np.asarray(row.tokens, np.int32), np.asarray(row.logprobs, np.float32)
+        return Completion(tokens, logprobs, reason, row.version, row.top, row.reused or 0)
 
 
 def _groups(widths: Sequence[int]) -> Iterator[tuple[int, int]]:

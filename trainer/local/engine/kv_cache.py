@@ -1,14 +1,16 @@
-"""Keys and values: the slots that the running batch attends to, and the prefixes stored for a session's next call.
+"""Keys and values: the slots that the running batch attends to, and the prefixes stored for all further requests.
 
 Invariant: running rows fill slots 0..B-1 without a gap, so that a forward pass reads one view per layer and copies
-nothing; what lies beyond a row's own length is finite and masked.
+nothing; what lies beyond a row's own length is finite and masked. A stored prefix was computed with the weights that
+its policy has now.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -144,13 +146,16 @@ class SlotCache(Cache):
         """Copy the first `length` tokens of one slot to another."""
         self._buffer[:, target, :, :length] = self._buffer[:, source, :, :length]
 
-    def read(self, slot: int, length: int) -> Tensor:
-        """A copy of a slot's first `length` tokens, [2 * layers, heads, length, head_dim]."""
-        return self._buffer[:, slot, :, :length].clone()
+    def read(self, slot: int, start: int, end: int) -> Tensor:
+        """A copy of tokens start..end-1 of a slot, [2 * layers, heads, end - start, head_dim]."""
+        return self._buffer[:, slot, :, start:end].clone()
 
-    def write(self, slot: int, keys_values: Tensor, length: int) -> None:
-        """Put the first `length` tokens of what `read` returned into a slot."""
-        self._buffer[:, slot, :, :length] = keys_values[:, :, :length]
+    def write(self, slot: int, parts: list[Tensor]) -> None:
+        """Put what `read` returned, part after part, at a slot's beginning."""
+        at = 0
+        for part in parts:
+            self._buffer[:, slot, :, at : at + part.shape[2]] = part
+            at += part.shape[2]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -160,15 +165,6 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Prefix:
-    """Tokens of a session and their keys and values."""
-
-    session: str
-    ids: IntArray
-    keys_values: Tensor
-
-
 def common_prefix(a: IntArray, b: IntArray) -> int:
     """How many leading tokens two id arrays share."""
     n = min(a.size, b.size)
@@ -176,53 +172,123 @@ def common_prefix(a: IntArray, b: IntArray) -> int:
     return int(differ[0]) if differ.size else n
 
 
-class PrefixStore:
-    """Finished prefixes by session, at most `max_tokens` tokens in all; the least recently used goes first."""
+@dataclass(slots=True, eq=False)
+class PrefixNode:
+    """Tokens that follow those of `parent`, and their keys and values; the root of a policy has none.
+
+    Attributes:
+        ids: int32 [n]. keys_values: [2 * layers, heads, n, head_dim].
+        children: by their first token. pins: how many running rows keep the node from being evicted.
+    """
+
+    parent: PrefixNode | None = None
+    ids: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
+    keys_values: Tensor = field(default_factory=lambda: torch.empty(0))
+    children: dict[int, PrefixNode] = field(default_factory=dict)
+    pins: int = 0
+
+
+class PrefixTree:
+    """The prefixes of all sequences of each policy, every shared one once: a radix tree per policy, at most
+    `max_tokens` tokens in all; the least recently used leaf goes first (RadixAttention, arXiv 2312.07104, section 3).
+
+    Attributes:
+        tokens: how many it holds.
+    """
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
         self.tokens = 0
-        self._entries: OrderedDict[int, Prefix] = OrderedDict()
-        self._sessions: dict[str, list[int]] = {}
-        self._next = 0
+        self._roots: dict[str, PrefixNode] = {}
+        # A node's children stand before it, because a path is touched from its end.
+        self._least_recent: OrderedDict[PrefixNode, None] = OrderedDict()
 
-    def find(self, session: str, ids: IntArray) -> tuple[Prefix, int] | None:
-        """The session's prefix that shares most leading tokens with `ids`, and how many it shares."""
-        best, key = 0, -1
-        for candidate in self._sessions.get(session, ()):
-            shared = common_prefix(self._entries[candidate].ids, ids)
-            if shared > best:
-                best, key = shared, candidate
-        if key < 0:
-            return None
-        self._entries.move_to_end(key)
-        return self._entries[key], best
+    def match(self, policy: str, ids: IntArray) -> list[Tensor]:
+        """Keys and values of the longest stored prefix of `ids`, in parts [2 * layers, heads, n, head_dim]."""
+        node, used, _ = self._find(policy, ids)
+        self._touch(node)
+        parts = []
+        while node.parent is not None:
+            parts.append(node.keys_values[:, :, :used])
+            node = node.parent
+            used = node.ids.size
+        return parts[::-1]
 
-    def put(self, prefix: Prefix) -> None:
-        """Store a prefix in place of those that it contains."""
-        for key in list(self._sessions.get(prefix.session, ())):
-            held = self._entries[key].ids
-            if common_prefix(held, prefix.ids) == held.size:
-                self._drop(key)
-        if prefix.ids.size > self.max_tokens:
-            return
-        self._entries[self._next] = prefix
-        self._sessions.setdefault(prefix.session, []).append(self._next)
-        self._next += 1
-        self.tokens += prefix.ids.size
-        while self.tokens > self.max_tokens:
-            self._drop(next(iter(self._entries)))
+    def insert(self, policy: str, ids: IntArray, read: Callable[[int, int], Tensor]) -> PrefixNode:
+        """Store a prefix as far as it is new.
 
-    def clear(self) -> None:
+        Args:
+            read: copies the keys and values of tokens start..end-1 of the prefix.
+
+        Returns:
+            The node that it ends in; where memory does not reach, the one that its stored part ends in.
+        """
+        node, used, at = self._find(policy, ids)
+        if at < ids.size and used < node.ids.size:
+            node = self._split(node, used)
+        self._touch(node)
+        node.pins += 1
+        fits = self._make_room(ids.size - at)
+        node.pins -= 1
+        if at == ids.size or not fits:
+            return node
+        new = PrefixNode(node, ids[at:].copy(), read(at, ids.size))
+        node.children[int(new.ids[0])] = new
+        self.tokens += new.ids.size
+        self._touch(new)
+        return new
+
+    def clear(self, policy: str) -> None:
+        """Forget a policy's prefixes."""
+        nodes = [self._roots.pop(policy, PrefixNode())]
+        while nodes:
+            node = nodes.pop()
+            nodes += node.children.values()
+            if node.parent is not None:
+                self.tokens -= node.ids.size
+                del self._least_recent[node]
+
+    def clear_all(self) -> None:
         """Forget everything."""
-        self._entries.clear()
-        self._sessions.clear()
-        self.tokens = 0
+        for policy in list(self._roots):
+            self.clear(policy)
 
-    def _drop(self, key: int) -> None:
-        prefix = self._entries.pop(key)
-        self.tokens -= prefix.ids.size
-        keys = self._sessions[prefix.session]
-        keys.remove(key)
-        if not keys:
-            del self._sessions[prefix.session]
+    def _find(self, policy: str, ids: IntArray) -> tuple[PrefixNode, int, int]:
+        """The node where the longest stored prefix of `ids` ends, how many of the node's tokens belong to it, and its
+        length."""
+        node, at = self._roots.setdefault(policy, PrefixNode()), 0
+        while at < ids.size and (child := node.children.get(int(ids[at]))) is not None:
+            shared = common_prefix(child.ids, ids[at:])
+            node, at = child, at + shared
+            if shared < child.ids.size:
+                return child, shared, at
+        return node, node.ids.size, at
+
+    def _split(self, node: PrefixNode, at: int) -> PrefixNode:
+        """Move a node's first `at` tokens to a new parent, which is returned; rows that pin the node keep all of it."""
+        upper = PrefixNode(node.parent, node.ids[:at], node.keys_values[:, :, :at].clone(), {int(node.ids[at]): node})
+        assert node.parent is not None
+        node.parent.children[int(upper.ids[0])] = upper
+        # Views would keep the memory of both until both are evicted.
+        node.parent, node.ids, node.keys_values = upper, node.ids[at:], node.keys_values[:, :, at:].clone()
+        return upper
+
+    def _touch(self, node: PrefixNode) -> None:
+        while node.parent is not None:
+            self._least_recent[node] = None
+            self._least_recent.move_to_end(node)
+            node = node.parent
+
+    def _make_room(self, n: int) -> bool:
+        """Evict until `n` more tokens fit; False if they cannot."""
+        if n > self.max_tokens:
+            return False
+        while self.tokens + n > self.max_tokens:
+            leaf = next((node for node in self._least_recent if not node.children and not node.pins), None)
+            if leaf is None:
+                return False
+            assert leaf.parent is not None
+            del leaf.parent.children[int(leaf.ids[0])]
+            del self._least_recent[leaf]
+            self.tokens -= leaf.ids.size
+        return True
