@@ -48,6 +48,9 @@ class PolicyGradientSettings:
         device, dtype, max_context, threads: of the policy process; "auto"/None choose by the machine.
         renderer: a name from the `renderers` package; None chooses by the model.
         max_tokens_per_microbatch, max_batch: of learner and engine; None chooses by the device.
+        max_staleness: 1 samples the next step's rollouts while a step is learned, so that its calls come from weights one
+            update older than those they train; 0 samples them after the update. `rollout_is` and the clipped ratio
+            correct for the difference. It takes memory for a second copy of the trained weights.
         checkpoint_every: steps between checkpoints; None: each step for small models, else every 10; also at the end
             and on Ctrl-C.
     """
@@ -97,6 +100,7 @@ class PolicyGradientSettings:
     renderer: str | None = None
     max_tokens_per_microbatch: int | None = None
     max_batch: int = 64
+    max_staleness: int = 0
     checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
@@ -125,6 +129,11 @@ class PolicyGradientSettings:
         if self.group_size < 2 and (self.adv_estimator in GROUPED or self.dynamic_sampling):
             raise ConfigError(
                 "group_size is 1, so no rollout has another to be compared with", hint="use at least 2; 8 is usual"
+            )
+        if self.max_staleness not in (0, 1):
+            raise ConfigError(
+                f"max_staleness={self.max_staleness} is not 0 or 1",
+                hint="1 overlaps sampling and learning by one step; agl.VERL(mode='separate_async') goes further",
             )
         if self.overlong is not None and self.overlong.buffer > self.max_response_tokens:
             raise ConfigError(

@@ -117,6 +117,10 @@ class LocalPolicy:
             )
         return await self._command("train", sequences=sequences, lr_scale=lr_scale)
 
+    async def publish(self) -> None:
+        """Serve the weights in training from now on. With `max_staleness=0` they always are, and nothing changes."""
+        await self._command("publish")
+
     async def logprobs(self, token_ids: IntArray, *, temperature: float = 1.0) -> FloatArray:
         """float32 [T - 1]: log-probs of `token_ids[1:]` by the learner's forward pass."""
         return await self._command("logprobs", token_ids=np.asarray(token_ids, np.int32), temperature=temperature)

@@ -88,6 +88,7 @@ class LocalEngine:
         prefix_cache_tokens: tokens of stored prefixes, of all policies together; None sizes it by the device's memory,
             0 stores none.
         adapters: of the policies on the model; None when the model is one policy.
+        trained: the model in training, where that is not `model`; memory is left for both.
 
     Attributes:
         computed_tokens: prompt tokens that were computed, those of requests that were computed anew included.
@@ -105,6 +106,7 @@ class LocalEngine:
         autocast: torch.dtype | None = None,
         prefix_cache_tokens: int | None = None,
         adapters: Adapters | None = None,
+        trained: Any = None,
     ) -> None:
         self._versions: dict[str, int] = {}
         self.max_batch = max_batch
@@ -116,7 +118,7 @@ class LocalEngine:
         self._slots = SlotModel(base, device, autocast, max_batch, adapters)
         self.max_context = _exact_context(base.config, max_context)
         self.vocabulary = int(base.get_input_embeddings().weight.shape[0])
-        available = max(0, _memory(device) - _training_bytes(base))
+        available = max(0, _memory(device) - _training_bytes(base, *([] if trained is None else [trained])))
         budget = int(MEMORY_SHARE * available) // self._slots.shape.bytes_per_token
         self._cache_tokens = max(budget, self.max_context)
         self._prefixes = PrefixTree(budget // 2 if prefix_cache_tokens is None else prefix_cache_tokens)
@@ -426,9 +428,10 @@ def _exact_context(config: Any, max_context: int) -> int:
     return min(max_context, window)
 
 
-def _training_bytes(model: Any) -> int:
+def _training_bytes(*models: Any) -> int:
     """Bytes of the weights and, for those in training, of their float32 gradient and AdamW's two moments."""
-    return sum(p.nbytes + (12 * p.numel() if p.requires_grad else 0) for p in model.parameters())
+    weights = {id(p): p for model in models for p in model.parameters()}
+    return sum(p.nbytes + (12 * p.numel() if p.requires_grad else 0) for p in weights.values())
 
 
 def _memory(device: torch.device) -> int:
