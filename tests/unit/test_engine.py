@@ -259,7 +259,8 @@ def test_a_conversation_is_prefilled_once_and_gives_the_same_logprobs(model, mon
         assert answer.token_ids.tolist() == alone.token_ids.tolist()
         np.testing.assert_allclose(answer.logprobs, alone.logprobs, atol=1e-5)
         prompt = np.concatenate([prompt, answer.token_ids, prompts(1, seed=turn)[0][:5]])
-    assert widths == [prompts(1)[0].size] + [1 + prompts(1, seed=t)[0][:5].size for t in range(3)]
+    first = prompts(1)[0].size
+    assert widths == [32, first - 32, *(1 + prompts(1, seed=t)[0][:5].size for t in range(3))]
 
 
 def test_the_whole_prompt_again_still_computes_its_last_token(model):

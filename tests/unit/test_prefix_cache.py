@@ -33,6 +33,8 @@ def submit(engine, asked, max_tokens: int = 6) -> None:
 
 # -- the tree -----------------------------------------------------------------------------------------------------
 
+CHUNK = 2
+
 
 def keys_values(ids: np.ndarray) -> torch.Tensor:
     """Stand-ins for keys and values, [2, 1, n, 1]: each depends on all tokens up to its own."""
@@ -43,28 +45,37 @@ def keys_values(ids: np.ndarray) -> torch.Tensor:
 
 
 def put(tree: PrefixTree, policy: str, *ids: int):
+    """Store a sequence chunk by chunk; the last node, or None where memory did not reach."""
     array = np.asarray(ids, np.int32)
-    return tree.insert(policy, array, lambda start, end: keys_values(array)[:, :, start:end])
+    node, parts = tree.match(policy, array)
+    at = sum(part.shape[2] for part in parts)
+    while node is not None and at < array.size:
+        end = min(at + CHUNK, array.size)
+        node.pins += 1
+        new = tree.extend(node, array[at:end], lambda at=at, end=end: keys_values(array)[:, :, at:end])
+        node.pins -= 1
+        node, at = new, end
+    return node
 
 
 def length(tree: PrefixTree, policy: str, *ids: int) -> int:
     """How much of a prefix is stored, after a look at its keys and values."""
     array = np.asarray(ids, np.int32)
-    parts = tree.match(policy, array)
+    _, parts = tree.match(policy, np.append(array, -1).astype(np.int32))
     n = sum(part.shape[2] for part in parts)
     if n:
         assert torch.equal(torch.cat(parts, dim=2), keys_values(array[:n]))
     return n
 
 
-def test_shared_tokens_are_stored_once_and_each_policys_apart():
+def test_shared_chunks_are_stored_once_and_each_policys_apart():
     tree = PrefixTree(100)
     put(tree, "a", 1, 2, 3, 4)
     put(tree, "a", 1, 2, 3, 4, 5)
     put(tree, "a", 1, 2, 7)
     put(tree, "a", 1, 2)
     assert tree.tokens == 6
-    assert length(tree, "a", 1, 2, 3, 9) == 3
+    assert length(tree, "a", 1, 2, 3, 9) == 2
     assert length(tree, "a", 1, 2, 7, 8) == 3
     assert length(tree, "b", 1, 2) == 0
     put(tree, "b", 1, 2)
@@ -72,22 +83,29 @@ def test_shared_tokens_are_stored_once_and_each_policys_apart():
     assert (tree.tokens, length(tree, "a", 1, 2), length(tree, "b", 1, 2)) == (2, 0, 2)
 
 
+def test_the_last_token_of_a_prompt_is_never_taken_from_the_tree():
+    tree = PrefixTree(100)
+    put(tree, "a", 1, 2, 3, 4)
+    _, parts = tree.match("a", np.int32([1, 2, 3, 4]))
+    assert [part.shape[2] for part in parts] == [2]
+
+
 def test_the_least_recently_used_end_goes_first_and_pinned_prefixes_stay():
     tree = PrefixTree(8)
     put(tree, "a", 1, 2, 3)
     put(tree, "a", 1, 2, 4)
     pinned = put(tree, "a", 5, 6)
+    assert pinned is not None
     pinned.pins += 1
     assert length(tree, "a", 1, 2, 3) == 3
-    put(tree, "a", 8, 9, 9)
-    assert [length(tree, "a", *ids) for ids in ((1, 2, 3), (1, 2, 4), (5, 6), (8, 9, 9))] == [3, 2, 2, 3]
-    put(tree, "a", 7, 7, 7, 7, 7, 7)
-    assert [length(tree, "a", *ids) for ids in ((1, 2, 3), (5, 6), (8,), (7, 7))] == [0, 2, 0, 2]
-    put(tree, "a", *range(20, 29))
-    assert length(tree, "a", 20) == 0
+    put(tree, "a", 8, 9)
+    put(tree, "a", 7)
+    assert [length(tree, "a", *ids) for ids in ((1, 2, 3), (1, 2, 4), (5, 6), (8, 9), (7,))] == [3, 2, 2, 2, 1]
+    assert put(tree, "a", *range(10, 17)) is None
+    assert length(tree, "a", 5, 6) == 2
     pinned.pins -= 1
     put(tree, "a", *range(20, 28))
-    assert [length(tree, "a", *ids) for ids in ((5, 6), (20,))] == [0, 1]
+    assert [length(tree, "a", *ids) for ids in ((5, 6), range(20, 28))] == [0, 8]
 
 
 @settings(deadline=None, max_examples=60)
@@ -112,10 +130,9 @@ def test_a_tree_returns_what_was_stored_within_its_budget(actions, max_tokens):
         else:
             node = put(tree, policy, *ids)
             stored[policy].append(ids)
-            kept = ids[: length(tree, policy, *ids)]
-            if action == "pin":
+            if action == "pin" and node is not None and len(ids):
                 node.pins += 1
-                pinned.append((policy, kept))
+                pinned.append((policy, ids))
         assert tree.tokens <= max_tokens
         for owner, kept in pinned:
             assert length(tree, owner, *kept) == len(kept)
@@ -135,10 +152,10 @@ def test_rollouts_that_arrive_together_compute_their_prompt_once(model):
     engine, prompt = engine_for(model, max_context=2048), text(1000, 0)
     submit(engine, [prompt] * 8)
     answers = finish(engine)
-    # Every row computes the prompt's last token: its logits give the first of the answer.
-    assert engine.computed_tokens == 1000 + 7
-    assert engine.reused_tokens == 7 * 999
-    assert sorted(a.cached_tokens for a in answers.values()) == [0] + [999] * 7
+    # Whole chunks of 32 are shared, and every row computes the last one: its logits give the answer's first token.
+    assert engine.computed_tokens == 1000 + 7 * 8
+    assert engine.reused_tokens == 7 * 992
+    assert sorted(a.cached_tokens for a in answers.values()) == [0] + [992] * 7
     assert len({tuple(a.token_ids.tolist()) for a in answers.values()}) == 8
 
 
@@ -147,7 +164,7 @@ def test_tasks_and_agents_share_their_system_prompt(model):
     asked = [np.concatenate([system, text(100, task)]) for task in (2, 3) for _ in range(4)]
     submit(engine, asked)
     answers = finish(engine)
-    assert engine.computed_tokens == 300 + 2 * 100 + 6
+    assert engine.computed_tokens == 400 + (400 - 288) + 6 * (400 - 384)
     turns = [np.concatenate([p, answers[i].token_ids, text(20, i)]) for i, p in enumerate(asked)]
     submit(engine, turns)
     for i, answer in finish(engine).items():
@@ -155,14 +172,14 @@ def test_tasks_and_agents_share_their_system_prompt(model):
             answer.logprobs, reference(model, turns[i], answer, Sampling(max_tokens=6)), atol=1e-4
         )
     # An answer's last token was sampled and never fed.
-    assert engine.computed_tokens == 506 + 8 * (1 + 20)
+    assert engine.computed_tokens == 608 + 8 * (1 + 20)
 
 
 def test_a_batch_that_has_no_room_for_all_shares_with_those_that_come_later(model):
     engine, prompt = engine_for(model, max_batch=3), text(200, 4)
     submit(engine, [prompt] * 8)
     assert len(finish(engine)) == 8
-    assert engine.computed_tokens == 200 + 7
+    assert engine.computed_tokens == 200 + 7 * 8
 
 
 def test_without_a_cache_every_row_computes_its_prompt_in_one_pass(model):
@@ -177,16 +194,34 @@ def test_without_a_cache_every_row_computes_its_prompt_in_one_pass(model):
 # -- exactness --------------------------------------------------------------------------------------------------
 
 
-def test_answers_are_equal_to_the_bit_where_the_passes_are(model, monkeypatch):
-    """A stored prefix that ends where a pass would end leaves the same last pass, and the same decoding."""
-    monkeypatch.setattr("agl.trainer.local.engine.engine.PREFILL_TOKENS", 16)
-    cached, fresh, shared = engine_for(model), engine_for(model, prefix_cache_tokens=0), text(48, 5)
-    sample(cached, np.concatenate([shared, [1]]), Sampling(max_tokens=3))
-    prompt, sampling = np.concatenate([shared, [2], text(9, 6)]), Sampling(max_tokens=20, seed=3)
-    one, other = sample(cached, prompt, sampling), sample(fresh, prompt, sampling)
-    assert (one.cached_tokens, other.cached_tokens) == (48, 0)
-    assert one.token_ids.tobytes() == other.token_ids.tobytes()
-    assert one.logprobs.tobytes() == other.logprobs.tobytes()
+def test_answers_are_equal_to_the_bit_with_and_without_a_cache(model):
+    """One request at a time, none of which continues another: the passes are then the same."""
+    cached, fresh = engine_for(model), engine_for(model, prefix_cache_tokens=0)
+    shared = text(230, 5)
+    for i, size in enumerate([230, 230, 100, 64, 33, 31, 96, 229, 150]):
+        prompt, sampling = np.concatenate([shared[:size], text(1 + i % 4, i)]), Sampling(max_tokens=20, seed=i)
+        one, other = sample(cached, prompt, sampling), sample(fresh, prompt, sampling)
+        assert one.token_ids.tobytes() == other.token_ids.tobytes()
+        assert one.logprobs.tobytes() == other.logprobs.tobytes()
+    assert cached.reused_tokens > 700
+
+
+def test_a_conversation_does_not_depend_on_what_others_have_stored(model):
+    """To the bit: a resumed run, whose cache is empty where it was not, must equal one that never stopped."""
+    alone, after = engine_for(model), engine_for(model)
+
+    def talk(engine, first: int) -> list[bytes]:
+        prompt, answers = np.concatenate([text(75, 1), text(first, 2)]), []
+        for turn in range(3):
+            answer = sample(engine, prompt, Sampling(max_tokens=15, seed=first + turn))
+            answers += [answer.token_ids.tobytes(), answer.logprobs.tobytes()]
+            prompt = np.concatenate([prompt, answer.token_ids, text(40, turn)])
+        return answers
+
+    for other in (3, 30, 0, 41):
+        talk(after, other)
+    assert talk(after, 30) == talk(alone, 30)
+    assert after.reused_tokens > alone.reused_tokens
 
 
 @settings(max_examples=25, deadline=None)
@@ -255,7 +290,7 @@ def test_an_update_drops_the_prefixes_of_its_own_policy_alone(model):
     for policy in ("a", "b"):
         engine.submit(1, prompt, Sampling(max_tokens=2), policy=policy)
         finish(engine)
-    assert engine.computed_tokens == 200 + 100 + 1
+    assert engine.computed_tokens == 200 + 100 + 4
 
 
 def test_a_pass_that_fails_ends_its_own_requests_alone(model, monkeypatch):
@@ -273,4 +308,4 @@ def test_a_pass_that_fails_ends_its_own_requests_alone(model, monkeypatch):
     (failed,) = engine.step()
     assert isinstance(failed, Failed)
     assert len(finish(engine)) == 3
-    assert engine.computed_tokens == 2 * 128 + 2
+    assert engine.computed_tokens == 2 * 128 + 2 * 32

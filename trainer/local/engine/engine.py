@@ -6,7 +6,6 @@ forward pass over the same tokens would give; batching and prefix reuse change o
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import os
@@ -31,8 +30,8 @@ from agl.trainer.local.protocol import EngineEvent, Failed, Finished, Tokens
 
 PREFILL_TOKENS = 2048
 """At most this many prompt tokens, padding included, in one forward pass: bounds the memory for attention scores."""
-SHARED_TOKENS = 16
-"""A request waits one pass for the prefix of another that arrived with it where that saves this many tokens."""
+CHUNK_TOKENS = {"cpu": 32, "cuda": 256}
+"""Prompt tokens of a row in one forward pass, and what requests share: whole chunks."""
 SCORED_STEPS = 32
 """How many tokens `logprobs` decodes one by one."""
 MEMORY_SHARE = 0.3
@@ -44,7 +43,8 @@ as much."""
 class _Row:
     """A request: waiting, or running in one slot.
 
-    `cached` tokens are in its slot; the tree has those up to the end of `prefix`, which is pinned.
+    `cached` tokens are in its slot, of which the tree has the first `stored`, up to the end of `prefix`, which is
+    pinned.
     """
 
     request_id: int
@@ -59,6 +59,7 @@ class _Row:
     version: int | None = None
     cached: int = 0
     reused: int | None = None
+    stored: int = 0
     prefix: PrefixNode | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -111,6 +112,7 @@ class LocalEngine:
         self._versions: dict[str, int] = {}
         self.max_batch = max_batch
         self.device = device
+        self._chunk = CHUNK_TOKENS.get(device.type, CHUNK_TOKENS["cuda"])
         # peft's wrapper adds a layer of calls; the adapters are modules inside the base model.
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._tokenizer = tokenizer
@@ -268,9 +270,9 @@ class LocalEngine:
             admissible.append(row)
         if not admissible:
             return False
-        parts = {row.request_id: self._prefixes.match(row.policy, row.ids) for row in admissible}
+        matches = {row.request_id: self._prefixes.match(row.policy, row.ids) for row in admissible}
         for row in admissible:
-            row.cached = min(sum(part.shape[2] for part in parts[row.request_id]), row.ids.size - 1)
+            row.cached = row.stored = sum(part.shape[2] for part in matches[row.request_id][1])
         newcomers = self._without_shared(admissible)
         chosen = {row.request_id for row in newcomers}
         self._waiting = deque(row for row in self._waiting if row.request_id not in chosen)
@@ -281,37 +283,40 @@ class LocalEngine:
         cache = self._slots.cache
         cache.reserve(len(self._running), max(row.ids.size for row in newcomers) + 1, base)
         for slot, row in enumerate(newcomers, start=base):
-            cache.write(slot, parts[row.request_id])
+            node, parts = matches[row.request_id]
+            self._pin(row, node)
+            cache.write(slot, parts)
             self.computed_tokens += row.ids.size - row.cached
             self.reused_tokens += row.cached
             if row.reused is None:
                 row.reused = row.cached
-        logits = self._prefill(base, newcomers)
-        for slot, row in enumerate(newcomers, start=base):
-            self._store(slot, row)
-        self._sample(base, logits, events)
+        self._sample(base, self._prefill(base, newcomers), events)
         return True
 
     def _without_shared(self, rows: Sequence[_Row]) -> list[_Row]:
-        """Those of the rows that compute no prefix which another of them computes, too."""
+        """Those of the rows that compute no chunk which another of them computes, too."""
         if len(rows) < 2 or not self._prefixes.max_tokens:
             return list(rows)
         first: list[_Row] = []
         # Sorted by bytes, a row shares most with its neighbour.
         for row in sorted(rows, key=lambda row: (row.policy, row.ids.tobytes())):
             other = first[-1] if first and first[-1].policy == row.policy else None
-            if (
-                other is None
-                or other.ids.size > self._prefixes.max_tokens
-                or common_prefix(other.ids, row.ids) - row.cached < SHARED_TOKENS
-            ):
+            shared = 0 if other is None else min(common_prefix(other.ids, row.ids), row.ids.size - 1)
+            if other is None or other.ids.size > self._prefixes.max_tokens or shared - row.cached < self._chunk:
                 first.append(row)
         return first
 
     def _store(self, slot: int, row: _Row) -> None:
-        """Put a row's tokens into the tree, and pin them instead of what it had pinned."""
-        read = functools.partial(self._slots.cache.read, slot)
-        self._pin(row, self._prefixes.insert(row.policy, row.ids[: row.cached], read))
+        """Put the tokens that a row has computed since the last time into the tree, and pin them."""
+        if row.prefix is None:
+            return
+        start, end = row.stored, row.cached
+        if start == end:
+            return
+        node = self._prefixes.extend(row.prefix, row.ids[start:end], lambda: self._slots.cache.read(slot, start, end))
+        # What follows tokens that are not stored cannot be stored.
+        self._pin(row, node)
+        row.stored = end
 
     def _pin(self, row: _Row, prefix: PrefixNode | None) -> None:
         if prefix is not None:
@@ -321,21 +326,28 @@ class LocalEngine:
         row.prefix = prefix
 
     def _prefill(self, base: int, rows: Sequence[_Row]) -> Tensor:
-        """Compute the rows in slots `base`.. up to their last token; the logits that follow it, [rows, V]."""
-        for slot, row in enumerate(rows, start=base):
-            while row.ids.size - row.cached > PREFILL_TOKENS:
-                part = row.ids[row.cached : row.cached + PREFILL_TOKENS]
-                self._slots.prefill(slot, [part], [row.cached], [row.policy])
-                row.cached += PREFILL_TOKENS
-        new = [row.ids[row.cached :] for row in rows]
-        logits = []
-        for first, last in _groups([ids.size for ids in new]):
-            starts = [row.cached for row in rows[first:last]]
-            policies = [row.policy for row in rows[first:last]]
-            logits.append(self._slots.prefill(base + first, new[first:last], starts, policies)[:, -1])
-        for row, ids in zip(rows, new, strict=True):
+        """Compute the rows in slots `base`.. up to their last token; the logits that follow it, [rows, V].
+
+        Args:
+            rows: those with the fewest tokens to compute first.
+        """
+        while longer := sum(row.ids.size - row.cached > self._chunk for row in rows):
+            first = len(rows) - longer
+            for at in range(first, len(rows), max(1, PREFILL_TOKENS // self._chunk)):
+                self._compute(base, rows, at, min(at + max(1, PREFILL_TOKENS // self._chunk), len(rows)))
+        groups = list(_groups([row.ids.size - row.cached for row in rows]))
+        return torch.cat([self._compute(base, rows, first, last) for first, last in groups])
+
+    def _compute(self, base: int, rows: Sequence[_Row], first: int, last: int) -> Tensor:
+        """One pass over the next chunk of rows first..last-1; the logits that follow it."""
+        part = rows[first:last]
+        new = [row.ids[row.cached : row.cached + self._chunk] for row in part]
+        starts, policies = [row.cached for row in part], [row.policy for row in part]
+        logits = self._slots.prefill(base + first, new, starts, policies)[:, -1]
+        for slot, (row, ids) in enumerate(zip(part, new, strict=True), start=base + first):
             row.cached += ids.size
-        return torch.cat(logits)
+            self._store(slot, row)
+        return logits
 
     def _decode(self, events: list[EngineEvent]) -> None:
         """One more token for every running row."""
@@ -410,11 +422,11 @@ class LocalEngine:
 
 
 def _groups(widths: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Split rows, sorted by how many tokens they need, into passes [first, last) of little padding and bounded size."""
+    """Split rows by how many tokens they need into passes [first, last) of little padding and bounded size."""
     first = 0
     for last in range(1, len(widths) + 1):
-        full = last == len(widths)
-        if full or (last + 1 - first) * widths[last] > PREFILL_TOKENS or widths[last] > 2 * widths[first] + 16:
+        widest, narrowest = max(widths[first : last + 1]), min(widths[first : last + 1])
+        if last == len(widths) or (last + 1 - first) * widest > PREFILL_TOKENS or widest > 2 * narrowest + 16:
             yield first, last
             first = last
 

@@ -174,23 +174,26 @@ def common_prefix(a: IntArray, b: IntArray) -> int:
 
 @dataclass(slots=True, eq=False)
 class PrefixNode:
-    """Tokens that follow those of `parent`, and their keys and values; the root of a policy has none.
+    """Tokens that were computed together after those of `parent`, and their keys and values; a policy's root has none.
 
     Attributes:
         ids: int32 [n]. keys_values: [2 * layers, heads, n, head_dim].
-        children: by their first token. pins: how many running rows keep the node from being evicted.
+        children: by the bytes of their ids. pins: how many running rows keep the node from being evicted.
     """
 
     parent: PrefixNode | None = None
     ids: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
     keys_values: Tensor = field(default_factory=lambda: torch.empty(0))
-    children: dict[int, PrefixNode] = field(default_factory=dict)
+    children: dict[bytes, PrefixNode] = field(default_factory=dict)
     pins: int = 0
 
 
 class PrefixTree:
-    """The prefixes of all sequences of each policy, every shared one once: a radix tree per policy, at most
-    `max_tokens` tokens in all; the least recently used leaf goes first (RadixAttention, arXiv 2312.07104, section 3).
+    """The prefixes of all sequences of each policy: a radix tree per policy, at most `max_tokens` tokens in all; the
+    least recently used leaf goes first (RadixAttention, arXiv 2312.07104, section 3).
+
+    A node is used whole or not at all. What a sequence computes itself thus begins where one of its own passes would
+    have begun without the cache, and the passes, to the last bit of what they give, are the same.
 
     Attributes:
         tokens: how many it holds.
@@ -203,40 +206,35 @@ class PrefixTree:
         # A node's children stand before it, because a path is touched from its end.
         self._least_recent: OrderedDict[PrefixNode, None] = OrderedDict()
 
-    def match(self, policy: str, ids: IntArray) -> list[Tensor]:
-        """Keys and values of the longest stored prefix of `ids`, in parts [2 * layers, heads, n, head_dim]."""
-        node, used, _ = self._find(policy, ids)
-        self._touch(node)
-        parts = []
-        while node.parent is not None:
-            parts.append(node.keys_values[:, :, :used])
-            node = node.parent
-            used = node.ids.size
-        return parts[::-1]
+    def match(self, policy: str, ids: IntArray) -> tuple[PrefixNode, list[Tensor]]:
+        """The longest stored prefix that leaves at least one token of `ids`: its last node, and its keys and values in
+        parts [2 * layers, heads, n, head_dim]."""
+        node, at, parts = self._roots.setdefault(policy, PrefixNode()), 0, []
+        while True:
+            sizes = {child.ids.size for child in node.children.values() if at + child.ids.size < ids.size}
+            keys = (ids[at : at + size].tobytes() for size in sorted(sizes, reverse=True))
+            child = next((node.children[key] for key in keys if key in node.children), None)
+            if child is None:
+                self._touch(node)
+                return node, parts
+            node, at = child, at + child.ids.size
+            parts.append(node.keys_values)
 
-    def insert(self, policy: str, ids: IntArray, read: Callable[[int, int], Tensor]) -> PrefixNode:
-        """Store a prefix as far as it is new.
-
-        Args:
-            read: copies the keys and values of tokens start..end-1 of the prefix.
-
-        Returns:
-            The node that it ends in; where memory does not reach, the one that its stored part ends in.
-        """
-        node, used, at = self._find(policy, ids)
-        if at < ids.size and used < node.ids.size:
-            node = self._split(node, used)
-        self._touch(node)
-        node.pins += 1
-        fits = self._make_room(ids.size - at)
-        node.pins -= 1
-        if at == ids.size or not fits:
-            return node
-        new = PrefixNode(node, ids[at:].copy(), read(at, ids.size))
-        node.children[int(new.ids[0])] = new
-        self.tokens += new.ids.size
-        self._touch(new)
-        return new
+    def extend(self, node: PrefixNode, ids: IntArray, read: Callable[[], Tensor]) -> PrefixNode | None:
+        """The node of the tokens `ids` after a node, made from the keys and values that `read` copies where it is new.
+        None where memory does not reach."""
+        key = ids.tobytes()
+        child = node.children.get(key)
+        if child is None:
+            node.pins += 1
+            fits = self._make_room(ids.size)
+            node.pins -= 1
+            if not fits:
+                return None
+            child = node.children[key] = PrefixNode(node, ids.copy(), read())
+            self.tokens += ids.size
+        self._touch(child)
+        return child
 
     def clear(self, policy: str) -> None:
         """Forget a policy's prefixes."""
@@ -253,26 +251,6 @@ class PrefixTree:
         for policy in list(self._roots):
             self.clear(policy)
 
-    def _find(self, policy: str, ids: IntArray) -> tuple[PrefixNode, int, int]:
-        """The node where the longest stored prefix of `ids` ends, how many of the node's tokens belong to it, and its
-        length."""
-        node, at = self._roots.setdefault(policy, PrefixNode()), 0
-        while at < ids.size and (child := node.children.get(int(ids[at]))) is not None:
-            shared = common_prefix(child.ids, ids[at:])
-            node, at = child, at + shared
-            if shared < child.ids.size:
-                return child, shared, at
-        return node, node.ids.size, at
-
-    def _split(self, node: PrefixNode, at: int) -> PrefixNode:
-        """Move a node's first `at` tokens to a new parent, which is returned; rows that pin the node keep all of it."""
-        upper = PrefixNode(node.parent, node.ids[:at], node.keys_values[:, :, :at].clone(), {int(node.ids[at]): node})
-        assert node.parent is not None
-        node.parent.children[int(upper.ids[0])] = upper
-        # Views would keep the memory of both until both are evicted.
-        node.parent, node.ids, node.keys_values = upper, node.ids[at:], node.keys_values[:, :, at:].clone()
-        return upper
-
     def _touch(self, node: PrefixNode) -> None:
         while node.parent is not None:
             self._least_recent[node] = None
@@ -288,7 +266,7 @@ class PrefixTree:
             if leaf is None:
                 return False
             assert leaf.parent is not None
-            del leaf.parent.children[int(leaf.ids[0])]
+            del leaf.parent.children[leaf.ids.tobytes()]
             del self._least_recent[leaf]
             self.tokens -= leaf.ids.size
         return True
