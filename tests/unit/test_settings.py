@@ -45,7 +45,7 @@ def test_settings_of_the_same_name_are_passed_on() -> None:
         "minibatches": 2, "max_tokens_per_microbatch": 77,
     }  # fmt: skip
     process = {"model": "m", "device": "cpu", "dtype": "float32", "lora": LoraSpec(rank=2), "max_context": 9,
-               "threads": 2, "max_batch": 5}  # fmt: skip
+               "threads": 2, "max_batch": 5, "max_staleness": 1}  # fmt: skip
     shared = names(PolicyGradient) & (names(LearnerConfig) | names(PolicySpec)) - {"epochs"}
     assert changed.keys() | process.keys() == shared
     spec = agl.GRPO(**changed, **process, steps=50, update_epochs=4).policy_spec(seed=6, steps=50)  # type: ignore[arg-type]
