@@ -1,4 +1,4 @@
-"""Sampling overlapped with learning: calls are of weights one update older than those that they train, and it learns."""
+"""Sampling overlapped with learning: calls are one update older than the weights that they train, and it learns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from miniature import GAIN, gain, train
 
-from agl.trainer.store.sqlite import SQLiteStore
+from agl.trainer.store import open_store
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,7 @@ def test_it_learns_from_calls_that_are_one_update_old(tiny_policy: Path, tmp_pat
 
     async def lags() -> dict[int, set[int]]:
         """Step -> by how many updates its calls are older than the weights that they trained."""
-        store = await SQLiteStore.open(tmp_path / "run.db")
+        store = await open_store(f"sqlite:///{tmp_path / 'run.db'}")
         try:
             lags: dict[int, set[int]] = {}
             for step in range(6):

@@ -96,19 +96,17 @@ class PolicyGradient(PolicyGradientSettings):
                 if run.stop_reason is not None:
                     break
                 began = time.monotonic()
-                earlier = policies.prompt_tokens
-                sample = await (ahead or self._sample(run, batches, step))
-                prompt_tokens = policies.prompt_tokens - earlier
-                sampling_seconds = time.monotonic() - began
-
-                # Each policy learns from its own calls alone, and every sampled token is in one row.
-                updating = True
-                rows = make_rows(sample, policies, step, self.max_staleness)
-                due = {name: r for name, r in rows.items() if has_signal(r, flat_learns)}
-                metrics: dict[str, Mapping[str, float]] = {}
+                sample = await (ahead or self._sample(run, policies, batches, step))
                 ahead = None
                 if self.max_staleness and step + 1 < steps:
-                    ahead = asyncio.create_task(self._sample(run, batches, step + 1))
+                    ahead = asyncio.create_task(self._sample(run, policies, batches, step + 1))
+
+                # Each policy learns from its own calls alone, and every sampled token is in one row.
+                # Off the event loop: long rollouts take seconds.
+                rows = await asyncio.to_thread(make_rows, sample, policies, step, self.max_staleness)
+                updating = True
+                due = {name: r for name, r in rows.items() if has_signal(r, flat_learns)}
+                metrics: dict[str, Mapping[str, float]] = {}
                 if due:
                     if self.max_staleness:
                         metrics = await train(policies, due)
@@ -128,9 +126,9 @@ class PolicyGradient(PolicyGradientSettings):
                     await run.store.add_policy_version(run.run_id, name, policies[name].version, step + 1)
                 entry = facts(sample, policies, rows, metrics, step) | {
                     "seconds": time.monotonic() - began,
-                    "rollouts_per_second": len(sample.results) / max(1e-9, sampling_seconds),
-                    "engine/prompt_tokens_computed": prompt_tokens["computed"],
-                    "engine/prompt_tokens_reused": prompt_tokens["reused"],
+                    "rollouts_per_second": len(sample.results) / max(1e-9, sample.seconds),
+                    "engine/prompt_tokens_computed": sample.prompt_tokens["computed"],
+                    "engine/prompt_tokens_reused": sample.prompt_tokens["reused"],
                 }
                 if run.val and ((step + 1) % self.val_every == 0 or step + 1 == steps):
                     entry |= await self._validate(run, step + 1)
@@ -147,10 +145,11 @@ class PolicyGradient(PolicyGradientSettings):
         finally:
             if ahead is not None:
                 ahead.cancel()
-                await asyncio.wait([ahead])
+                await asyncio.gather(ahead, return_exceptions=True)
 
-    async def _sample(self, run: Run, batches: Batches, step: int) -> Sample:
+    async def _sample(self, run: Run, policies: Policies, batches: Batches, step: int) -> Sample:
         """The step's rollouts; with dynamic sampling, further tasks take the place of groups that are all alike."""
+        began, earlier = time.monotonic(), policies.prompt_tokens
         indices = batches.indices(step)
         results = await self._rollouts(run, indices, step)
         replacements = batches.further(step)
@@ -178,7 +177,8 @@ class PolicyGradient(PolicyGradientSettings):
                     f"step {step + 1}: no agent of policy {name!r} was called; agents seen: {', '.join(agents)}"
                 )
         advantages = advantages.without_flat() if self.dynamic_sampling else advantages
-        return Sample(results, succeeded, advantages, resampled)
+        prompt_tokens = policies.prompt_tokens - earlier
+        return Sample(results, succeeded, advantages, resampled, time.monotonic() - began, prompt_tokens)
 
     def _advantages(self, run: Run, results: Seq[RolloutResult], step: int) -> StepAdvantages:
         trajectories = [r.attempt_trajectory.trajectory for r in results if r.attempt_trajectory is not None]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,15 @@ class Sample:
     Attributes:
         results: all rollouts. succeeded: those of them that did.
         resampled: how many tasks were sampled in place of groups that had nothing to learn from.
+        seconds: that sampling took. prompt_tokens: of its calls, "computed" and "reused" (`Policies.prompt_tokens`).
     """
 
     results: Seq[RolloutResult]
     succeeded: Seq[RolloutResult]
     advantages: StepAdvantages
     resampled: int = 0
+    seconds: float = 0.0
+    prompt_tokens: Mapping[str, int] = field(default_factory=Counter)
 
 
 async def record(run: Run, policies: Policies, calls: StepAdvantages, rows: Rows, step: int) -> None:
@@ -41,9 +45,9 @@ async def record(run: Run, policies: Policies, calls: StepAdvantages, rows: Rows
     tokens: dict[str, int] = {}
     for policy_rows in rows.values():
         for i, row in enumerate(policy_rows):
-            for k, call_id in enumerate(row.call_ids):
-                row_of[call_id] = i
-                tokens[call_id] = int(np.sum(row.action_mask & (row.calls == k)))
+            trained_C = np.bincount(row.calls[row.action_mask], minlength=len(row.call_ids))
+            row_of |= dict.fromkeys(row.call_ids, i)
+            tokens |= zip(row.call_ids, trained_C.tolist(), strict=True)
     versions = policies.versions
     await run.store.add_trained_calls(
         run.run_id,

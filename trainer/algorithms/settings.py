@@ -48,9 +48,10 @@ class PolicyGradientSettings:
         device, dtype, max_context, threads: of the policy process; "auto"/None choose by the machine.
         renderer: a name from the `renderers` package; None chooses by the model.
         max_tokens_per_microbatch, max_batch: of learner and engine; None chooses by the device.
-        max_staleness: 1 samples the next step's rollouts while a step is learned, so that its calls come from weights one
-            update older than those they train; 0 samples them after the update. `rollout_is` and the clipped ratio
-            correct for the difference. It takes memory for a second copy of the trained weights.
+        max_staleness: 1 samples the next step's rollouts while a step is learned, so that its calls come from weights
+            one update older than those that they train; 0 samples them after the update. The clipped ratio is taken
+            against the log-probs of the sampler, and `rollout_is` weighs tokens by the difference. It takes memory for
+            a second copy of the trained weights. Validation is of the newest weights.
         checkpoint_every: steps between checkpoints; None: each step for small models, else every 10; also at the end
             and on Ctrl-C.
     """

@@ -166,7 +166,7 @@ class Worker:
     # -- commands -----------------------------------------------------------------------------------------------
 
     def train(self, policy: str, sequences: list[TrainingRow], lr_scale: float) -> dict[str, float]:
-        """One update; the engine serves the new weights from its next step on, or from `publish` on if it has a copy."""
+        """One update; the engine serves the new weights from its next step on, or, with a copy, from `publish` on."""
         if self._learning is None:
             self._engine.drop_caches()
         metrics = self._policies[policy].learner.update(sequences, lr_scale=lr_scale)
