@@ -31,6 +31,8 @@ class PolicySpec:
         threads: torch threads on CPU; None = the number of cores less one, at least one.
         learner: how to train.
         max_batch: at most this many answers are sampled at once.
+        max_staleness: above 0, answers are sampled from a copy of the weights, also while these are trained;
+            `LocalPolicy.publish` renews the copy.
     """
 
     model: str
@@ -44,11 +46,15 @@ class PolicySpec:
     threads: int | None = None
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     max_batch: int = 64
+    max_staleness: int = 0
 
     @property
     def base(self) -> tuple[object, ...]:
         """What policies must have in common to be adapters on one base model, in one process."""
-        return self.model, self.device, self.dtype, self.attention, self.max_context, self.threads, self.max_batch
+        return (
+            self.model, self.device, self.dtype, self.attention, self.max_context, self.threads, self.max_batch,
+            self.max_staleness,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +115,6 @@ class Generate:
     policy: str
     prompt_ids: IntArray
     sampling: Sampling
-    session: str | None
     stream: bool
 
 
