@@ -123,6 +123,10 @@ class Gateway:
             raise GatewayError("the gateway is not listening", hint="start it with GatewayServer.start()")
         return self._accesses.open(rollout_id, attempt, selection, seed, rules or SamplingRules(), self.base_url)
 
+    def admit(self, access: Access) -> None:
+        """Serve an attempt that another process has opened."""
+        self._accesses.add(access)
+
     def find_attempt(self, rollout_id: str, attempt: int, headers: Mapping[str, str]) -> Access:
         """The attempt that a request belongs to.
 
