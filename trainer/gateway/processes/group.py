@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from agl.child_environment import child_environment
@@ -102,11 +102,11 @@ class GatewayProcesses(Gateway):
         super().serve(name, engine, rendering, stop_token_ids)
         for process in self._living():
             # In order: what is sent later finds it served.
-            asyncio.ensure_future(self._serve(process, name))
+            self._serve(process, name)
 
-    async def _serve(self, process: _Process, name: str) -> None:
+    def _serve(self, process: _Process, name: str) -> Awaitable[None]:
         served = self.served(name)
-        await process.peer.call("serve", name, served.rendering, served.stop_token_ids, served.engine.max_context)
+        return process.peer.call("serve", name, served.rendering, served.stop_token_ids, served.engine.max_context)
 
     @contextlib.asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:

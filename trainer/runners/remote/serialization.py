@@ -65,7 +65,8 @@ def lease_from_json(
     """What `lease_to_json` wrote.
 
     Args:
-        base_url: the address of the coordinator's server, and of the gateway unless the lease has another port. selection, resources: used where `data` has none.
+        base_url: the address of the coordinator's server, which is the gateway's unless the lease has another port.
+        selection, resources: used where `data` has none.
 
     Raises:
         ConfigError: there is no selection, neither in `data` nor here.
