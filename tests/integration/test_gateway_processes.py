@@ -94,11 +94,11 @@ async def test_a_process_that_dies_is_named_and_the_others_go_on():
         lost, kept = await rig.attempt(), await rig.attempt()
         await lost.chat("recorded before")
         assert isinstance(rig.gateway, GatewayProcesses)
-        first, second = rig.gateway._processes
-        os.kill(first._process.pid, signal.SIGKILL)
+        first, second = rig.gateway.pids
+        os.kill(first, signal.SIGKILL)
         with pytest.raises(openai.APIConnectionError):
             await lost.chat("hello")
-        name = rf"gateway process 0 \(pid {first._process.pid}\) died with exit code -9"
+        name = rf"gateway process 0 \(pid {first}\) died with exit code -9"
         with pytest.raises(GatewayError, match=name):
             await rig.gateway.close_attempt(lost.access.rollout_id, 1)
         assert len(await rig.store.query_calls(lost.access.rollout_id)) == 1
@@ -107,7 +107,7 @@ async def test_a_process_that_dies_is_named_and_the_others_go_on():
         async with rig.gateway.hold():
             pass
         assert not failures
-        os.kill(second._process.pid, signal.SIGKILL)
+        os.kill(second, signal.SIGKILL)
         while not failures:
             await asyncio.sleep(0.01)
         with pytest.raises(GatewayError, match="gateway process 1"):

@@ -408,7 +408,8 @@ def _prompt(rendering: Rendering, request: ChatRequest, match: SessionMatch) -> 
         extended = rendering.extend(*arguments, history_has_system=system)
         if extended is not None:
             prompt = rendering.force(extended, request.tools, request.force_tool)
-            return prompt.ids, prompt.forced_ids, match
+            buffer, ids = parent.shared(prompt.ids)
+            return ids, prompt.forced_ids, replace(match, buffer=buffer)
         cause = rendering.fork_reason(*arguments, history_has_system=system)
         match = replace(match, parent=None, new=0, cause=ForkCause.TEMPLATE, detail=cause)
     prompt = rendering.prompt(request.messages, request.tools, force_tool=request.force_tool)

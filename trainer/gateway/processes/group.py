@@ -91,6 +91,11 @@ class GatewayProcesses(Gateway):
         processes, self._processes = self._processes, []
         await asyncio.gather(*(process.stop() for process in processes))
 
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of those that live."""
+        return [process.pid for process in self._living()]
+
     # -- policies -------------------------------------------------------------------------------------------------
     def serve(self, name: str, engine: Engine, rendering: Rendering, stop_token_ids: Sequence[int] = ()) -> None:
         try:
@@ -219,6 +224,11 @@ class _Process:
         self._stopping = False
 
     @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
     def port(self) -> int:
         """Where it listens."""
         return int(self.url.rpartition(":")[2])
@@ -268,7 +278,7 @@ class _Process:
         size = os.fstat(self._log.fileno()).st_size
         tail = os.pread(self._log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace").strip()
         self.failure = GatewayError(
-            f"gateway process {self.number} (pid {self._process.pid}) died with exit code {self._process.returncode}",
+            f"gateway process {self.number} (pid {self.pid}) died with exit code {self._process.returncode}",
             hint=f"its last output was:\n{tail}" if tail else "was it killed, or out of memory?",
         )
         self.peer.fail(self.failure)
