@@ -26,19 +26,18 @@ from agl.errors import ConfigError, EngineError
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray, IntArray, int_array
 from agl.trainer.engines.base import Completion, OnTokens, Sampling
+from agl.trainer.engines.frames import FrameReader, to_frame
 from agl.trainer.local.protocol import (
     Abort,
     Command,
     Done,
     Failed,
     Finished,
-    FrameReader,
     Generate,
     PolicyInfo,
     PolicySpec,
     Shutdown,
     Tokens,
-    to_frame,
 )
 
 __all__ = ["LocalPolicy", "PolicyInfo", "PolicySpec", "start_policies"]

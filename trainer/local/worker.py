@@ -26,17 +26,16 @@ from agl.child_environment import hide_process
 from agl.errors import AglError, CheckpointError, EngineError, ModelLoadError
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray, IntArray
+from agl.trainer.engines.frames import FrameReader, exit_with_parent, to_frame
 from agl.trainer.local.protocol import (
     Abort,
     Command,
     Done,
     Failed,
-    FrameReader,
     Generate,
     PolicyInfo,
     PolicySpec,
     Shutdown,
-    to_frame,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 LEARNER_COMMANDS = {"train", "logprobs", "save_model", "save_state"}
 """Commands that read or write the weights in training, and do not touch the engine."""
 _RECEIVE = 1 << 20
-_PARENT_CHECK_MS = 2000
 
 
 @dataclass(slots=True, eq=False)
@@ -300,22 +298,13 @@ def _to_agl_error(error: Exception, what: str, kind: type[AglError]) -> AglError
     return kind(f"{what}: {type(error).__name__}: {error}")
 
 
-def _exit_with_parent(connection: socket.socket, parent: int) -> None:
-    """End this process, whatever it is computing, when the other end of the socket closes or the parent dies."""
-    poller = select.poll()
-    poller.register(connection, 0)
-    while not poller.poll(_PARENT_CHECK_MS) and os.getppid() == parent:
-        pass
-    os._exit(0)
-
-
 def main() -> None:
     """Entry point."""
     # Ctrl-C reaches the whole process group; the parent decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     hide_process()
     connection = socket.socket(fileno=int(sys.argv[1]))
-    threading.Thread(target=_exit_with_parent, args=(connection, os.getppid()), daemon=True).start()
+    threading.Thread(target=exit_with_parent, args=(connection, os.getppid()), daemon=True).start()
     try:
         Worker(connection).run()
     except (BrokenPipeError, ConnectionResetError):
