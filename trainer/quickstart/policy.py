@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn import functional
 
@@ -24,6 +26,9 @@ from agl.trainer.quickstart.tokenizer import MAX_CONTEXT, build_tokenizer
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+ENCODED_AT_ONCE = 256
+"""Demonstrations that the tokenizer encodes in one call."""
 
 Progress = Callable[[str, int, int, float], None]
 """Called as `progress(stage, step, steps, loss)`; stage is the name of a `Stage`."""
@@ -277,51 +282,53 @@ def _batches(
     """Batches without end; each demonstration goes to the first row with room, and opens the next batch if none has."""
     rows: list[list[_Encoded]] = [[] for _ in range(recipe.rows)]
     room = [recipe.row_tokens] * recipe.rows
-    while True:
-        demo = _encode(tokenizer, draw(rng))
-        if len(demo[0]) > recipe.row_tokens:
+    for demo in _encoded(tokenizer, rng, draw):
+        length = demo[0].size
+        if length > recipe.row_tokens:
             raise ConfigError(
-                f"a demonstration of {len(demo[0])} tokens does not fit into a row of {recipe.row_tokens}",
+                f"a demonstration of {length} tokens does not fit into a row of {recipe.row_tokens}",
                 hint="raise Recipe.row_tokens to at least 100",
             )
-        home = next((k for k, free in enumerate(room) if free >= len(demo[0])), None)
+        home = next((k for k, free in enumerate(room) if free >= length), None)
         if home is None:
             yield _pack(rows, recipe.row_tokens)
             rows, room, home = [[] for _ in range(recipe.rows)], [recipe.row_tokens] * recipe.rows, 0
         rows[home].append(demo)
-        room[home] -= len(demo[0])
+        room[home] -= length
 
 
-_Encoded = tuple[list[int], list[bool]]
+_Encoded = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
 """Token ids, and for each whether the policy writes it."""
 
 
-def _encode(tokenizer: PreTrainedTokenizerFast, demo: Demo) -> _Encoded:
-    encode = tokenizer.backend_tokenizer.encode
-    ids: list[int] = []
-    written: list[bool] = []
-    for turn in demo:
-        for text, mine in ((turn.prompt, False), (turn.answer, True)):
-            piece = encode(text, add_special_tokens=False).ids
-            ids += piece
-            written += [mine] * len(piece)
-    return ids, written
+def _encoded(
+    tokenizer: PreTrainedTokenizerFast, rng: random.Random, draw: Callable[[random.Random], Demo]
+) -> Iterator[_Encoded]:
+    """Demonstrations without end."""
+    encode = tokenizer.backend_tokenizer.encode_batch
+    while True:
+        demos = [draw(rng) for _ in range(ENCODED_AT_ONCE)]
+        texts = [text for demo in demos for turn in demo for text in (turn.prompt, turn.answer)]
+        pieces = iter([np.array(piece.ids) for piece in encode(texts, add_special_tokens=False)])
+        for demo in demos:
+            parts = list(islice(pieces, 2 * len(demo)))
+            mine = np.resize((False, True), len(parts))
+            yield np.concatenate(parts), np.repeat(mine, [part.size for part in parts])
 
 
 def _pack(rows: Sequence[Sequence[_Encoded]], length: int) -> _Batch:
-    ids = torch.zeros(len(rows), length, dtype=torch.long)
-    positions = torch.zeros_like(ids)
-    owner = torch.full_like(ids, -1)
-    written = torch.zeros_like(ids, dtype=torch.bool)
-    tokens = 0
+    ids_BT = np.zeros((len(rows), length), np.int64)
+    positions_BT, owner_BT = np.zeros_like(ids_BT), np.full_like(ids_BT, -1)
+    written_BT = np.zeros_like(ids_BT, np.bool_)
     for r, row in enumerate(rows):
-        used = sum(len(demo[0]) for demo in row)
-        tokens += used
-        ids[r, :used] = torch.tensor(list(chain.from_iterable(demo[0] for demo in row)))
-        written[r, :used] = torch.tensor(list(chain.from_iterable(demo[1] for demo in row)))
-        positions[r, :used] = torch.tensor(list(chain.from_iterable(range(len(demo[0])) for demo in row)))
-        owner[r, :used] = torch.tensor([k for k, demo in enumerate(row) for _ in demo[0]])
+        end = 0
+        for k, (ids, written) in enumerate(row):
+            here, end = slice(end, end + ids.size), end + ids.size
+            ids_BT[r, here], written_BT[r, here] = ids, written
+            positions_BT[r, here], owner_BT[r, here] = np.arange(ids.size), k
+    owner = torch.from_numpy(owner_BT)
     sees = (owner[:, :, None] == owner[:, None, :]).tril()
     mask = torch.zeros(sees.shape).masked_fill(~sees, torch.finfo(torch.float32).min)[:, None]
-    chosen = written.flatten().nonzero().squeeze(1)
-    return _Batch(ids, positions, mask, chosen - 1, ids.flatten()[chosen], tokens)
+    ids, chosen = torch.from_numpy(ids_BT), torch.from_numpy(np.flatnonzero(written_BT))
+    tokens = int((owner_BT >= 0).sum())
+    return _Batch(ids, torch.from_numpy(positions_BT), mask, chosen - 1, ids.flatten()[chosen], tokens)

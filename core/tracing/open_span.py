@@ -1,0 +1,85 @@
+"""An open span of agl's: OpenTelemetry's SDK span with its attributes in a plain dict, without limits and samplers.
+
+Everything that reads an SDK span reads this one. A call is traced with a third of the SDK's work, which would check,
+copy and lock each attribute on its way in and out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from time import time_ns
+from typing import Any
+
+from opentelemetry.attributes import BoundedAttributes
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanLimits, TracerProvider
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, TraceFlags
+
+_SCOPE = InstrumentationScope("agl")
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_PLAIN = frozenset({str, bool, int, float})
+_LOCK = threading.RLock()
+"""For what the SDK's span does under its lock: names, statuses and events, which are rare."""
+UNLIMITED = SpanLimits(**{
+    name: SpanLimits.UNSET
+    for name in (
+        "max_span_attributes", "max_events", "max_links", "max_attribute_length", "max_span_attribute_length",
+        "max_event_attributes", "max_link_attributes",
+    )
+})  # fmt: skip
+
+
+class OpenSpan(Span):
+    """A span of `provider`, whose processors see it start and end.
+
+    Args:
+        parent: of the parent span; None for a root. attributes: as for `set_attributes`.
+    """
+
+    def __init__(
+        self, provider: TracerProvider, name: str, parent: SpanContext | None, attributes: Mapping[str, Any]
+    ) -> None:
+        ids = provider.id_generator
+        trace_id = ids.generate_trace_id() if parent is None else parent.trace_id
+        ReadableSpan.__init__(
+            self,
+            name,
+            SpanContext(trace_id, ids.generate_span_id(), is_remote=False, trace_flags=_SAMPLED),
+            parent,
+            provider.resource,
+            attributes=_checked(attributes),
+            events=[],
+            instrumentation_scope=_SCOPE,
+        )
+        self._lock, self._limits = _LOCK, UNLIMITED
+        self._span_processor = provider._active_span_processor
+        self._start_time = time_ns()
+        self._span_processor.on_start(self)
+
+    def set_attributes(self, attributes: Mapping[str, Any]) -> None:
+        """Add attributes. Those that are None are left out; so are values that OpenTelemetry has no type for, which it
+        reports."""
+        if self._end_time is None:
+            self._attributes.update(_checked(attributes))  # type: ignore[union-attr]
+
+    def set_attribute(self, key: str, value: Any) -> None:
+        """Add an attribute."""
+        self.set_attributes({key: value})
+
+    def end(self, end_time: int | None = None) -> None:
+        """End the span; a second call does nothing."""
+        if self._end_time is None:
+            self._end_time = end_time or time_ns()
+            self._span_processor.on_end(self)
+
+
+def _checked(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    checked = {k: v for k, v in attributes.items() if v.__class__ in _PLAIN}
+    if len(checked) < len(attributes):
+        for key, value in attributes.items():
+            if isinstance(value, list | tuple) and {v.__class__ for v in value} <= {str}:
+                checked[key] = tuple(value)
+            elif key not in checked and value is not None:
+                checked.update(BoundedAttributes(attributes={key: value}, immutable=False))
+    return checked
