@@ -67,22 +67,22 @@ def from_otel(span: ReadableSpan) -> Span:
     Raises:
         ValueError: the span has no context or is not finished.
     """
-    context, start, end, parent, status = span.context, span.start_time, span.end_time, span.parent, span.status
-    if context is None or start is None or end is None:
+    context = span.get_span_context()
+    if context is None or span.start_time is None or span.end_time is None:
         raise ValueError(f"span {span.name!r} is not finished")
     # The mapping's `copy` takes its lock once; `dict(mapping)` takes it for every key.
     attributes: dict[str, Any] = (span.attributes or {}).copy()  # type: ignore[attr-defined]
     return Span(
         trace_id=f"{context.trace_id:032x}",
         span_id=f"{context.span_id:016x}",
-        parent_id=f"{parent.span_id:016x}" if parent else None,
+        parent_id=f"{span.parent.span_id:016x}" if span.parent else None,
         rollout_id=str(attributes.get(semconv.ROLLOUT_ID, "")),
         attempt=int(attributes.get(semconv.ATTEMPT, 0)),  # type: ignore[arg-type]
         name=span.name,
-        start=start / 1e9,
-        end=end / 1e9,
-        status=status.status_code.name.lower(),
-        status_message=status.description,
+        start=span.start_time / 1e9,
+        end=span.end_time / 1e9,
+        status=span.status.status_code.name.lower(),
+        status_message=span.status.description,
         attributes=attributes,
         events=tuple(Event(e.name, e.timestamp / 1e9, dict(e.attributes or {})) for e in span.events),
     )

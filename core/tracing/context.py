@@ -21,7 +21,7 @@ from opentelemetry.trace import INVALID_SPAN, Status, StatusCode, get_current_sp
 from agl import semconv
 from agl.errors import ConfigError
 from agl.mdp.selection import Selection
-from agl.mdp.spans import Span, from_otel
+from agl.mdp.spans import Span
 from agl.tracing.open_span import UNLIMITED, OpenSpan
 
 if TYPE_CHECKING:
@@ -227,9 +227,11 @@ def start(
     if untrained:
         attributes = {semconv.UNTRAINED: True, **(attributes or {})}
     span = _start_span(rollout, kind, name, agent, parent.span.get_span_context() if parent else None, attributes)
-    scope = Scope(rollout, kind, agent, span, parent, get_current_span(), untrained)
+    here = otel.get_current()
+    scope = Scope(rollout, kind, agent, span, parent, get_current_span(here), untrained)
     rollout.open[scope] = True
-    activate(scope)
+    _current.set(scope)
+    otel.attach(set_span_in_context(span, here))
     return scope
 
 
@@ -318,7 +320,7 @@ def end(scope: Scope, *, error: BaseException | str | None = None, attributes: M
     if rollout.closed:
         log.debug("span %s ended after its attempt (rollout %s)", span.name, rollout.rollout_id)
     else:
-        finished = from_otel(span)
+        finished = span.finished(rollout.rollout_id, rollout.attempt)
         rollout.spans.append(finished)
         if rollout.on_span_end is not None:
             rollout.on_span_end(finished)
@@ -330,31 +332,33 @@ def _step_back() -> None:
     scope = _current.get()
     if scope is None or not scope.ended:
         return
-    before = span = get_current_span()
+    here = otel.get_current()
+    before = span = get_current_span(here)
     while scope is not None and scope.ended:
-        if isinstance(span, OpenSpan):
+        if span.__class__ is OpenSpan:
             span = scope.outer
         scope = scope.parent
     _current.set(scope)
     if not span.is_recording():
         if scope is not None and scope.visible:
             span = scope.span
-        elif isinstance(span, OpenSpan):
+        elif span.__class__ is OpenSpan:
             span = INVALID_SPAN
     if span is not before:
-        otel.attach(set_span_in_context(span))
+        otel.attach(set_span_in_context(span, here))
 
 
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
     """Hide agl's spans from OpenTelemetry within a block, so that no propagator sends their ids to a third party."""
-    span, scope = get_current_span(), _current.get()
-    if not isinstance(span, OpenSpan):
+    here = otel.get_current()
+    span, scope = get_current_span(here), _current.get()
+    if span.__class__ is not OpenSpan:
         yield
         return
-    while isinstance(span, OpenSpan) and scope is not None:
+    while span.__class__ is OpenSpan and scope is not None:
         span, scope = scope.outer, scope.parent
-    attached = otel.attach(set_span_in_context(INVALID_SPAN if isinstance(span, OpenSpan) else span))
+    attached = otel.attach(set_span_in_context(INVALID_SPAN if span.__class__ is OpenSpan else span, here))
     try:
         yield
     finally:

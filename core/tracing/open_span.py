@@ -16,6 +16,8 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanLimits, TracerProvid
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, TraceFlags
 
+from agl.mdp import spans as plain
+
 _SCOPE = InstrumentationScope("agl")
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _PLAIN = frozenset({str, bool, int, float})
@@ -73,13 +75,36 @@ class OpenSpan(Span):
             self._end_time = end_time or time_ns()
             self._span_processor.on_end(self)
 
+    def finished(self, rollout_id: str, attempt: int) -> plain.Span:
+        """The plain form of this span, which has ended; equal to `agl.mdp.spans.from_otel` of it."""
+        trace_id, span_id, *_ = self._context  # type: ignore[misc]
+        parent, status, start, end = self._parent, self._status, self._start_time, self._end_time
+        assert start is not None
+        assert end is not None
+        return plain.Span(
+            f"{trace_id:032x}",
+            f"{span_id:016x}",
+            f"{parent.span_id:016x}" if parent else None,
+            rollout_id,
+            attempt,
+            self._name,
+            start / 1e9,
+            end / 1e9,
+            "unset" if status.is_unset else status.status_code.name.lower(),
+            status.description,
+            self._attributes,  # type: ignore[arg-type]
+            tuple(plain.Event(e.name, e.timestamp / 1e9, dict(e.attributes or {})) for e in self._events),
+        )
+
 
 def _checked(attributes: Mapping[str, Any]) -> dict[str, Any]:
     checked = {k: v for k, v in attributes.items() if v.__class__ in _PLAIN}
     if len(checked) < len(attributes):
         for key, value in attributes.items():
+            if value is None or key in checked:
+                continue
             if isinstance(value, list | tuple) and {v.__class__ for v in value} <= {str}:
                 checked[key] = tuple(value)
-            elif key not in checked and value is not None:
+            else:
                 checked.update(BoundedAttributes(attributes={key: value}, immutable=False))
     return checked
