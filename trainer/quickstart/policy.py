@@ -59,10 +59,10 @@ class Recipe:
     """
 
     capability_steps: int = 300
-    mixed_steps: int = 100
+    mixed_steps: int = 60
     rows: int = 16
     row_tokens: int = 144
-    learning_rate: float = 2.5e-3
+    learning_rate: float = 3.5e-3
     warmup_steps: int = 30
 
     @property
