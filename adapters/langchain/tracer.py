@@ -137,13 +137,15 @@ def _handler() -> BaseCallbackHandler:
                 parent = tracing.current()
             else:
                 above = self.runs.get(parent_run_id)
-                own = (run.scope for run in list(self.runs.values()))
-                parent = place(None if above is None else above.around, own)
+                parent = place(None if above is None else above.around, self._own())
             if parent is None:
                 return None
             label = label_of(metadata or {}, tags or (), above and above.label, nodes=bool(_naming_nodes))
             run = self.runs[run_id] = _Run(parent, label)
             return run
+
+        def _own(self) -> Iterator[Scope | None]:
+            yield from [run.scope for run in list(self.runs.values())]
 
         def _forget_closed(self) -> None:
             """Drop the runs of ended rollouts that LangChain never ended: streams that were broken off."""

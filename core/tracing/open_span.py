@@ -98,13 +98,12 @@ class OpenSpan(Span):
 
 
 def _checked(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    checked = {k: v for k, v in attributes.items() if v.__class__ in _PLAIN}
-    if len(checked) < len(attributes):
-        for key, value in attributes.items():
-            if value is None or key in checked:
-                continue
-            if isinstance(value, list | tuple) and {v.__class__ for v in value} <= {str}:
-                checked[key] = tuple(value)
-            else:
-                checked.update(BoundedAttributes(attributes={key: value}, immutable=False))
+    checked: dict[str, Any] = {}
+    for key, value in attributes.items():
+        if value.__class__ in _PLAIN:
+            checked[key] = value
+        elif value.__class__ in (list, tuple) and {v.__class__ for v in value} <= {str}:
+            checked[key] = tuple(value)
+        elif value is not None:
+            checked.update(BoundedAttributes(attributes={key: value}, immutable=False))
     return checked

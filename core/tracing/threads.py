@@ -70,7 +70,9 @@ def _patch_threads() -> None:
     @functools.wraps(submit)
     def carried_submit(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         scope = _scope_to_carry()
-        return submit(self, *((fn,) if scope is None else (_in_scope, scope, fn)), *args, **kwargs)
+        if scope is None:
+            return submit(self, fn, *args, **kwargs)
+        return submit(self, _in_scope, scope, fn, *args, **kwargs)
 
     replacements = ((threading.Thread, "start", carried_start), (ThreadPoolExecutor, "submit", carried_submit))
     for cls, name, replacement in replacements:
