@@ -67,6 +67,7 @@ class Worker:
             "logprobs": self.logprobs,
             "engine_logprobs": self.engine_logprobs,
             "save_model": self.save_model,
+            "export_weights": self.export_weights,
             "save_state": self.save_state,
             "load_state": self.load_state,
         }
@@ -171,6 +172,14 @@ class Worker:
 
         save_model(self._loaded, path, self._policies[policy].adapter)
 
+    def export_weights(self, policy: str, path: str, dtype: str) -> None:
+        """Write what another engine needs for the policy's weights of now."""
+        import torch
+
+        from agl.trainer.local.model import export_weights
+
+        export_weights(self._loaded, path, self._policies[policy].adapter, getattr(torch, dtype))
+
     def save_state(self, policy: str, path: str) -> None:
         """Write the exact state of training; the file appears whole or not at all."""
         import torch
@@ -257,13 +266,22 @@ def _to_agl_error(error: Exception, what: str, kind: type[AglError]) -> AglError
     return kind(f"{what}: {type(error).__name__}: {error}")
 
 
-def _exit_with_parent(connection: socket.socket, parent: int) -> None:
-    """End this process, whatever it is computing, when the other end of the socket closes or the parent dies."""
-    poller = select.poll()
-    poller.register(connection, 0)
-    while not poller.poll(_PARENT_CHECK_MS) and os.getppid() == parent:
-        pass
-    os._exit(0)
+def exit_with_parent(connection: socket.socket, end: Callable[[], object]) -> None:
+    """End this process, whatever it is computing, when the other end of the socket closes or the parent dies.
+
+    Args:
+        connection: to the parent. end: ends the process.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        poller = select.poll()
+        poller.register(connection, 0)
+        while not poller.poll(_PARENT_CHECK_MS) and os.getppid() == parent:
+            pass
+        end()
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def main() -> None:
@@ -272,7 +290,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     hide_process()
     connection = socket.socket(fileno=int(sys.argv[1]))
-    threading.Thread(target=_exit_with_parent, args=(connection, os.getppid()), daemon=True).start()
+    exit_with_parent(connection, functools.partial(os._exit, 0))
     try:
         Worker(connection).run()
     except (BrokenPipeError, ConnectionResetError):
