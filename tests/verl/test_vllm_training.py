@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ if importlib.util.find_spec("vllm") is None:
 from paths import pythonpath
 from running import gone
 from transformers import AutoModelForCausalLM
+from vllm_training import train
 
 import agl
 from agl.adapters.langchain import wrap
@@ -40,23 +42,19 @@ PROMPT = np.int32([1, 60, 61, 62, 63])
 EXACT = 1e-4
 
 
-class StopAfterOne(agl.Callback):
-    def on_step(self, run: Any, entry: Any) -> None:
-        run.stop("enough")
+def test_two_steps_by_what_was_just_trained_and_a_resume_after_a_kill(tiny_policy: Path, tmp_path: Path) -> None:
+    program = Path(__file__).parent / "vllm_training.py"
+    killed = subprocess.run(
+        [sys.executable, program, tiny_policy, tmp_path], stdout=subprocess.PIPE, text=True, timeout=500,
+        env={**os.environ, "PYTHONPATH": pythonpath()},
+    )  # fmt: skip
+    assert killed.returncode == -signal.SIGKILL
+    folder, *children = killed.stdout.split()
+    assert len(children) >= 3, "the learner, vLLM's server and its engine"
+    assert all(gone(int(pid)) for pid in children)
+    assert not Path(folder).exists()
 
-
-def test_two_steps_by_what_was_just_trained_and_a_resume_between(tiny_policy: Path, tmp_path: Path) -> None:
-    def train(*callbacks: agl.Callback, resume: bool) -> agl.Result:
-        algorithm = agl.GRPO(
-            model=str(tiny_policy), engine="vllm", device="cpu", threads=2, group_size=8, batch_size=8, steps=2,
-            learning_rate=1e-3, max_response_tokens=32, max_context=256,
-        )  # fmt: skip
-        trainer = agl.Trainer(algorithm, n_workers=16, directory=tmp_path, progress=False, callbacks=callbacks, seed=0)
-        agent = wrap(build_agent(), reward=exact_answer)
-        return trainer.fit(agent, arithmetic_tasks(64, seed=0, split="train"), resume=resume)
-
-    assert train(StopAfterOne(), resume=False).stop_reason == "enough"
-    result = train(resume=True)
+    result = train(tiny_policy, tmp_path, resume=True)
     assert [entry["step"] for entry in result.history] == [1, 2]
     assert all(entry["train/failed_rollouts"] == 0 for entry in result.history)
 
@@ -74,13 +72,11 @@ def test_two_steps_by_what_was_just_trained_and_a_resume_between(tiny_policy: Pa
 
 def test_adapters_on_one_model_share_a_server_whose_death_is_told(tiny_policy: Path) -> None:
     spec = PolicySpec(
-        str(tiny_policy), device="cpu", threads=2, max_context=64, lora=LoraSpec(rank=4),
+        str(tiny_policy), device="cpu", threads=1, max_context=64, lora=LoraSpec(rank=4),
         learner=LearnerConfig(learning_rate=0.02),
     )  # fmt: skip
 
     async def scenario() -> None:
-        from dataclasses import replace
-
         local = await start_policies([replace(spec, name="a"), replace(spec, name="b")])
         try:
             policies = await with_vllm(local)
@@ -124,44 +120,6 @@ def test_several_whole_models_are_refused_before_any_starts(tiny_policy: Path, t
     trainer = agl.Trainer(algorithm, agents={"x": "a", "y": "b"}, directory=tmp_path, progress=False)
     with pytest.raises(ConfigError, match=r"(?s)holds one model.*LoRA"):
         trainer.fit(wrap(build_agent(), reward=exact_answer), arithmetic_tasks(4, seed=0, split="train"))
-
-
-def test_it_ends_with_a_parent_that_is_killed(tiny_policy: Path, tmp_path: Path) -> None:
-    program = f"""
-import asyncio
-from agl.trainer.local.policy import PolicySpec, start_policies
-from agl.trainer.local.vllm_policy import with_vllm
-
-async def main():
-    spec = PolicySpec({str(tiny_policy)!r}, device="cpu", threads=1, max_context=64)
-    policy = (await with_vllm(await start_policies([spec])))["policy"]
-    print(policy.server._process.pid, policy.server._folder, flush=True)
-    await asyncio.sleep(600)
-
-asyncio.run(main())
-"""
-    env = {**os.environ, "PYTHONPATH": pythonpath()}
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=env) as parent:
-        assert parent.stdout is not None
-        pid, folder = parent.stdout.readline().split()
-        group = members(int(pid))
-        assert len(group) >= 2
-        parent.kill()
-    assert all(gone(member) for member in group)
-    assert not Path(folder).exists()
-
-
-def members(leader: int) -> list[int]:
-    """The processes of a group."""
-    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-    return [pid for pid in pids if _group(pid) == leader]
-
-
-def _group(pid: int) -> int | None:
-    try:
-        return os.getpgid(pid)
-    except ProcessLookupError:
-        return None
 
 
 async def calls_of(url: str) -> list[Call]:
