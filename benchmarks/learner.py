@@ -1,18 +1,23 @@
-"""Learner speed: one update on merged rows against one row per call, at 2, 4, 8 and 16 turns.
+"""Learner speed: one update on the prefix trees of whole groups, on one row per rollout, and on one row per call.
 
-    python benchmarks/learner.py [--device cuda] [--size 1.5b | --model DIR] [--json FILE]
+    python benchmarks/learner.py [--prompt 2000 --turns 4] [--device cuda] [--size 1.5b | --model DIR] [--json FILE]
 
-Both sides train the same tokens to the same loss; what differs is how often the conversation is forwarded. TFLOP/s are
-the model's: 6 x parameters x forwarded tokens; over the device's peak (989 dense in bfloat16 on an H100) they are its
-utilisation.
+All sides train the same tokens to the same loss; what differs is how often a conversation and a task's prompt are
+forwarded. TFLOP/s are the model's: 6 x parameters x forwarded tokens; over the device's peak (989 dense in bfloat16 on
+an H100) they are its utilisation. Memory is the largest that a process of its own held for one update, beyond what it
+held before: model, data and libraries.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import resource
 import statistics
 import time
+from collections.abc import Sequence as Seq
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +63,19 @@ def model_for(arguments: argparse.Namespace, device: torch.device) -> Any:
 
 
 def conversations(arguments: argparse.Namespace, turns: int, vocabulary: int) -> list[Trajectory]:
-    """`--rollouts` conversations: a prompt, then `turns` answers with an observation between each two."""
+    """`--rollouts` conversations: a prompt, then `turns` answers with an observation between each two. `--group` of
+    them begin with the same prompt."""
     rng = np.random.default_rng(turns)
 
     def tokens(n: int) -> list[int]:
         return rng.integers(0, vocabulary, n).tolist()
 
     trajectories = []
+    prompt: list[int] = []
     for r in range(arguments.rollouts):
-        history, transitions = tokens(arguments.prompt), []
+        if r % arguments.group == 0:
+            prompt = tokens(arguments.prompt)
+        history, transitions = prompt, []
         for k in range(turns):
             answer = tokens(arguments.answer)
             call = Call(
@@ -87,19 +96,57 @@ def conversations(arguments: argparse.Namespace, turns: int, vocabulary: int) ->
     return trajectories
 
 
-def seconds_per_update(
-    learner: Learner, rows: list[TrainingRow], repeats: int, device: torch.device
-) -> tuple[float, float]:
-    """(median seconds of an update, its loss). The learning rate is 0, so every update computes the same."""
-    loss = learner.update(rows, lr_scale=0.0)["loss"]
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
+SIDES = {"group trees": (merge, True), "per rollout": (merge, False), "per call": (unmerged, False)}
+"""How calls become rows, and whether rollouts share what they begin with."""
+
+
+def update(learner: Learner, rows: list[TrainingRow], device: torch.device) -> tuple[float, dict[str, float]]:
+    """(seconds of an update, its metrics). The learning rate is 0, so every update computes the same."""
+    started = time.perf_counter()
+    metrics = learner.update(rows, lr_scale=0.0)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started, metrics
+
+
+def prepare(
+    arguments: argparse.Namespace, turns: int, sides: Seq[str], device: torch.device
+) -> dict[str, tuple[Learner, list[TrainingRow]]]:
+    """Each side's learner of one model, and its rows."""
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    model = model_for(arguments, device)
+    data = conversations(arguments, turns, int(model.get_input_embeddings().weight.shape[0]))
+    advantages = {t.call.id: (-1.0) ** t.call.index for x in data for t in x.transitions}
+    prepared = {}
+    for side in sides:
+        how, share = SIDES[side]
+        config = LearnerConfig(
+            autocast=arguments.autocast,
+            max_tokens_per_microbatch=arguments.max_tokens_per_microbatch,
+            share_prefixes=share,
+        )
+        rows = [row for t in data for row in how(t, advantages)]
+        prepared[side] = Learner(model, config, device), rows
+    return prepared
+
+
+def peak_bytes(arguments: argparse.Namespace, turns: int, side: str) -> int:
+    """What one update takes, in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_peak_bytes, arguments, turns, side).result()
+
+
+def _peak_bytes(arguments: argparse.Namespace, turns: int, side: str) -> int:
+    device = torch.device(arguments.device)
+    learner, rows = prepare(arguments, turns, [side], device)[side]
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
         learner.update(rows, lr_scale=0.0)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - started)
-    return statistics.median(times), loss
+        return torch.cuda.max_memory_allocated(device) - before
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    learner.update(rows, lr_scale=0.0)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
 
 
 def main() -> None:
@@ -110,6 +157,8 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, help="tiny on CPU, 0.5b on cuda unless given")
     parser.add_argument("--turns", type=int, nargs="+", default=[2, 4, 8, 16])
     parser.add_argument("--rollouts", type=int, default=32)
+    parser.add_argument("--group", type=int, default=8, help="rollouts that begin with the same prompt")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--prompt", type=int, default=32, help="tokens of the first prompt")
     parser.add_argument("--answer", type=int, default=24, help="tokens sampled per turn")
     parser.add_argument("--observation", type=int, default=16, help="tokens between two answers")
@@ -121,53 +170,49 @@ def main() -> None:
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     arguments.size = arguments.size or ("tiny" if device.type == "cpu" else "0.5b")
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    model = model_for(arguments, device)
-    learner = Learner(
-        model,
-        LearnerConfig(autocast=arguments.autocast, max_tokens_per_microbatch=arguments.max_tokens_per_microbatch),
-        device,
-    )
-    vocabulary = int(model.get_input_embeddings().weight.shape[0])
-    parameters = sum(p.numel() for p in model.parameters())
 
     results = []
-    widths = {"rows": 6, "forwarded": 10, "trained": 8, "s/update": 9, "trained tok/s": 13, "TFLOP/s": 8}
-    print(f"{'turns':>5} {'':>10} " + " ".join(f"{name:>{width}}" for name, width in widths.items()))
+    widths = {"rows": 6, "forwarded": 10, "trained": 8, "s/update": 9, "trained tok/s": 13, "TFLOP/s": 8, "MB": 7}
+    print(f"{'turns':>5} {'':>12} " + " ".join(f"{name:>{width}}" for name, width in widths.items()) + "  ratios")
     for turns in arguments.turns:
-        data = conversations(arguments, turns, vocabulary)
-        advantages = {t.call.id: (-1.0) ** t.call.index for x in data for t in x.transitions}
-        entry: dict[str, Any] = {"turns": turns}
-        for name, how in (("merged", merge), ("per turn", unmerged)):
-            rows = [row for t in data for row in how(t, advantages)]
-            seconds, loss = seconds_per_update(learner, rows, arguments.repeats, device)
-            trained, forwarded = sum(row.n_actions for row in rows), sum(map(len, rows))
-            tflops = 6 * parameters * forwarded / seconds / 1e12
-            entry[name.replace(" ", "_")] = {
+        prepared = prepare(arguments, turns, arguments.sides, device)
+        model = next(iter(prepared.values()))[0]._model
+        parameters = sum(p.numel() for p in model.parameters())
+        seconds: dict[str, list[float]] = {side: [] for side in prepared}
+        metrics: dict[str, dict[str, float]] = {}
+        # In turns, after one of each to warm up.
+        for k in range(arguments.repeats + 1):
+            for side, (learner, rows) in prepared.items():
+                took, metrics[side] = update(learner, rows, device)
+                if k:
+                    seconds[side].append(took)
+        entry: dict[str, Any] = {"turns": turns, "parameters": parameters, "sides": {}}
+        for side, (_, rows) in prepared.items():
+            took, forwarded = statistics.median(seconds[side]), metrics[side]["forwarded_tokens"]
+            entry["sides"][side] = found = {
                 "rows": len(rows),
                 "forwarded_tokens": forwarded,
-                "model_tflops_per_second": tflops,
-                "trained_tokens": trained,
-                "seconds": seconds,
-                "trained_tokens_per_second": trained / seconds,
-                "loss": loss,
+                "unique_tokens": metrics[side]["unique_tokens"],
+                "model_tflops_per_second": 6 * parameters * forwarded / took / 1e12,
+                "trained_tokens": metrics[side]["tokens"],
+                "seconds": took,
+                "trained_tokens_per_second": metrics[side]["tokens"] / took,
+                "loss": metrics[side]["loss"],
+                "peak_bytes": peak_bytes(arguments, turns, side),
             }
+            first = entry["sides"][arguments.sides[0]]
+            found["token_ratio"] = forwarded / first["forwarded_tokens"]
+            found["time_ratio"] = took / first["seconds"]
             print(
-                f"{turns:>5} {name:>10} {len(rows):>6} {forwarded:>10} {trained:>8} {seconds:>9.3f} "
-                f"{trained / seconds:>13.0f} {tflops:>8.3f}"
+                f"{turns:>5} {side:>12} {len(rows):>6} {forwarded:>10.0f} {found['trained_tokens']:>8.0f} {took:>9.3f} "
+                f"{found['trained_tokens_per_second']:>13.0f} {found['model_tflops_per_second']:>8.3f} "
+                f"{found['peak_bytes'] / 1e6:>7.0f}  {found['token_ratio']:.2f} tokens, {found['time_ratio']:.2f} time"
             )
-        entry["speedup"] = entry["per_turn"]["seconds"] / entry["merged"]["seconds"]
-        entry["token_ratio"] = entry["per_turn"]["forwarded_tokens"] / entry["merged"]["forwarded_tokens"]
-        print(f"{turns:>5} {'ratio':>10} {entry['token_ratio']:>17.2f} {'':>8} {entry['speedup']:>8.2f}x")
         results.append(entry)
     if arguments.json:
         facts = {
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             "threads": torch.get_num_threads(),
-            "parameters": parameters,
-            "peak_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
-            "autocast": str(learner.autocast or next(model.parameters()).dtype).removeprefix("torch."),
             "results": results,
         }
         arguments.json.write_text(json.dumps(facts, indent=2))

@@ -7,10 +7,11 @@ case, a conversation that only grows, the tree is a chain and the row is the con
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -145,20 +146,45 @@ def merge_report(trajectories: Seq[Trajectory], rows: Seq[TrainingRow]) -> Merge
     return MergeReport(calls, len(rows), unmerged_tokens, sum(len(r) for r in rows), forks)
 
 
-@dataclass(slots=True, eq=False)
 class _Segment:
-    """The tokens that one call added to a row.
+    """Tokens of a row that follow each other, one or more calls' of which each goes on where the one before it ended.
 
     Attributes:
-        call: index of the call in the row; -1 for the empty segment in which every row begins.
-        start: row index of the first token. tokens_N: the tokens.
+        calls, begins, starts: per call its index in the row, how many of the tokens come before its own, and the row
+            index of its first.
         children: (how many of the tokens come before it, the segment that goes on there).
     """
 
-    call: int
-    start: int
-    tokens_N: IntArray
-    children: list[tuple[int, _Segment]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+        self.begins: list[int] = []
+        self.starts: list[int] = []
+        self.children: list[tuple[int, _Segment]] = []
+        self.size = 0
+        self._buffer = np.empty(0, np.int32)
+
+    @property
+    def tokens_N(self) -> IntArray:
+        return self._buffer[: self.size]
+
+    def append(self, call: int, tokens_N: IntArray, start: int) -> None:
+        self.calls.append(call)
+        self.begins.append(self.size)
+        self.starts.append(start)
+        end = self.size + tokens_N.size
+        if end > self._buffer.size:
+            self._buffer = np.concatenate([self.tokens_N, np.empty(end, np.int32)])
+        self._buffer[self.size : end] = tokens_N
+        self.size = end
+
+    def owner(self, offset: int) -> int:
+        """Which of `calls` added the token at `offset`."""
+        return bisect_right(self.begins, offset) - 1
+
+    def index(self, offset: int) -> int:
+        """Row index of the token at `offset`."""
+        k = self.owner(offset)
+        return self.starts[k] + offset - self.begins[k]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,12 +202,13 @@ class _RowBuilder:
     """A row under construction.
 
     Attributes:
-        members_C: the calls in it so far. root: holds their segments. arrays: per field of `TrainingRow`, one per call.
+        members_C: the calls in it so far. root: an empty segment in which every row begins. arrays: per field of
+            `TrainingRow`, one per call.
     """
 
     def __init__(self) -> None:
         self.members_C: list[Transition] = []
-        self.root = _Segment(-1, 0, np.empty(0, np.int32))
+        self.root = _Segment()
         self.arrays: dict[str, list[npt.NDArray[Any]]] = defaultdict(list)
         self._size = 0
 
@@ -190,16 +217,19 @@ class _RowBuilder:
 
         Takes time linear in the tokens compared: a segment is looked at where all before it was equal.
         """
-        best, best_offset, n_shared, extends = self.root, 0, 0, False
+        best, best_offset, n_shared, first_call, extends = self.root, 0, 0, -1, False
         open_segments = [(self.root, 0)]
         while open_segments:
             segment, depth = open_segments.pop()
-            n = min(segment.tokens_N.size, prompt_P.size - depth)
+            n = min(segment.size, prompt_P.size - depth)
             different_n = segment.tokens_N[:n] != prompt_P[depth : depth + n]
             equal = int(different_n.argmax()) if different_n.any() else n
-            extends = extends or (segment is not self.root and equal == segment.tokens_N.size)
-            if equal and (-(depth + equal), segment.call) < (-n_shared, best.call):
-                best, best_offset, n_shared = segment, equal, depth + equal
+            if equal:
+                first_end = segment.begins[1] if len(segment.begins) > 1 else segment.size
+                extends = extends or equal >= first_end
+                call = segment.calls[segment.owner(equal - 1)]
+                if (-(depth + equal), call) < (-n_shared, first_call):
+                    best, best_offset, n_shared, first_call = segment, equal, depth + equal, call
             open_segments += [(child, depth + offset) for offset, child in segment.children if offset <= equal]
         return _Place(n_shared, best, best_offset, extends)
 
@@ -209,10 +239,14 @@ class _RowBuilder:
         call, c, n_shared = transition.call, len(self.members_C), place.n_shared
         tokens_N = np.concatenate([call.prompt_ids[n_shared:], call.response_ids])
         n, n_prompt = tokens_N.size, call.prompt_ids.size - n_shared
-        segment = _Segment(c, self._size, tokens_N)
-        place.segment.children.append((place.offset, segment))
         parents_N = np.arange(self._size - 1, self._size - 1 + n, dtype=np.int32)
-        parents_N[:1] = place.segment.start + place.offset - 1
+        parents_N[:1] = place.segment.index(place.offset - 1) if place.offset else -1
+        segment = place.segment
+        # One comparison for a conversation that only grows, however many calls it has.
+        if segment is self.root or place.offset < segment.size:
+            segment = _Segment()
+            place.segment.children.append((place.offset, segment))
+        segment.append(c, tokens_N, self._size)
         sampled_N = np.arange(n) >= n_prompt
         mask_N = sampled_N & transition.trainable
         logprobs_N = np.zeros(n, np.float32)

@@ -32,8 +32,17 @@ from agl.mdp.sequence import TrainingRow, merge, unmerged
 from agl.mdp.types import Trajectory
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.learner.microbatches import ancestors, collate, length_buckets
+from agl.trainer.local.learner.prefix_trees import divide, prefix_trees
 
 torch.set_num_threads(1)
+
+OBJECTIVES: list[dict[str, Any]] = [
+    {"policy_loss": "gspo", "clip_low": 0.05, "clip_high": 0.05, "loss_agg": "seq-mean-token-mean"},
+    {"rollout_is": "token", "rollout_is_threshold": 1.1},
+    {"rollout_is": "sequence", "rollout_is_threshold": 1.5},
+    {"critic": True, "gamma": 0.95, "lam": 0.9},
+    {"critic": True, "policy_loss": "gspo", "rollout_is": "token"},
+]
 
 
 def lora_model(dropout: float = 0.0) -> Any:
@@ -77,6 +86,28 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
     return {n: p.detach().cpu().clone() for n, p in model.named_parameters()}
 
 
+def group(n: int, seed: int) -> list[Trajectory]:
+    """Rollouts of one task: their agents begin alike, and often go on alike for a while, too."""
+    calls = random_calls(np.random.default_rng(seed), 8)
+    rng = np.random.default_rng(seed + 1)
+    made = []
+    for name in (f"{seed}-{i}" for i in range(n)):
+        chosen = sorted(rng.choice(8, 4, replace=False))
+        own = [replace(calls[k], id=f"{name}/{k}", rollout_id=name) for k in chosen]
+        tail = rng.integers(0, VOCABULARY, 3).tolist()
+        whole = [*own[0].prompt_ids.tolist(), *own[0].response_ids.tolist(), *tail]
+        made.append(trajectory([*own, call(8, whole, tail, rollout=name)], name))
+    return made
+
+
+def contexts(row: TrainingRow) -> list[tuple[int, ...]]:
+    """Each token with all before it in its own context."""
+    made: list[tuple[int, ...]] = []
+    for token, parent in zip(row.token_ids.tolist(), row.parents.tolist(), strict=True):
+        made.append((*(made[parent] if parent >= 0 else ()), token))
+    return made
+
+
 class TestRows:
     @settings(max_examples=60, deadline=None)
     @given(trajectories())
@@ -89,6 +120,38 @@ class TestRows:
                     expected.add(at)
                     at = int(row.parents[at])
                 assert set(np.flatnonzero(sees[token])) == expected
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.integers(0, 10**6), st.integers(1, 200))
+    def test_prefix_trees_hold_each_context_once_and_show_it_alone(self, seed: int, limit: int):
+        ts = [*group(3, seed), *group(3, seed + 1)]
+        rows = [row for t in ts for row in merge(t, {x.call.id: 0.0 for x in t.transitions}) if len(row)]
+        trees = prefix_trees(rows)
+        contexts_of = [contexts(row) for row in rows]
+        assert len(trees) == len({c for row in contexts_of for c in row})
+        sees = np.zeros((len(trees), len(trees)), np.bool_)
+        for first, last, first_key, last_key in trees.blocks:
+            own = (first, last) == (first_key, last_key)
+            assert own or last_key <= first
+            assert not sees[first:last, first_key:last_key].any()
+            sees[first:last, first_key:last_key] = np.tri(last - first) if own else True
+        for places, of_row in zip(trees.places, contexts_of, strict=True):
+            for place, context in zip(places, of_row, strict=True):
+                assert trees.token_ids[sees[place]].tolist() == list(context)
+                assert trees.positions[place] == len(context) - 1
+
+        batches = divide(trees, limit)
+        assert sorted(i for batch in batches for i in batch) == list(range(len(rows)))
+        for batch in batches:
+            assert len(batch) == 1 or len(prefix_trees([rows[i] for i in batch])) <= limit
+
+    def test_a_group_that_fits_is_not_divided(self):
+        """Five rows of six tokens that share four, twice, in micro-batches of 16: 14 each, though 16 would fit."""
+        ts = [
+            trajectory([call(0, [g, 1, 2, 3], [k, k], rollout=f"{g}{k}")], f"{g}{k}") for g in (0, 1) for k in range(5)
+        ]
+        rows = [merge(t, {f"{t.rollout_id}/0": 1.0})[0] for t in ts]
+        assert sorted(map(sorted, divide(prefix_trees(rows), 16))) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
     @given(st.lists(st.integers(1, 60), max_size=20), st.integers(1, 120))
     def test_every_row_is_packed_once_within_the_limit(self, lengths: list[int], limit: int):
@@ -188,13 +251,7 @@ class TestEquality:
 
     @pytest.mark.parametrize(
         "options",
-        [
-            {"policy_loss": "gspo", "clip_low": 0.05, "clip_high": 0.05, "loss_agg": "seq-mean-token-mean"},
-            {"rollout_is": "token", "rollout_is_threshold": 1.1},
-            {"rollout_is": "sequence", "rollout_is_threshold": 1.5},
-            {"critic": True, "gamma": 0.95, "lam": 0.9},
-            {"critic": True, "policy_loss": "gspo", "rollout_is": "token"},
-        ],
+        OBJECTIVES,
         ids=lambda o: "+".join(o),
     )
     def test_with_every_objective(self, options: dict[str, Any]):
@@ -212,6 +269,36 @@ class TestEquality:
             assert results[0][0]["value_loss"] == pytest.approx(results[1][0]["value_loss"], rel=1e-4)
         plain = gradients(learner(tiny_model()), merged)[0]
         assert results[0][0]["grad_norm"] != pytest.approx(plain["grad_norm"], rel=1e-3)
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.integers(0, 10**6), st.sampled_from([30, 80, None]))
+    def test_a_group_that_shares_its_prefixes_gives_the_loss_and_gradient_of_rows_apart(self, seed: int, limit: int):
+        model = tiny_model()
+        rows = rows_of([*group(4, seed), *group(3, seed + 1)], merge, model)
+        if not any(row.n_actions for row in rows):
+            return
+        shared = gradients(learner(model, max_tokens_per_microbatch=limit), rows)
+        apart = gradients(learner(model, share_prefixes=False), rows)
+        assert_same_update(shared, apart)
+        trained = [row for row in rows if row.n_actions]
+        unique = {c for row in trained for c in contexts(row)}
+        assert shared[0]["unique_tokens"] == apart[0]["unique_tokens"] == len(unique)
+        assert len(unique) <= shared[0]["forwarded_tokens"] <= apart[0]["forwarded_tokens"] == sum(map(len, trained))
+        if limit is None:
+            assert shared[0]["forwarded_tokens"] == len(unique)
+
+    @pytest.mark.parametrize("options", OBJECTIVES, ids=lambda o: "+".join(o))
+    def test_a_group_shares_its_prefixes_with_every_objective(self, options: dict[str, Any]):
+        model = tiny_model()
+        rows = rows_of(group(5, 3), merge, model)
+        results = []
+        for share in (True, False):
+            subject = learner(model, **options, kl_coef=0.1, entropy_coef=0.01, share_prefixes=share)
+            if subject._value_head is not None:
+                torch.nn.init.normal_(subject._value_head.weight, std=0.5, generator=torch.Generator().manual_seed(0))
+            results.append(gradients(subject, rows))
+        assert_same_update(*results)
+        assert results[0][0]["forwarded_tokens"] < results[1][0]["forwarded_tokens"]
 
     def test_also_with_kl_entropy_and_mini_batches(self):
         data = rollouts(4, seed=1)

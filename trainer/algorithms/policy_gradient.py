@@ -99,8 +99,9 @@ class PolicyGradient(PolicyGradientSettings):
                 sampling_seconds = time.monotonic() - began
 
                 # Each policy learns from its own calls alone, and every sampled token is in one row.
+                # Off the event loop: long rollouts take seconds.
+                rows = await asyncio.to_thread(make_rows, sample, policies, step)
                 updating = True
-                rows = make_rows(sample, policies, step)
                 due = {name: r for name, r in rows.items() if has_signal(r, flat_learns)}
                 metrics: dict[str, Mapping[str, float]] = {}
                 if due:

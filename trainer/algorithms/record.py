@@ -41,9 +41,9 @@ async def record(run: Run, policies: Policies, calls: StepAdvantages, rows: Rows
     tokens: dict[str, int] = {}
     for policy_rows in rows.values():
         for i, row in enumerate(policy_rows):
-            for k, call_id in enumerate(row.call_ids):
-                row_of[call_id] = i
-                tokens[call_id] = int(np.sum(row.action_mask & (row.calls == k)))
+            trained_C = np.bincount(row.calls[row.action_mask], minlength=len(row.call_ids))
+            row_of |= dict.fromkeys(row.call_ids, i)
+            tokens |= zip(row.call_ids, trained_C.tolist(), strict=True)
     versions = policies.versions
     await run.store.add_trained_calls(
         run.run_id,

@@ -51,6 +51,9 @@ class LearnerConfig:
         epochs: passes over the data of an update. minibatches: optimiser steps per pass; a rollout is never divided.
         max_tokens_per_microbatch: tokens of one forward pass, padding included; a longer row goes alone. None = 16384
             on cuda and 4096 on CPU, where larger passes fall out of the caches.
+        share_prefixes: compute tokens that several rollouts begin with once (`learner.prefix_trees`), where the model's
+            attention can be reproduced: not with sliding windows, soft caps or sinks. Adapter dropout draws once for
+            them, too.
         loss_agg, loss_scale_factor: see `agl.trainer.objectives.reduction.token_weights`.
         autocast: dtype that updates compute in; None = "bfloat16" on cuda and "float32" on CPU. A CPU with bfloat16
             instructions is about twice as fast with "bfloat16", at importance ratios that are off by half a percent.
@@ -82,6 +85,7 @@ class LearnerConfig:
     epochs: int = 1
     minibatches: int = 1
     max_tokens_per_microbatch: int | None = None
+    share_prefixes: bool = True
     loss_agg: LossAgg = "token-mean"
     loss_scale_factor: float | None = None
     autocast: Autocast | None = None

@@ -23,14 +23,20 @@ from agl.mdp.types import FloatArray, IntArray
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.learner.logprobs import LogProbModel, LogProbs
 from agl.trainer.local.learner.metrics import Totals, not_finite
-from agl.trainer.local.learner.microbatches import chain, collate, length_buckets
+from agl.trainer.local.learner.microbatches import MicroBatch, collate, length_buckets
+from agl.trainer.local.learner.prefix_trees import chain, divide, prefix_trees
 from agl.trainer.local.learner.targets import LossRow, correct, estimate_advantages
+from agl.trainer.local.learner.tree_attention import agrees
 from agl.trainer.objectives.gae import value_loss
 from agl.trainer.objectives.kl import kl_penalty
 from agl.trainer.objectives.losses import gspo_loss, policy_loss
 from agl.trainer.objectives.reduction import weighted
 
 __all__ = ["Learner", "LearnerConfig"]
+
+WORTH_SHARING = 0.9
+"""On a GPU, rows that only follow are written into each other where that leaves less than this share of their tokens:
+their own attention has a faster kernel."""
 
 
 class Learner:
@@ -61,6 +67,7 @@ class Learner:
         self._value_head = _value_head(model, device) if config.critic else None
         self._policy = LogProbModel(model, device, self.autocast, self._value_head)
         self._policy_without_autocast = LogProbModel(model, device, None)
+        self._trees = config.share_prefixes and agrees(self._policy.model, device)
         self._max_tokens = config.max_tokens_per_microbatch or (16384 if device.type == "cuda" else 4096)
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -106,8 +113,9 @@ class Learner:
             "abs_log_ratio" and "approx_kl" (k1) between the policy in training and the one that sampled,
             "clip_fraction", "dual_clip_fraction", "entropy" (minus log-prob of the sampled token, nats) and, where they
             are used, "reference_kl" (by `kl_kind`), "rollout_is_weight", "value_loss", "value_error" (absolute). Also
-            "max_abs_log_ratio", "learning_rate", "optimizer_steps", "rows", "tokens" (trained) and "forwarded_tokens"
-            (in one pass over the rows, without padding).
+            "max_abs_log_ratio", "learning_rate", "optimizer_steps", "rows", "tokens" (trained), "forwarded_tokens" (in
+            one pass over the rows, without padding) and "unique_tokens": those of the prefix trees of all rows, the
+            fewest that could be forwarded.
 
         Raises:
             NoTrainableDataError: no row holds a trained token.
@@ -137,7 +145,8 @@ class Learner:
             "learning_rate": learning_rate,
             "rows": float(len(rows)),
             "tokens": float(sum(s.n_actions for s in rows)),
-            "forwarded_tokens": float(sum(len(s) for s in rows)),
+            "forwarded_tokens": totals.forwarded / self.config.epochs,
+            "unique_tokens": float(len(prefix_trees(rows))),
         }
 
     def _loss_rows(self, rows: Seq[TrainingRow]) -> list[LossRow]:
@@ -161,18 +170,18 @@ class Learner:
         )
         losses: list[tuple[list[TrainingRow], Tensor]] = []
         total = torch.zeros((), device=self._device)
-        for bucket in length_buckets([len(s) for s in sequences], self._max_tokens):
+        for bucket, batch in self._microbatches(self._policy, sequences, [s.action_mask for s in sequences]):
             members = [replace(rows[i], sequence=sequences[i]) for i in bucket]
-            masks = [row.sequence.action_mask for row in members]
-            output = self._policy(
-                collate([row.sequence for row in members], masks, self._device, self._policy.mask_dtype),
-                with_entropy=self.config.entropy_coef > 0,
-            )
-            loss_N = self._loss(output, members, totals)
-            weights_N = self._gather([row.sequence.weights for row in members], masks)
-            loss = (weights_N * loss_N).sum()
-            loss.backward()
+            with self._policy.computing(batch):
+                output = self._policy(batch, with_entropy=self.config.entropy_coef > 0)
+                loss_N = self._loss(output, members, totals)
+                weights_N = self._gather(
+                    [row.sequence.weights for row in members], [row.sequence.action_mask for row in members]
+                )
+                loss = (weights_N * loss_N).sum()
+                loss.backward()
             total += loss.detach()
+            totals.forwarded += batch.n_tokens
             losses.append(([row.sequence for row in members], loss_N.detach()))
         norm = nn.utils.clip_grad_norm_(self._trained.values(), self.config.grad_clip or float("inf"))
         loss_value, norm_value = torch.stack([total, norm]).tolist()
@@ -276,13 +285,30 @@ class Learner:
         """float32 [T] per row: log-probs or values of the wanted tokens, 0 elsewhere."""
         by_row = [np.zeros(len(row), dtype=np.float32) for row in rows]
         with torch.no_grad():
-            for bucket in length_buckets([len(row) for row in rows], self._max_tokens):
-                batch = collate([rows[i] for i in bucket], [wanted[i] for i in bucket], self._device, model.mask_dtype)
+            for bucket, batch in self._microbatches(model, rows, wanted):
                 values_N = getattr(model(batch), output).cpu().numpy()
                 ends = np.cumsum([len(places) for places in batch.places])
                 for i, places, part in zip(bucket, batch.places, np.split(values_N, ends[:-1]), strict=True):
                     by_row[i][places] = part
         return by_row
+
+    def _microbatches(
+        self, model: LogProbModel, rows: Seq[TrainingRow], wanted: Seq[BoolArray]
+    ) -> Iterator[tuple[list[int], MicroBatch]]:
+        """Each forward pass over the rows: the indices of its rows, and its tensors."""
+        shared = prefix_trees(rows) if self._trees else None
+        trees = shared is not None and (
+            self._device.type == "cpu"
+            or not all(row.is_chain for row in rows)
+            or len(shared) < WORTH_SHARING * sum(map(len, rows))
+        )
+        if shared is not None and trees:
+            buckets = divide(shared, self._max_tokens)
+        else:
+            buckets = length_buckets([len(row) for row in rows], self._max_tokens)
+        for bucket in buckets:
+            members, masks = [rows[i] for i in bucket], [wanted[i] for i in bucket]
+            yield bucket, collate(members, masks, self._device, model.mask_dtype, trees=trees)
 
     def _check(self, rows: Seq[TrainingRow]) -> None:
         for row in rows:

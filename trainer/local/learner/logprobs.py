@@ -16,7 +16,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from agl.errors import ModelLoadError
+from agl.trainer.local.engine.attention import attention
 from agl.trainer.local.learner.microbatches import MicroBatch
+from agl.trainer.local.learner.tree_attention import TREE
 from agl.trainer.objectives.losses import entropy
 
 CHUNK_ELEMENTS = 1 << 27
@@ -55,23 +57,27 @@ class LogProbModel:
         self, model: Any, device: torch.device, autocast: torch.dtype | None, value_head: nn.Module | None = None
     ) -> None:
         # peft's wrapper adds a layer of calls; the adapters are modules inside the base model.
-        self._model = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self._head = self._model.get_output_embeddings()
+        self.model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._head = self.model.get_output_embeddings()
         if self._head is None:
             raise ModelLoadError(
-                f"{type(self._model).__name__} has no output layer", hint="train a causal language model"
+                f"{type(self.model).__name__} has no output layer", hint="train a causal language model"
             )
         self._device = device
         self._autocast = autocast
         self._value_head = value_head
-        self.mask_dtype = autocast or next(self._model.parameters()).dtype
+        self.mask_dtype = autocast or next(self.model.parameters()).dtype
+
+    def computing(self, batch: MicroBatch) -> contextlib.AbstractContextManager[None]:
+        """The attention that the batch needs. Around its backward pass, too: checkpoints are computed again there."""
+        return attention(self.model.config, TREE) if batch.trees else contextlib.nullcontext()
 
     def __call__(self, batch: MicroBatch, *, with_entropy: bool = False) -> LogProbs:
         """Log-probs of the batch's wanted tokens, each under the distribution that it was drawn from."""
         enabled = self._autocast is not None
         autocast = torch.autocast(self._device.type, dtype=self._autocast) if enabled else contextlib.nullcontext()
-        with _output_rows(self._head, batch.sources_N) as hidden, autocast:
-            logits_NV = self._model(
+        with self.computing(batch), _output_rows(self._head, batch.sources_N) as hidden, autocast:
+            logits_NV = self.model(
                 input_ids=batch.tokens_BT,
                 attention_mask=batch.attention_mask,
                 position_ids=batch.positions_BT,

@@ -14,9 +14,14 @@ from agl.mdp.sequence import TrainingRow
 
 
 class Totals:
-    """Sums over the tokens and steps of an update; one transfer from the device at the end."""
+    """Sums over the tokens and steps of an update; one transfer from the device at the end.
+
+    Attributes:
+        forwarded: tokens of its forward passes.
+    """
 
     def __init__(self) -> None:
+        self.forwarded = 0
         self._sums: dict[str, Tensor] = {}
         self._count = 0
         self._largest: list[Tensor] = []

@@ -1,7 +1,7 @@
 """Rows to micro-batches: which rows go into one forward pass, and the tensors that it takes.
 
 Invariant: a token sees its ancestors and nothing else, at its own position, whatever row or padding is next to it.
-Rows are padded to the longest one of their micro-batch; they are not packed into one sequence.
+Rows are written into prefix trees where the model can compute with them, and else padded to the longest of them.
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ import torch
 from torch import Tensor
 
 from agl.mdp.sequence import BoolArray, TrainingRow
-from agl.mdp.types import IntArray, int_array
+from agl.trainer.local.learner.prefix_trees import prefix_trees
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """B rows, right-padded to T tokens, with N tokens whose log-prob is wanted.
+    """Rows with N tokens whose log-prob is wanted: B of them, right-padded to T tokens, or one of trees (B = 1).
 
     Attributes:
         tokens_BT, positions_BT: int64.
-        attention_mask: int64 [B, T], 1 where there is a token, when every row is a chain; otherwise additive
-            [B, 1, T, T] in the dtype of the computation: 0 where the query (third axis) sees the key.
+        attention_mask: of trees int64 [1, 1, K, 4] on the CPU, for `tree_attention`. Of padded rows int64 [B, T], 1
+            where there is a token, when every row is a chain; otherwise additive [B, 1, T, T] in the dtype of the
+            computation: 0 where the query (third axis) sees the key.
+        trees: whether it is one of trees.
+        n_tokens: tokens computed, without padding.
         sources_N: int64: index into the flattened [B * T] of the output that predicts each wanted token.
         targets_N: int64: the wanted tokens.
         temperatures_N: float32, all above 0.
@@ -35,6 +38,8 @@ class MicroBatch:
     tokens_BT: Tensor
     positions_BT: Tensor
     attention_mask: Tensor
+    trees: bool
+    n_tokens: int
     sources_N: Tensor
     targets_N: Tensor
     temperatures_N: Tensor
@@ -62,7 +67,12 @@ def length_buckets(lengths: Seq[int], max_tokens: int) -> list[list[int]]:
 
 
 def collate(
-    rows: Seq[TrainingRow], wanted: Seq[BoolArray], device: torch.device, mask_dtype: torch.dtype = torch.float32
+    rows: Seq[TrainingRow],
+    wanted: Seq[BoolArray],
+    device: torch.device,
+    mask_dtype: torch.dtype = torch.float32,
+    *,
+    trees: bool = False,
 ) -> MicroBatch:
     """The tensors of one forward pass.
 
@@ -71,39 +81,58 @@ def collate(
         wanted: bool [T] per row: which tokens' log-probs are needed; none of them a first token.
         device: where the tensors go.
         mask_dtype: dtype of an additive mask.
+        trees: write the rows into prefix trees.
     """
-    width = max(len(row) for row in rows)
-    tokens_BT = np.zeros((len(rows), width), dtype=np.int64)
-    positions_BT = np.zeros((len(rows), width), dtype=np.int64)
+    if trees:
+        shared = prefix_trees(rows)
+        tokens_BT, positions_BT = shared.token_ids[None].astype(np.int64), shared.positions[None].astype(np.int64)
+        mask, where, n_tokens = torch.from_numpy(shared.blocks)[None, None], shared.places, len(shared)
+    else:
+        tokens_BT, positions_BT = _padded(rows)
+        mask = _mask(rows, mask_dtype).to(device)
+        where = [b * tokens_BT.shape[1] + np.arange(len(row)) for b, row in enumerate(rows)]
+        n_tokens = sum(len(row) for row in rows)
     places = tuple(np.flatnonzero(w) for w in wanted)
-    for b, row in enumerate(rows):
-        tokens_BT[b, : len(row)] = row.token_ids
-        positions_BT[b, : len(row)] = row.positions
-    sources = [b * width + row.parents[p].astype(np.int64) for b, (row, p) in enumerate(zip(rows, places, strict=True))]
+    sources = [w[row.parents[p]] for w, row, p in zip(where, rows, places, strict=True)]
     targets = [row.token_ids[p].astype(np.int64) for row, p in zip(rows, places, strict=True)]
     temperatures_N = np.concatenate([row.temperatures[p] for row, p in zip(rows, places, strict=True)])
     # The engine gives log-probs of a greedy answer under the model's own distribution.
     temperatures_N = np.where(temperatures_N > 0, temperatures_N, np.float32(1))
-    if all(row.is_chain for row in rows):
-        mask = torch.from_numpy(np.arange(width) < np.array([[len(row)] for row in rows])).long()
-    else:
-        visible_BTT = np.zeros((len(rows), width, width), dtype=np.bool_)
-        for b, row in enumerate(rows):
-            visible_BTT[b, : len(row), : len(row)] = ancestors(row)
-            # A padded query sees itself, so that its softmax stays finite; nobody reads its output.
-            padding = np.arange(len(row), width)
-            visible_BTT[b, padding, padding] = True
-        mask = torch.zeros(visible_BTT.shape, dtype=mask_dtype)
-        mask = mask.masked_fill_(torch.from_numpy(~visible_BTT), torch.finfo(mask_dtype).min)[:, None]
     return MicroBatch(
         tokens_BT=torch.from_numpy(tokens_BT).to(device),
         positions_BT=torch.from_numpy(positions_BT).to(device),
-        attention_mask=mask.to(device),
+        attention_mask=mask,
+        trees=trees,
+        n_tokens=n_tokens,
         sources_N=torch.from_numpy(np.concatenate(sources)).to(device),
         targets_N=torch.from_numpy(np.concatenate(targets)).to(device),
         temperatures_N=torch.from_numpy(temperatures_N).to(device),
         places=places,
     )
+
+
+def _padded(rows: Seq[TrainingRow]) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and positions, int64 [B, T]."""
+    tokens_BT, positions_BT = np.zeros((2, len(rows), max(map(len, rows))), dtype=np.int64)
+    for b, row in enumerate(rows):
+        tokens_BT[b, : len(row)] = row.token_ids
+        positions_BT[b, : len(row)] = row.positions
+    return tokens_BT, positions_BT
+
+
+def _mask(rows: Seq[TrainingRow], dtype: torch.dtype) -> Tensor:
+    """`MicroBatch.attention_mask` of padded rows."""
+    width = max(map(len, rows))
+    if all(row.is_chain for row in rows):
+        return torch.from_numpy(np.arange(width) < np.array([[len(row)] for row in rows])).long()
+    visible_BTT = np.zeros((len(rows), width, width), dtype=np.bool_)
+    for b, row in enumerate(rows):
+        visible_BTT[b, : len(row), : len(row)] = ancestors(row)
+        # A padded query sees itself, so that its softmax stays finite; nobody reads its output.
+        padding = np.arange(len(row), width)
+        visible_BTT[b, padding, padding] = True
+    mask = torch.zeros(visible_BTT.shape, dtype=dtype)
+    return mask.masked_fill_(torch.from_numpy(~visible_BTT), torch.finfo(dtype).min)[:, None]
 
 
 def ancestors(row: TrainingRow) -> BoolArray:
@@ -118,24 +147,3 @@ def ancestors(row: TrainingRow) -> BoolArray:
             sees_TT[start:end, :start] = sees_TT[parent, :start]
         sees_TT[start:end, start:end] = np.tri(end - start, dtype=np.bool_)
     return sees_TT
-
-
-def chain(token_ids: IntArray, temperature: float = 1.0) -> TrainingRow:
-    """A row of tokens that simply follow each other, none of them trained; int32 [T]."""
-    ids = int_array(token_ids)
-    n = ids.size
-    zeros = np.zeros(n, dtype=np.float32)
-    return TrainingRow(
-        rollout_id="",
-        policy="",
-        call_ids=(),
-        token_ids=ids,
-        parents=np.arange(-1, n - 1, dtype=np.int32),
-        positions=np.arange(n, dtype=np.int32),
-        action_mask=np.zeros(n, dtype=np.bool_),
-        calls=np.full(n, -1, dtype=np.int32),
-        logprobs=zeros,
-        advantages=zeros,
-        temperatures=np.full(n, temperature, dtype=np.float32),
-        weights=zeros,
-    )

@@ -60,8 +60,9 @@ def estimate_advantages(rows: Seq[LossRow], values: Seq[FloatArray], config: Lea
     for row, values_T in zip(rows, values, strict=True):
         sequence = row.sequence
         advantages_T, targets_T = np.zeros(len(sequence)), np.zeros(len(sequence), dtype=np.float32)
-        for call in np.unique(sequence.calls[sequence.action_mask]):
-            at = np.flatnonzero(sequence.action_mask & (sequence.calls == call))
+        trained_N = np.flatnonzero(sequence.action_mask)
+        # A call's tokens follow each other in a row.
+        for at in np.split(trained_N, np.flatnonzero(np.diff(sequence.calls[trained_N])) + 1):
             return_ = float(sequence.advantages[at[0]])
             advantages_T[at], targets_T[at] = gae(values_T[at], return_, gamma=config.gamma, lam=config.lam)
         advantages.append(advantages_T)

@@ -1,0 +1,141 @@
+"""Attention over prefix trees: equal to a dense mask, forwards and backwards, and linear in memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from device import DEVICE
+from tiny_learner import CPU, SHAPE, learner
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from agl.mdp.sequence import TrainingRow
+from agl.trainer.local.learner import tree_attention as subject
+from agl.trainer.local.learner.prefix_trees import chain, prefix_trees
+
+torch.set_num_threads(1)
+
+
+def family(common: int = 12, own: int = 9, n: int = 3) -> list[TrainingRow]:
+    """Rows that begin alike, and the first two of them longer than the others."""
+    rng = np.random.default_rng(0)
+    first, second = rng.integers(0, 24, (2, common), dtype=np.int32)
+    rows = []
+    for k in range(n):
+        rest = rng.integers(0, 24, own, dtype=np.int32)
+        rows.append(chain(np.concatenate([first, second, rest] if k < 2 else [first, rest])))
+    return rows
+
+
+def dense(query: Any, key: Any, value: Any, sees: torch.Tensor) -> torch.Tensor:
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    scores = (query @ key.transpose(-1, -2)) / math.sqrt(query.shape[-1])
+    return (scores.masked_fill(~sees, -math.inf).softmax(-1) @ value).transpose(1, 2)
+
+
+@pytest.mark.parametrize("kernel", ["torch's", "in pieces"])
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 2e-6), (torch.bfloat16, 3e-2)])
+def test_it_is_attention_with_the_trees_mask(kernel: str, dtype: Any, near: float, monkeypatch: pytest.MonkeyPatch):
+    if kernel == "in pieces":
+        monkeypatch.setattr(subject, "_attend", subject.attend_in_pieces)
+        monkeypatch.setattr(subject, "_attend_backward", subject.attend_in_pieces_backward)
+        monkeypatch.setattr(subject, "SCORES", 5 * 4 * 30)
+    trees = prefix_trees(family())
+    size = len(trees)
+    assert size == 12 + 12 + 3 * 9
+    sees = torch.zeros(size, size, dtype=torch.bool)
+    for first, last, first_key, last_key in trees.blocks.tolist():
+        own = torch.ones(last - first, last_key - first_key, dtype=torch.bool)
+        sees[first:last, first_key:last_key] = own.tril() if first == first_key else own
+    torch.manual_seed(0)
+    query, key, value = (
+        torch.randn(1, heads, size, 8, dtype=dtype, device=DEVICE).requires_grad_() for heads in (4, 2, 2)
+    )
+    blocks = torch.from_numpy(trees.blocks)[None, None]
+    grad = torch.randn(1, size, 4, 8, dtype=dtype, device=DEVICE)
+    ours, _ = subject.tree_attention(None, query, key, value, blocks)
+    found = [ours, *torch.autograd.grad(ours, (query, key, value), grad)]
+    exact = [x.detach().float().requires_grad_() for x in (query, key, value)]
+    theirs = dense(*exact, sees.to(DEVICE))
+    wanted = [theirs, *torch.autograd.grad(theirs, exact, grad.float())]
+    for a, b in zip(found, wanted, strict=True):
+        assert a.dtype == dtype
+        torch.testing.assert_close(a.float(), b, rtol=near, atol=near * 4)
+
+
+SMALL: dict[str, Any] = SHAPE | {"num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "can"),
+    [
+        (LlamaForCausalLM, LlamaConfig(**SHAPE), True),
+        (Qwen3ForCausalLM, Qwen3Config(**SHAPE, head_dim=8), True),
+        (GPT2LMHeadModel, GPT2Config(vocab_size=24, n_embd=16, n_layer=2, n_head=2, attn_implementation="sdpa"), True),
+        (Gemma2ForCausalLM, Gemma2Config(**SMALL, head_dim=8), False),
+        (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=None), True),
+        (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=4096), False),
+    ],
+    ids=["llama", "qwen3", "gpt2", "gemma2: soft cap", "mistral", "mistral: window"],
+)
+def test_a_model_that_asks_for_more_keeps_its_own_attention(kind: Any, config: Any, can: bool):
+    """A window of 4,096 tokens does not show in a short probe: it is refused by its name."""
+    model = kind(config).eval()
+    before = model.config._attn_implementation
+    assert subject.agrees(model, CPU) is can
+    assert model.config._attn_implementation == before
+    torch.manual_seed(0)
+    rows = family()
+    ours = learner(model).sequence_logprobs(rows)
+    alone = [learner(model, share_prefixes=False).sequence_logprobs([row])[0] for row in rows]
+    for a, b in zip(ours, alone, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+class Largest(TorchDispatchMode):
+    """The size of the largest tensor that any operation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        tensors = out if isinstance(out, tuple | list) else [out]
+        self.elements = max([self.elements, *(x.numel() for x in tensors if isinstance(x, torch.Tensor))])
+        return out
+
+
+@pytest.mark.skipif(DEVICE != CPU, reason="elsewhere a piece of the scores is the largest")
+def test_no_tensor_grows_with_the_square_of_the_tokens():
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE | {"max_position_embeddings": 4096}))
+    rows = [trained(row) for row in family(common=500, own=100, n=5)]
+    size = len(prefix_trees(rows))
+    with Largest() as seen:
+        learner(model).update(rows, lr_scale=0.0)
+    assert seen.elements <= size * SHAPE["intermediate_size"]
+
+
+def trained(row: TrainingRow) -> TrainingRow:
+    """The row with its last 20 tokens sampled by one call."""
+    mask = np.arange(len(row)) >= len(row) - 20
+    return replace(
+        row, call_ids=("c",), calls=np.where(mask, 0, -1), action_mask=mask, advantages=mask.astype(np.float32)
+    )
