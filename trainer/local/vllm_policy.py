@@ -62,6 +62,7 @@ class VLLMServer:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._engines: list[VLLMEngine] = []
         self._names = itertools.count(1)
+        self._closed = False
         self._control = self.engine()
         self._watcher: asyncio.Task[None] | None = None
         self._on_death: Callable[[EngineError], None] = lambda error: None
@@ -146,6 +147,9 @@ class VLLMServer:
 
     async def close(self) -> None:
         """End it with all its processes: ask, wait, kill. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
         if self._watcher is not None:
             self._watcher.cancel()
         for engine in self._engines:
