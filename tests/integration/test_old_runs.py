@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import agl
+from agl.trainer.dashboard.sources import find_sources
 from agl.trainer.quickstart.agent import build_agent
 from agl.trainer.quickstart.tasks import arithmetic_tasks
 from agl.trainer.run.history import import_history
@@ -98,6 +99,17 @@ def test_its_run_is_seen_and_its_history_imported(old_run: Path) -> None:
         assert await other.query_metrics([run.run_id]) == metrics
         await import_history(other, old_run / "no such run")
         await other.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_dashboard_on_its_directory_has_its_curve(old_run: Path) -> None:
+    async def scenario() -> None:
+        (source,) = find_sources([str(old_run)])
+        store = await source.store()
+        (run,) = await store.query_runs()
+        assert entries(await store.query_metrics([run.run_id])) == HISTORY
+        await source.close()
 
     asyncio.run(scenario())
 

@@ -90,7 +90,7 @@ def both(tmp_path: Path) -> agl.Evaluation:
     """Two policies of one store, as two runs of it."""
 
     async def main() -> agl.Evaluation:
-        from agl.trainer.evaluation.evaluation import Part
+        from agl.trainer.evaluation.evaluation import RolloutQuery
         from agl.trainer.store import open_store
 
         parts = {}
@@ -99,7 +99,7 @@ def both(tmp_path: Path) -> agl.Evaluation:
                 Skill(level).agent, TASKS, {name: None}, store=str(tmp_path / "s.db"), directory=tmp_path / name,
                 progress=False,
             )  # fmt: skip
-            parts[name] = Part(report.policies[name].run_id)
+            parts[name] = RolloutQuery(report.policies[name].run_id)
         store = await open_store(str(tmp_path / "s.db"))
         try:
             return await agl.Evaluation.of_runs(store, str(tmp_path / "s.db"), parts)

@@ -49,7 +49,7 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
     from agl.trainer.dashboard.app import ui_routes
     from agl.trainer.dashboard.server import link
     from agl.trainer.http.auth import Keys
-    from agl.trainer.http.local_key import with_key
+    from agl.trainer.http.local_key import split_key, with_key
     from agl.trainer.runners.store_coordinator import StoreCoordinator
     from agl.trainer.store import open_store
     from agl.trainer.store.http.server import StoreServer
@@ -63,11 +63,11 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
         loop.add_signal_handler(number, stop.set)
     opened = await open_store(db)
     coordinator = StoreCoordinator.of_store(opened)
-    routes = [*coordinator.routes(keys), *ui_routes(opened, _shown(db), keys)]
+    routes = [*coordinator.routes(keys), *ui_routes(opened, split_key(db)[0], keys)]
     server = StoreServer(opened, host=host, port=port, keys=keys, extra_routes=routes)
     try:
         url = await server.start()
-        facts = {"url": url, "traces": f"{url}/v1/traces", "db": _shown(db), "keys": keys.minted is None}
+        facts = {"url": url, "traces": f"{url}/v1/traces", "db": split_key(db)[0], "keys": keys.minted is None}
         if json_file is not None:
             json_file.parent.mkdir(parents=True, exist_ok=True)
             json_file.write_text(json.dumps(facts, indent=2) + "\n")
@@ -84,12 +84,6 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
         await coordinator.stop()
         await server.stop()
         await opened.close()
-
-
-def _shown(db: str) -> str:
-    """A URL without its user and password."""
-    scheme, mark, rest = db.partition("://")
-    return f"{scheme}{mark}{rest.rpartition('@')[2]}" if mark else db
 
 
 @app.command()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from agl.errors import DatasetError, NotStoredError
-from agl.trainer.evaluation.evaluation import Part
+from agl.trainer.evaluation.evaluation import RolloutQuery
 from agl.trainer.report.statistics import mean_interval, sign_flip_test
 from agl.trainer.store.base import RolloutSummary, Store, TrainingRun
 
@@ -62,7 +62,7 @@ async def compare(first: Validation, second: Validation) -> dict[str, Any]:
         if await store.count_rollouts(run_id=run.run_id, step=step, mode="val") > MOST_ROLLOUTS:
             hint = "compare them in a program: agl.trainer.evaluation"
             raise DatasetError(f"the validation has more than {MOST_ROLLOUTS:,} rollouts", hint=hint, run=run.run_id)
-        of_task = _tasks(await Part(run.run_id, step).query(store))
+        of_task = _tasks(await RolloutQuery(run.run_id, step).read(store))
         rewards = [task.reward for task in of_task.values()]
         sides.append(
             {

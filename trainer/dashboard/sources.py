@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from agl.errors import StoreError
+from agl.errors import CheckpointError, StoreError
 from agl.trainer.http.auth import CLIENT_VARIABLE
 from agl.trainer.http.local_key import split_key
+from agl.trainer.run.history import import_history
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
 from agl.trainer.store.location import DEFAULT_STORE, find_store
 
+_log = logging.getLogger("agl.dashboard")
 _PATTERNS = ("run.db", "store.db", "*/run.db", "*/store.db", DEFAULT_STORE)
 _HERE = ("agl-*/run.db", "agl-*/store.db", "agl-*/*/run.db", "runs/*/run.db", "run.db", DEFAULT_STORE)
 """Where runs are below a directory that is named, and below the present one if none is."""
@@ -62,7 +65,13 @@ class Source:
         if "://" not in str(path) and not path.exists():
             # Opening it would make it, and the run that is about to begin would find a store that it did not make.
             raise StoreError("there is no store here yet", hint="it is made when the run begins", path=path)
-        return await open_store(self.url)
+        store = await open_store(self.url)
+        if path.name == "run.db":
+            try:
+                await import_history(store, path.parent)
+            except CheckpointError as error:
+                _log.warning("no curves of the last checkpoint: %s", error)
+        return store
 
 
 def find_sources(places: Sequence[str]) -> list[Source]:
@@ -87,7 +96,7 @@ def find_sources(places: Sequence[str]) -> list[Source]:
             sources += [_source_of(file) for file in files]
         else:
             url = find_store(place)
-            sources.append(Source(split_key(url)[0] if url.startswith("http") else _shown(url), url))
+            sources.append(Source(split_key(url)[0].removeprefix("sqlite:///"), url))
     return list({source.url: source for source in sources}.values())
 
 
@@ -99,9 +108,3 @@ def _newest(directory: Path, patterns: Sequence[str]) -> list[Path]:
 def _source_of(file: Path) -> Source:
     name = str(file.parent if file.name == "run.db" else file)
     return Source(name if name != "." else file.name, f"sqlite:///{file}")
-
-
-def _shown(url: str) -> str:
-    """A store's URL without its user and password."""
-    scheme, mark, rest = url.partition("://")
-    return url.removeprefix("sqlite:///") if scheme == "sqlite" else f"{scheme}{mark}{rest.rpartition('@')[2]}"

@@ -19,7 +19,7 @@ from agl.agents.registry import wrap
 from agl.agents.resources import Dataset, as_tasks
 from agl.errors import CheckpointError, ConfigError
 from agl.trainer.algorithms.baseline import Baseline
-from agl.trainer.evaluation.evaluation import Evaluation, Part, Success
+from agl.trainer.evaluation.evaluation import Evaluation, RolloutQuery, Success
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.run.checkpoints import latest_checkpoint, read_facts, require_same
 from agl.trainer.run.config import require_positive
@@ -137,11 +137,11 @@ async def evaluate_async(
     evaluation_id = _begin(place, facts, resume)
     store = await open_store(url)
     try:
-        parts = {}
+        queries = {}
         for i, (policy, trainer) in enumerate(zip(evaluated, trainers, strict=True)):
             run_id = f"{evaluation_id}-{i}"
             ran = {**policy.ran, **sampling, "seed": seed, "agl": __version__}
-            parts[policy.name] = Part(run_id, ran=ran)
+            queries[policy.name] = RolloutQuery(run_id, ran=ran)
             known = await store.query_runs(run_ids=[run_id])
             if known and known[0].status == "succeeded":
                 continue
@@ -149,7 +149,7 @@ async def evaluate_async(
             await trainer.fit_async(
                 agent, [], dataset, resume=bool(known), run_id=run_id, progress=Progress(progress, label=policy.name)
             )
-        return await Evaluation.of_runs(store, url, parts, success=success)
+        return await Evaluation.of_runs(store, url, queries, success=success)
     finally:
         await store.close()
 

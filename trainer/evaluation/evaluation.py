@@ -114,10 +114,6 @@ class PolicyReport:
         """Task -> its rollouts."""
         return _by_task(self.rollouts)
 
-    def rate(self, task: int) -> float | None:
-        """A task's success rate over the rollouts that ended; None if none did."""
-        return _mean(r.success for r in self.by_task().get(task, ()))
-
 
 @dataclass(frozen=True, slots=True)
 class Flip:
@@ -176,22 +172,24 @@ class Evaluation:
     store: str
 
     @classmethod
-    async def of_runs(cls, store: Store, url: str, parts: Mapping[str, Part], *, success: Success = 1.0) -> Evaluation:
+    async def of_runs(
+        cls, store: Store, url: str, queries: Mapping[str, RolloutQuery], *, success: Success = 1.0
+    ) -> Evaluation:
         """Read from a store.
 
         Args:
-            url: of the store. parts: name -> which rollouts.
+            url: of the store. queries: name -> which rollouts.
 
         Raises:
-            DatasetError: a part has no rollout.
+            DatasetError: one of them has no rollout.
         """
         tasks: dict[int, Any] = {}
         policies = {}
-        for name, part in parts.items():
-            summaries = await part.query(store)
+        for name, query in queries.items():
+            summaries = await query.read(store)
             for summary in summaries:
                 tasks.setdefault(_task_index(summary), summary.rollout.task)
-            policies[name] = _report(name, part, await _rollouts(store, summaries, success))
+            policies[name] = _report(name, query, await _rollouts(store, summaries, success))
         what = f"total reward >= {success:g}" if isinstance(success, int | float) else _name(success)
         return cls(dict(sorted(tasks.items())), policies, what, url)
 
@@ -200,8 +198,8 @@ class Evaluation:
         cls, store: Store, url: str, run_id: str, *, steps: Sequence[int], success: Success = 1.0
     ) -> Evaluation:
         """The validations of a training run after these numbers of steps, as policies "step 0", "step 50", ..."""
-        parts = {f"step {step}": Part(run_id, step) for step in steps}
-        return await cls.of_runs(store, url, parts, success=success)
+        queries = {f"step {step}": RolloutQuery(run_id, step) for step in steps}
+        return await cls.of_runs(store, url, queries, success=success)
 
     @classmethod
     def of_result(cls, result: Result, *, success: Success = 1.0) -> Evaluation:
@@ -322,7 +320,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RolloutQuery:
     """The rollouts of one policy in a store.
 
     Attributes:
@@ -334,7 +332,7 @@ class Part:
     mode: Mode = "val"
     ran: Mapping[str, Any] = field(default_factory=dict)
 
-    async def query(self, store: Store) -> list[RolloutSummary]:
+    async def read(self, store: Store) -> list[RolloutSummary]:
         """Raises `DatasetError` if there is none."""
         found: list[RolloutSummary] = []
         while True:
@@ -412,7 +410,7 @@ def _transcript(spans: Sequence[Span]) -> str:
     return text if len(text) <= TRANSCRIPT else f"{text[: TRANSCRIPT - 1]}…"
 
 
-def _report(name: str, part: Part, rollouts: Sequence[EvaluatedRollout]) -> PolicyReport:
+def _report(name: str, query: RolloutQuery, rollouts: Sequence[EvaluatedRollout]) -> PolicyReport:
     by_task = _by_task(rollouts)
     ended = {t: kept for t, rows in by_task.items() if (kept := [r for r in rows if r.error is None])}
     n, c, failed = (
@@ -440,8 +438,8 @@ def _report(name: str, part: Part, rollouts: Sequence[EvaluatedRollout]) -> Poli
     agents = sorted({agent for r in everyone for agent in r.agents})
     return PolicyReport(
         name,
-        part.run_id,
-        part.ran,
+        query.run_id,
+        query.ran,
         rollouts,
         len(by_task),
         samples,
