@@ -104,6 +104,8 @@ def test_adapters_on_one_model_share_a_server_whose_death_is_told(tiny_policy: P
                 os.kill(a.server._process.pid, signal.SIGKILL)
                 with pytest.raises(EngineError):
                     await b.generate(PROMPT, Sampling(max_tokens=8))
+                with pytest.raises(EngineError, match=r"(?s)vLLM died.*its last output was:\n.+"):
+                    await a.server.load_model(Path("nothing"))
                 error = await asyncio.wait_for(died, 60)
                 assert "vLLM died (exit code -9)" in str(error)
             finally:

@@ -113,11 +113,11 @@ class VLLMServer:
         if not self._sleeps:
             yield
             return
-        await self._control.post("/sleep?level=1")
+        await self._post("/sleep?level=1")
         try:
             yield
         finally:
-            await self._control.post("/wake_up")
+            await self._post("/wake_up")
 
     def weights_folder(self, policy: str) -> Path:
         """A new path for a policy's weights; its name is that of the adapter."""
@@ -126,10 +126,10 @@ class VLLMServer:
     async def load_model(self, path: Path) -> None:
         """Take all weights from a Hugging Face directory, which is deleted then."""
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
-        await self._control.post("/collective_rpc", reload)
+        await self._post("/collective_rpc", reload)
         shutil.rmtree(path)
         deadline = time.monotonic() + RESET_SECONDS
-        while not _succeeded(await self._control.post("/reset_prefix_cache")):
+        while not _succeeded(await self._post("/reset_prefix_cache")):
             if time.monotonic() > deadline:
                 raise EngineError(
                     "vLLM does not give up what it has computed with the weights before",
@@ -140,9 +140,9 @@ class VLLMServer:
 
     async def load_adapter(self, path: Path, previous: Path | None) -> None:
         """Serve the adapter of a directory under the directory's name, and no longer the previous one."""
-        await self._control.post("/v1/load_lora_adapter", {"lora_name": path.name, "lora_path": str(path)})
+        await self._post("/v1/load_lora_adapter", {"lora_name": path.name, "lora_path": str(path)})
         if previous is not None:
-            await self._control.post("/v1/unload_lora_adapter", {"lora_name": previous.name})
+            await self._post("/v1/unload_lora_adapter", {"lora_name": previous.name})
             shutil.rmtree(previous)
 
     async def close(self) -> None:
@@ -165,6 +165,20 @@ class VLLMServer:
             self._connection.close()
         self._log.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _post(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
+        """The response of one of the control endpoints; an error shows what the server printed."""
+        try:
+            return await self._control.post(path, body)
+        except AglError as error:
+            await asyncio.sleep(_POLL_SECONDS)  # it may be dying
+            if self._process.poll() is not None:
+                raise self._death() from error
+            raise EngineError(
+                f"vLLM failed at {path}: {error.message}",
+                hint=f"its last output was:\n{last_output(self._log)}",
+                model=self._model,
+            ) from error
 
     # -- the process --------------------------------------------------------------------------------------------------
 
