@@ -52,7 +52,7 @@ def test_settings_of_the_same_name_are_passed_on(monkeypatch: pytest.MonkeyPatch
     shared = names(PolicyGradient) & (names(LearnerConfig) | names(PolicySpec)) - {"epochs"}
     # It cannot be had with vLLM.
     assert changed.keys() | process.keys() == shared - {"max_staleness"}
-    assert agl.GRPO(model="m", max_staleness=1).policy_spec(seed=0, steps=1).max_staleness == 1
+    assert agl.GRPO(model="m", max_staleness=1, steps=1).policy_spec(seed=0, steps=1).max_staleness == 1
     spec = agl.GRPO(**changed, **process, steps=50, update_epochs=4).policy_spec(seed=6, steps=50)  # type: ignore[arg-type]
     assert {name: getattr(spec.learner, name) for name in changed} == changed
     assert {name: getattr(spec, name) for name in process} == process
