@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from agl.errors import ConfigError, nearest
 from agl.trainer.algorithms.shaping import Overlong
-from agl.trainer.local.config import EngineName, LearnerConfig, LoraSpec
+from agl.trainer.local.config import Attention, Autocast, EngineName, LearnerConfig, LoraSpec
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.objectives import Estimator, KLKind, LossAgg, PolicyLossKind, RolloutIS
 from agl.trainer.objectives.advantages import GROUPED
@@ -51,6 +51,14 @@ class PolicyGradientSettings:
         max_tokens_per_microbatch, max_batch: of learner and engine; None chooses by the device.
         engine: what samples: "torch", in the learner's process, or "vllm", in a separate one on the same device.
         gpu_memory: of "vllm", its share of the GPU's memory; None = 0.4. While the learner works it is the learner's.
+        attention, autocast: "eager" or "sdpa" (where rows share no prefixes), and "float32" or "bfloat16": how the
+            learner computes; None chooses by the device.
+        activation_checkpointing: keep only each layer's input for the backward pass: a third more computation, a
+            fraction of the memory.
+        max_staleness: 1 samples the next step's rollouts while a step is learned, so that its calls come from weights
+            one update older than those that they train; 0 samples them after the update. The clipped ratio is taken
+            against the log-probs of the sampler, and `rollout_is` weighs tokens by the difference. It takes memory for
+            a second copy of the trained weights. Validation is of the newest weights.
         checkpoint_every: steps between checkpoints; None: each step for small models, else every 10; also at the end
             and on Ctrl-C.
     """
@@ -102,6 +110,10 @@ class PolicyGradientSettings:
     max_batch: int = 64
     engine: EngineName = "torch"
     gpu_memory: float | None = None
+    attention: Attention | None = None
+    autocast: Autocast | None = None
+    activation_checkpointing: bool = False
+    max_staleness: int = 0
     checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
@@ -131,6 +143,11 @@ class PolicyGradientSettings:
         if self.group_size < 2 and (self.adv_estimator in GROUPED or self.dynamic_sampling):
             raise ConfigError(
                 "group_size is 1, so no rollout has another to be compared with", hint="use at least 2; 8 is usual"
+            )
+        if self.max_staleness not in (0, 1):
+            raise ConfigError(
+                f"max_staleness={self.max_staleness} is not 0 or 1",
+                hint="1 overlaps sampling and learning by one step; agl.VERL(mode='separate_async') goes further",
             )
         if self.overlong is not None and self.overlong.buffer > self.max_response_tokens:
             raise ConfigError(
@@ -171,7 +188,9 @@ class PolicyGradientSettings:
     def identity(self, run: Run, steps: int) -> dict[str, Any]:
         """What a resumed run must have in common with the one that it continues."""
         settings = replace(self, steps=steps, epochs=None)
-        changeable = {"checkpoint_every", "threads", "device", "val_every", "engine", "gpu_memory"}
+        changeable = {
+            "checkpoint_every", "threads", "device", "val_every", "activation_checkpointing", "engine", "gpu_memory",
+        }  # fmt: skip
         identity = {
             "algorithm": type(self).__name__,
             **{f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in changeable},

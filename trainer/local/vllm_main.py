@@ -11,8 +11,9 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 
-from agl.trainer.local.worker import exit_with_parent
+from agl.trainer.engines.frames import exit_with_parent
 
 
 def main() -> None:
@@ -25,7 +26,7 @@ def main() -> None:
         # vLLM's engine would outlive its server; both are in the group that this process leads.
         os.killpg(0, signal.SIGKILL)
 
-    exit_with_parent(connection, end)
+    threading.Thread(target=exit_with_parent, args=(connection, os.getppid(), end), daemon=True).start()
     from vllm.entrypoints.cli.main import main as vllm  # pyright: ignore[reportMissingImports]
 
     sys.argv = ["vllm", "serve", *sys.argv[3:]]
