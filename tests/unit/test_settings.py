@@ -48,11 +48,10 @@ def test_settings_of_the_same_name_are_passed_on(monkeypatch: pytest.MonkeyPatch
         "activation_checkpointing": True,
     }  # fmt: skip
     process = {"model": "m", "device": "cpu", "dtype": "float32", "attention": "sdpa", "lora": LoraSpec(rank=2),
-               "max_context": 9, "threads": 2, "max_batch": 5, "engine": "vllm", "gpu_memory": 0.3}  # fmt: skip
+               "max_context": 9, "threads": 2, "max_batch": 5, "max_staleness": 1, "engine": "vllm",
+               "gpu_memory": 0.3}  # fmt: skip
     shared = names(PolicyGradient) & (names(LearnerConfig) | names(PolicySpec)) - {"epochs"}
-    # It cannot be had with vLLM.
-    assert changed.keys() | process.keys() == shared - {"max_staleness"}
-    assert agl.GRPO(model="m", max_staleness=1, steps=1).policy_spec(seed=0, steps=1).max_staleness == 1
+    assert changed.keys() | process.keys() == shared
     spec = agl.GRPO(**changed, **process, steps=50, update_epochs=4).policy_spec(seed=6, steps=50)  # type: ignore[arg-type]
     assert {name: getattr(spec.learner, name) for name in changed} == changed
     assert {name: getattr(spec, name) for name in process} == process

@@ -90,6 +90,8 @@ def test_adapters_on_one_model_share_a_server_whose_death_is_told(tiny_policy: P
                 before = await served(a)
                 for version in (1, 2):
                     await a.train(await rows(a))
+                    assert (await a.generate(PROMPT, Sampling(max_tokens=8))).policy_version == version - 1
+                    await a.publish()
                     assert a.version == version
                     answer = await a.generate(PROMPT, Sampling(max_tokens=8, seed=5))
                     assert answer.policy_version == version

@@ -49,6 +49,8 @@ class PolicyGradientSettings:
         device, dtype, max_context, threads: of the policy process; "auto"/None choose by the machine.
         renderer: a name from the `renderers` package; None chooses by the model.
         max_tokens_per_microbatch, max_batch: of learner and engine; None chooses by the device.
+        engine: what samples: "torch", in the learner's process, or "vllm", in a separate one on the same device.
+        gpu_memory: of "vllm", its share of the GPU's memory; None = 0.4. While the learner works it is the learner's.
         attention, autocast: "eager" or "sdpa" (where rows share no prefixes), and "float32" or "bfloat16": how the
             learner computes; None chooses by the device.
         activation_checkpointing: keep only each layer's input for the backward pass: a third more computation, a
@@ -57,8 +59,6 @@ class PolicyGradientSettings:
             one update older than those that they train; 0 samples them after the update. The clipped ratio is taken
             against the log-probs of the sampler, and `rollout_is` weighs tokens by the difference. It takes memory for
             a second copy of the trained weights. Validation is of the newest weights.
-        engine: what samples: "torch", in the learner's process, or "vllm", in a separate one on the same device.
-        gpu_memory: of "vllm", its share of the GPU's memory; None = 0.4. While the learner works it is the learner's.
         checkpoint_every: steps between checkpoints; None: each step for small models, else every 10; also at the end
             and on Ctrl-C.
     """
@@ -108,12 +108,12 @@ class PolicyGradientSettings:
     renderer: str | None = None
     max_tokens_per_microbatch: int | None = None
     max_batch: int = 64
+    engine: EngineName = "torch"
+    gpu_memory: float | None = None
     attention: Attention | None = None
     autocast: Autocast | None = None
     activation_checkpointing: bool = False
     max_staleness: int = 0
-    engine: EngineName = "torch"
-    gpu_memory: float | None = None
     checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
@@ -162,11 +162,6 @@ class PolicyGradientSettings:
                 hint=nearest(self.engine, get_args(EngineName))
                 if isinstance(self.engine, str)
                 else "a server elsewhere cannot be trained: engine='vllm' starts one, agl.Baseline(engine=) measures",
-            )
-        if self.engine == "vllm" and self.max_staleness:
-            raise ConfigError(
-                "max_staleness=1 with engine='vllm'",
-                hint="sampling overlaps with learning on engine='torch'; vLLM is asleep while the learner works",
             )
         if self.gpu_memory is not None and (self.engine != "vllm" or not 0 < self.gpu_memory < 1):
             raise ConfigError(

@@ -29,10 +29,10 @@ class PolicySpec:
         threads: torch threads on CPU; None = the number of cores less one, at least one.
         learner: how to train.
         max_batch: at most this many answers are sampled at once.
-        max_staleness: above 0, answers are sampled from a copy of the weights, also while these are trained;
-            `LocalPolicy.publish` renews the copy.
         engine: what samples: "torch" in the learner's process, "vllm" in a separate one. gpu_memory: the latter's share
             of the GPU's memory; None = 0.4.
+        max_staleness: above 0, answers are sampled from a copy of the weights, also while these are trained;
+            `LocalPolicy.publish` renews the copy.
     """
 
     model: str
@@ -46,9 +46,9 @@ class PolicySpec:
     threads: int | None = None
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     max_batch: int = 64
-    max_staleness: int = 0
     engine: EngineName = "torch"
     gpu_memory: float | None = None
+    max_staleness: int = 0
 
     @property
     def base(self) -> tuple[object, ...]:

@@ -238,6 +238,7 @@ class VLLMPolicy(LocalPolicy):
         self.info = replace(policy.info, dtype=server.dtype)
         self._engine = server.engine()
         self._adapter: Path | None = None
+        self._trained: Path | None = None
 
     @property
     def processes(self) -> tuple[Any, ...]:
@@ -256,12 +257,18 @@ class VLLMPolicy(LocalPolicy):
         return await self._engine.generate(prompt_ids, sampling, session=session, on_tokens=on_tokens)
 
     async def train(self, sequences: list[TrainingRow], *, lr_scale: float = 1.0) -> dict[str, float]:
-        async with self.server.lock:
-            async with self.server.asleep():
-                metrics = await super().train(sequences, lr_scale=lr_scale)
-                path = await self._export()
-            await self._hand_over(path)
+        # With staleness it samples meanwhile.
+        asleep = contextlib.nullcontext() if self.spec.max_staleness else self.server.asleep()
+        async with self.server.lock, asleep:
+            metrics = await super().train(sequences, lr_scale=lr_scale)
+            self._trained = await self._export()
         return metrics
+
+    async def publish(self) -> None:
+        async with self.server.lock:
+            if self._trained is not None:
+                await self._hand_over(self._trained)
+                self._trained = None
 
     async def engine_logprobs(self, token_ids: IntArray, *, temperature: float = 1.0) -> FloatArray:
         if temperature != 1.0:

@@ -131,10 +131,11 @@ class Worker:
             loaded = add_adapter(loaded, spec.lora, spec.seed)
         self._loaded: LoadedPolicy = loaded
         names = dict(zip([spec.name for spec in specs], loaded.adapters, strict=False))
-        self._served: Any = served_copy(loaded.model) if first.max_staleness else loaded.model
+        copied = first.max_staleness > 0 and first.engine == "torch"
+        self._served: Any = served_copy(loaded.model) if copied else loaded.model
         adapters = Adapters(loaded.model, names) if names else None
         served_adapters = adapters
-        if first.max_staleness:
+        if copied:
             served_adapters = Adapters(self._served, names) if names else None
             # Flushing of denormals is a setting of each thread.
             self._learning = ThreadPoolExecutor(1, initializer=torch.set_flush_denormal, initargs=(True,))
