@@ -6,10 +6,8 @@ The same seed gives the same files, to the bit, on one machine with one number o
 from __future__ import annotations
 
 import json
-import math
 import random
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,8 +27,6 @@ from agl.trainer.quickstart.tokenizer import MAX_CONTEXT, build_tokenizer
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-LOSS_STEPS = 20
-"""Steps over which the loss is averaged that ends a stage early."""
 ENCODED_AT_ONCE = 256
 """Demonstrations that the tokenizer encodes in one call."""
 
@@ -44,13 +40,11 @@ class Stage:
 
     Attributes:
         name: shown with its progress. demonstrate: draws a demonstration. steps: how many optimiser steps.
-        until: the stage ends earlier once the mean loss of `LOSS_STEPS` steps is below this; None = it does not.
     """
 
     name: str
     demonstrate: Callable[[random.Random], Demo]
     steps: int
-    until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +52,24 @@ class Recipe:
     """The settings of the warm start.
 
     Attributes:
-        capability_steps: the most optimiser steps on good demonstrations, which teach the format and copying.
-        capability_loss: where they end: some weights learn to copy in a third of the steps that others need.
+        capability_steps: optimiser steps on good demonstrations, which teach the format and copying.
         mixed_steps: optimiser steps on demonstrations of mixed quality, which leave room for RL.
         rows: packed rows per step. row_tokens: tokens per row; a row holds as many demonstrations as fit.
-        learning_rate: the peak, after `warmup_steps`; decays linearly to a tenth in the last stage.
+        learning_rate: the peak, after `warmup_steps`; decays linearly to a tenth.
     """
 
-    capability_steps: int = 1000
-    capability_loss: float = 0.015
-    mixed_steps: int = 80
-    rows: int = 8
+    capability_steps: int = 300
+    mixed_steps: int = 100
+    rows: int = 16
     row_tokens: int = 144
-    learning_rate: float = 3e-3
+    learning_rate: float = 2.5e-3
     warmup_steps: int = 30
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The stages of a calculator agent."""
         return (
-            Stage("capability", lambda rng: demonstrate(rng, CAPABLE), self.capability_steps, self.capability_loss),
+            Stage("capability", lambda rng: demonstrate(rng, CAPABLE), self.capability_steps),
             Stage("mixed quality", lambda rng: demonstrate(rng, MIXED), self.mixed_steps),
         )
 
@@ -135,13 +127,13 @@ def make_policy(
     with _torch_settings(seed, threads):
         tokenizer = build_tokenizer()
         model = _build_model(tokenizer) if start is None else _load_model(start)
-        steps, tokens, loss = _warm_start(model, tokenizer, recipe, stages, random.Random(seed), progress)
+        tokens, loss = _warm_start(model, tokenizer, recipe, stages, random.Random(seed), progress)
     _save(model, tokenizer, target)
     return PolicyReport(
         directory=target,
         parameters=sum(p.numel() for p in model.parameters()),
         vocabulary=len(tokenizer),
-        steps=steps,
+        steps=sum(stage.steps for stage in stages),
         tokens=tokens,
         loss=loss,
         seconds=time.perf_counter() - started,
@@ -244,27 +236,22 @@ def _warm_start(
     stages: Sequence[Stage],
     rng: random.Random,
     progress: Progress | None,
-) -> tuple[int, int, float]:
-    """Train in place; returns (steps, tokens seen, last loss)."""
+) -> tuple[int, float]:
+    """Train in place; returns (tokens seen, last loss)."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-    done, tokens, loss = 0, 0, float("nan")
+    total, done, tokens, loss = sum(stage.steps for stage in stages), 0, 0, float("nan")
     for stage in stages:
         batches = _batches(tokenizer, recipe, rng, stage.demonstrate)
-        losses: deque[float] = deque([math.inf] * LOSS_STEPS, LOSS_STEPS)
         for step in range(1, stage.steps + 1):
-            decay = 1 - 0.9 * step / stage.steps if stage is stages[-1] else 1.0
-            optimizer.param_groups[0]["lr"] = recipe.learning_rate * min((done + 1) / recipe.warmup_steps, decay)
+            rate = min((done + 1) / recipe.warmup_steps, 1 - 0.9 * done / total)
+            optimizer.param_groups[0]["lr"] = recipe.learning_rate * rate
             batch = next(batches)
             loss = _step(model, optimizer, batch)
             done, tokens = done + 1, tokens + batch.tokens
-            losses.append(loss)
-            finished = stage.until is not None and sum(losses) / LOSS_STEPS < stage.until
             if progress is not None:
-                progress(stage.name, stage.steps if finished else step, stage.steps, loss)
-            if finished:
-                break
-    return done, tokens, loss
+                progress(stage.name, step, stage.steps, loss)
+    return tokens, loss
 
 
 def _step(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, batch: _Batch) -> float:
