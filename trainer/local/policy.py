@@ -55,6 +55,7 @@ class LocalPolicy:
     Attributes:
         spec: the settings. info: what was loaded. version: of the weights, grown by each `train`.
         process: where it lives.
+        prompt_tokens: of all answers. reused_tokens: those that the engine had computed for earlier requests.
     """
 
     def __init__(self, spec: PolicySpec, process: PolicyProcess) -> None:
@@ -62,6 +63,7 @@ class LocalPolicy:
         self.process = process
         self.info: PolicyInfo = process.info[spec.name]
         self.version = 0
+        self.prompt_tokens = self.reused_tokens = 0
 
     @classmethod
     async def start(cls, spec: PolicySpec, *, timeout: float = 120.0) -> LocalPolicy:
@@ -78,6 +80,11 @@ class LocalPolicy:
         return cls(spec, await PolicyProcess.start([spec], timeout=timeout))
 
     @property
+    def processes(self) -> tuple[Any, ...]:
+        """What it needs, each with `on_death` and `close`; policies may share them."""
+        return (self.process,)
+
+    @property
     def max_context(self) -> int:
         """Longest prompt + answer, in tokens."""
         return self.info.max_context
@@ -92,9 +99,11 @@ class LocalPolicy:
         on_tokens: OnTokens | None = None,
     ) -> Completion:
         """Sample one answer; see `agl.trainer.engines.Engine.generate`."""
-        if policy not in (None, self.spec.name):
-            raise EngineError(f"no policy {policy!r} is served here", hint=f"this engine serves {self.spec.name!r}")
-        return await self.process.generate(self.spec.name, prompt_ids, sampling, session, on_tokens)
+        self._check_name(policy)
+        completion = await self.process.generate(self.spec.name, prompt_ids, sampling, on_tokens)
+        self.prompt_tokens += len(prompt_ids)
+        self.reused_tokens += completion.cached_tokens
+        return completion
 
     async def train(self, sequences: list[TrainingRow], *, lr_scale: float = 1.0) -> dict[str, float]:
         """One update of the weights; returns the learner's metrics. The version grows by one.
@@ -110,6 +119,10 @@ class LocalPolicy:
                 rollout=foreign.rollout_id,
             )
         return await self._command("train", sequences=sequences, lr_scale=lr_scale)
+
+    async def publish(self) -> None:
+        """Serve the weights in training from now on. With `max_staleness=0` they always are, and nothing changes."""
+        await self._command("publish")
 
     async def logprobs(self, token_ids: IntArray, *, temperature: float = 1.0) -> FloatArray:
         """float32 [T - 1]: log-probs of `token_ids[1:]` by the learner's forward pass."""
@@ -140,6 +153,10 @@ class LocalPolicy:
     async def close(self, *, timeout: float = 5.0) -> None:
         """End the process: ask, wait `timeout` seconds, terminate, kill. Idempotent. Ends its other policies, too."""
         await self.process.close(timeout=timeout)
+
+    def _check_name(self, policy: str | None) -> None:
+        if policy not in (None, self.spec.name):
+            raise EngineError(f"no policy {policy!r} is served here", hint=f"this engine serves {self.spec.name!r}")
 
     async def _command(self, name: str, **arguments: Any) -> Any:
         done = await self.process.command(self.spec.name, name, **arguments)
@@ -239,7 +256,7 @@ class PolicyProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment(specs[0]),
+                env=environment(specs[0]),
             )
         except OSError:
             ours.close()
@@ -283,7 +300,7 @@ class PolicyProcess:
             callback(self._error())
 
     async def generate(
-        self, policy: str, prompt_ids: IntArray, sampling: Sampling, session: str | None, on_tokens: OnTokens | None
+        self, policy: str, prompt_ids: IntArray, sampling: Sampling, on_tokens: OnTokens | None
     ) -> Completion:
         """Sample one answer; see `agl.trainer.engines.Engine.generate`."""
         self._check()
@@ -291,7 +308,7 @@ class PolicyProcess:
         future = self._new_future(request_id)
         if on_tokens is not None:
             self._streams[request_id] = on_tokens
-        self._send(Generate(request_id, policy, int_array(prompt_ids), sampling, session, on_tokens is not None))
+        self._send(Generate(request_id, policy, int_array(prompt_ids), sampling, on_tokens is not None))
         try:
             return await future
         except asyncio.CancelledError:
@@ -327,7 +344,7 @@ class PolicyProcess:
         if self._transport is not None and asyncio.get_running_loop() is self._loop:
             self._transport.close()
         if not self._log.closed:
-            self._tail = self._last_output()
+            self._tail = last_output(self._log)
             self._log.close()
 
     # -- the child's side -----------------------------------------------------------------------------------------
@@ -371,12 +388,8 @@ class PolicyProcess:
     async def _report_death(self) -> None:
         exited = await self._wait_for_exit(_TERM_SECONDS)
         how = f"exit code {self._process.returncode}" if exited else "connection lost"
-        self._fail(f"the policy process died ({how})", self._last_output())
+        self._fail(f"the policy process died ({how})", last_output(self._log))
         self._on_death(self._error())
-
-    def _last_output(self) -> str:
-        size = os.fstat(self._log.fileno()).st_size
-        return os.pread(self._log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace").strip()
 
     async def _wait_for_exit(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -421,7 +434,13 @@ class PolicyProcess:
         return EngineError(self._failure or "the policy process was closed", hint=hint, model=self.specs[0].model)
 
 
-def _environment(spec: PolicySpec) -> dict[str, str]:
+def last_output(log: Any) -> str:
+    """The end of a child's log, which is an open file."""
+    size = os.fstat(log.fileno()).st_size
+    return os.pread(log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace").strip()
+
+
+def environment(spec: PolicySpec) -> dict[str, str]:
     """The child's environment: thread pools must be sized before torch is imported."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = spec.threads or max(1, cores - 1)

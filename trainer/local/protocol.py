@@ -11,7 +11,7 @@ from typing import Any
 from agl.errors import AglError
 from agl.mdp.types import IntArray
 from agl.trainer.engines.base import Completion, Sampling
-from agl.trainer.local.config import LearnerConfig, LoraSpec
+from agl.trainer.local.config import Attention, EngineName, LearnerConfig, LoraSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,29 +22,41 @@ class PolicySpec:
         model: a local Hugging Face directory or a hub id.
         name: the policy's name.
         device: "cpu", "cuda", "cuda:1" or "auto". dtype: of the weights, or "auto".
+        attention: of the learner where rows share no prefixes, "eager" or "sdpa"; None = eager on CPU, sdpa on cuda.
         lora: train an adapter instead of all weights.
         seed: of the adapter's start.
         max_context: longest prompt + answer in tokens; None = the model's own limit.
         threads: torch threads on CPU; None = the number of cores less one, at least one.
         learner: how to train.
         max_batch: at most this many answers are sampled at once.
+        max_staleness: above 0, answers are sampled from a copy of the weights, also while these are trained;
+            `LocalPolicy.publish` renews the copy.
+        engine: what samples: "torch" in the learner's process, "vllm" in a separate one. gpu_memory: the latter's share
+            of the GPU's memory; None = 0.4.
     """
 
     model: str
     name: str = "policy"
     device: str = "auto"
     dtype: str = "auto"
+    attention: Attention | None = None
     lora: LoraSpec | None = None
     seed: int = 0
     max_context: int | None = None
     threads: int | None = None
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     max_batch: int = 64
+    max_staleness: int = 0
+    engine: EngineName = "torch"
+    gpu_memory: float | None = None
 
     @property
     def base(self) -> tuple[object, ...]:
         """What policies must have in common to be adapters on one base model, in one process."""
-        return self.model, self.device, self.dtype, self.max_context, self.threads, self.max_batch
+        return (
+            self.model, self.device, self.dtype, self.attention, self.max_context, self.threads, self.max_batch,
+            self.max_staleness,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +117,6 @@ class Generate:
     policy: str
     prompt_ids: IntArray
     sampling: Sampling
-    session: str | None
     stream: bool
 
 

@@ -317,10 +317,11 @@ class Run:
 
         return RayRunner(self._cluster, *workers, options=config.runners, n_workers=n_workers, on_failure=self.fail)
 
-    async def resume_from(self, step: int, versions: Mapping[str, int]) -> None:
+    async def resume_from(self, step: int, versions: Mapping[str, int], max_staleness: int = 0) -> None:
         """Continue a stopped run: `step` steps are done, in the weights of these versions.
 
-        Rollouts of the next step that had ended are not run again, and unfinished ones are cancelled.
+        Rollouts of the next step that had ended are not run again, if their weights are at most `max_staleness` updates
+        older; unfinished ones are cancelled.
 
         Raises:
             StoreError: the run's own store does not hold the last of these steps.
@@ -333,7 +334,7 @@ class Run:
                 run=self.run_id,
                 store=self.directory / "run.db",
             )
-        self._resumable = await reconcile(self.store, self.run_id, step, self.selection, versions)
+        self._resumable = await reconcile(self.store, self.run_id, step, self.selection, versions, max_staleness)
         if n := len(self._resumable.rollouts):
             self.progress.note(f"{n} rollouts of step {step + 1} had ended before the run was stopped; they count")
 
