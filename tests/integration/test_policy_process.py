@@ -19,9 +19,9 @@ from agl.errors import CheckpointError, ConfigError, ContextLengthError, EngineE
 from agl.mdp.sequence import merge
 from agl.mdp.types import Call, Reward, Trajectory, Transition
 from agl.trainer.engines.base import Engine, Sampling
+from agl.trainer.engines.frames import FrameReader, to_frame
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
-from agl.trainer.local.protocol import FrameReader, to_frame
 
 PROMPT = np.arange(40, 60, dtype=np.int32)
 LONG = Sampling(max_tokens=4000, temperature=0.0)
@@ -327,7 +327,7 @@ def test_a_killed_parent_leaves_no_process(directory):
     code = f"""
 import asyncio, numpy as np
 from agl.trainer.engines import Sampling
-from agl.trainer.local.protocol import FrameReader, to_frame
+from agl.trainer.engines.frames import FrameReader, to_frame
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
 
 async def main():
