@@ -8,6 +8,9 @@ behind a lock); `generate` on a static batch per turn (which needs all agents in
 answer ends); the engine in this process; the engine in its policy process, called by asyncio tasks. Only tokens that an
 agent requested are counted. `generate` computes no log-probs, the engine does. On cuda all compute in bfloat16: the
 first three on weights of that dtype, the policy process by autocast over the float32 weights that it trains.
+
+Then the prefix cache: the rollouts of one task, over several turns, with one cache for all of them, with a cache for
+each conversation, and with none; prompt tokens computed, and seconds of the sides in turn.
 """
 
 from __future__ import annotations
@@ -34,6 +37,9 @@ from agl.trainer.local.policy import LocalPolicy, PolicySpec
 from agl.trainer.local.protocol import Failed, Finished
 
 TURNS = 2
+CONTEXT = 4096
+ROLLOUTS, ROLLOUT_TURNS, PROMPT = 8, 4, 2000
+"""Of the cases with a shared prompt."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,7 @@ def in_process(engine: LocalEngine, agents: list[Agent]) -> None:
 
     def submit(i: int) -> None:
         sampling = Sampling(max_tokens=agents[i].lengths[turns[i]], seed=i)
-        engine.submit(i, prompts[i], sampling, session=str(i))
+        engine.submit(i, prompts[i], sampling)
 
     for i in range(len(agents)):
         submit(i)
@@ -138,6 +144,61 @@ async def through_process(policy: LocalPolicy, agents: list[Agent], run: int) ->
     await asyncio.gather(*(talk(i, agent) for i, agent in enumerate(agents)))
 
 
+def shared_prompt(engine: LocalEngine, prompt: np.ndarray, apart: bool) -> int:
+    """Rollouts of one task, each of several turns; returns how many prompt tokens were computed.
+
+    Args:
+        apart: whether conversations share nothing. A cache is kept apart by policy, and the model has no adapters.
+    """
+    engine.drop_caches()
+    before = engine.computed_tokens
+    rng = np.random.default_rng(1)
+    prompts, turns = [prompt] * ROLLOUTS, [0] * ROLLOUTS
+
+    def submit(i: int) -> None:
+        sampling = Sampling(max_tokens=16, seed=ROLLOUT_TURNS * i + turns[i])
+        engine.submit(i, prompts[i], sampling, policy=str(i) if apart else "policy")
+
+    for i in range(ROLLOUTS):
+        submit(i)
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, Failed):
+                raise event.error
+            if isinstance(event, Finished):
+                i, result = event.request_id, rng.integers(1, engine.vocabulary, 24).astype(np.int32)
+                prompts[i] = np.concatenate([prompts[i], event.completion.token_ids, result])
+                turns[i] += 1
+                if turns[i] < ROLLOUT_TURNS:
+                    submit(i)
+    return engine.computed_tokens - before
+
+
+def compare_caches(model, tokenizer, device: torch.device, repeats: int) -> dict[str, dict[str, float]]:
+    """Print and return prompt tokens computed and seconds with each kind of cache."""
+    cached, uncached = (
+        LocalEngine(model, tokenizer, device=device, max_context=CONTEXT, prefix_cache_tokens=tokens)
+        for tokens in (None, 0)
+    )
+    sides = {"one cache": (cached, False), "a cache per conversation": (cached, True), "no cache": (uncached, True)}
+    prompt = np.random.default_rng(0).integers(1, cached.vocabulary, PROMPT).astype(np.int32)
+    computed: dict[str, int] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(repeats + 1):
+        for name, (engine, apart) in sides.items():
+            start = time.perf_counter()
+            computed[name] = shared_prompt(engine, prompt, apart)
+            seconds[name].append(time.perf_counter() - start)
+    print(f"\n{ROLLOUTS} rollouts x {ROLLOUT_TURNS} turns over one prompt of {PROMPT} tokens")
+    base = statistics.median(seconds["one cache"][1:])
+    for name in sides:
+        median = statistics.median(seconds[name][1:])
+        print(f"{name:32s}{computed[name]:9,d} prompt tokens computed{median:9.2f} s{median / base:7.2f}x")
+    return {
+        name: {"computed_tokens": computed[name], "seconds": statistics.median(seconds[name][1:])} for name in sides
+    }
+
+
 def random_model(directory: Path, shape: dict[str, int]) -> None:
     """Write a random llama of this shape and a byte tokenizer."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -151,7 +212,7 @@ def random_model(directory: Path, shape: dict[str, int]) -> None:
     config = LlamaConfig(
         **shape,
         num_key_value_heads=2,
-        max_position_embeddings=2048,
+        max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=0,
@@ -222,6 +283,7 @@ def main() -> None:
             "engine": best(lambda: in_process(engine, agents), device, args.repeats),
             "engine, through its process": asyncio.run(measure_process()),
         }
+        caches = compare_caches(model, tokenizer, device, args.repeats)
     parameters = sum(p.numel() for p in model.parameters())
     rates = {name: wanted / statistics.median(times) for name, times in seconds.items()}
     base = rates["generate, one call at a time"]
@@ -238,6 +300,7 @@ def main() -> None:
             "threads": args.threads,
             "tokens_per_second": rates,
             "seconds": seconds,
+            "shared_prompt": caches,
             "ratio_to_loop": {name: rate / base for name, rate in rates.items()},
             "ratio_to_static": {name: rate / rates["generate, static batch"] for name, rate in rates.items()},
         }

@@ -26,7 +26,7 @@ class Stepped:
 
     async def generate(self, prompt_ids, sampling, *, policy="policy", session=None, on_tokens=None) -> Completion:
         request_id = max(self._calls, default=0) + 1
-        self.engine.submit(request_id, prompt_ids, sampling, session, stream=on_tokens is not None, policy=policy)
+        self.engine.submit(request_id, prompt_ids, sampling, stream=on_tokens is not None, policy=policy)
         done = asyncio.get_running_loop().create_future()
         self._calls[request_id] = (done, on_tokens)
         if self._stepping is None or self._stepping.done():

@@ -247,6 +247,46 @@ def test_a_lora_policy_trains_its_adapter_alone(runner, directory, tmp_path):
     np.testing.assert_allclose(engine_for(model).logprobs(PROMPT), after, atol=1e-4)
 
 
+@pytest.mark.parametrize("rank", [None, 4])
+def test_with_staleness_the_old_weights_are_served_until_the_new_ones_are_published(runner, directory, tmp_path, rank):
+    from agl.trainer.local.config import LoraSpec
+
+    async def story():
+        policy = await LocalPolicy.start(
+            spec_for(directory, max_staleness=1, lora=LoraSpec(rank=rank) if rank else None)
+        )
+        try:
+            before = await policy.engine_logprobs(PROMPT)
+            data = await rows(policy, (1.0, -1.0))
+            begun = asyncio.Event()
+            sampling = asyncio.ensure_future(
+                policy.generate(PROMPT, Sampling(max_tokens=300), on_tokens=lambda *_: begun.set())
+            )
+            await begun.wait()
+            for _ in range(2):
+                await policy.train(data)
+            during = await sampling
+            assert (policy.version, during.policy_version) == (2, 0)
+            assert (await policy.engine_logprobs(PROMPT)).tobytes() == before.tobytes()
+            assert np.abs(await policy.logprobs(PROMPT) - before).max() > 1e-4
+            ids = np.concatenate([PROMPT, during.token_ids])
+            served = (await policy.engine_logprobs(ids))[PROMPT.size - 1 :]
+            np.testing.assert_allclose(during.logprobs, served, atol=1e-4)
+
+            await policy.save_state(tmp_path / "state.pt")
+            await policy.publish()
+            after = await policy.engine_logprobs(PROMPT)
+            np.testing.assert_allclose(after, await policy.logprobs(PROMPT), atol=1e-4)
+            assert (await policy.generate(PROMPT, Sampling(max_tokens=2))).policy_version == 2
+            await policy.train(data)
+            await policy.load_state(tmp_path / "state.pt")
+            assert (await policy.engine_logprobs(PROMPT)).tobytes() == after.tobytes()
+        finally:
+            await policy.close()
+
+    runner.run(story())
+
+
 def test_a_model_that_does_not_load_says_why(runner, tmp_path):
     with pytest.raises(ModelLoadError, match="nothing-here"):
         runner.run(LocalPolicy.start(spec_for(tmp_path / "nothing-here")))

@@ -85,8 +85,8 @@ def finish(engine: LocalEngine) -> dict[int, Completion]:
     return answers
 
 
-def sample(engine: LocalEngine, prompt, sampling: Sampling, session: str | None = None) -> Completion:
-    engine.submit(1, np.asarray(prompt, np.int32), sampling, session)
+def sample(engine: LocalEngine, prompt, sampling: Sampling) -> Completion:
+    engine.submit(1, np.asarray(prompt, np.int32), sampling)
     return finish(engine)[1]
 
 

@@ -25,7 +25,6 @@ from agl.trainer.algorithms.policy_gradient import PROBE_TOKENS, PROBE_TOLERANCE
 from agl.trainer.engines.base import Sampling
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.engine.attention import agrees
-from agl.trainer.local.engine.kv_cache import Prefix, PrefixStore
 from agl.trainer.local.engine.sampler import StopTexts, UniformStream, Warp
 from agl.trainer.local.learner.learner import Learner
 from agl.trainer.local.protocol import Failed, Finished, Tokens
@@ -142,7 +141,7 @@ def test_memory_for_keys_and_values_is_what_training_leaves(model, monkeypatch):
     engine = engine_for(model)
     assert engine._prefixes.max_tokens == 0
     prompt = prompts(1)[0]
-    assert sample(engine, prompt, Sampling(max_tokens=3), session="s").token_ids.size == 3
+    assert sample(engine, prompt, Sampling(max_tokens=3)).token_ids.size == 3
 
 
 def test_a_prompt_longer_than_one_prefill_pass(model, monkeypatch):
@@ -173,7 +172,7 @@ def test_requests_that_join_and_leave_keep_their_own_logprobs(schedule, max_batc
     asked, answers = {}, {}
     for i, (steps, max_tokens, length, aborted) in enumerate(schedule):
         asked[i] = rng.integers(0, VOCABULARY, length).astype(np.int32)
-        engine.submit(i, asked[i], Sampling(max_tokens=max_tokens, seed=i), session=f"s{i % 2}")
+        engine.submit(i, asked[i], Sampling(max_tokens=max_tokens, seed=i))
         for _ in range(steps):
             answers.update({e.request_id: e.completion for e in engine.step() if isinstance(e, Finished)})
         if aborted:
@@ -255,43 +254,20 @@ def test_a_conversation_is_prefilled_once_and_gives_the_same_logprobs(model, mon
     prompt = prompts(1)[0]
     for turn in range(4):
         sampling = Sampling(max_tokens=6, seed=turn)
-        answer = sample(engine, prompt, sampling, session="a")
-        alone = sample(fresh, prompt, sampling, session="a")
+        answer = sample(engine, prompt, sampling)
+        alone = sample(fresh, prompt, sampling)
         assert answer.token_ids.tolist() == alone.token_ids.tolist()
         np.testing.assert_allclose(answer.logprobs, alone.logprobs, atol=1e-5)
         prompt = np.concatenate([prompt, answer.token_ids, prompts(1, seed=turn)[0][:5]])
-    assert widths == [prompts(1)[0].size] + [1 + prompts(1, seed=t)[0][:5].size for t in range(3)]
-    sample(engine, prompt, Sampling(max_tokens=1), session="b")
-    assert widths[-1] == prompt.size
+    first = prompts(1)[0].size
+    assert widths == [32, first - 32, *(1 + prompts(1, seed=t)[0][:5].size for t in range(3))]
 
 
 def test_the_whole_prompt_again_still_computes_its_last_token(model):
     engine, prompt = engine_for(model), prompts(1)[0]
-    first = sample(engine, prompt, Sampling(max_tokens=4, seed=1), session="a")
-    again = sample(engine, prompt, Sampling(max_tokens=4, seed=1), session="a")
+    first = sample(engine, prompt, Sampling(max_tokens=4, seed=1))
+    again = sample(engine, prompt, Sampling(max_tokens=4, seed=1))
     np.testing.assert_allclose(first.logprobs, again.logprobs, atol=1e-5)
-
-
-def test_the_prefix_store_is_bounded_and_forgets_the_least_used():
-    store = PrefixStore(10)
-
-    def prefix(session, *ids):
-        return Prefix(session, np.asarray(ids, np.int32), torch.empty(0))
-
-    store.put(prefix("a", 1, 2, 3))
-    store.put(prefix("a", 1, 2, 3, 4))
-    assert store.tokens == 4
-    store.put(prefix("b", 5, 6, 7))
-    store.put(prefix("a", 1, 9, 9))
-    assert store.find("a", np.asarray([1, 2, 3, 7], np.int32))[1] == 3
-    store.put(prefix("c", 8))
-    assert store.find("b", np.asarray([5], np.int32)) is None
-    assert store.find("a", np.asarray([1, 9, 9], np.int32))[1] == 3
-    store.put(prefix("d", *range(11)))
-    assert store.find("d", np.asarray([0], np.int32)) is None
-    store.clear()
-    assert store.tokens == 0
-    assert store.find("a", np.asarray([1], np.int32)) is None
 
 
 # -- weights ----------------------------------------------------------------------------------------------------
@@ -300,9 +276,9 @@ def test_the_prefix_store_is_bounded_and_forgets_the_least_used():
 def test_a_weight_update_is_seen_by_the_next_step_even_of_a_running_request():
     model = tiny_model()
     engine, prompt = engine_for(model), prompts(1)[0]
-    sample(engine, prompt, Sampling(max_tokens=2), session="a")
+    sample(engine, prompt, Sampling(max_tokens=2))
     before = tiny_model()
-    engine.submit(1, prompt, Sampling(max_tokens=12), session="a")
+    engine.submit(1, prompt, Sampling(max_tokens=12))
     for _ in range(4):
         engine.step()
     had = len(engine._running[0].tokens)

@@ -51,7 +51,7 @@ class PolicyGradient(PolicyGradientSettings):
             state = await checkpoints.restore(run, policies, identity) if run.resume else None
             start = state.step if state else 0
             if run.resume:
-                await run.resume_from(start, policies.versions)
+                await run.resume_from(start, policies.versions, self.max_staleness)
             await run.start(self._rules, policies.names[0], register=policies.serve)
             policies.on_death(run.fail)
             await run.begin(steps, start)
@@ -90,25 +90,34 @@ class PolicyGradient(PolicyGradientSettings):
         flat_learns = bool(self.kl_coef or self.entropy_coef) or self.adv_estimator == "gae"
         completed = saved = start
         updating = False
+        ahead: asyncio.Task[Sample] | None = None
         try:
             for step in range(start, steps):
                 if run.stop_reason is not None:
                     break
                 began = time.monotonic()
-                sample = await self._sample(run, batches, step)
-                sampling_seconds = time.monotonic() - began
+                sample = await (ahead or self._sample(run, policies, batches, step))
+                ahead = None
+                if self.max_staleness and step + 1 < steps:
+                    ahead = asyncio.create_task(self._sample(run, policies, batches, step + 1))
 
                 # Each policy learns from its own calls alone, and every sampled token is in one row.
                 # Off the event loop: long rollouts take seconds.
-                rows = await asyncio.to_thread(make_rows, sample, policies, step)
+                rows = await asyncio.to_thread(make_rows, sample, policies, step, self.max_staleness)
                 updating = True
                 due = {name: r for name, r in rows.items() if has_signal(r, flat_learns)}
                 metrics: dict[str, Mapping[str, float]] = {}
                 if due:
+                    if self.max_staleness:
+                        metrics = await train(policies, due)
+                        if ahead is not None:
+                            # All of its calls are of the weights before this update, so that a resumed run, which
+                            # finds these rollouts in the store, equals one that was never stopped.
+                            await asyncio.wait([ahead])
                     # Requests are held, so that no answer is sampled from two versions of the weights.
                     async with run.gateway.hold():
-                        updates = await asyncio.gather(*(update(policies[name], r, step) for name, r in due.items()))
-                    metrics = dict(zip(due, updates, strict=True))
+                        metrics = metrics or await train(policies, due)
+                        await asyncio.gather(*(publish(policies[name], r, step) for name, r in due.items()))
                 else:
                     run.progress.note(f"step {step + 1}: no update: all rollouts of each task had the same return")
 
@@ -117,7 +126,9 @@ class PolicyGradient(PolicyGradientSettings):
                     await run.store.add_policy_version(run.run_id, name, policies[name].version, step + 1)
                 entry = facts(sample, policies, rows, metrics, step) | {
                     "seconds": time.monotonic() - began,
-                    "rollouts_per_second": len(sample.results) / max(1e-9, sampling_seconds),
+                    "rollouts_per_second": len(sample.results) / max(1e-9, sample.seconds),
+                    "engine/prompt_tokens_computed": sample.prompt_tokens["computed"],
+                    "engine/prompt_tokens_reused": sample.prompt_tokens["reused"],
                 }
                 if run.val and ((step + 1) % self.val_every == 0 or step + 1 == steps):
                     entry |= await self._validate(run, step + 1)
@@ -131,9 +142,14 @@ class PolicyGradient(PolicyGradientSettings):
             if completed > saved and not updating:
                 await checkpoints.save(run, policies, completed, identity)
             raise
+        finally:
+            if ahead is not None:
+                ahead.cancel()
+                await asyncio.gather(ahead, return_exceptions=True)
 
-    async def _sample(self, run: Run, batches: Batches, step: int) -> Sample:
+    async def _sample(self, run: Run, policies: Policies, batches: Batches, step: int) -> Sample:
         """The step's rollouts; with dynamic sampling, further tasks take the place of groups that are all alike."""
+        began, earlier = time.monotonic(), policies.prompt_tokens
         indices = batches.indices(step)
         results = await self._rollouts(run, indices, step)
         replacements = batches.further(step)
@@ -161,7 +177,8 @@ class PolicyGradient(PolicyGradientSettings):
                     f"step {step + 1}: no agent of policy {name!r} was called; agents seen: {', '.join(agents)}"
                 )
         advantages = advantages.without_flat() if self.dynamic_sampling else advantages
-        return Sample(results, succeeded, advantages, resampled)
+        prompt_tokens = policies.prompt_tokens - earlier
+        return Sample(results, succeeded, advantages, resampled, time.monotonic() - began, prompt_tokens)
 
     def _advantages(self, run: Run, results: Seq[RolloutResult], step: int) -> StepAdvantages:
         trajectories = [r.attempt_trajectory.trajectory for r in results if r.attempt_trajectory is not None]
@@ -223,12 +240,13 @@ class PolicyGradient(PolicyGradientSettings):
         return await Policies.start(spec, run.selection.policies, run.policies, self.renderer)
 
 
-def make_rows(sample: Sample, policies: Policies, step: int) -> Rows:
+def make_rows(sample: Sample, policies: Policies, step: int, max_staleness: int = 0) -> Rows:
     """Merge each policy's calls into training rows.
 
     Raises:
         NoTrainableDataError: no row of any policy holds a token to train, although no group was left out as flat.
-        StalePolicyError: a call was sampled by other weights than those in training.
+        StalePolicyError: a call was sampled by weights that are more than `max_staleness` updates older than those in
+            training, or by later ones.
     """
     advantages = sample.advantages
     trajectories = {name: advantages.of(name) for name in policies.names}
@@ -247,10 +265,10 @@ def make_rows(sample: Sample, policies: Policies, step: int) -> Rows:
         )
     for name, version in policies.versions.items():
         for call in (transition.call for t in trajectories[name] for transition in t.transitions):
-            if call.policy_version != version:
+            if not 0 <= version - call.policy_version <= max_staleness:
                 raise StalePolicyError(
                     f"call {call.id} was sampled by version {call.policy_version} of policy {call.policy!r}, but "
-                    f"version {version} is being trained",
+                    f"version {version} is being trained and max_staleness is {max_staleness}",
                     rollout=call.rollout_id,
                     attempt=call.attempt,
                     agent=call.agent,
@@ -270,15 +288,24 @@ def has_signal(rows: Seq[TrainingRow], flat_learns: bool) -> bool:
     return flat_learns or any(np.any(row.advantages) for row in rows)
 
 
-async def update(policy: LocalPolicy, rows: list[TrainingRow], step: int) -> dict[str, float]:
-    """Train a policy on its rows, and prove that the engine serves what was trained: learner and engine agree on the
-    log-probs of one fixed sequence.
+async def train(policies: Policies, rows: Rows) -> dict[str, Mapping[str, float]]:
+    """Update the policies that have rows; the learner's metrics by policy.
+
+    Raises:
+        TrainingError: an update that is not finite.
+    """
+    metrics = await asyncio.gather(*(policies[name].train(r) for name, r in rows.items()))
+    return dict(zip(rows, metrics, strict=True))
+
+
+async def publish(policy: LocalPolicy, rows: list[TrainingRow], step: int) -> None:
+    """Serve the weights that were trained on these rows, and prove it: learner and engine agree on the log-probs of one
+    fixed sequence.
 
     Raises:
         StalePolicyError: they do not.
-        TrainingError: an update that is not finite.
     """
-    metrics = await policy.train(rows)
+    await policy.publish()
     row = next(r for r in rows if len(r) > 1)
     path = row.token_ids if row.is_chain else row.token_ids[row.positions == np.arange(len(row))]
     ids = path[:PROBE_TOKENS]
@@ -293,4 +320,3 @@ async def update(policy: LocalPolicy, rows: list[TrainingRow], step: int) -> dic
             policy=policy.spec.name,
             policy_version=policy.version,
         )
-    return metrics

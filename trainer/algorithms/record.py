@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,15 @@ class Sample:
     Attributes:
         results: all rollouts. succeeded: those of them that did.
         resampled: how many tasks were sampled in place of groups that had nothing to learn from.
+        seconds: that sampling took. prompt_tokens: of its calls, "computed" and "reused" (`Policies.prompt_tokens`).
     """
 
     results: Seq[RolloutResult]
     succeeded: Seq[RolloutResult]
     advantages: StepAdvantages
     resampled: int = 0
+    seconds: float = 0.0
+    prompt_tokens: Mapping[str, int] = field(default_factory=Counter)
 
 
 async def record(run: Run, policies: Policies, calls: StepAdvantages, rows: Rows, step: int) -> None:

@@ -52,6 +52,10 @@ class PolicyGradientSettings:
             learner computes; None chooses by the device.
         activation_checkpointing: keep only each layer's input for the backward pass: a third more computation, a
             fraction of the memory.
+        max_staleness: 1 samples the next step's rollouts while a step is learned, so that its calls come from weights
+            one update older than those that they train; 0 samples them after the update. The clipped ratio is taken
+            against the log-probs of the sampler, and `rollout_is` weighs tokens by the difference. It takes memory for
+            a second copy of the trained weights. Validation is of the newest weights.
         checkpoint_every: steps between checkpoints; None: each step for small models, else every 10; also at the end
             and on Ctrl-C.
     """
@@ -104,6 +108,7 @@ class PolicyGradientSettings:
     attention: Attention | None = None
     autocast: Autocast | None = None
     activation_checkpointing: bool = False
+    max_staleness: int = 0
     checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
@@ -132,6 +137,11 @@ class PolicyGradientSettings:
         if self.group_size < 2 and (self.adv_estimator in GROUPED or self.dynamic_sampling):
             raise ConfigError(
                 "group_size is 1, so no rollout has another to be compared with", hint="use at least 2; 8 is usual"
+            )
+        if self.max_staleness not in (0, 1):
+            raise ConfigError(
+                f"max_staleness={self.max_staleness} is not 0 or 1",
+                hint="1 overlaps sampling and learning by one step; agl.VERL(mode='separate_async') goes further",
             )
         if self.overlong is not None and self.overlong.buffer > self.max_response_tokens:
             raise ConfigError(

@@ -50,6 +50,8 @@ class Completion:
         finish_reason: "stop" (stop token or text), "length", or "cancelled" (aborted, with the tokens sampled so far).
         policy_version: of the weights that sampled it; the oldest one if an update happened meanwhile.
         top_logprobs: per token, (token id, log-prob) of the most likely ones; empty unless requested.
+        cached_tokens: how many of the prompt's tokens were not computed, because an earlier request had computed them;
+            0 where the engine does not report it.
     """
 
     token_ids: IntArray
@@ -57,6 +59,7 @@ class Completion:
     finish_reason: StopReason
     policy_version: int
     top_logprobs: Sequence[Sequence[tuple[int, float]]] = field(default_factory=tuple)
+    cached_tokens: int = 0
 
 
 OnTokens = Callable[[Sequence[int], Sequence[float]], None]
@@ -87,7 +90,7 @@ class Engine(Protocol):
             prompt_ids: int32 [P], P >= 1.
             sampling: the parameters of the answer.
             policy: name of the served policy.
-            session: calls of one session share prefixes, which the engine may cache.
+            session: the conversation that the call belongs to, for engines that keep one on one server.
             on_tokens: called with the tokens as they are sampled; None for no streaming.
 
         Cancelling the awaiting task aborts the sampling.

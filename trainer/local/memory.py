@@ -16,9 +16,10 @@ LOGITS_KEPT = 3
 """Float32 matrices of a chunk of logits that exist at once: divided by temperature, log-softmax, and its gradient."""
 
 
-def training_bytes(model: Any) -> int:
+def training_bytes(*models: Any) -> int:
     """Bytes of the weights and, for those in training, of their float32 gradient and AdamW's two moments."""
-    return sum(p.nbytes + (3 * FLOAT32 * p.numel() if p.requires_grad else 0) for p in model.parameters())
+    weights = {id(p): p for model in models for p in model.parameters()}
+    return sum(p.nbytes + (3 * FLOAT32 * p.numel() if p.requires_grad else 0) for p in weights.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,19 +26,18 @@ from agl.errors import ConfigError, EngineError
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray, IntArray, int_array
 from agl.trainer.engines.base import Completion, OnTokens, Sampling
+from agl.trainer.engines.frames import FrameReader, to_frame
 from agl.trainer.local.protocol import (
     Abort,
     Command,
     Done,
     Failed,
     Finished,
-    FrameReader,
     Generate,
     PolicyInfo,
     PolicySpec,
     Shutdown,
     Tokens,
-    to_frame,
 )
 
 __all__ = ["LocalPolicy", "PolicyInfo", "PolicySpec", "start_policies"]
@@ -56,6 +55,7 @@ class LocalPolicy:
     Attributes:
         spec: the settings. info: what was loaded. version: of the weights, grown by each `train`.
         process: where it lives.
+        prompt_tokens: of all answers. reused_tokens: those that the engine had computed for earlier requests.
     """
 
     def __init__(self, spec: PolicySpec, process: PolicyProcess) -> None:
@@ -63,6 +63,7 @@ class LocalPolicy:
         self.process = process
         self.info: PolicyInfo = process.info[spec.name]
         self.version = 0
+        self.prompt_tokens = self.reused_tokens = 0
 
     @classmethod
     async def start(cls, spec: PolicySpec, *, timeout: float = 120.0) -> LocalPolicy:
@@ -95,7 +96,10 @@ class LocalPolicy:
         """Sample one answer; see `agl.trainer.engines.Engine.generate`."""
         if policy not in (None, self.spec.name):
             raise EngineError(f"no policy {policy!r} is served here", hint=f"this engine serves {self.spec.name!r}")
-        return await self.process.generate(self.spec.name, prompt_ids, sampling, session, on_tokens)
+        completion = await self.process.generate(self.spec.name, prompt_ids, sampling, on_tokens)
+        self.prompt_tokens += len(prompt_ids)
+        self.reused_tokens += completion.cached_tokens
+        return completion
 
     async def train(self, sequences: list[TrainingRow], *, lr_scale: float = 1.0) -> dict[str, float]:
         """One update of the weights; returns the learner's metrics. The version grows by one.
@@ -111,6 +115,10 @@ class LocalPolicy:
                 rollout=foreign.rollout_id,
             )
         return await self._command("train", sequences=sequences, lr_scale=lr_scale)
+
+    async def publish(self) -> None:
+        """Serve the weights in training from now on. With `max_staleness=0` they always are, and nothing changes."""
+        await self._command("publish")
 
     async def logprobs(self, token_ids: IntArray, *, temperature: float = 1.0) -> FloatArray:
         """float32 [T - 1]: log-probs of `token_ids[1:]` by the learner's forward pass."""
@@ -284,7 +292,7 @@ class PolicyProcess:
             callback(self._error())
 
     async def generate(
-        self, policy: str, prompt_ids: IntArray, sampling: Sampling, session: str | None, on_tokens: OnTokens | None
+        self, policy: str, prompt_ids: IntArray, sampling: Sampling, on_tokens: OnTokens | None
     ) -> Completion:
         """Sample one answer; see `agl.trainer.engines.Engine.generate`."""
         self._check()
@@ -292,7 +300,7 @@ class PolicyProcess:
         future = self._new_future(request_id)
         if on_tokens is not None:
             self._streams[request_id] = on_tokens
-        self._send(Generate(request_id, policy, int_array(prompt_ids), sampling, session, on_tokens is not None))
+        self._send(Generate(request_id, policy, int_array(prompt_ids), sampling, on_tokens is not None))
         try:
             return await future
         except asyncio.CancelledError:

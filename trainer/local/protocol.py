@@ -1,12 +1,10 @@
 """What crosses between the policy process and its parent: the model's description, commands, replies, engine events.
 
-Invariant: importing this module loads no torch, so the parent never does. A frame is a length and a pickled object.
+Invariant: importing this module loads no torch, so the parent never does.
 """
 
 from __future__ import annotations
 
-import pickle
-import struct
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +29,8 @@ class PolicySpec:
         threads: torch threads on CPU; None = the number of cores less one, at least one.
         learner: how to train.
         max_batch: at most this many answers are sampled at once.
+        max_staleness: above 0, answers are sampled from a copy of the weights, also while these are trained;
+            `LocalPolicy.publish` renews the copy.
     """
 
     model: str
@@ -44,11 +44,15 @@ class PolicySpec:
     threads: int | None = None
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     max_batch: int = 64
+    max_staleness: int = 0
 
     @property
     def base(self) -> tuple[object, ...]:
         """What policies must have in common to be adapters on one base model, in one process."""
-        return self.model, self.device, self.dtype, self.attention, self.max_context, self.threads, self.max_batch
+        return (
+            self.model, self.device, self.dtype, self.attention, self.max_context, self.threads, self.max_batch,
+            self.max_staleness,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,6 @@ class Generate:
     policy: str
     prompt_ids: IntArray
     sampling: Sampling
-    session: str | None
     stream: bool
 
 
@@ -145,35 +148,3 @@ class Shutdown:
 
 
 EngineEvent = Tokens | Finished | Failed
-
-# -- framing --------------------------------------------------------------------------------------------------------
-
-_LENGTH = struct.Struct("<Q")
-
-
-def to_frame(message: Any) -> bytes:
-    """A message as one frame."""
-    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    return _LENGTH.pack(len(body)) + body
-
-
-class FrameReader:
-    """Reassembles the messages from the bytes of a stream."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[Any]:
-        """Add bytes; returns the messages that they complete."""
-        self._buffer += data
-        messages, at = [], 0
-        while len(self._buffer) - at >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(self._buffer, at)
-            end = at + _LENGTH.size + size
-            if len(self._buffer) < end:
-                break
-            messages.append(pickle.loads(bytes(self._buffer[at + _LENGTH.size : end])))
-            at = end
-        if at:
-            del self._buffer[:at]
-        return messages

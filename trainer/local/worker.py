@@ -1,11 +1,13 @@
 """The policy process, `python -m agl.trainer.local.worker FD`: a base model that is sampled and trained in turn.
 
 Invariant: it lives no longer than its parent. It reads commands from the socket FD, samples while it has requests, and
-ends when the socket closes.
+ends when the socket closes. Where the engine has a copy of the weights (`max_staleness`), the learner computes in a
+thread of its own and never touches that copy.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import select
@@ -15,6 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,17 +26,16 @@ from agl.child_environment import hide_process
 from agl.errors import AglError, CheckpointError, EngineError, ModelLoadError
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray, IntArray
+from agl.trainer.engines.frames import FrameReader, exit_with_parent, to_frame
 from agl.trainer.local.protocol import (
     Abort,
     Command,
     Done,
     Failed,
-    FrameReader,
     Generate,
     PolicyInfo,
     PolicySpec,
     Shutdown,
-    to_frame,
 )
 
 if TYPE_CHECKING:
@@ -41,8 +43,9 @@ if TYPE_CHECKING:
     from agl.trainer.local.learner.learner import Learner
     from agl.trainer.local.model import LoadedPolicy
 
+LEARNER_COMMANDS = {"train", "logprobs", "save_model", "save_state"}
+"""Commands that read or write the weights in training, and do not touch the engine."""
 _RECEIVE = 1 << 20
-_PARENT_CHECK_MS = 2000
 
 
 @dataclass(slots=True, eq=False)
@@ -62,8 +65,11 @@ class Worker:
         self._reader = FrameReader()
         self._inbox: list[Any] = []
         self._policies: dict[str, _Policy] = {}
+        self._sending = threading.Lock()
+        self._learning: ThreadPoolExecutor | None = None
         self._commands: dict[str, Callable[..., Any]] = {
             "train": self.train,
+            "publish": self.publish,
             "logprobs": self.logprobs,
             "engine_logprobs": self.engine_logprobs,
             "save_model": self.save_model,
@@ -124,20 +130,27 @@ class Worker:
             loaded = add_adapter(loaded, spec.lora, spec.seed)
         self._loaded: LoadedPolicy = loaded
         names = dict(zip([spec.name for spec in specs], loaded.adapters, strict=False))
+        self._served: Any = served_copy(loaded.model) if first.max_staleness else loaded.model
         adapters = Adapters(loaded.model, names) if names else None
+        served_adapters = adapters
+        if first.max_staleness:
+            served_adapters = Adapters(self._served, names) if names else None
+            # Flushing of denormals is a setting of each thread.
+            self._learning = ThreadPoolExecutor(1, initializer=torch.set_flush_denormal, initargs=(True,))
         model, device = loaded.model, loaded.device
         for spec in specs:
             use = functools.partial(adapters.use, spec.name) if adapters is not None else None
             self._policies[spec.name] = _Policy(Learner(model, spec.learner, device, use), names.get(spec.name))
         self._engine: LocalEngine = LocalEngine(
-            model,
+            self._served,
             loaded.tokenizer,
             device=device,
             max_context=min(first.max_context or loaded.max_context, loaded.max_context),
             max_batch=first.max_batch,
             # On CPU casting the weights at every step costs more than computing in half the width saves.
             autocast=self._policies[first.name].learner.autocast if device.type == "cuda" else None,
-            adapters=adapters,
+            adapters=served_adapters,
+            trained=model,
         )
         total = sum(p.numel() for p in model.parameters())
         trainable = {name: policy.learner.n_parameters for name, policy in self._policies.items()}
@@ -158,11 +171,24 @@ class Worker:
     # -- commands -----------------------------------------------------------------------------------------------
 
     def train(self, policy: str, sequences: list[TrainingRow], lr_scale: float) -> dict[str, float]:
-        """One update; the engine serves the new weights from its next step on."""
-        self._engine.drop_caches()
+        """One update; the engine serves the new weights from its next step on, or, with a copy, from `publish` on."""
+        if self._learning is None:
+            self._engine.drop_caches()
         metrics = self._policies[policy].learner.update(sequences, lr_scale=lr_scale)
-        self._set_version(policy, self._policies[policy].version + 1)
+        self._policies[policy].version += 1
+        if self._learning is None:
+            self.publish(policy)
         return metrics
+
+    def publish(self, policy: str) -> None:
+        """Have the engine serve the policy's weights as they are now."""
+        import torch
+
+        with torch.no_grad():
+            for served, trained in zip(self._served.parameters(), self._loaded.model.parameters(), strict=True):
+                if served is not trained:
+                    served.copy_(trained)
+        self._engine.on_weights_changed(self._policies[policy].version, policy)
 
     def logprobs(self, policy: str, token_ids: IntArray, temperature: float) -> FloatArray:
         """Log-probs by the learner's forward pass."""
@@ -206,11 +232,8 @@ class Worker:
                 f"the checkpoint cannot be read: {error}", hint="take an earlier checkpoint", path=path
             ) from error
         self._policies[policy].learner.load_state_dict(learner)
-        self._set_version(policy, version)
-
-    def _set_version(self, policy: str, version: int) -> None:
         self._policies[policy].version = version
-        self._engine.on_weights_changed(version, policy)
+        self.publish(policy)
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -222,7 +245,6 @@ class Worker:
                         message.request_id,
                         message.prompt_ids,
                         message.sampling,
-                        message.session,
                         message.stream,
                         message.policy,
                     )
@@ -231,14 +253,18 @@ class Worker:
             case Abort():
                 self._engine.abort(message.request_id)
             case Command():
-                try:
-                    result = self._commands[message.name](message.policy, **message.arguments)
-                except Exception as error:
-                    self._send(
-                        [Failed(message.request_id, _to_agl_error(error, f"{message.name} failed", EngineError))]
-                    )
+                if self._learning is not None and message.name in LEARNER_COMMANDS:
+                    self._learning.submit(self._execute, message)
                 else:
-                    self._send([Done(message.request_id, result, self._policies[message.policy].version)])
+                    self._execute(message)
+
+    def _execute(self, command: Command) -> None:
+        try:
+            result = self._commands[command.name](command.policy, **command.arguments)
+        except Exception as error:
+            self._send([Failed(command.request_id, _to_agl_error(error, f"{command.name} failed", EngineError))])
+        else:
+            self._send([Done(command.request_id, result, self._policies[command.policy].version)])
 
     def _receive_specs(self) -> Sequence[PolicySpec] | None:
         while not self._inbox:
@@ -253,7 +279,15 @@ class Worker:
         return bool(data)
 
     def _send(self, messages: list[Any]) -> None:
-        self._connection.sendall(to_frame(messages))
+        with self._sending:
+            self._connection.sendall(to_frame(messages))
+
+
+def served_copy(model: Any) -> Any:
+    """A copy of a model to sample from while it is trained. Weights that are not trained are shared."""
+    # Adapters other than the active one are frozen only for now.
+    frozen = {id(p): p for name, p in model.named_parameters() if not p.requires_grad and "lora_" not in name}
+    return copy.deepcopy(model, frozen).requires_grad_(False)
 
 
 def _to_agl_error(error: Exception, what: str, kind: type[AglError]) -> AglError:
@@ -264,22 +298,13 @@ def _to_agl_error(error: Exception, what: str, kind: type[AglError]) -> AglError
     return kind(f"{what}: {type(error).__name__}: {error}")
 
 
-def _exit_with_parent(connection: socket.socket, parent: int) -> None:
-    """End this process, whatever it is computing, when the other end of the socket closes or the parent dies."""
-    poller = select.poll()
-    poller.register(connection, 0)
-    while not poller.poll(_PARENT_CHECK_MS) and os.getppid() == parent:
-        pass
-    os._exit(0)
-
-
 def main() -> None:
     """Entry point."""
     # Ctrl-C reaches the whole process group; the parent decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     hide_process()
     connection = socket.socket(fileno=int(sys.argv[1]))
-    threading.Thread(target=_exit_with_parent, args=(connection, os.getppid()), daemon=True).start()
+    threading.Thread(target=exit_with_parent, args=(connection, os.getppid()), daemon=True).start()
     try:
         Worker(connection).run()
     except (BrokenPipeError, ConnectionResetError):

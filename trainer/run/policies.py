@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -68,6 +69,12 @@ class Policies:
     def versions(self) -> dict[str, int]:
         """The weights' versions by name."""
         return {name: policy.version for name, policy in self}
+
+    @property
+    def prompt_tokens(self) -> Counter[str]:
+        """Prompt tokens of all answers so far: "computed", and "reused" from earlier requests."""
+        reused = sum(policy.reused_tokens for _, policy in self)
+        return Counter(computed=sum(policy.prompt_tokens for _, policy in self) - reused, reused=reused)
 
     def serve(self, gateway: Gateway) -> None:
         """Register all of them with a gateway."""

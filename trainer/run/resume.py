@@ -18,7 +18,8 @@ from agl.trainer.store.base import NewRollout, Rollout, Store
 class ResumableRollouts:
     """Rollouts of the step that a resumed run begins with, which had ended before the run was stopped.
 
-    The resumed weights are those that sampled them, so they need not be run again. Rollouts of later steps are run
+    The resumed weights are those that sampled them, or at most `max_staleness` updates newer (in training; a validation
+    is of the resumed weights), so they need not be run again. Rollouts of later steps are run
     again: there the weights are equal only up to rounding. Without `versions` no policy answers: agents keep their own
     models.
     """
@@ -26,6 +27,7 @@ class ResumableRollouts:
     store: Store
     selection: Selection
     versions: Mapping[str, int]
+    max_staleness: int = 0
     rollouts: dict[tuple[str, int | None, int], Rollout] = field(default_factory=dict)
 
     async def pop(self, new: NewRollout) -> RolloutResult | None:
@@ -34,7 +36,8 @@ class ResumableRollouts:
         if old is None or (old.seed, old.task, old.group) != (new.seed, new.task, new.group):
             return None
         calls = await self.store.query_calls(old.rollout_id, old.attempts)
-        if any(c.policy is not None and self.versions.get(c.policy) != c.policy_version for c in calls):
+        allowed = self.max_staleness if new.mode == "train" else 0
+        if any(c.policy and not 0 <= self.versions.get(c.policy, -1) - c.policy_version <= allowed for c in calls):
             return None
         spans = await self.store.query_spans(old.rollout_id, old.attempts)
         trajectory = build_trajectory(old.rollout_id, old.attempts, old.group, SpanIndex(calls, spans), self.selection)
@@ -47,15 +50,16 @@ class ResumableRollouts:
 
 
 async def reconcile(
-    store: Store, run_id: str, step: int, selection: Selection, versions: Mapping[str, int]
+    store: Store, run_id: str, step: int, selection: Selection, versions: Mapping[str, int], max_staleness: int = 0
 ) -> ResumableRollouts:
     """Bring the store in line with the weights that a run resumes with: unfinished rollouts are cancelled, and calls
     that were trained in later steps are recorded as not trained.
 
     Args:
         step: how many steps are done in those weights. versions: of those weights, by policy.
+        max_staleness: how many updates older the weights of the next step's rollouts may be.
     """
-    resumable = ResumableRollouts(store, selection, versions)
+    resumable = ResumableRollouts(store, selection, versions, max_staleness)
     unfinished = await store.query_rollouts(run_id=run_id, status=["queuing", "preparing", "running"])
     if unfinished:
         await store.cancel_rollouts([r.rollout_id for r in unfinished])

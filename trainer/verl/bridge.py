@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -49,6 +50,8 @@ T = TypeVar("T")
 
 _CHECK_TEXT = "One fixed sentence tells whether the servers have the weights that were just trained: 0123456789."
 """Text of the weight check; its tokens are compared after every update."""
+RUNNERS_PER_GATEWAY = 300
+"""Rollouts at once for which one gateway process is enough."""
 _QUIET_SECONDS = 300.0
 """How long verl may send no event, with no rollout running, before a note says where its logs are."""
 _LOST_SECONDS = 4 * 3600.0
@@ -202,7 +205,8 @@ class _Bridge:
         def register(gateway: Gateway) -> None:
             gateway.serve(self.policy, engine, tokens.rendering, tokens.stop_token_ids)
 
-        await run.start(self._rules, self.policy, register=register)
+        gateways = math.ceil(run.n_workers / RUNNERS_PER_GATEWAY)
+        await run.start(self._rules, self.policy, register=register, gateways=gateways)
         if run.runners != "remote" and run.n_workers < min(64, plan.batch_size * plan.group_size):
             run.progress.note(
                 f"n_workers={run.n_workers}: so many of a step's {plan.batch_size * plan.group_size} rollouts run at "

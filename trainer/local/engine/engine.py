@@ -6,6 +6,7 @@ forward pass over the same tokens would give; batching and prefix reuse change o
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections import deque
@@ -22,7 +23,7 @@ from agl.mdp.selection import DEFAULT_POLICY
 from agl.mdp.types import FloatArray, IntArray
 from agl.trainer.engines.base import Completion, Sampling, StopReason, check_prompt, check_sampling, empty_completion
 from agl.trainer.local.engine.forward import SlotModel
-from agl.trainer.local.engine.kv_cache import Prefix, PrefixStore
+from agl.trainer.local.engine.kv_cache import PrefixNode, PrefixTree, common_prefix
 from agl.trainer.local.engine.sampler import StopTexts, UniformStream, Warp, most_likely
 from agl.trainer.local.lora import Adapters
 from agl.trainer.local.memory import training_bytes
@@ -30,6 +31,8 @@ from agl.trainer.local.protocol import EngineEvent, Failed, Finished, Tokens
 
 PREFILL_TOKENS = 2048
 """At most this many prompt tokens, padding included, in one forward pass: bounds the memory for attention scores."""
+CHUNK_TOKENS = {"cpu": 32, "cuda": 256}
+"""Prompt tokens of a row in one forward pass, and what requests share: whole chunks."""
 SCORED_STEPS = 32
 """How many tokens `logprobs` decodes one by one."""
 MEMORY_SHARE = 0.3
@@ -39,13 +42,16 @@ as much."""
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """A request: waiting, or running in one slot."""
+    """A request: waiting, or running in one slot.
+
+    `cached` tokens are in its slot, of which the tree has the first `stored`, up to the end of `prefix`, which is
+    pinned.
+    """
 
     request_id: int
     policy: str
     prompt: IntArray
     sampling: Sampling
-    session: str | None
     stream: bool
     limit: int
     uniforms: UniformStream
@@ -53,6 +59,9 @@ class _Row:
     stop_texts: StopTexts | None
     version: int | None = None
     cached: int = 0
+    reused: int | None = None
+    stored: int = 0
+    prefix: PrefixNode | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top: list[list[tuple[int, float]]] = field(default_factory=list)
@@ -78,8 +87,14 @@ class LocalEngine:
         max_context: longest prompt + answer, in tokens.
         max_batch: at most this many rows at once; further requests wait.
         autocast: dtype that the learner computes in, if not the weights' own.
-        prefix_cache_tokens: tokens of finished prefixes to keep; None sizes it by the device's memory.
+        prefix_cache_tokens: tokens of stored prefixes, of all policies together; None sizes it by the device's memory,
+            0 stores none.
         adapters: of the policies on the model; None when the model is one policy.
+        trained: the model in training, where that is not `model`; memory is left for both.
+
+    Attributes:
+        computed_tokens: prompt tokens that were computed, those of requests that were computed anew included.
+        reused_tokens: prompt tokens whose keys and values were stored.
     """
 
     def __init__(
@@ -93,10 +108,12 @@ class LocalEngine:
         autocast: torch.dtype | None = None,
         prefix_cache_tokens: int | None = None,
         adapters: Adapters | None = None,
+        trained: Any = None,
     ) -> None:
         self._versions: dict[str, int] = {}
         self.max_batch = max_batch
         self.device = device
+        self._chunk = CHUNK_TOKENS.get(device.type, CHUNK_TOKENS["cuda"])
         # peft's wrapper adds a layer of calls; the adapters are modules inside the base model.
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._tokenizer = tokenizer
@@ -104,10 +121,11 @@ class LocalEngine:
         self._slots = SlotModel(base, device, autocast, max_batch, adapters)
         self.max_context = _exact_context(base.config, max_context)
         self.vocabulary = int(base.get_input_embeddings().weight.shape[0])
-        available = max(0, _memory(device) - training_bytes(base))
+        available = max(0, _memory(device) - training_bytes(base, *([] if trained is None else [trained])))
         budget = int(MEMORY_SHARE * available) // self._slots.shape.bytes_per_token
         self._cache_tokens = max(budget, self.max_context)
-        self._prefixes = PrefixStore(budget // 2 if prefix_cache_tokens is None else prefix_cache_tokens)
+        self._prefixes = PrefixTree(budget // 2 if prefix_cache_tokens is None else prefix_cache_tokens)
+        self.computed_tokens = self.reused_tokens = 0
         self._waiting: deque[_Row] = deque()
         self._running: list[_Row] = []
         self._next: Tensor | None = None
@@ -123,7 +141,6 @@ class LocalEngine:
         request_id: int,
         prompt_ids: IntArray,
         sampling: Sampling,
-        session: str | None = None,
         stream: bool = False,
         policy: str = DEFAULT_POLICY,
     ) -> None:
@@ -147,7 +164,6 @@ class LocalEngine:
                 policy,
                 prompt,
                 sampling,
-                None if session is None else f"{policy}/{session}",
                 stream,
                 limit=min(sampling.max_tokens, self.max_context - prompt.size),
                 uniforms=UniformStream(sampling.seed),
@@ -172,12 +188,21 @@ class LocalEngine:
     def on_weights_changed(self, version: int, policy: str = DEFAULT_POLICY) -> None:
         """Serve a new version: what was computed with the old weights is dropped, running rows are computed anew."""
         self._versions[policy] = version
-        self.drop_caches()
+        self._prefixes.clear(policy)
+        self._requeue()
 
     def drop_caches(self) -> None:
         """Give up the memory for keys and values; running rows continue from their tokens, computed anew."""
-        self._prefixes.clear()
+        self._prefixes.clear_all()
+        self._requeue()
+
+    def _requeue(self) -> None:
         self._waiting.extendleft(reversed(self._running))
+        self._release_slots()
+
+    def _release_slots(self) -> None:
+        for row in self._running:
+            self._pin(row, None)
         self._running = []
         self._next = None
         self._slots.cache.release()
@@ -190,8 +215,8 @@ class LocalEngine:
         events, self._events = self._events, []
         with self._slots.computing():
             try:
-                if self._waiting and len(self._running) < self.max_batch:
-                    self._admit(events)
+                while self._waiting and self._admit(events):
+                    pass
                 if self._running:
                     self._decode(events)
             except RuntimeError as error:
@@ -199,9 +224,7 @@ class LocalEngine:
                     Failed(row.request_id, EngineError(f"the model failed: {error}", request=row.request_id))
                     for row in self._running
                 )
-                self._running = []
-                self._next = None
-                self._slots.cache.release()
+                self._release_slots()
         return events
 
     def logprobs(self, token_ids: IntArray, temperature: float = 1.0, policy: str = DEFAULT_POLICY) -> FloatArray:
@@ -233,51 +256,99 @@ class LocalEngine:
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
-    def _admit(self, events: list[EngineEvent]) -> None:
-        """Let waiting rows in as far as slots and memory reach, prefill them and sample their first token."""
-        newcomers: list[_Row] = []
+    def _admit(self, events: list[EngineEvent]) -> bool:
+        """Let waiting rows in as far as slots and memory reach, prefill them and sample their first token; whether any
+        got in. Rows that share a prefix with one of them stay waiting until it is stored, so that one row computes it.
+        """
         base = len(self._running)
         longest = max((row.longest for row in self._running), default=0)
-        while self._waiting and base + len(newcomers) < self.max_batch:
-            longest = max(longest, self._waiting[0].longest)
-            rows = base + len(newcomers)
+        admissible: list[_Row] = []
+        for row in itertools.islice(self._waiting, self.max_batch - base):
+            longest = max(longest, row.longest)
+            rows = base + len(admissible)
             if rows and (rows + 1) * longest > self._cache_tokens:
                 break
-            newcomers.append(self._waiting.popleft())
-        if not newcomers:
-            return
-        matches: dict[int, Prefix] = {}
-        for row in newcomers:
-            hit = self._prefixes.find(row.session, row.ids) if row.session is not None else None
-            row.cached = min(hit[1], row.ids.size - 1) if hit else 0
-            if hit and row.cached:
-                matches[row.request_id] = hit[0]
+            admissible.append(row)
+        if not admissible:
+            return False
+        matches = {row.request_id: self._prefixes.match(row.policy, row.ids) for row in admissible}
+        for row in admissible:
+            row.cached = row.stored = sum(part.shape[2] for part in matches[row.request_id][1])
+        newcomers = self._without_shared(admissible)
+        chosen = {row.request_id for row in newcomers}
+        self._waiting = deque(row for row in self._waiting if row.request_id not in chosen)
+
         newcomers.sort(key=lambda row: row.ids.size - row.cached)
         self._running.extend(newcomers)
         self._next = None
         cache = self._slots.cache
         cache.reserve(len(self._running), max(row.ids.size for row in newcomers) + 1, base)
         for slot, row in enumerate(newcomers, start=base):
-            if row.request_id in matches:
-                cache.write(slot, matches[row.request_id].keys_values, row.cached)
+            node, parts = matches[row.request_id]
+            self._pin(row, node)
+            cache.write(slot, parts)
+            self.computed_tokens += row.ids.size - row.cached
+            self.reused_tokens += row.cached
+            if row.reused is None:
+                row.reused = row.cached
         self._sample(base, self._prefill(base, newcomers), events)
+        return True
+
+    def _without_shared(self, rows: Sequence[_Row]) -> list[_Row]:
+        """Those of the rows that compute no chunk which another of them computes, too."""
+        if len(rows) < 2 or not self._prefixes.max_tokens:
+            return list(rows)
+        first: list[_Row] = []
+        # Sorted by bytes, a row shares most with its neighbour.
+        for row in sorted(rows, key=lambda row: (row.policy, row.ids.tobytes())):
+            other = first[-1] if first and first[-1].policy == row.policy else None
+            shared = 0 if other is None else min(common_prefix(other.ids, row.ids), row.ids.size - 1)
+            if other is None or other.ids.size > self._prefixes.max_tokens or shared - row.cached < self._chunk:
+                first.append(row)
+        return first
+
+    def _store(self, slot: int, row: _Row) -> None:
+        """Put the tokens that a row has computed since the last time into the tree, and pin them."""
+        if row.prefix is None:
+            return
+        start, end = row.stored, row.cached
+        if start == end:
+            return
+        node = self._prefixes.extend(row.prefix, row.ids[start:end], lambda: self._slots.cache.read(slot, start, end))
+        # What follows tokens that are not stored cannot be stored.
+        self._pin(row, node)
+        row.stored = end
+
+    def _pin(self, row: _Row, prefix: PrefixNode | None) -> None:
+        if prefix is not None:
+            prefix.pins += 1
+        if row.prefix is not None:
+            row.prefix.pins -= 1
+        row.prefix = prefix
 
     def _prefill(self, base: int, rows: Sequence[_Row]) -> Tensor:
-        """Compute the rows in slots `base`.. up to their last token; the logits that follow it, [rows, V]."""
-        for slot, row in enumerate(rows, start=base):
-            while row.ids.size - row.cached > PREFILL_TOKENS:
-                part = row.ids[row.cached : row.cached + PREFILL_TOKENS]
-                self._slots.prefill(slot, [part], [row.cached], [row.policy])
-                row.cached += PREFILL_TOKENS
-        new = [row.ids[row.cached :] for row in rows]
-        logits = []
-        for first, last in _groups([ids.size for ids in new]):
-            starts = [row.cached for row in rows[first:last]]
-            policies = [row.policy for row in rows[first:last]]
-            logits.append(self._slots.prefill(base + first, new[first:last], starts, policies)[:, -1])
-        for row, ids in zip(rows, new, strict=True):
+        """Compute the rows in slots `base`.. up to their last token; the logits that follow it, [rows, V].
+
+        Args:
+            rows: those with the fewest tokens to compute first.
+        """
+        while longer := sum(row.ids.size - row.cached > self._chunk for row in rows):
+            first = len(rows) - longer
+            for at in range(first, len(rows), max(1, PREFILL_TOKENS // self._chunk)):
+                self._compute(base, rows, at, min(at + max(1, PREFILL_TOKENS // self._chunk), len(rows)))
+        groups = list(_groups([row.ids.size - row.cached for row in rows]))
+        return torch.cat([self._compute(base, rows, first, last) for first, last in groups])
+
+    def _compute(self, base: int, rows: Sequence[_Row], first: int, last: int) -> Tensor:
+        """One pass over the next chunk of rows first..last-1; the logits that follow it."""
+        part = rows[first:last]
+        new = [row.ids[row.cached : row.cached + self._chunk] for row in part]
+        starts, policies = [row.cached for row in part], [row.policy for row in part]
+        logits = self._slots.prefill(base + first, new, starts, policies)[:, -1]
+        for slot, (row, ids) in enumerate(zip(part, new, strict=True), start=base + first):
             row.cached += ids.size
-        return torch.cat(logits)
+            self._store(slot, row)
+        return logits
 
     def _decode(self, events: list[EngineEvent]) -> None:
         """One more token for every running row."""
@@ -333,9 +404,8 @@ class LocalEngine:
                 events.append(Failed(row.request_id, end))
             else:
                 events.append(Finished(row.request_id, self._completion(row, end)))
-                if row.session is not None and row.cached <= self._prefixes.max_tokens:
-                    keys_values = cache.read(slot, row.cached)
-                    self._prefixes.put(Prefix(row.session, row.ids[: row.cached], keys_values))
+                self._store(slot, row)
+            self._pin(row, None)
             last = self._running.pop()
             if last is not row:
                 cache.move(len(self._running), slot, last.cached)
@@ -348,17 +418,16 @@ class LocalEngine:
     def _completion(self, row: _Row, reason: StopReason) -> Completion:
         if row.version is None:
             return empty_completion(self._version(row))
-        return Completion(
-            np.asarray(row.tokens, np.int32), np.asarray(row.logprobs, np.float32), reason, row.version, row.top
-        )
+        tokens, logprobs = np.asarray(row.tokens, np.int32), np.asarray(row.logprobs, np.float32)
+        return Completion(tokens, logprobs, reason, row.version, row.top, row.reused or 0)
 
 
 def _groups(widths: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Split rows, sorted by how many tokens they need, into passes [first, last) of little padding and bounded size."""
+    """Split rows by how many tokens they need into passes [first, last) of little padding and bounded size."""
     first = 0
     for last in range(1, len(widths) + 1):
-        full = last == len(widths)
-        if full or (last + 1 - first) * widths[last] > PREFILL_TOKENS or widths[last] > 2 * widths[first] + 16:
+        widest, narrowest = max(widths[first : last + 1]), min(widths[first : last + 1])
+        if last == len(widths) or (last + 1 - first) * widest > PREFILL_TOKENS or widest > 2 * narrowest + 16:
             yield first, last
             first = last
 

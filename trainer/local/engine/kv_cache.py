@@ -1,14 +1,16 @@
-"""Keys and values: the slots that the running batch attends to, and the prefixes stored for a session's next call.
+"""Keys and values: the slots that the running batch attends to, and the prefixes stored for all further requests.
 
 Invariant: running rows fill slots 0..B-1 without a gap, so that a forward pass reads one view per layer and copies
-nothing; what lies beyond a row's own length is finite and masked.
+nothing; what lies beyond a row's own length is finite and masked. A stored prefix was computed with the weights that
+its policy has now.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -144,13 +146,16 @@ class SlotCache(Cache):
         """Copy the first `length` tokens of one slot to another."""
         self._buffer[:, target, :, :length] = self._buffer[:, source, :, :length]
 
-    def read(self, slot: int, length: int) -> Tensor:
-        """A copy of a slot's first `length` tokens, [2 * layers, heads, length, head_dim]."""
-        return self._buffer[:, slot, :, :length].clone()
+    def read(self, slot: int, start: int, end: int) -> Tensor:
+        """A copy of tokens start..end-1 of a slot, [2 * layers, heads, end - start, head_dim]."""
+        return self._buffer[:, slot, :, start:end].clone()
 
-    def write(self, slot: int, keys_values: Tensor, length: int) -> None:
-        """Put the first `length` tokens of what `read` returned into a slot."""
-        self._buffer[:, slot, :, :length] = keys_values[:, :, :length]
+    def write(self, slot: int, parts: list[Tensor]) -> None:
+        """Put what `read` returned, part after part, at a slot's beginning."""
+        at = 0
+        for part in parts:
+            self._buffer[:, slot, :, at : at + part.shape[2]] = part
+            at += part.shape[2]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -160,15 +165,6 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Prefix:
-    """Tokens of a session and their keys and values."""
-
-    session: str
-    ids: IntArray
-    keys_values: Tensor
-
-
 def common_prefix(a: IntArray, b: IntArray) -> int:
     """How many leading tokens two id arrays share."""
     n = min(a.size, b.size)
@@ -176,53 +172,101 @@ def common_prefix(a: IntArray, b: IntArray) -> int:
     return int(differ[0]) if differ.size else n
 
 
-class PrefixStore:
-    """Finished prefixes by session, at most `max_tokens` tokens in all; the least recently used goes first."""
+@dataclass(slots=True, eq=False)
+class PrefixNode:
+    """Tokens that were computed together after those of `parent`, and their keys and values; a policy's root has none.
+
+    Attributes:
+        ids: int32 [n]. keys_values: [2 * layers, heads, n, head_dim].
+        children: by the bytes of their ids. pins: how many running rows keep the node from being evicted.
+    """
+
+    parent: PrefixNode | None = None
+    ids: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
+    keys_values: Tensor = field(default_factory=lambda: torch.empty(0))
+    children: dict[bytes, PrefixNode] = field(default_factory=dict)
+    pins: int = 0
+
+
+class PrefixTree:
+    """The prefixes of all sequences of each policy: a radix tree per policy, at most `max_tokens` tokens in all; the
+    least recently used leaf goes first (RadixAttention, arXiv 2312.07104, section 3).
+
+    A node is used whole or not at all. What a sequence computes itself thus begins where one of its own passes would
+    have begun without the cache, and the passes, to the last bit of what they give, are the same.
+
+    Attributes:
+        tokens: how many it holds.
+    """
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
         self.tokens = 0
-        self._entries: OrderedDict[int, Prefix] = OrderedDict()
-        self._sessions: dict[str, list[int]] = {}
-        self._next = 0
+        self._roots: dict[str, PrefixNode] = {}
+        # A node's children stand before it, because a path is touched from its end.
+        self._least_recent: OrderedDict[PrefixNode, None] = OrderedDict()
 
-    def find(self, session: str, ids: IntArray) -> tuple[Prefix, int] | None:
-        """The session's prefix that shares most leading tokens with `ids`, and how many it shares."""
-        best, key = 0, -1
-        for candidate in self._sessions.get(session, ()):
-            shared = common_prefix(self._entries[candidate].ids, ids)
-            if shared > best:
-                best, key = shared, candidate
-        if key < 0:
-            return None
-        self._entries.move_to_end(key)
-        return self._entries[key], best
+    def match(self, policy: str, ids: IntArray) -> tuple[PrefixNode, list[Tensor]]:
+        """The longest stored prefix that leaves at least one token of `ids`: its last node, and its keys and values in
+        parts [2 * layers, heads, n, head_dim]."""
+        node, at, parts = self._roots.setdefault(policy, PrefixNode()), 0, []
+        while True:
+            sizes = {child.ids.size for child in node.children.values() if at + child.ids.size < ids.size}
+            keys = (ids[at : at + size].tobytes() for size in sorted(sizes, reverse=True))
+            child = next((node.children[key] for key in keys if key in node.children), None)
+            if child is None:
+                self._touch(node)
+                return node, parts
+            node, at = child, at + child.ids.size
+            parts.append(node.keys_values)
 
-    def put(self, prefix: Prefix) -> None:
-        """Store a prefix in place of those that it contains."""
-        for key in list(self._sessions.get(prefix.session, ())):
-            held = self._entries[key].ids
-            if common_prefix(held, prefix.ids) == held.size:
-                self._drop(key)
-        if prefix.ids.size > self.max_tokens:
-            return
-        self._entries[self._next] = prefix
-        self._sessions.setdefault(prefix.session, []).append(self._next)
-        self._next += 1
-        self.tokens += prefix.ids.size
-        while self.tokens > self.max_tokens:
-            self._drop(next(iter(self._entries)))
+    def extend(self, node: PrefixNode, ids: IntArray, read: Callable[[], Tensor]) -> PrefixNode | None:
+        """The node of the tokens `ids` after a node, made from the keys and values that `read` copies where it is new.
+        None where memory does not reach."""
+        key = ids.tobytes()
+        child = node.children.get(key)
+        if child is None:
+            node.pins += 1
+            fits = self._make_room(ids.size)
+            node.pins -= 1
+            if not fits:
+                return None
+            child = node.children[key] = PrefixNode(node, ids.copy(), read())
+            self.tokens += ids.size
+        self._touch(child)
+        return child
 
-    def clear(self) -> None:
+    def clear(self, policy: str) -> None:
+        """Forget a policy's prefixes."""
+        nodes = [self._roots.pop(policy, PrefixNode())]
+        while nodes:
+            node = nodes.pop()
+            nodes += node.children.values()
+            if node.parent is not None:
+                self.tokens -= node.ids.size
+                del self._least_recent[node]
+
+    def clear_all(self) -> None:
         """Forget everything."""
-        self._entries.clear()
-        self._sessions.clear()
-        self.tokens = 0
+        for policy in list(self._roots):
+            self.clear(policy)
 
-    def _drop(self, key: int) -> None:
-        prefix = self._entries.pop(key)
-        self.tokens -= prefix.ids.size
-        keys = self._sessions[prefix.session]
-        keys.remove(key)
-        if not keys:
-            del self._sessions[prefix.session]
+    def _touch(self, node: PrefixNode) -> None:
+        while node.parent is not None:
+            self._least_recent[node] = None
+            self._least_recent.move_to_end(node)
+            node = node.parent
+
+    def _make_room(self, n: int) -> bool:
+        """Evict until `n` more tokens fit; False if they cannot."""
+        if n > self.max_tokens:
+            return False
+        while self.tokens + n > self.max_tokens:
+            leaf = next((node for node in self._least_recent if not node.children and not node.pins), None)
+            if leaf is None:
+                return False
+            assert leaf.parent is not None
+            del leaf.parent.children[leaf.ids.tobytes()]
+            del self._least_recent[leaf]
+            self.tokens -= leaf.ids.size
+        return True
