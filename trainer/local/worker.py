@@ -73,6 +73,7 @@ class Worker:
             "logprobs": self.logprobs,
             "engine_logprobs": self.engine_logprobs,
             "save_model": self.save_model,
+            "export_weights": self.export_weights,
             "save_state": self.save_state,
             "load_state": self.load_state,
         }
@@ -204,6 +205,14 @@ class Worker:
 
         save_model(self._loaded, path, self._policies[policy].adapter)
 
+    def export_weights(self, policy: str, path: str, dtype: str) -> None:
+        """Write what another engine needs for the policy's weights of now."""
+        import torch
+
+        from agl.trainer.local.model import export_weights
+
+        export_weights(self._loaded, path, self._policies[policy].adapter, getattr(torch, dtype))
+
     def save_state(self, policy: str, path: str) -> None:
         """Write the exact state of training; the file appears whole or not at all."""
         import torch
@@ -304,7 +313,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     hide_process()
     connection = socket.socket(fileno=int(sys.argv[1]))
-    threading.Thread(target=exit_with_parent, args=(connection, os.getppid()), daemon=True).start()
+    exit_with_parent(connection, functools.partial(os._exit, 0))
     try:
         Worker(connection).run()
     except (BrokenPipeError, ConnectionResetError):

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -133,7 +133,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     hide_process()
     connection = socket.socket(fileno=int(sys.argv[1]))
-    threading.Thread(target=exit_with_parent, args=(connection, os.getppid()), daemon=True).start()
+    exit_with_parent(connection, functools.partial(os._exit, 0))
     asyncio.run(_main(connection))
 
 
