@@ -292,6 +292,11 @@ def test_a_model_that_does_not_load_says_why(runner, tmp_path):
         runner.run(LocalPolicy.start(spec_for(tmp_path / "nothing-here")))
 
 
+def test_the_kind_of_attention_reaches_the_process(runner, directory):
+    with pytest.raises(ConfigError, match="attention='flash'"):
+        runner.run(LocalPolicy.start(spec_for(directory, attention="flash")))
+
+
 def test_a_start_that_takes_too_long_ends_the_process(runner, directory):
     async def start():
         before = workers()
