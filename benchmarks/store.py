@@ -9,6 +9,7 @@ enqueues one rollout and stores one span at a time; `runner` enqueues by 64 and 
     python benchmarks/store.py --postgresql URL    # PostgreSQL as well; its tables are emptied
     python benchmarks/store.py --growth            # single operations at 10,000, 100,000 and 1,000,000 spans
     python benchmarks/store.py --memory            # of a server: 10,000 rollouts waiting, 1,000 runners polling
+    python benchmarks/store.py --readers           # queries of a SQLite file while writers are busy
     python benchmarks/store.py --quick             # a minute; any of these with few rollouts
 
 A venv for the rival is made on first use.
@@ -166,6 +167,15 @@ class Bench:
                 print(f"    did not reach {sizes[len(facts[name])]:,} spans in {seconds} s")
         return facts
 
+    def readers(self) -> list[dict[str, dict[str, float]]]:
+        """Latencies of queries beside four writers of 200 spans at a time, three times over."""
+        facts = self.do("sqlite", "readers", "--seconds", 2 if self.args.quick else 5, "--rollouts", self.args.repeats)
+        for row in facts:
+            for name, costs in row.items():
+                rest = "  ".join(f"{key} {value:.2f}" for key, value in costs.items())
+                print(f"{name:16} ms of a query: {rest}", flush=True)
+        return facts
+
     def memory(self) -> dict[str, Any]:
         """Resident memory of the two servers, in MiB."""
         facts: dict[str, Any] = {}
@@ -239,6 +249,7 @@ def main() -> None:
     parser.add_argument("--growth", action="store_true")
     parser.add_argument("--growth-seconds", type=int, default=240, help="limit of each side")
     parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--readers", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each side; the median counts")
     parser.add_argument("--rollouts", type=int, help="one shape of your own, with the three below")
@@ -252,7 +263,8 @@ def main() -> None:
         args.repeats = 1
     with tempfile.TemporaryDirectory(prefix="agl-bench-") as folder:
         bench = Bench(args, Path(folder))
-        facts = bench.growth() if args.growth else bench.memory() if args.memory else bench.throughput()
+        chosen = [name for name in ("growth", "memory", "readers") if getattr(args, name)]
+        facts = getattr(bench, chosen[0] if chosen else "throughput")()
     if args.json:
         args.json.write_text(json.dumps(facts, indent=2) + "\n")
 

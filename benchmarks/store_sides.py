@@ -266,6 +266,53 @@ async def growth(side: Side, spans: list[int], turns: int, seconds: float) -> li
     return points
 
 
+async def readers(seconds: float, rounds: int) -> list[dict[str, dict[str, float]]]:
+    """Latencies of queries while writers are busy, milliseconds: with one connection for both, as SQLite files had
+    before, and with one beside the writer's, in turn. "idle": without writers."""
+    import tempfile
+    from unittest import mock
+
+    from agl.trainer.store.sql.sqlite import Sqlite
+
+    async def measured(path: str, writers: int) -> dict[str, float]:
+        side = Agl(path)
+        await side.open()
+        await side.enqueue(20_000)
+        rollout, attempt = await side.dequeue()
+        await side.add_spans(rollout, attempt, range(20))
+        end, latencies, written = time.perf_counter() + seconds, [], 0
+
+        async def write() -> None:
+            nonlocal written
+            while time.perf_counter() < end:
+                other, number = await side.dequeue()
+                await side.add_spans(other, number, range(200))
+                written += 200
+
+        writing = [asyncio.ensure_future(write()) for _ in range(writers)]
+        while time.perf_counter() < end:
+            started = time.perf_counter()
+            await side.count_spans(rollout, attempt)
+            latencies.append(1e3 * (time.perf_counter() - started))
+            await asyncio.sleep(0.002)
+        await asyncio.gather(*writing)
+        await side.close()
+        latencies.sort()
+        at = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+        percentiles = {name: latencies[int(q * len(latencies))] for name, q in at.items()}
+        return {**percentiles, "queries": len(latencies), "spans_per_second": written / seconds}
+
+    facts = []
+    with tempfile.TemporaryDirectory(prefix="agl-bench-") as folder:
+        for n in range(rounds):
+            row = {}
+            for name, beside, writers in (("one connection", False, 4), ("two", True, 4), ("idle", True, 0)):
+                with mock.patch.object(Sqlite, "reads_beside_writes", beside):
+                    row[name] = await measured(f"{folder}/{n}-{name}.db", writers)
+            facts.append(row)
+    return facts
+
+
 async def fill(side: Side, waiting: int) -> None:
     """Leave so many rollouts waiting in the queue."""
     await side.open()
@@ -298,7 +345,7 @@ def main() -> None:
     """Run one side in this process; the facts are printed as one line of JSON, the last."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=["agl", "rival"])
-    parser.add_argument("task", choices=["throughput", "growth", "fill", "poll", "serve"])
+    parser.add_argument("task", choices=["throughput", "growth", "readers", "fill", "poll", "serve"])
     parser.add_argument("--url")
     parser.add_argument("--rollouts", type=int, default=0)
     parser.add_argument("--runners", type=int, default=32)
@@ -317,6 +364,8 @@ def main() -> None:
             facts = asyncio.run(throughput(side, args.rollouts, args.runners, args.turns, args.each))
         elif args.task == "growth":
             facts = asyncio.run(growth(side, args.spans, args.turns, args.seconds))
+        elif args.task == "readers":
+            facts = asyncio.run(readers(args.seconds, args.rollouts))
         elif args.task == "fill":
             asyncio.run(fill(side, args.rollouts))
         elif args.task == "poll":

@@ -12,6 +12,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -94,6 +95,24 @@ class _HandlerInRollouts:
         return None if tracing.idle() else self.handler
 
 
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A run of LangChain's inside a rollout.
+
+    Attributes:
+        around: the parent scope of the run's children: its own scope, or the one that it was started in.
+        label: whose run it is. scope: the scope that it opened, if any.
+    """
+
+    around: Scope
+    label: Label
+    scope: Scope | None = None
+
+    def opened(self, scope: Scope | None) -> None:
+        if scope is not None:
+            self.scope = self.around = scope
+
+
 @functools.cache
 def _handler() -> BaseCallbackHandler:
     """The one handler of this process. Made late, so that importing the adapter does not import the framework."""
@@ -104,53 +123,44 @@ def _handler() -> BaseCallbackHandler:
         run_inline = True
 
         def __init__(self) -> None:
-            self.scopes: dict[UUID, Scope] = {}
-            """Run id -> the scope that the run opened."""
-            self.around: dict[UUID, Scope] = {}
-            """Run id -> the parent scope of the run's children: its scope, or the one that it was started in."""
-            self.labels: dict[UUID, Label] = {}
-            self.nodes: set[UUID] = set()
-            """Ids of the runs that are nodes of a graph."""
+            self.runs: dict[UUID, _Run] = {}
             self.issuers: WeakKeyDictionary[RolloutContext, dict[str, str]] = WeakKeyDictionary()
             """Tool call id -> the agent that issued it, where another node runs the tool."""
 
-        def _parent(self, parent_run_id: UUID | None) -> Scope | None:
-            """The scope that a run belongs to."""
+        def _begin(
+            self, run_id: UUID, parent_run_id: UUID | None, metadata: Mapping[str, Any] | None, tags: Any = ()
+        ) -> _Run | None:
+            """Remember a run; None outside a rollout."""
+            above = None
             if parent_run_id is None:
                 self._forget_closed()
-                return tracing.current()
-            return place(self.around.get(parent_run_id), list(self.scopes.values()))
+                parent = tracing.current()
+            else:
+                above = self.runs.get(parent_run_id)
+                parent = place(None if above is None else above.around, self._own())
+            if parent is None:
+                return None
+            label = label_of(metadata or {}, tags or (), above and above.label, nodes=bool(_naming_nodes))
+            run = self.runs[run_id] = _Run(parent, label)
+            return run
+
+        def _own(self) -> Iterator[Scope | None]:
+            yield from [run.scope for run in list(self.runs.values())]
 
         def _forget_closed(self) -> None:
             """Drop the runs of ended rollouts that LangChain never ended: streams that were broken off."""
-            for run_id in [r for r, scope in list(self.around.items()) if scope.rollout.closed]:
-                for runs in (self.scopes, self.around, self.labels):
-                    runs.pop(run_id, None)
-                self.nodes.discard(run_id)
-
-        def _label(
-            self, run_id: UUID, parent_run_id: UUID | None, metadata: Mapping[str, Any] | None, tags: Any = ()
-        ) -> Label:
-            above = self.labels.get(parent_run_id) if parent_run_id is not None else None
-            label = self.labels[run_id] = label_of(metadata or {}, tags or (), above, nodes=bool(_naming_nodes))
-            return label
-
-        def _open(self, run_id: UUID, scope: Scope | None) -> None:
-            if scope is not None:
-                self.scopes[run_id] = self.around[run_id] = scope
+            for run_id in [r for r, run in list(self.runs.items()) if run.around.rollout.closed]:
+                self.runs.pop(run_id, None)
 
         def _close(
             self, run_id: UUID, error: BaseException | str | None = None, attributes: dict[str, Any] | None = None
         ) -> None:
-            self.around.pop(run_id, None)
-            self.labels.pop(run_id, None)
-            if (scope := self.scopes.pop(run_id, None)) is None:
+            run = self.runs.pop(run_id, None)
+            if run is None or (scope := run.scope) is None:
                 return
-            if run_id in self.nodes:
-                self.nodes.discard(run_id)
-                if not _spoke(scope):
-                    scope.span.update_name(f"{semconv.OPERATION} {scope.agent}")
-                    attributes = {semconv.OPERATION_NAME: semconv.OPERATION}
+            if run.label.is_node and scope.kind == semconv.INVOKE_AGENT and not _spoke(scope):
+                scope.span.update_name(f"{semconv.OPERATION} {scope.agent}")
+                attributes = {semconv.OPERATION_NAME: semconv.OPERATION}
             if _is_control_flow(error):
                 error = None
                 if scope.kind == semconv.EXECUTE_TOOL:
@@ -168,15 +178,12 @@ def _handler() -> BaseCallbackHandler:
             tags: list[str] | None = None,
             **_: Any,
         ) -> None:
-            parent = self._parent(parent_run_id)
-            if parent is None:
+            run = self._begin(run_id, parent_run_id, metadata, tags)
+            if run is None:
                 return
-            label = self._label(run_id, parent_run_id, metadata, tags)
-            if label.agent and (label.is_node or label.agent != parent.agent):
-                self._open(run_id, tracing.start(semconv.INVOKE_AGENT, label.agent, agent=label.agent, parent=parent))
-                self.nodes.update([run_id] if label.is_node else [])
-            else:
-                self.around[run_id] = parent
+            agent, parent = run.label.agent, run.around
+            if agent and (run.label.is_node or agent != parent.agent):
+                run.opened(tracing.start(semconv.INVOKE_AGENT, agent, agent=agent, parent=parent))
 
         def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
             self._close(run_id)
@@ -194,27 +201,17 @@ def _handler() -> BaseCallbackHandler:
             metadata: dict[str, Any] | None = None,
             **kwargs: Any,
         ) -> None:
-            parent = self._parent(parent_run_id)
-            if parent is None:
+            run = self._begin(run_id, parent_run_id, metadata)
+            if run is None:
                 return
-            label = self._label(run_id, parent_run_id, metadata)
+            parent, agent = run.around, run.label.agent
             for name, call_id, text in _failed_calls(messages):
-                record_failed_call(name, call_id, text, parent=parent, agent=label.agent)
+                record_failed_call(name, call_id, text, parent=parent, agent=agent)
             params = kwargs.get("invocation_params") or {}
             model = str(params.get("model") or params.get("model_name") or (metadata or {}).get("ls_model_name") or "")
-            self._open(
-                run_id,
-                model_call(
-                    model,
-                    (metadata or {}).get("ls_provider"),
-                    agent=label.agent,
-                    parent=parent,
-                    attributes={
-                        semconv.CLIENT: _client_name(serialized),
-                        semconv.URL: _client_url(serialized, params),
-                    },
-                ),
-            )
+            attributes = {semconv.CLIENT: _client_name(serialized), semconv.URL: _client_url(serialized, params)}
+            provider = (metadata or {}).get("ls_provider")
+            run.opened(model_call(model, provider, agent=agent, parent=parent, attributes=attributes))
 
         def on_llm_start(
             self, serialized: Mapping[str, Any] | None, prompts: list[str], *, run_id: UUID, **kwargs: Any
@@ -222,8 +219,8 @@ def _handler() -> BaseCallbackHandler:
             self.on_chat_model_start(serialized, [prompts], run_id=run_id, **kwargs)
 
         def on_llm_end(self, response: Any, *, run_id: UUID, **_: Any) -> None:
-            scope = self.scopes.get(run_id)
-            if scope is not None:
+            run = self.runs.get(run_id)
+            if run is not None and (scope := run.scope) is not None:
                 if _naming_nodes:
                     issued = self.issuers.setdefault(scope.rollout, {})
                     issued.update({call_id: scope.agent for call_id in _tool_call_ids(response)})
@@ -243,19 +240,19 @@ def _handler() -> BaseCallbackHandler:
             inputs: dict[str, Any] | None = None,
             **kwargs: Any,
         ) -> None:
-            parent = self._parent(parent_run_id)
-            if parent is None:
+            run = self._begin(run_id, parent_run_id, metadata)
+            if run is None:
                 return
-            label = self._label(run_id, parent_run_id, metadata)
+            parent = run.around
             name = (serialized or {}).get("name") or kwargs.get("name") or "tool"
             arguments = inputs if inputs is not None else input_str
             call_id = kwargs.get("tool_call_id")
-            agent = self.issuers.get(parent.rollout, {}).get(call_id or "") or label.agent
-            self._open(run_id, tool_run(name, arguments, call_id, agent=agent, parent=parent))
+            agent = self.issuers.get(parent.rollout, {}).get(call_id or "") or run.label.agent
+            run.opened(tool_run(name, arguments, call_id, agent=agent, parent=parent))
 
         def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
-            scope = self.scopes.get(run_id)
-            if scope is None:
+            run = self.runs.get(run_id)
+            if run is None or (scope := run.scope) is None:
                 return
             result = _tool_result(output, scope.span.attributes.get(semconv.TOOL_CALL_ID))
             text, content = str(getattr(result, "content", result)), scope.rollout.capture_content

@@ -21,15 +21,14 @@ from opentelemetry.trace import INVALID_SPAN, Status, StatusCode, get_current_sp
 from agl import semconv
 from agl.errors import ConfigError
 from agl.mdp.selection import Selection
-from agl.mdp.spans import Span, from_otel
+from agl.mdp.spans import Span
+from agl.tracing.open_span import UNLIMITED, OpenSpan
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.trace import Tracer
+    from opentelemetry.trace import SpanContext
 
 log = logging.getLogger("agl")
-
-_NAME = "agl"
 
 
 @dataclass(eq=False)
@@ -183,29 +182,13 @@ def enclosing(kind: str) -> Scope | None:
 
 @functools.cache
 def provider() -> TracerProvider:
-    """agl's tracer provider. It samples everything and truncates nothing, whatever the environment says.
+    """agl's tracer provider, of the spans that `start` opens.
 
     Add span processors to it to export agl's spans elsewhere.
     """
-    from opentelemetry.sdk.trace import SpanLimits, TracerProvider
-    from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+    from opentelemetry.sdk.trace import TracerProvider
 
-    unlimited = SpanLimits(
-        max_span_attributes=SpanLimits.UNSET,
-        max_events=SpanLimits.UNSET,
-        max_links=SpanLimits.UNSET,
-        max_attribute_length=SpanLimits.UNSET,
-        max_span_attribute_length=SpanLimits.UNSET,
-    )
-    tracer_provider = TracerProvider(sampler=ALWAYS_ON, span_limits=unlimited, shutdown_on_exit=False)
-    # OTEL_SDK_DISABLED is meant for the user's telemetry; rewards and tool calls travel in these spans.
-    tracer_provider._disabled = False
-    return tracer_provider
-
-
-@functools.cache
-def _tracer() -> Tracer:
-    return provider().get_tracer(_NAME)
+    return TracerProvider(span_limits=UNLIMITED, shutdown_on_exit=False)
 
 
 def start(
@@ -243,28 +226,31 @@ def start(
     untrained = untrained or (parent is not None and parent.untrained)
     if untrained:
         attributes = {semconv.UNTRAINED: True, **(attributes or {})}
-    context = set_span_in_context(parent.span, otel.Context()) if parent else otel.Context()
-    span = _start_span(rollout, kind, name, agent, context, attributes)
-    scope = Scope(rollout, kind, agent, span, parent, get_current_span(), untrained)
+    span = _start_span(rollout, kind, name, agent, parent.span.get_span_context() if parent else None, attributes)
+    here = otel.get_current()
+    scope = Scope(rollout, kind, agent, span, parent, get_current_span(here), untrained)
     rollout.open[scope] = True
-    activate(scope)
+    _current.set(scope)
+    otel.attach(set_span_in_context(span, here))
     return scope
 
 
 def _start_span(
-    rollout: RolloutContext, kind: str, name: str, agent: str, context: Any, attributes: Mapping[str, Any] | None
-) -> Any:
-    return _tracer().start_span(
-        f"{kind} {name}".strip(),
-        context=context,
-        attributes={
-            semconv.OPERATION_NAME: kind,
-            semconv.AGENT_NAME: agent,
-            semconv.ROLLOUT_ID: rollout.rollout_id,
-            semconv.ATTEMPT: rollout.attempt,
-            **{k: v for k, v in (attributes or {}).items() if v is not None},
-        },
-    )
+    rollout: RolloutContext,
+    kind: str,
+    name: str,
+    agent: str,
+    parent: SpanContext | None,
+    attributes: Mapping[str, Any] | None,
+) -> OpenSpan:
+    facts = {
+        semconv.OPERATION_NAME: kind,
+        semconv.AGENT_NAME: agent,
+        semconv.ROLLOUT_ID: rollout.rollout_id,
+        semconv.ATTEMPT: rollout.attempt,
+        **(attributes or {}),
+    }
+    return OpenSpan(provider(), f"{kind} {name}".strip(), parent, facts)
 
 
 def root(rollout: RolloutContext, traceparent: str | None = None) -> Scope:
@@ -280,7 +266,7 @@ def root(rollout: RolloutContext, traceparent: str | None = None) -> Scope:
     from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
     if traceparent is None:
-        span = _start_span(rollout, semconv.INVOKE_AGENT, rollout.agent, rollout.agent, otel.Context(), None)
+        span: Any = _start_span(rollout, semconv.INVOKE_AGENT, rollout.agent, rollout.agent, None, None)
     else:
         _, trace_id, span_id, _ = traceparent.split("-")
         span = NonRecordingSpan(SpanContext(int(trace_id, 16), int(span_id, 16), True, TraceFlags(1)))
@@ -323,7 +309,7 @@ def end(scope: Scope, *, error: BaseException | str | None = None, attributes: M
     scope.ended = True
     span = scope.span
     if attributes:
-        span.set_attributes({k: v for k, v in attributes.items() if v is not None})
+        span.set_attributes(attributes)
     if error is not None:
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         span.set_status(Status(StatusCode.ERROR, text))
@@ -334,7 +320,7 @@ def end(scope: Scope, *, error: BaseException | str | None = None, attributes: M
     if rollout.closed:
         log.debug("span %s ended after its attempt (rollout %s)", span.name, rollout.rollout_id)
     else:
-        finished = from_otel(span)
+        finished = span.finished(rollout.rollout_id, rollout.attempt)
         rollout.spans.append(finished)
         if rollout.on_span_end is not None:
             rollout.on_span_end(finished)
@@ -346,40 +332,37 @@ def _step_back() -> None:
     scope = _current.get()
     if scope is None or not scope.ended:
         return
-    before = span = get_current_span()
+    here = otel.get_current()
+    before = span = get_current_span(here)
     while scope is not None and scope.ended:
-        if _is_agl_span(span):
+        if span.__class__ is OpenSpan:
             span = scope.outer
         scope = scope.parent
     _current.set(scope)
     if not span.is_recording():
         if scope is not None and scope.visible:
             span = scope.span
-        elif _is_agl_span(span):
+        elif span.__class__ is OpenSpan:
             span = INVALID_SPAN
     if span is not before:
-        otel.attach(set_span_in_context(span))
+        otel.attach(set_span_in_context(span, here))
 
 
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
     """Hide agl's spans from OpenTelemetry within a block, so that no propagator sends their ids to a third party."""
-    span, scope = get_current_span(), _current.get()
-    if not _is_agl_span(span):
+    here = otel.get_current()
+    span, scope = get_current_span(here), _current.get()
+    if span.__class__ is not OpenSpan:
         yield
         return
-    while _is_agl_span(span) and scope is not None:
+    while span.__class__ is OpenSpan and scope is not None:
         span, scope = scope.outer, scope.parent
-    attached = otel.attach(set_span_in_context(INVALID_SPAN if _is_agl_span(span) else span))
+    attached = otel.attach(set_span_in_context(INVALID_SPAN if span.__class__ is OpenSpan else span, here))
     try:
         yield
     finally:
         otel.detach(attached)
-
-
-def _is_agl_span(span: Any) -> bool:
-    scope = getattr(span, "instrumentation_scope", None)
-    return scope is not None and scope.name == _NAME
 
 
 def close(rollout: RolloutContext) -> None:

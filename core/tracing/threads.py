@@ -45,13 +45,9 @@ def carried_across_threads() -> Iterator[None]:
                 _patches.clear()
 
 
-def _in_scope(scope: Scope, function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with context.inside(scope):
-            return function(*args, **kwargs)
-
-    return run
+def _in_scope(scope: Scope, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with context.inside(scope):
+        return function(*args, **kwargs)
 
 
 def _scope_to_carry() -> Scope | None:
@@ -68,13 +64,15 @@ def _patch_threads() -> None:
         scope = _scope_to_carry()
         # A pool's worker outlives the task that started it; each of its tasks brings its own scope.
         if scope is not None and getattr(self, "_target", None) is not _pool._worker:  # type: ignore[attr-defined]
-            self.run = _in_scope(scope, self.run)  # type: ignore[method-assign]
+            self.run = functools.partial(_in_scope, scope, self.run)  # type: ignore[method-assign]
         start_thread(self)
 
     @functools.wraps(submit)
     def carried_submit(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         scope = _scope_to_carry()
-        return submit(self, fn if scope is None else _in_scope(scope, fn), *args, **kwargs)
+        if scope is None:
+            return submit(self, fn, *args, **kwargs)
+        return submit(self, _in_scope, scope, fn, *args, **kwargs)
 
     replacements = ((threading.Thread, "start", carried_start), (ThreadPoolExecutor, "submit", carried_submit))
     for cls, name, replacement in replacements:

@@ -214,9 +214,9 @@ def test_a_full_disk_fails_the_write_and_loses_nothing(path: Path) -> None:
         database = Database(Sqlite(str(path)))
         await database.open()
         await database.write(lambda c: c.exec_driver_sql("CREATE TABLE t (x)").close())
-        pages = await database.read(lambda c: c.exec_driver_sql("PRAGMA page_count").scalar_one())
+        pages = await database.write(lambda c: c.exec_driver_sql("PRAGMA page_count").scalar_one())
         await database.write(lambda c: c.exec_driver_sql("INSERT INTO t VALUES (1)").close())
-        await database.read(lambda c: c.exec_driver_sql(f"PRAGMA max_page_count={pages + 2}").close())
+        await database.write(lambda c: c.exec_driver_sql(f"PRAGMA max_page_count={pages + 2}").close())
         with pytest.raises(StoreError, match=r"the disk is full.*nothing of this operation was stored"):
             await database.write(lambda c: c.exec_driver_sql("INSERT INTO t VALUES (zeroblob(100000))").close())
         await database.write(lambda c: c.exec_driver_sql("INSERT INTO t VALUES (2)").close())
@@ -238,7 +238,7 @@ def test_a_write_cancelled_before_its_turn_is_skipped(path: Path) -> None:
             asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
 
         ran: list[str] = []
-        holding = database.read(hold)
+        holding = database.write(hold)
         await started.wait()
         skipped = database.write(lambda c: ran.append("skipped"))
         kept = database.write(lambda c: ran.append("kept"))
@@ -247,6 +247,77 @@ def test_a_write_cancelled_before_its_turn_is_skipped(path: Path) -> None:
         await asyncio.gather(holding, kept)
         assert ran == ["kept"]
         await database.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_query_does_not_wait_for_a_write_and_sees_what_was_acknowledged(path: Path) -> None:
+    async def scenario() -> None:
+        database = Database(Sqlite(str(path)))
+        await database.open()
+        await database.write(lambda c: c.exec_driver_sql("CREATE TABLE t (x)").close())
+        await database.write(lambda c: c.exec_driver_sql("INSERT INTO t VALUES (1)").close())
+        started, go_on = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def insert_slowly(connection: Any) -> None:
+            connection.exec_driver_sql("INSERT INTO t VALUES (2)").close()
+            loop.call_soon_threadsafe(started.set)
+            asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+
+        def values(connection: Any) -> list[int]:
+            return connection.exec_driver_sql("SELECT x FROM t ORDER BY x").scalars().all()
+
+        writing = database.write(insert_slowly)
+        await started.wait()
+        assert await asyncio.wait_for(database.read(values), 20) == [1]
+        go_on.set()
+        await writing
+        assert await database.read(values) == [1, 2]
+        with pytest.raises(StoreError, match="cannot be written"):
+            await database.read(lambda c: c.exec_driver_sql("INSERT INTO t VALUES (3)").close())
+        await database.close()
+
+    asyncio.run(scenario())
+
+
+def test_one_request_that_waits_twice_gets_one_lease(path: Path) -> None:
+    async def scenario() -> None:
+        store = await open_store(str(path))
+        await store.enqueue_rollouts([NewRollout("t", rollout_id=i) for i in "abc"])
+        one, again, other = await asyncio.gather(
+            *(store.dequeue_rollout("w", request_id=request) for request in ("one", "one", "other"))
+        )
+        assert one is not None
+        assert again is not None
+        assert other is not None
+        assert one.rollout.rollout_id == again.rollout.rollout_id != other.rollout.rollout_id
+        assert await store.is_leased_with(again.rollout.rollout_id, 1, [again.secret or ""])
+        assert await store.count_rollouts(status=["queuing"]) == 1
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_attempts_of_one_rollout_that_move_together_move_one_after_the_other(path: Path) -> None:
+    async def scenario() -> None:
+        store = await open_store(str(path))
+        await store.enqueue_rollouts([NewRollout("t", rollout_id="a"), NewRollout("t", rollout_id="b")])
+        await asyncio.gather(store.dequeue_rollout(), store.dequeue_rollout())
+        outcomes = await asyncio.gather(
+            store.update_attempt("a", 1, "running"),
+            store.update_attempt("b", 1, "failed", error="why"),
+            store.update_attempt("missing", 1, "running"),
+            store.update_attempt("a", 1, "failed", error="because"),
+            store.update_attempt("a", 1, "succeeded"),
+            return_exceptions=True,
+        )
+        kinds = [type(outcome).__name__ for outcome in outcomes]
+        assert kinds == ["Rollout", "Rollout", "NotStoredError", "Rollout", "AttemptOverError"]
+        (attempt,) = await store.query_attempts("a")
+        assert (attempt.status, attempt.error) == ("failed", "because")
+        assert (await store.get_rollout("a")).status == "queuing", "it failed, and is tried again"
+        await store.close()
 
     asyncio.run(scenario())
 
@@ -275,10 +346,9 @@ def test_what_fails_in_a_batch_fails_alone_and_leaves_nothing(path: Path) -> Non
             raise StoreError("there is no such row")
 
         # Held, so that all of them wait and are one batch.
-        holding = database.read(hold)
+        holding = database.write(hold)
         await started.wait()
         batch = [add(1), add(2, 1), database.read(missing), add(3), add(4, 4), add(5)]
-        seen = database.read(lambda c: c.exec_driver_sql("SELECT x FROM t ORDER BY x").scalars().all())
         go_on.set()
         await holding
         outcomes = await asyncio.gather(*batch, return_exceptions=True)
@@ -290,7 +360,8 @@ def test_what_fails_in_a_batch_fails_alone_and_leaves_nothing(path: Path) -> Non
             "StoreError",
             "list",
         ]
-        assert await seen == [1, 3, 5]
+        seen = await database.read(lambda c: c.exec_driver_sql("SELECT x FROM t ORDER BY x").scalars().all())
+        assert seen == [1, 3, 5]
         await database.close()
         assert sql(path, "SELECT x FROM t ORDER BY x") == [(1,), (3,), (5,)]
 
@@ -471,8 +542,10 @@ def test_a_table_of_128_rollouts_takes_three_queries(path: Path) -> None:
         store = SqlStore(database)
         await fill_step(store, "run", 128)
         statements: list[str] = []
+        await store.query_runs()
+        reader: Any = database._reader._connection
 
-        @event.listens_for(database._engine, "before_cursor_execute")
+        @event.listens_for(reader.engine, "before_cursor_execute")
         def count(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
             statements.append(statement)
 

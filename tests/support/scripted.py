@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from agl.mdp.types import Call, IntArray, Trajectory
 from agl.trainer.engines.base import Completion, OnTokens, Sampling
 from agl.trainer.gateway.access import Access, SamplingRules
 from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.gateway.processes.group import GatewayProcesses
 from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.http.limits import Limits
 from agl.trainer.quickstart.tokenizer import build_tokenizer
@@ -137,6 +139,9 @@ def _in_order(script: Iterable[Line]) -> Callable[[Asked], Line]:
     return answer
 
 
+GATEWAYS = int(os.environ.get("AGL_TEST_GATEWAYS", "1"))
+"""Processes of the gateway under test."""
+
 # -- a gateway around it ----------------------------------------------------------------------------------------------
 
 
@@ -227,6 +232,8 @@ class Rig:
         (rollout,) = await self.store.enqueue_rollouts([NewRollout(task="t", seed=seed)])
         await self.store.dequeue_rollout("worker")
         access, key = self.gateway.open_attempt(rollout.rollout_id, 1, selection=select(agents), seed=seed, rules=rules)
+        if access.admitted is not None:
+            await access.admitted
         return Attempt(self, access, key)
 
 
@@ -239,16 +246,20 @@ async def serving(
     if not hasattr(engine, "generate"):
         engine = ScriptedEngine(tokenizer, engine)
     store = await open_store("memory")
-    gateway = Gateway(store, **options)
+    gateway = Gateway(store, **options) if GATEWAYS == 1 else GatewayProcesses(store, GATEWAYS, **options)
     gateway.serve("policy", engine, rendering_of(tokenizer))
     server = GatewayServer(gateway, limits=limits)
     await server.start()
+    if isinstance(gateway, GatewayProcesses):
+        await gateway.start(limits=limits)
     rig = Rig(gateway, server, store, engine)
     try:
         yield rig
     finally:
         if "http" in vars(rig):
             await rig.http.aclose()
+        if isinstance(gateway, GatewayProcesses):
+            await gateway.stop()
         await server.stop()
         await store.close()
 

@@ -7,6 +7,7 @@ from dataclasses import fields
 import pytest
 
 import agl
+from agl.trainer.algorithms import settings
 from agl.trainer.algorithms.policy_gradient import PolicyGradient
 from agl.trainer.local.config import LearnerConfig, LoraSpec
 from agl.trainer.local.policy import PolicySpec
@@ -19,7 +20,7 @@ OWN = {
 """Settings of the algorithm that the policy process does not know by that name."""
 DERIVED = {"epochs", "critic", "total_steps", "loss_scale_factor", "seed"}
 """The learner's settings that follow from others."""
-DEFAULTS = {"dual_clip", "autocast", "share_prefixes"}
+DEFAULTS = {"dual_clip", "share_prefixes"}
 """The learner's settings that no algorithm changes."""
 OF_THE_RUN = {"name", "seed", "learner"}
 """What a policy process has from elsewhere than the algorithm's fields of the same name."""
@@ -36,18 +37,22 @@ def test_every_setting_is_on_both_sides_or_accounted_for() -> None:
     assert spec - algorithm == OF_THE_RUN
 
 
-def test_settings_of_the_same_name_are_passed_on() -> None:
+def test_settings_of_the_same_name_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "find_spec", lambda name: True)  # as where vLLM is installed
     changed = {
         "learning_rate": 0.5, "warmup_steps": 3, "schedule": "linear", "betas": (0.5, 0.6), "weight_decay": 0.1,
         "grad_clip": 2.0, "clip_low": 0.11, "clip_high": 0.12, "kl_coef": 0.2, "kl_kind": "k1", "entropy_coef": 0.3,
         "loss_agg": "seq-mean-token-sum", "gamma": 0.9, "lam": 0.8, "value_coef": 0.7, "value_clip": 0.6,
         "value_learning_rate": 0.4, "policy_loss": "gspo", "rollout_is": "token", "rollout_is_threshold": 3.0,
-        "minibatches": 2, "max_tokens_per_microbatch": 77,
+        "minibatches": 2, "max_tokens_per_microbatch": 77, "autocast": "bfloat16",
+        "activation_checkpointing": True,
     }  # fmt: skip
-    process = {"model": "m", "device": "cpu", "dtype": "float32", "lora": LoraSpec(rank=2), "max_context": 9,
-               "threads": 2, "max_batch": 5, "max_staleness": 1}  # fmt: skip
+    process = {"model": "m", "device": "cpu", "dtype": "float32", "attention": "sdpa", "lora": LoraSpec(rank=2),
+               "max_context": 9, "threads": 2, "max_batch": 5, "engine": "vllm", "gpu_memory": 0.3}  # fmt: skip
     shared = names(PolicyGradient) & (names(LearnerConfig) | names(PolicySpec)) - {"epochs"}
-    assert changed.keys() | process.keys() == shared
+    # It cannot be had with vLLM.
+    assert changed.keys() | process.keys() == shared - {"max_staleness"}
+    assert agl.GRPO(model="m", max_staleness=1, steps=1).policy_spec(seed=0, steps=1).max_staleness == 1
     spec = agl.GRPO(**changed, **process, steps=50, update_epochs=4).policy_spec(seed=6, steps=50)  # type: ignore[arg-type]
     assert {name: getattr(spec.learner, name) for name in changed} == changed
     assert {name: getattr(spec, name) for name in process} == process

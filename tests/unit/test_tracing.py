@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import json
 import os
 import subprocess
 import sys
@@ -14,10 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from agl import semconv, tracing
 from agl.mdp.selection import select
-from agl.mdp.spans import Span
+from agl.mdp.spans import Span, from_otel
 from agl.tracing.context import RolloutContext
 
 
@@ -352,3 +355,45 @@ def test_another_librarys_thread_hook_survives(monkeypatch: pytest.MonkeyPatch) 
         with tracing.running(context("c")):
             pass
     assert threading.Thread.start.__code__ is before
+
+
+def test_processors_of_agls_provider_see_what_the_store_gets() -> None:
+    exporter = InMemorySpanExporter()
+    processor = SimpleSpanProcessor(exporter)
+    tracing.provider().add_span_processor(processor)
+    try:
+        attributes = {"n": 1, "none": None, "words": ["a", "b"]}
+        with (
+            contextlib.suppress(ValueError),
+            tracing.running(rollout := context()),
+            tracing.span(semconv.CHAT, "m", attributes=attributes),
+        ):
+            raise ValueError("no")
+    finally:
+        processor.shutdown()
+        tracing.provider()._active_span_processor._span_processors = ()
+    assert [from_otel(span) for span in exporter.get_finished_spans()] == list(rollout.spans)
+    chat = rollout.spans[0]
+    assert (chat.attributes["n"], chat.attributes["words"], "none" in chat.attributes) == (1, ("a", "b"), False)
+    assert json.loads(exporter.get_finished_spans()[0].to_json())["parent_id"] == f"0x{rollout.spans[1].span_id}"
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ("x" * 10_000, "x" * 10_000),
+        (True, True),
+        (1.5, 1.5),
+        ([], ()),
+        ([1, 2], (1, 2)),
+        (object(), None),
+        (None, None),
+    ],
+)
+def test_attributes_are_those_that_opentelemetry_has_types_for(value: object, kept: object) -> None:
+    with tracing.running(rollout := context()), tracing.span(semconv.CHAT, "m") as scope:
+        assert scope is not None
+        scope.span.set_attribute("value", value)
+    assert rollout.spans[0].attributes.get("value") == kept
+    scope.span.set_attribute("late", 1)
+    assert "late" not in rollout.spans[0].attributes

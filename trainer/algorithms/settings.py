@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
 from agl.errors import ConfigError, nearest
 from agl.trainer.algorithms.shaping import Overlong
-from agl.trainer.local.config import LearnerConfig, LoraSpec
+from agl.trainer.local.config import Attention, Autocast, EngineName, LearnerConfig, LoraSpec
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.objectives import Estimator, KLKind, LossAgg, PolicyLossKind, RolloutIS
 from agl.trainer.objectives.advantages import GROUPED
@@ -48,10 +49,16 @@ class PolicyGradientSettings:
         device, dtype, max_context, threads: of the policy process; "auto"/None choose by the machine.
         renderer: a name from the `renderers` package; None chooses by the model.
         max_tokens_per_microbatch, max_batch: of learner and engine; None chooses by the device.
+        attention, autocast: "eager" or "sdpa" (where rows share no prefixes), and "float32" or "bfloat16": how the
+            learner computes; None chooses by the device.
+        activation_checkpointing: keep only each layer's input for the backward pass: a third more computation, a
+            fraction of the memory.
         max_staleness: 1 samples the next step's rollouts while a step is learned, so that its calls come from weights
             one update older than those that they train; 0 samples them after the update. The clipped ratio is taken
             against the log-probs of the sampler, and `rollout_is` weighs tokens by the difference. It takes memory for
             a second copy of the trained weights. Validation is of the newest weights.
+        engine: what samples: "torch", in the learner's process, or "vllm", in a separate one on the same device.
+        gpu_memory: of "vllm", its share of the GPU's memory; None = 0.4. While the learner works it is the learner's.
         checkpoint_every: steps between checkpoints; None: each step for small models, else every 10; also at the end
             and on Ctrl-C.
     """
@@ -101,7 +108,12 @@ class PolicyGradientSettings:
     renderer: str | None = None
     max_tokens_per_microbatch: int | None = None
     max_batch: int = 64
+    attention: Attention | None = None
+    autocast: Autocast | None = None
+    activation_checkpointing: bool = False
     max_staleness: int = 0
+    engine: EngineName = "torch"
+    gpu_memory: float | None = None
     checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
@@ -127,6 +139,7 @@ class PolicyGradientSettings:
                 f"adv_estimator={self.adv_estimator!r} is not known",
                 hint=nearest(self.adv_estimator, get_args(Estimator)),
             )
+        self._check_engine()
         if self.group_size < 2 and (self.adv_estimator in GROUPED or self.dynamic_sampling):
             raise ConfigError(
                 "group_size is 1, so no rollout has another to be compared with", hint="use at least 2; 8 is usual"
@@ -140,6 +153,30 @@ class PolicyGradientSettings:
             raise ConfigError(
                 f"overlong.buffer={self.overlong.buffer} is longer than max_response_tokens={self.max_response_tokens}",
                 hint="choose a shorter buffer: it is the last part of the longest answer",
+            )
+
+    def _check_engine(self) -> None:
+        if self.engine not in get_args(EngineName):
+            raise ConfigError(
+                f"engine={self.engine!r} is not known",
+                hint=nearest(self.engine, get_args(EngineName))
+                if isinstance(self.engine, str)
+                else "a server elsewhere cannot be trained: engine='vllm' starts one, agl.Baseline(engine=) measures",
+            )
+        if self.engine == "vllm" and self.max_staleness:
+            raise ConfigError(
+                "max_staleness=1 with engine='vllm'",
+                hint="sampling overlaps with learning on engine='torch'; vLLM is asleep while the learner works",
+            )
+        if self.gpu_memory is not None and (self.engine != "vllm" or not 0 < self.gpu_memory < 1):
+            raise ConfigError(
+                f"gpu_memory={self.gpu_memory} with engine={self.engine!r}",
+                hint="it is vLLM's share of the GPU's memory, between 0 and 1, with engine='vllm'",
+            )
+        if self.engine == "vllm" and find_spec("vllm") is None:
+            raise ConfigError(
+                "engine='vllm' needs vLLM, which is not installed here",
+                hint="pip install \"agl[vllm]\", or leave engine at 'torch'",
             )
 
     def policy_spec(self, seed: int, steps: int) -> PolicySpec:
@@ -156,7 +193,9 @@ class PolicyGradientSettings:
     def identity(self, run: Run, steps: int) -> dict[str, Any]:
         """What a resumed run must have in common with the one that it continues."""
         settings = replace(self, steps=steps, epochs=None)
-        changeable = {"checkpoint_every", "threads", "device", "val_every"}
+        changeable = {
+            "checkpoint_every", "threads", "device", "val_every", "activation_checkpointing", "engine", "gpu_memory",
+        }  # fmt: skip
         identity = {
             "algorithm": type(self).__name__,
             **{f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in changeable},

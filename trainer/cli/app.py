@@ -34,7 +34,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 def quickstart(
     out: Annotated[Path, typer.Option(help="Where everything goes.")] = Path("agl-quickstart"),
     seed: Seed = 0,
-    steps: Annotated[int, typer.Option(help="Updates.", min=1)] = 50,
+    steps: Annotated[int, typer.Option(help="Updates.", min=1)] = 24,
     workers: Annotated[int, typer.Option(help="Rollouts at once.", min=1)] = 32,
     resume: Resume = False,
     json_file: Json = None,
@@ -52,7 +52,8 @@ _ALGORITHM_OPTIONS = (
     "temperature", "max_response_tokens", "val_every", "device",
 )  # fmt: skip
 _TRAINER_OPTIONS = (
-    "timeout", "seed", "runners", "host", "port", "store", "max_attempts", "silent_seconds", "log", "project", "name",
+    "timeout", "seed", "runners", "host", "port", "gateways", "store", "max_attempts", "silent_seconds", "log",
+    "project", "name",
 )  # fmt: skip
 """Options of `agl train` that the algorithm and the trainer take under the same name."""
 
@@ -93,6 +94,7 @@ def train(
     runners: Annotated[str, typer.Option(help="local, or remote: rollouts run where `agl runner` does.")] = "local",
     host: Annotated[str, typer.Option(help="Where remote runners reach this.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Likewise; 0 takes a free one.", min=0, max=65535)] = 0,
+    gateways: Annotated[int, typer.Option(help="Processes that answer the agents' requests.", min=1)] = 1,
     store: Annotated[
         str | None, typer.Option(help="A file, postgresql:// or http:// of `agl store`; else --out.")
     ] = None,

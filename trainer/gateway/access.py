@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +51,8 @@ class Access:
         pending: requests that are not recorded yet.
         calls: recorded calls. writes: the tasks that write them to the store.
         closed: whether the attempt has ended.
+        port: of the process that serves it, if that is not the one that opened it.
+        admitted: done once that process admits its requests.
     """
 
     rollout_id: str
@@ -68,6 +70,17 @@ class Access:
     calls: list[Call] = field(default_factory=list)
     writes: list[asyncio.Task[None]] = field(default_factory=list)
     closed: bool = False
+    port: int | None = None
+    admitted: Awaitable[None] | None = None
+
+    @property
+    def base_url(self) -> str:
+        """The address of the gateway that serves it."""
+        return self.url.removesuffix(f"/rollouts/{self.rollout_id}/attempts/{self.attempt}")
+
+    def for_process(self) -> tuple[Any, ...]:
+        """What another process needs to serve it: the arguments of `Access`."""
+        return self.rollout_id, self.attempt, self.selection, self.seed, self.rules, self.url, self.key_hash
 
     def request_seed(self, index: int, choice: int, agent_seed: int = 0) -> int:
         """The seed of one answer: 63 bits, fixed by the rollout's seed, attempt, call, choice and the agent's seed."""
@@ -142,6 +155,10 @@ class AccessTable:
         access = Access(rollout_id, attempt, selection, seed, rules, url, key_hash(key))
         self._open[rollout_id, attempt] = access
         return access, key
+
+    def add(self, access: Access) -> None:
+        """Admit an attempt that another process has opened."""
+        self._open[access.rollout_id, access.attempt] = access
 
     def find(self, rollout_id: str, attempt: int, headers: Mapping[str, str]) -> Access | None:
         """The open attempt, if the request carries its key; None otherwise."""

@@ -123,6 +123,10 @@ class Gateway:
             raise GatewayError("the gateway is not listening", hint="start it with GatewayServer.start()")
         return self._accesses.open(rollout_id, attempt, selection, seed, rules or SamplingRules(), self.base_url)
 
+    def admit(self, access: Access) -> None:
+        """Serve an attempt that another process has opened."""
+        self._accesses.add(access)
+
     def find_attempt(self, rollout_id: str, attempt: int, headers: Mapping[str, str]) -> Access:
         """The attempt that a request belongs to.
 
@@ -404,7 +408,8 @@ def _prompt(rendering: Rendering, request: ChatRequest, match: SessionMatch) -> 
         extended = rendering.extend(*arguments, history_has_system=system)
         if extended is not None:
             prompt = rendering.force(extended, request.tools, request.force_tool)
-            return prompt.ids, prompt.forced_ids, match
+            buffer, ids = parent.shared(prompt.ids)
+            return ids, prompt.forced_ids, replace(match, buffer=buffer)
         cause = rendering.fork_reason(*arguments, history_has_system=system)
         match = replace(match, parent=None, new=0, cause=ForkCause.TEMPLATE, detail=cause)
     prompt = rendering.prompt(request.messages, request.tools, force_tool=request.force_tool)

@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from agl.mdp.types import IntArray
+from agl.trainer.gateway.tokens import TokenBuffer
 
 Message = Mapping[str, Any]
 
@@ -39,12 +40,21 @@ class Turn:
     Attributes:
         call_id: of the call. prompt_ids, response_ids: int32, exactly as sampled.
         session: id of the conversation, shared by all turns that continue one another.
+        buffer: what `prompt_ids` is a view of; None of a conversation's first.
     """
 
     call_id: str
     prompt_ids: IntArray
     response_ids: IntArray
     session: str
+    buffer: TokenBuffer | None = None
+
+    def shared(self, prompt_ids: IntArray) -> tuple[TokenBuffer, IntArray]:
+        """The prompt of a call that continues this one, kept once with this one's: its buffer, and the view."""
+        if self.buffer is not None:
+            return self.buffer.extended(self.prompt_ids.size, prompt_ids)
+        buffer = TokenBuffer(prompt_ids)
+        return buffer, buffer.view(prompt_ids.size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +69,7 @@ class SessionMatch:
         digests: of its messages.
         chain: entry n is a hash of the first n messages.
         tools: digest of its policy and tools.
+        buffer: of its prompt, once that is rendered and continues a call.
     """
 
     parent: Turn | None
@@ -68,6 +79,7 @@ class SessionMatch:
     digests: tuple[bytes, ...]
     chain: tuple[bytes, ...]
     tools: bytes
+    buffer: TokenBuffer | None = None
 
 
 @dataclass(slots=True)
@@ -126,7 +138,7 @@ class Sessions:
         """
         reply_digest = digest(reply)
         end = _hash(match.chain[-1] + reply_digest)
-        self._turns.setdefault(end, {})[match.tools] = Turn(call_id, prompt_ids, response_ids, session)
+        self._turns.setdefault(end, {})[match.tools] = Turn(call_id, prompt_ids, response_ids, session, match.buffer)
         self._prompts.add(match.chain[-1])
         self._prefixes.update(match.chain[1:], (end,))
         self._replies.setdefault(reply_digest, set()).add(match.digests[-1])

@@ -14,6 +14,8 @@ from agl.trainer.objectives.reduction import check_scale_factor
 
 Schedule = Literal["constant", "linear"]
 Autocast = Literal["bfloat16", "float32"]
+Attention = Literal["eager", "sdpa"]
+EngineName = Literal["torch", "vllm"]
 _CHOICES = {
     "schedule": Schedule,
     "kl_kind": KLKind,
@@ -56,6 +58,8 @@ class LearnerConfig:
         loss_agg, loss_scale_factor: see `agl.trainer.objectives.reduction.token_weights`.
         autocast: dtype that updates compute in; None = "bfloat16" on cuda and "float32" on CPU. A CPU with bfloat16
             instructions is about twice as fast with "bfloat16", at importance ratios that are off by half a percent.
+        activation_checkpointing: keep only each layer's input for the backward pass, which computes the layer again: a
+            third more computation, a fraction of the memory (`agl.trainer.local.memory`), the same gradient.
         seed: of the division into mini-batches and of adapter dropout.
     """
 
@@ -88,6 +92,7 @@ class LearnerConfig:
     loss_agg: LossAgg = "token-mean"
     loss_scale_factor: float | None = None
     autocast: Autocast | None = None
+    activation_checkpointing: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

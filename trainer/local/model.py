@@ -10,16 +10,15 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar, get_args
 
 import torch
 
-from agl.errors import ConfigError, ModelLoadError
-from agl.trainer.local.config import LoraSpec
+from agl.errors import ConfigError, ModelLoadError, nearest
+from agl.trainer.local.config import Attention, LoraSpec
 
 __all__ = ["LoadedPolicy", "LoraSpec", "load_policy", "save_model"]
 
-Attention = Literal["eager", "sdpa"]
 T = TypeVar("T")
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
@@ -73,13 +72,15 @@ def load_policy(
         attention: "eager" or "sdpa"; None = eager on CPU, sdpa on cuda.
 
     Raises:
-        ConfigError: a device, dtype or LoRA target that cannot be had.
+        ConfigError: a device, dtype, attention or LoRA target that cannot be had.
         ModelLoadError: the directory does not hold a loadable model, tokenizer and chat template; the message says
             what is wrong with which.
     """
     name = os.path.expanduser(os.fspath(path))
     where = _device(device)
     kind = _dtype(dtype, where, lora)
+    if attention not in (None, *get_args(Attention)):
+        raise ConfigError(f"attention={attention!r} is not known", hint=nearest(attention, get_args(Attention)))
     _check_files(name)
     config = _load_config(name)
     tokenizer = load_tokenizer(name)
@@ -131,13 +132,28 @@ def save_model(policy: LoadedPolicy, path: str | os.PathLike[str], adapter: str 
             if other != name:
                 merged.delete_adapter(other)
         merged.merge_and_unload().save_pretrained(target)
-        folder = target / "adapter"
-        policy.model.save_pretrained(folder, selected_adapters=[name])
-        # peft puts an adapter that is not called "default" one folder deeper.
-        for file in (folder / name).iterdir():
-            file.replace(folder / file.name)
-        (folder / name).rmdir()
+        _save_adapter(policy, target / "adapter", name)
     policy.tokenizer.save_pretrained(target)
+
+
+def export_weights(policy: LoadedPolicy, path: str | os.PathLike[str], adapter: str | None, dtype: torch.dtype) -> None:
+    """Write what an engine that holds the base model needs for the policy's weights of now: `adapter` by itself, or all
+    weights, rounded to `dtype`."""
+    if adapter is not None:
+        _save_adapter(policy, Path(path), adapter)
+    else:
+        weights = {name: value.to("cpu", dtype) for name, value in policy.model.state_dict().items()}
+        policy.model.save_pretrained(path, state_dict=weights)
+    if policy.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _save_adapter(policy: LoadedPolicy, folder: Path, name: str) -> None:
+    policy.model.save_pretrained(folder, selected_adapters=[name])
+    # peft puts an adapter that is not called "default" one folder deeper.
+    for file in (folder / name).iterdir():
+        file.replace(folder / file.name)
+    (folder / name).rmdir()
 
 
 def _device(name: str) -> torch.device:

@@ -1,19 +1,17 @@
 """What crosses between the policy process and its parent: the model's description, commands, replies, engine events.
 
-Invariant: importing this module loads no torch, so the parent never does. A frame is a length and a pickled object.
+Invariant: importing this module loads no torch, so the parent never does.
 """
 
 from __future__ import annotations
 
-import pickle
-import struct
 from dataclasses import dataclass, field
 from typing import Any
 
 from agl.errors import AglError
 from agl.mdp.types import IntArray
 from agl.trainer.engines.base import Completion, Sampling
-from agl.trainer.local.config import LearnerConfig, LoraSpec
+from agl.trainer.local.config import Attention, EngineName, LearnerConfig, LoraSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +22,7 @@ class PolicySpec:
         model: a local Hugging Face directory or a hub id.
         name: the policy's name.
         device: "cpu", "cuda", "cuda:1" or "auto". dtype: of the weights, or "auto".
+        attention: of the learner where rows share no prefixes, "eager" or "sdpa"; None = eager on CPU, sdpa on cuda.
         lora: train an adapter instead of all weights.
         seed: of the adapter's start.
         max_context: longest prompt + answer in tokens; None = the model's own limit.
@@ -32,12 +31,15 @@ class PolicySpec:
         max_batch: at most this many answers are sampled at once.
         max_staleness: above 0, answers are sampled from a copy of the weights, also while these are trained;
             `LocalPolicy.publish` renews the copy.
+        engine: what samples: "torch" in the learner's process, "vllm" in a separate one. gpu_memory: the latter's share
+            of the GPU's memory; None = 0.4.
     """
 
     model: str
     name: str = "policy"
     device: str = "auto"
     dtype: str = "auto"
+    attention: Attention | None = None
     lora: LoraSpec | None = None
     seed: int = 0
     max_context: int | None = None
@@ -45,11 +47,16 @@ class PolicySpec:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     max_batch: int = 64
     max_staleness: int = 0
+    engine: EngineName = "torch"
+    gpu_memory: float | None = None
 
     @property
     def base(self) -> tuple[object, ...]:
         """What policies must have in common to be adapters on one base model, in one process."""
-        return self.model, self.device, self.dtype, self.max_context, self.threads, self.max_batch, self.max_staleness
+        return (
+            self.model, self.device, self.dtype, self.attention, self.max_context, self.threads, self.max_batch,
+            self.max_staleness,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,35 +152,3 @@ class Shutdown:
 
 
 EngineEvent = Tokens | Finished | Failed
-
-# -- framing --------------------------------------------------------------------------------------------------------
-
-_LENGTH = struct.Struct("<Q")
-
-
-def to_frame(message: Any) -> bytes:
-    """A message as one frame."""
-    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    return _LENGTH.pack(len(body)) + body
-
-
-class FrameReader:
-    """Reassembles the messages from the bytes of a stream."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[Any]:
-        """Add bytes; returns the messages that they complete."""
-        self._buffer += data
-        messages, at = [], 0
-        while len(self._buffer) - at >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(self._buffer, at)
-            end = at + _LENGTH.size + size
-            if len(self._buffer) < end:
-                break
-            messages.append(pickle.loads(bytes(self._buffer[at + _LENGTH.size : end])))
-            at = end
-        if at:
-            del self._buffer[:at]
-        return messages

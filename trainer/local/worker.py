@@ -26,17 +26,16 @@ from agl.child_environment import hide_process
 from agl.errors import AglError, CheckpointError, EngineError, ModelLoadError
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray, IntArray
+from agl.trainer.engines.frames import FrameReader, exit_with_parent, to_frame
 from agl.trainer.local.protocol import (
     Abort,
     Command,
     Done,
     Failed,
-    FrameReader,
     Generate,
     PolicyInfo,
     PolicySpec,
     Shutdown,
-    to_frame,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 LEARNER_COMMANDS = {"train", "logprobs", "save_model", "save_state"}
 """Commands that read or write the weights in training, and do not touch the engine."""
 _RECEIVE = 1 << 20
-_PARENT_CHECK_MS = 2000
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +73,7 @@ class Worker:
             "logprobs": self.logprobs,
             "engine_logprobs": self.engine_logprobs,
             "save_model": self.save_model,
+            "export_weights": self.export_weights,
             "save_state": self.save_state,
             "load_state": self.load_state,
         }
@@ -118,7 +117,14 @@ class Worker:
         if first.threads is not None:
             torch.set_num_threads(first.threads)
         torch.set_flush_denormal(True)
-        loaded = load_policy(first.model, device=first.device, dtype=first.dtype, lora=first.lora, seed=first.seed)
+        loaded = load_policy(
+            first.model,
+            device=first.device,
+            dtype=first.dtype,
+            lora=first.lora,
+            seed=first.seed,
+            attention=first.attention,
+        )
         for spec in specs[1:]:
             if spec.lora is None:
                 raise EngineError(f"policy {spec.name!r} has no adapter", hint="whole models take a process each")
@@ -198,6 +204,14 @@ class Worker:
         from agl.trainer.local.model import save_model
 
         save_model(self._loaded, path, self._policies[policy].adapter)
+
+    def export_weights(self, policy: str, path: str, dtype: str) -> None:
+        """Write what another engine needs for the policy's weights of now."""
+        import torch
+
+        from agl.trainer.local.model import export_weights
+
+        export_weights(self._loaded, path, self._policies[policy].adapter, getattr(torch, dtype))
 
     def save_state(self, policy: str, path: str) -> None:
         """Write the exact state of training; the file appears whole or not at all."""
@@ -293,22 +307,13 @@ def _to_agl_error(error: Exception, what: str, kind: type[AglError]) -> AglError
     return kind(f"{what}: {type(error).__name__}: {error}")
 
 
-def _exit_with_parent(connection: socket.socket, parent: int) -> None:
-    """End this process, whatever it is computing, when the other end of the socket closes or the parent dies."""
-    poller = select.poll()
-    poller.register(connection, 0)
-    while not poller.poll(_PARENT_CHECK_MS) and os.getppid() == parent:
-        pass
-    os._exit(0)
-
-
 def main() -> None:
     """Entry point."""
     # Ctrl-C reaches the whole process group; the parent decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     hide_process()
     connection = socket.socket(fileno=int(sys.argv[1]))
-    threading.Thread(target=_exit_with_parent, args=(connection, os.getppid()), daemon=True).start()
+    exit_with_parent(connection, functools.partial(os._exit, 0))
     try:
         Worker(connection).run()
     except (BrokenPipeError, ConnectionResetError):

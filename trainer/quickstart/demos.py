@@ -32,12 +32,12 @@ CAPABLE: Quality = {"good": 1.0}
 """From these the policy learns to write a call and to copy numbers."""
 
 MIXED: Quality = {
-    "good": 0.26,
-    "guess": 0.60,
-    "broken_json": 0.05,
-    "wrong_operand": 0.04,
-    "bad_expression": 0.02,
-    "ignored_result": 0.03,
+    "good": 0.28,
+    "guess": 0.64,
+    "broken_json": 0.03,
+    "wrong_operand": 0.02,
+    "bad_expression": 0.01,
+    "ignored_result": 0.02,
 }
 """Mostly bad, in every way an agent fails: without the tool, with a call that does not parse, with the wrong numbers,
 with an expression that the tool refuses, and with an answer that is not the tool's."""

@@ -6,15 +6,19 @@ The same seed gives the same files, to the bit, on one machine with one number o
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn import functional
 
@@ -24,6 +28,11 @@ from agl.trainer.quickstart.tokenizer import MAX_CONTEXT, build_tokenizer
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+LOSS_STEPS = 20
+"""Steps over which the loss is averaged that ends a stage early."""
+ENCODED_AT_ONCE = 256
+"""Demonstrations that the tokenizer encodes in one call."""
 
 Progress = Callable[[str, int, int, float], None]
 """Called as `progress(stage, step, steps, loss)`; stage is the name of a `Stage`."""
@@ -35,11 +44,13 @@ class Stage:
 
     Attributes:
         name: shown with its progress. demonstrate: draws a demonstration. steps: how many optimiser steps.
+        until: the stage ends earlier once the mean loss of `LOSS_STEPS` steps is below this; None = it does not.
     """
 
     name: str
     demonstrate: Callable[[random.Random], Demo]
     steps: int
+    until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +58,26 @@ class Recipe:
     """The settings of the warm start.
 
     Attributes:
-        capability_steps: optimiser steps on good demonstrations, which teach the format and copying.
+        capability_steps: the most optimiser steps on good demonstrations, which teach the format and copying.
+        capability_loss: where they end: some weights learn to copy in a third of the steps that others need.
         mixed_steps: optimiser steps on demonstrations of mixed quality, which leave room for RL.
         rows: packed rows per step. row_tokens: tokens per row; a row holds as many demonstrations as fit.
-        learning_rate: the peak, after `warmup_steps`; decays linearly to a tenth.
+        learning_rate: the peak, after `warmup_steps`; decays linearly to a tenth in the last stage.
     """
 
-    capability_steps: int = 300
-    mixed_steps: int = 100
-    rows: int = 16
+    capability_steps: int = 1000
+    capability_loss: float = 0.015
+    mixed_steps: int = 80
+    rows: int = 8
     row_tokens: int = 144
-    learning_rate: float = 2.5e-3
+    learning_rate: float = 3e-3
     warmup_steps: int = 30
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The stages of a calculator agent."""
         return (
-            Stage("capability", lambda rng: demonstrate(rng, CAPABLE), self.capability_steps),
+            Stage("capability", lambda rng: demonstrate(rng, CAPABLE), self.capability_steps, self.capability_loss),
             Stage("mixed quality", lambda rng: demonstrate(rng, MIXED), self.mixed_steps),
         )
 
@@ -122,13 +135,13 @@ def make_policy(
     with _torch_settings(seed, threads):
         tokenizer = build_tokenizer()
         model = _build_model(tokenizer) if start is None else _load_model(start)
-        tokens, loss = _warm_start(model, tokenizer, recipe, stages, random.Random(seed), progress)
+        steps, tokens, loss = _warm_start(model, tokenizer, recipe, stages, random.Random(seed), progress)
     _save(model, tokenizer, target)
     return PolicyReport(
         directory=target,
         parameters=sum(p.numel() for p in model.parameters()),
         vocabulary=len(tokenizer),
-        steps=sum(stage.steps for stage in stages),
+        steps=steps,
         tokens=tokens,
         loss=loss,
         seconds=time.perf_counter() - started,
@@ -231,22 +244,27 @@ def _warm_start(
     stages: Sequence[Stage],
     rng: random.Random,
     progress: Progress | None,
-) -> tuple[int, float]:
-    """Train in place; returns (tokens seen, last loss)."""
+) -> tuple[int, int, float]:
+    """Train in place; returns (steps, tokens seen, last loss)."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-    total, done, tokens, loss = sum(stage.steps for stage in stages), 0, 0, float("nan")
+    done, tokens, loss = 0, 0, float("nan")
     for stage in stages:
         batches = _batches(tokenizer, recipe, rng, stage.demonstrate)
+        losses: deque[float] = deque([math.inf] * LOSS_STEPS, LOSS_STEPS)
         for step in range(1, stage.steps + 1):
-            rate = min((done + 1) / recipe.warmup_steps, 1 - 0.9 * done / total)
-            optimizer.param_groups[0]["lr"] = recipe.learning_rate * rate
+            decay = 1 - 0.9 * step / stage.steps if stage is stages[-1] else 1.0
+            optimizer.param_groups[0]["lr"] = recipe.learning_rate * min((done + 1) / recipe.warmup_steps, decay)
             batch = next(batches)
             loss = _step(model, optimizer, batch)
             done, tokens = done + 1, tokens + batch.tokens
+            losses.append(loss)
+            finished = stage.until is not None and sum(losses) / LOSS_STEPS < stage.until
             if progress is not None:
-                progress(stage.name, step, stage.steps, loss)
-    return tokens, loss
+                progress(stage.name, stage.steps if finished else step, stage.steps, loss)
+            if finished:
+                break
+    return done, tokens, loss
 
 
 def _step(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, batch: _Batch) -> float:
@@ -277,51 +295,53 @@ def _batches(
     """Batches without end; each demonstration goes to the first row with room, and opens the next batch if none has."""
     rows: list[list[_Encoded]] = [[] for _ in range(recipe.rows)]
     room = [recipe.row_tokens] * recipe.rows
-    while True:
-        demo = _encode(tokenizer, draw(rng))
-        if len(demo[0]) > recipe.row_tokens:
+    for demo in _encoded(tokenizer, rng, draw):
+        length = demo[0].size
+        if length > recipe.row_tokens:
             raise ConfigError(
-                f"a demonstration of {len(demo[0])} tokens does not fit into a row of {recipe.row_tokens}",
+                f"a demonstration of {length} tokens does not fit into a row of {recipe.row_tokens}",
                 hint="raise Recipe.row_tokens to at least 100",
             )
-        home = next((k for k, free in enumerate(room) if free >= len(demo[0])), None)
+        home = next((k for k, free in enumerate(room) if free >= length), None)
         if home is None:
             yield _pack(rows, recipe.row_tokens)
             rows, room, home = [[] for _ in range(recipe.rows)], [recipe.row_tokens] * recipe.rows, 0
         rows[home].append(demo)
-        room[home] -= len(demo[0])
+        room[home] -= length
 
 
-_Encoded = tuple[list[int], list[bool]]
+_Encoded = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
 """Token ids, and for each whether the policy writes it."""
 
 
-def _encode(tokenizer: PreTrainedTokenizerFast, demo: Demo) -> _Encoded:
-    encode = tokenizer.backend_tokenizer.encode
-    ids: list[int] = []
-    written: list[bool] = []
-    for turn in demo:
-        for text, mine in ((turn.prompt, False), (turn.answer, True)):
-            piece = encode(text, add_special_tokens=False).ids
-            ids += piece
-            written += [mine] * len(piece)
-    return ids, written
+def _encoded(
+    tokenizer: PreTrainedTokenizerFast, rng: random.Random, draw: Callable[[random.Random], Demo]
+) -> Iterator[_Encoded]:
+    """Demonstrations without end."""
+    encode = tokenizer.backend_tokenizer.encode_batch
+    while True:
+        demos = [draw(rng) for _ in range(ENCODED_AT_ONCE)]
+        texts = [text for demo in demos for turn in demo for text in (turn.prompt, turn.answer)]
+        pieces = iter([np.array(piece.ids) for piece in encode(texts, add_special_tokens=False)])
+        for demo in demos:
+            parts = list(islice(pieces, 2 * len(demo)))
+            mine = np.resize((False, True), len(parts))
+            yield np.concatenate(parts), np.repeat(mine, [part.size for part in parts])
 
 
 def _pack(rows: Sequence[Sequence[_Encoded]], length: int) -> _Batch:
-    ids = torch.zeros(len(rows), length, dtype=torch.long)
-    positions = torch.zeros_like(ids)
-    owner = torch.full_like(ids, -1)
-    written = torch.zeros_like(ids, dtype=torch.bool)
-    tokens = 0
+    ids_BT = np.zeros((len(rows), length), np.int64)
+    positions_BT, owner_BT = np.zeros_like(ids_BT), np.full_like(ids_BT, -1)
+    written_BT = np.zeros_like(ids_BT, np.bool_)
     for r, row in enumerate(rows):
-        used = sum(len(demo[0]) for demo in row)
-        tokens += used
-        ids[r, :used] = torch.tensor(list(chain.from_iterable(demo[0] for demo in row)))
-        written[r, :used] = torch.tensor(list(chain.from_iterable(demo[1] for demo in row)))
-        positions[r, :used] = torch.tensor(list(chain.from_iterable(range(len(demo[0])) for demo in row)))
-        owner[r, :used] = torch.tensor([k for k, demo in enumerate(row) for _ in demo[0]])
+        end = 0
+        for k, (ids, written) in enumerate(row):
+            here, end = slice(end, end + ids.size), end + ids.size
+            ids_BT[r, here], written_BT[r, here] = ids, written
+            positions_BT[r, here], owner_BT[r, here] = np.arange(ids.size), k
+    owner = torch.from_numpy(owner_BT)
     sees = (owner[:, :, None] == owner[:, None, :]).tril()
     mask = torch.zeros(sees.shape).masked_fill(~sees, torch.finfo(torch.float32).min)[:, None]
-    chosen = written.flatten().nonzero().squeeze(1)
-    return _Batch(ids, positions, mask, chosen - 1, ids.flatten()[chosen], tokens)
+    ids, chosen = torch.from_numpy(ids_BT), torch.from_numpy(np.flatnonzero(written_BT))
+    tokens = int((owner_BT >= 0).sum())
+    return _Batch(ids, torch.from_numpy(positions_BT), mask, chosen - 1, ids.flatten()[chosen], tokens)

@@ -19,14 +19,17 @@ GROUP_SIZE = 8
 BATCH_SIZE = 16
 HELDOUT_TASKS = 256
 TRAIN_TASKS = 2048
+STEPS = 24
 SEED_FILE = "seed.txt"
 
 
 def make(directory: Path, *, seed: int = 0, show: bool = True) -> dict[str, Any]:
     """Make the tiny policy with a progress bar; returns its facts as JSON values."""
+    console = terminal.console(stderr=True)
+    if show:
+        console.print("warm start: a policy from scratch, on demonstrations; loading torch and transformers first")
     from agl.trainer.quickstart.policy import make_policy
 
-    console = terminal.console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("loss {task.fields[loss]:.3f}"))
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not show) as bar:
         tasks: dict[str, Any] = {}
@@ -57,7 +60,7 @@ def make(directory: Path, *, seed: int = 0, show: bool = True) -> dict[str, Any]
 
 
 def run(
-    out: Path, *, seed: int = 0, steps: int = 50, n_workers: int = 32, resume: bool = False, progress: bool = True
+    out: Path, *, seed: int = 0, steps: int = STEPS, n_workers: int = 32, resume: bool = False, progress: bool = True
 ) -> dict[str, Any]:
     """Run the quickstart in the directory `out` and print its result.
 
@@ -65,6 +68,10 @@ def run(
         before, after (held-out success, 0 to 1), seconds, steps, parameters, checkpoint, curve, policy, store, rollout,
         evaluation (of the first and last validation: `Evaluation.to_json`).
     """
+    console = terminal.console()
+    started = time.monotonic()
+    if progress:
+        console.print(f"agl quickstart: {steps} steps of {BATCH_SIZE * GROUP_SIZE} rollouts; loading LangChain")
     try:
         from agl.trainer.quickstart.agent import build_agent
     except ImportError as error:
@@ -78,8 +85,6 @@ def run(
     from agl.trainer.report.explain import explain
     from agl.trainer.run.trainer import Trainer
 
-    console = terminal.console()
-    started = time.monotonic()
     start = out / "start-policy"
     seed_file = start / SEED_FILE
     if not seed_file.exists() or seed_file.read_text().strip() != str(seed):
@@ -95,13 +100,14 @@ def run(
             group_size=GROUP_SIZE,
             batch_size=BATCH_SIZE,
             steps=steps,
-            learning_rate=5e-4,
-            warmup_steps=min(5, steps - 1),
+            learning_rate=3e-4,
+            warmup_steps=min(2, steps - 1),
             schedule="linear",
             betas=(0.9, 0.95),
+            minibatches=4,
             max_response_tokens=48,
             max_context=256,
-            val_every=max(1, steps // 4),
+            val_every=max(1, steps // 2),
             max_batch=128,
         ),
         n_workers=n_workers,

@@ -40,6 +40,7 @@ class RunConfig:
         silent_seconds: how long a remote runner may be silent before its rollouts are run again.
         runner_patience: how long the run waits for any remote runner before it ends.
         host, port: the gateway's address, where it has its own server.
+        gateways: processes that answer the agents' requests; 1 is this process, None lets the algorithm choose.
         capture_content: whether texts are recorded in addition to the tokens.
         initial_resources: what rollouts receive in addition to the LLM. hooks: called around every attempt.
     """
@@ -57,6 +58,7 @@ class RunConfig:
     runner_patience: float = PATIENCE_SECONDS
     host: str = LOOPBACK
     port: int = 0
+    gateways: int | None = None
     capture_content: bool = True
     initial_resources: Mapping[str, Any] = field(default_factory=dict)
     hooks: Sequence[Hook] = ()
@@ -67,6 +69,7 @@ class RunConfig:
             max_attempts=self.max_attempts,
             timeout=self.timeout,
             silent_seconds=self.silent_seconds,
+            gateways=self.gateways,
         )
         if not isinstance(self.runners, RayRunners) and self.runners not in get_args(Runners):
             raise ConfigError(f"runners={self.runners!r}", hint=nearest(str(self.runners), get_args(Runners)))

@@ -12,16 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from starlette.routing import Route
 
 from agl.agents.agent import Agent
 from agl.credit import Credit
-from agl.errors import AglError, DatasetError, StoreError
+from agl.errors import AglError, ConfigError, DatasetError, StoreError
 from agl.mdp.selection import Selection
 from agl.mdp.types import Reward
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.gateway.processes.group import GatewayProcesses
 from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.http.auth import Keys, key_hash
 from agl.trainer.local.config import Policy
@@ -100,6 +102,7 @@ class Run:
     recorder: Recorder = field(default=None)  # type: ignore[assignment]
     callbacks: Callbacks = field(default_factory=Callbacks)
     _endpoint: Endpoint | None = None
+    _processes: GatewayProcesses | None = None
     _resumable: ResumableRollouts | None = None
     _coordinator: RunCoordinator | None = None
     _runner: Runner | None = None
@@ -183,6 +186,7 @@ class Run:
         register: Callable[[Gateway], None] | None = None,
         routed: bool = True,
         rewarded: bool = True,
+        gateways: int = 1,
     ) -> None:
         """Start the gateway and the workers.
 
@@ -191,9 +195,10 @@ class Run:
             register: puts the policies that answer on the run's gateway.
             routed: whether selected agents' requests go to the gateway.
             rewarded: whether a rollout without a reward has failed.
+            gateways: how many processes answer requests, if the configuration does not say.
         """
         try:
-            await self._start(rules, model, register, routed, rewarded)
+            await self._start(rules, model, register, routed, rewarded, self.config.gateways or gateways)
         except BaseException:
             await self.stop()
             raise
@@ -209,9 +214,10 @@ class Run:
         register: Callable[[Gateway], None] | None,
         routed: bool,
         rewarded: bool,
+        gateways: int,
     ) -> None:
         config = self.config
-        gateway = self.gateway or Gateway(self.store, capture_content=config.capture_content)
+        gateway = self.gateway or self._make_gateway(gateways if routed else 1)
         if routed:
             self.gateway = gateway
             if register is not None:
@@ -251,8 +257,27 @@ class Run:
             else:
                 self._endpoint = self.serve(gateway, routes)
             url = await self._endpoint.start()
+            if isinstance(gateway, GatewayProcesses):
+                self._processes = gateway
+                where = urlsplit(url)
+                port = (where.port or 0) + 1 if config.port else 0
+                await gateway.start(host=where.hostname or config.host, port=port)
         self._runner = self._make_runner(coordinator, url, worker_key)
         await self._runner.start()
+
+    def _make_gateway(self, n: int) -> Gateway:
+        config = self.config
+        if n > 1:
+            try:
+                selection_to_json(config.selection)
+            except ConfigError:
+                # Its functions cannot be sent to another process; one process was not refused by anybody.
+                if config.gateways is not None:
+                    raise
+                n = 1
+        if n == 1:
+            return Gateway(self.store, capture_content=config.capture_content)
+        return GatewayProcesses(self.store, n, capture_content=config.capture_content, on_failure=self.fail)
 
     def _runner_routes(self, key: str) -> list[Route]:
         # An endpoint that was passed in checks keys itself.
@@ -325,11 +350,13 @@ class Run:
                 await self.store.cancel_rollouts(open_rollouts)
             except StoreError as error:
                 self.progress.note(f"could not cancel open rollouts: {error}")
+        if self._processes is not None:
+            await self._processes.stop()
         if self._endpoint is not None:
             await self._endpoint.stop()
         if self._cluster is not None:
             await self._cluster.leave()
-        self._runner = self._coordinator = self._endpoint = self._cluster = None
+        self._runner = self._coordinator = self._endpoint = self._processes = self._cluster = None
         gc.unfreeze()
 
     async def rollouts(

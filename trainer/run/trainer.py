@@ -131,6 +131,9 @@ class Trainer:
         runner_key: the key that remote runners must show (AGL_RUNNER_KEY if None).
         silent_seconds: how long a remote runner may be silent before its rollouts are run again.
         host, port: where the gateway listens; other than loopback only for Ray and for remote runners with a key.
+        gateways: processes that answer the agents' requests, for hundreds of rollouts at once; each listens on a port
+            of its own (`port` + 1, + 2, ... if a port is given). None = 1, this process; with verl, one for every 300
+            of `n_workers`.
         capture_content: whether texts are recorded in addition to the tokens.
         initial_resources: what rollouts receive in addition to `llm`.
         hooks: an `agl.Hook`, or several, called around every attempt.
@@ -161,6 +164,7 @@ class Trainer:
         silent_seconds: float = SILENT_SECONDS,
         host: str = "127.0.0.1",
         port: int = 0,
+        gateways: int | None = None,
         capture_content: bool = True,
         initial_resources: Mapping[str, Any] | None = None,
         hooks: Hook | Iterable[Hook] | None = None,
@@ -187,6 +191,7 @@ class Trainer:
             silent_seconds=silent_seconds,
             host=host,
             port=port,
+            gateways=gateways,
             capture_content=capture_content,
             initial_resources=dict(initial_resources or {}),
             hooks=_as_tuple(hooks),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from agl import semconv
 from agl.agents.resources import resource_from_json
-from agl.errors import AglError, AttemptOverError, RewardError, RolloutError, RolloutTimeoutError
+from agl.errors import AglError, AttemptOverError, GatewayError, RewardError, RolloutError, RolloutTimeoutError
 from agl.mdp.builder import AttemptTrajectory, build_trajectory, require_trainable
 from agl.mdp.selection import Selection
 from agl.mdp.span_index import SpanIndex
@@ -57,7 +57,7 @@ _NOT_BEGUN = "its worker left before it began"
 class _OpenLease:
     """A lease that a worker holds. `started` and `last_heartbeat` are times of the monotonic clock.
 
-    `begun`: whether a heartbeat has come.
+    `begun`: whether a heartbeat has come. `lost`: why its calls are unknown, if they are.
     """
 
     lease: Lease
@@ -67,6 +67,7 @@ class _OpenLease:
     lock: asyncio.Lock
     begun: bool = False
     calls: list[Call] | None = None
+    lost: GatewayError | None = None
 
 
 class RunCoordinator:
@@ -202,7 +203,12 @@ class RunCoordinator:
                 rollout.rollout_id, attempt, selection=self.selection, seed=rollout.seed, rules=rules
             )
             sampling = {} if rules.temperature is None else {"temperature": rules.temperature}
-            lease = replace(lease, gateway=self.gateway.base_url, url=access.url, key=key, sampling=sampling)
+            if access.admitted is not None:
+                # If that process has died, the attempt's end will say so.
+                await asyncio.gather(access.admitted, return_exceptions=True)
+            lease = replace(
+                lease, gateway=access.base_url, port=access.port, url=access.url, key=key, sampling=sampling
+            )
         self._open[lease.id] = _OpenLease(lease, worker_id, now, now, asyncio.Lock())
         await self.store.update_attempt(rollout.rollout_id, attempt, "running")
         return lease
@@ -304,8 +310,9 @@ class RunCoordinator:
     # -- the run ------------------------------------------------------------------------------------------------------
     async def close(self, lease: Lease) -> None:
         """Close a lease whose rollout the run itself ends."""
-        if self._open.pop(lease.id, None) is not None and self.gateway is not None:
-            await self.gateway.close_attempt(*lease.id)
+        entry = self._open.pop(lease.id, None)
+        if entry is not None:
+            await self._calls(entry)
 
     def watch(self) -> None:
         """Begin to give up attempts past their limits; workers in other processes may have died."""
@@ -381,6 +388,9 @@ class RunCoordinator:
             calls = await self._calls(entry)
         except AglError as error:
             calls, report = [], replace(report, error=report.error or error)
+        if entry.lost is not None:
+            # What the agent saw is a connection that broke.
+            report = replace(report, error=entry.lost, text=None)
         await self.store.add_spans(report.spans)
         trajectory = None
         if report.error is None:
@@ -409,7 +419,10 @@ class RunCoordinator:
 
     async def _calls(self, entry: _OpenLease) -> list[Call]:
         if entry.calls is None:
-            entry.calls = [] if self.gateway is None else await self.gateway.close_attempt(*entry.lease.id)
+            try:
+                entry.calls = [] if self.gateway is None else await self.gateway.close_attempt(*entry.lease.id)
+            except GatewayError as error:
+                entry.calls, entry.lost = [], error
         return entry.calls
 
     async def _trajectory(self, lease: Lease, calls: list[Call], spans: Sequence[Span]) -> AttemptTrajectory:

@@ -44,6 +44,7 @@ class Lease:
         selection: which agents are trained.
         resources: named values for the agent, in addition to the policy.
         gateway: base URL of the gateway; None when nothing is routed.
+        port: of the gateway, if it is another one than the coordinator's.
         url: the attempt's URL below it, without the agent. key: valid for this attempt only. model: the policy's name.
         sampling: the trainer's sampling parameters that agents can see.
         capture_content: whether texts are recorded.
@@ -53,6 +54,7 @@ class Lease:
     selection: Selection
     resources: Mapping[str, Any] = field(default_factory=dict)
     gateway: str | None = None
+    port: int | None = None
     url: str = ""
     key: str | None = field(default=None, repr=False)
     model: str = ""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from agl.mdp.selection import DEFAULT_POLICY, select
 from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.gateway.processes.group import GatewayProcesses
 from agl.trainer.http.auth import Keys
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.run.frozen_policy import FrozenPolicy
@@ -19,8 +22,10 @@ from agl.trainer.store.base import NO_RUN, Store
 class ServedPolicy:
     """A mounted policy, and a coordinator for whatever is enqueued in the store. Made by `start`, ended by `stop`."""
 
-    def __init__(self, policy: FrozenPolicy, coordinator: StoreCoordinator, mount_point: MountPoint) -> None:
-        self.policy, self.coordinator, self.mount_point = policy, coordinator, mount_point
+    def __init__(
+        self, policy: FrozenPolicy, coordinator: StoreCoordinator, mount_point: MountPoint, gateway: Gateway
+    ) -> None:
+        self.policy, self.coordinator, self.mount_point, self.gateway = policy, coordinator, mount_point, gateway
 
     @classmethod
     async def start(cls, settings: Settings, store: Store, mount: GatewayMount) -> ServedPolicy:
@@ -31,7 +36,11 @@ class ServedPolicy:
         """
         policy = await _open_policy(settings)
         capture_content, silent_seconds = settings.get("capture_content"), settings.get("silent_seconds")
-        gateway = Gateway(store, capture_content=capture_content)
+        n = settings.get("gateways") or 1
+        if n == 1:
+            gateway = Gateway(store, capture_content=capture_content)
+        else:
+            gateway = GatewayProcesses(store, n, capture_content=capture_content)
         policy.serve(gateway, DEFAULT_POLICY)
         coordinator = RunCoordinator(
             store,
@@ -45,12 +54,22 @@ class ServedPolicy:
             guard=LeaseGuard(),
         )
         mount_point = mount.point(gateway, coordinator_routes(lambda: coordinator, key_check(Keys())))
-        await mount_point.start()
-        return cls(policy, StoreCoordinator(coordinator, silent_seconds), mount_point)
+        where = urlsplit(await mount_point.start())
+        if isinstance(gateway, GatewayProcesses):
+            try:
+                port = (where.port or 0) + 1 if settings.get("port") else 0
+                await gateway.start(host=where.hostname or settings.get("host"), port=port)
+            except BaseException:
+                await mount_point.stop()
+                await policy.close()
+                raise
+        return cls(policy, StoreCoordinator(coordinator, silent_seconds), mount_point, gateway)
 
     async def stop(self) -> None:
         """Admit no more requests and unload the policy."""
         await self.coordinator.stop()
+        if isinstance(self.gateway, GatewayProcesses):
+            await self.gateway.stop()
         await self.mount_point.stop()
         await self.policy.close()
 

@@ -255,6 +255,8 @@ class Service:
             runners="remote",
             silent_seconds=settings.get("silent_seconds"),
             capture_content=settings.get("capture_content"),
+            port=settings.get("port"),
+            gateways=settings.get("gateways"),
         )
 
     def policy_file(self, run_id: str, policy: str, name: str | None = None) -> Path:

@@ -77,6 +77,7 @@ class RuntimeOptions:
         silent_seconds: how long a client may be silent before its rollouts are run again.
         seed: of training. capture_content: whether texts are recorded in addition to the tokens.
         host, port: address to listen on. store: URL of the store. out: the directory of data, runs and policies.
+        gateways: processes that answer the agents' requests, on the ports after `port`; None = 1, this process.
     """
 
     nworkers: int = 4
@@ -91,6 +92,7 @@ class RuntimeOptions:
     capture_content: bool = True
     host: str = "127.0.0.1"
     port: int = 8000
+    gateways: int | None = None
     store: str | None = None
     out: str = "agl-serve"
 

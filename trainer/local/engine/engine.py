@@ -26,6 +26,7 @@ from agl.trainer.local.engine.forward import SlotModel
 from agl.trainer.local.engine.kv_cache import PrefixNode, PrefixTree, common_prefix
 from agl.trainer.local.engine.sampler import StopTexts, UniformStream, Warp, most_likely
 from agl.trainer.local.lora import Adapters
+from agl.trainer.local.memory import training_bytes
 from agl.trainer.local.protocol import EngineEvent, Failed, Finished, Tokens
 
 PREFILL_TOKENS = 2048
@@ -120,7 +121,7 @@ class LocalEngine:
         self._slots = SlotModel(base, device, autocast, max_batch, adapters)
         self.max_context = _exact_context(base.config, max_context)
         self.vocabulary = int(base.get_input_embeddings().weight.shape[0])
-        available = max(0, _memory(device) - _training_bytes(base, *([] if trained is None else [trained])))
+        available = max(0, _memory(device) - training_bytes(base, *([] if trained is None else [trained])))
         budget = int(MEMORY_SHARE * available) // self._slots.shape.bytes_per_token
         self._cache_tokens = max(budget, self.max_context)
         self._prefixes = PrefixTree(budget // 2 if prefix_cache_tokens is None else prefix_cache_tokens)
@@ -438,12 +439,6 @@ def _exact_context(config: Any, max_context: int) -> int:
     if not window or (kinds is not None and "sliding_attention" not in kinds):
         return max_context
     return min(max_context, window)
-
-
-def _training_bytes(*models: Any) -> int:
-    """Bytes of the weights and, for those in training, of their float32 gradient and AdamW's two moments."""
-    weights = {id(p): p for model in models for p in model.parameters()}
-    return sum(p.nbytes + (12 * p.numel() if p.requires_grad else 0) for p in weights.values())
 
 
 def _memory(device: torch.device) -> int:

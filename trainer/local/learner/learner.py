@@ -65,7 +65,13 @@ class Learner:
         self._model = model.eval()
         self._device = device
         self._value_head = _value_head(model, device) if config.critic else None
-        self._policy = LogProbModel(model, device, self.autocast, self._value_head)
+        self._policy = LogProbModel(
+            model,
+            device,
+            self.autocast,
+            self._value_head,
+            activation_checkpointing=config.activation_checkpointing,
+        )
         self._policy_without_autocast = LogProbModel(model, device, None)
         self._trees = config.share_prefixes and agrees(self._policy.model, device)
         self._max_tokens = config.max_tokens_per_microbatch or (16384 if device.type == "cuda" else 4096)

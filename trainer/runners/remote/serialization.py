@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter
 
@@ -47,6 +48,7 @@ def lease_to_json(lease: Lease, *, selection: bool = True, resources: bool = Tru
         "selection": selection_to_json(lease.selection) if selection else None,
         "resources": {n: resource_to_json(value) for n, value in lease.resources.items()} if resources else None,
         "routed": lease.gateway is not None,
+        "port": lease.port,
         "key": lease.key,
         "model": lease.model,
         "sampling": dict(lease.sampling),
@@ -63,7 +65,8 @@ def lease_from_json(
     """What `lease_to_json` wrote.
 
     Args:
-        base_url: the address of the lease's gateway. selection, resources: used where `data` has none.
+        base_url: the address of the coordinator's server, which is the gateway's unless the lease has another port.
+        selection, resources: used where `data` has none.
 
     Raises:
         ConfigError: there is no selection, neither in `data` nor here.
@@ -78,12 +81,18 @@ def lease_from_json(
     if data["resources"] is not None:
         resources = {name: resource_from_json(value) for name, value in data["resources"].items()}
     attempted_rollout = _ROLLOUT.validate_python(data)
+    # By the name by which this worker has reached the server. Servers of earlier versions send no port.
+    if (port := data.get("port")) is not None:
+        parts = urlsplit(base_url)
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        base_url = parts._replace(netloc=f"{host}:{port}").geturl()
     path = f"/rollouts/{attempted_rollout.rollout.rollout_id}/attempts/{attempted_rollout.attempt.attempt}"
     return Lease(
         attempted_rollout,
         selection,
         resources or {},
         gateway=base_url if data["routed"] else None,
+        port=port,
         url=f"{base_url}{path}" if data["routed"] else "",
         key=data["key"],
         model=data["model"],
@@ -107,7 +116,7 @@ def selection_to_json(selection: Selection) -> list[Any]:
         else:
             raise ConfigError(
                 f"agents= holds the function {getattr(pattern, '__name__', pattern)!r}, which cannot be sent to "
-                "runners in other processes",
+                "other processes",
                 hint="use names, globs or re.compile(...) there",
             )
     return rules

@@ -1,8 +1,12 @@
-"""One thread owns the database connection: pending operations are committed together and acknowledged after that.
+"""One thread owns the connection that writes: pending operations are committed together and acknowledged after that.
+
+Another thread has a connection that only reads, so that no query waits for a write; each of its transactions begins
+after every write that was acknowledged before. A private database in memory has one thread for both.
 
 An operation is a function of a connection and may be run twice: when another one in its batch fails (each fails alone),
 when the connection breaks, or when another process's transaction takes precedence. If the first run was committed, the
-second one must have no effect, also outside the database.
+second one must have no effect, also outside the database. Operations that wait together are concurrent: those with the
+same function of many arguments run as one call, so that a database on a server is asked once for all of them.
 """
 
 from __future__ import annotations
@@ -17,15 +21,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 from sqlalchemy.engine.interfaces import DBAPICursor
 
 from agl.errors import StoreError
-from agl.trainer.store.sql import migrations
+from agl.trainer.store.sql import migrations, prepared
 from agl.trainer.store.sql.clock import Clock
-from agl.trainer.store.sql.dialect import Dialect
+from agl.trainer.store.sql.dialect import Change, Changed, Dialect
 
-T = TypeVar("T")
+A = TypeVar("A")
+R = TypeVar("R")
 
 RETRY_SECONDS: Final = 30.0
 """How long a batch is repeated while the database cannot be reached."""
@@ -33,11 +38,17 @@ _CLOSING_SECONDS: Final = 3.0
 """The same while the store is being closed."""
 
 
+Each = Callable[[Connection, Sequence[A]], Sequence[R | Exception]]
+"""A function of many arguments: one result for each, or the error of an argument that had no effect."""
+
+
 @dataclass(slots=True, eq=False)
 class _Operation:
-    """A pending function of a connection, and later its result or error."""
+    """A pending function of a connection and arguments, and later its result or error."""
 
-    run: Callable[[Connection], Any]
+    each: Each[Any, Any]
+    argument: Any
+    alone: bool
     writes: bool
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
@@ -54,7 +65,7 @@ class _Operation:
 
 
 class Database:
-    """A database, and the only thread that uses it.
+    """A database, and the only threads that use it.
 
     Attributes:
         dialect: the database. clock: set by the database's own clock, if it has one.
@@ -63,10 +74,10 @@ class Database:
     def __init__(self, dialect: Dialect, clock: Clock | None = None) -> None:
         self.dialect = dialect
         self.clock = clock or Clock()
-        self._pending: queue.SimpleQueue[_Operation | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._closed = False
-        self._thread = threading.Thread(target=self._work, name="agl-store", daemon=True)
+        self._writer = _Worker(dialect, dialect.open_engine, self._prepare)
+        self._reader = self._writer
+        if dialect.reads_beside_writes:
+            self._reader = _Worker(dialect, dialect.open_reader, lambda connection: None)
 
     async def open(self) -> None:
         """Open the database; its tables are created or upgraded.
@@ -75,48 +86,88 @@ class Database:
             StoreVersionError: a newer version of agl wrote the database.
             StoreError: the database cannot be opened, or is not an agl store.
         """
-        self._thread.start()
         try:
-            await self._submit(lambda connection: None, writes=False)
+            await self.write(lambda connection: None)
+            # Opened before it is needed, so that no query waits for it.
+            await self.read(lambda connection: None)
         except BaseException:
             await self.close()
             raise
 
-    def read(self, operation: Callable[[Connection], T]) -> asyncio.Future[T]:
+    def read(self, operation: Callable[[Connection], R]) -> asyncio.Future[R]:
         """Run a function that only reads. It sees every write that was acknowledged before."""
-        return self._submit(operation, writes=False)
+        return self._reader.submit(lambda connection, _: [operation(connection)], None, alone=True, writes=False)
 
-    def write(self, operation: Callable[[Connection], T]) -> asyncio.Future[T]:
+    def read_each(self, each: Each[A, R], argument: A) -> asyncio.Future[R]:
+        """Read by a function of many arguments, which uses `prepared` statements only; see `read` and `Each`."""
+        return self._reader.submit(each, argument, writes=False)
+
+    def write(self, operation: Callable[[Connection], R]) -> asyncio.Future[R]:
         """Run a function in a transaction; the future resolves once that is committed.
 
         If the future is cancelled before the function has started, it does not run; later the write takes effect.
         """
-        return self._submit(operation, writes=True)
+        return self._writer.submit(lambda connection, _: [operation(connection)], None, alone=True, writes=True)
+
+    def write_each(self, each: Each[A, R], argument: A) -> asyncio.Future[R]:
+        """Write by a function of many arguments, which uses `prepared` statements only; see `write` and `Each`."""
+        return self._writer.submit(each, argument, writes=True)
 
     async def close(self) -> None:
-        """Finish pending operations, then close the connection. Idempotent."""
+        """Finish pending operations, then close the connections. Idempotent."""
+        # The reader first: the last connection that is closed empties SQLite's journal, which a reader cannot.
+        await self._reader.close()
+        await self._writer.close()
+
+    def _prepare(self, connection: Connection) -> None:
+        migrations.upgrade(connection, self.dialect)
+        self.clock.set(self.dialect.now(connection))
+
+
+class _Worker:
+    """A thread with a connection, and the operations that wait for it.
+
+    Args:
+        dialect: the database. open_engine: what makes the connection. prepare: called with each new connection.
+    """
+
+    def __init__(
+        self, dialect: Dialect, open_engine: Callable[[], Engine], prepare: Callable[[Connection], None]
+    ) -> None:
+        self.dialect, self._open_engine, self._prepare = dialect, open_engine, prepare
+        self._pending: queue.SimpleQueue[_Operation | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def submit(self, each: Each[A, R], argument: A, *, writes: bool, alone: bool = False) -> asyncio.Future[R]:
+        """Queue an operation; the thread begins with the first one."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[R] = loop.create_future()
+        with self._lock:
+            if self._closed:
+                raise StoreError("the store is closed", hint="open it again with open_store", store=self.dialect.url)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="agl-store", daemon=True)
+                self._thread.start()
+            self._pending.put(_Operation(each, argument, alone, writes, loop, future))
+        return future
+
+    async def close(self) -> None:
+        """Finish what is pending, then close the connection. Idempotent."""
         with self._lock:
             if not self._closed:
                 self._closed = True
                 self._pending.put(None)
         # Not in a worker thread: at interpreter exit no thread can be started.
-        while self._thread.is_alive():
+        while self._thread is not None and self._thread.is_alive():
             await asyncio.sleep(0.002)
-
-    def _submit(self, operation: Callable[[Connection], T], *, writes: bool) -> asyncio.Future[T]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        with self._lock:
-            if self._closed:
-                raise StoreError("the store is closed", hint="open it again with open_store", store=self.dialect.url)
-            self._pending.put(_Operation(operation, writes, loop, future))
-        return future
 
     # -- on the thread --------------------------------------------------------------------------------------------
     def _work(self) -> None:
         self._connection: Connection | None = None
         try:
-            self._engine = self.dialect.open_engine()
+            self._engine = self._open_engine()
             self._connect()
         except BaseException as error:
             self._disconnect()
@@ -138,8 +189,7 @@ class Database:
         if self._connection is None:
             connection = self._engine.connect()
             try:
-                migrations.upgrade(connection, self.dialect)
-                self.clock.set(self.dialect.now(connection))
+                self._prepare(connection)
             except BaseException:
                 connection.close()
                 raise
@@ -235,8 +285,9 @@ def _run(connection: Connection, batch: Sequence[_Operation], dialect: Dialect) 
     cursor = connection.connection.cursor()
     committing = False
     try:
-        cursor.execute(begin)
-        if not _run_all(connection, batch, dialect):
+        committing = writes
+        if not _run_at_once(connection, cursor, begin, batch, dialect):
+            committing = False
             # No effect where the failure has ended the transaction already, as a full disk may.
             connection.connection.rollback()
             if len(batch) == 1:
@@ -244,8 +295,9 @@ def _run(connection: Connection, batch: Sequence[_Operation], dialect: Dialect) 
             cursor.execute(begin)
             for operation in batch:
                 _run_in_savepoint(connection, cursor, operation, dialect)
-        committing = writes
-        cursor.execute("COMMIT")
+            committing = writes
+            _announce(connection, batch, dialect)
+            cursor.execute("COMMIT")
     except BaseException as error:
         try:
             connection.connection.rollback()
@@ -257,34 +309,79 @@ def _run(connection: Connection, batch: Sequence[_Operation], dialect: Dialect) 
         cursor.close()
 
 
-def _run_all(connection: Connection, batch: Sequence[_Operation], dialect: Dialect) -> bool:
-    """Run operations until one fails; whether none did."""
+def _run_at_once(
+    connection: Connection, cursor: DBAPICursor, begin: str, batch: Sequence[_Operation], dialect: Dialect
+) -> bool:
+    """Run and commit a batch, the operations of one function together; False if one failed and none took effect."""
+    functions: dict[Any, list[_Operation]] = {}
+    alone = []
     for operation in batch:
-        _run_one(connection, operation, dialect)
-        if operation.error is not None:
-            return False
+        if operation.alone:
+            alone.append(operation)
+        else:
+            functions.setdefault(operation.each, []).append(operation)
+    try:
+        if alone:
+            cursor.execute(begin)
+            if not all(_run_each(connection, [operation], dialect) for operation in alone):
+                return False
+        with prepared.together(connection):
+            if not alone:
+                cursor.execute(begin)
+            if not all(_run_each(connection, operations, dialect) for operations in functions.values()):
+                return False
+            _announce(connection, batch, dialect)
+            cursor.execute("COMMIT")
+    except Exception as error:
+        # Within `together` a statement's error can come with a later one.
+        if dialect.is_lost(error) or dialect.is_conflict(error) or len(batch) == 1:
+            raise
+        return False
     return True
 
 
-def _run_one(connection: Connection, operation: _Operation, dialect: Dialect) -> None:
-    operation.result = operation.error = None
+def _run_each(connection: Connection, operations: Sequence[_Operation], dialect: Dialect) -> bool:
+    """Run operations of one function; whether all of them succeeded or had no effect."""
+    for operation in operations:
+        operation.result = operation.error = None
     try:
-        operation.result = operation.run(connection)
+        results = operations[0].each(connection, [operation.argument for operation in operations])
     except Exception as error:
         if dialect.is_lost(error) or dialect.is_conflict(error):
             raise
-        operation.error = dialect.store_error(error)
+        for operation in operations:
+            operation.error = dialect.store_error(error)
+        return False
+    for operation, result in zip(operations, results, strict=True):
+        if isinstance(result, Exception):
+            operation.error = result
+        else:
+            operation.result = result
+    return True
+
+
+def _announce(connection: Connection, batch: Sequence[_Operation], dialect: Dialect) -> None:
+    """Announce what succeeded, all of it at once."""
+    changes = [operation.result.change for operation in batch if isinstance(operation.result, Changed)]
+    if change := Change.of_all(changes):
+        dialect.announce(connection, change)
 
 
 def _run_in_savepoint(connection: Connection, cursor: DBAPICursor, operation: _Operation, dialect: Dialect) -> None:
     cursor.execute("SAVEPOINT operation")
-    _run_one(connection, operation, dialect)
-    if operation.error is not None:
+    try:
+        with prepared.together(connection) if not operation.alone else contextlib.nullcontext():
+            succeeded = _run_each(connection, [operation], dialect)
+    except Exception as error:
+        if dialect.is_lost(error) or dialect.is_conflict(error):
+            raise
+        succeeded, operation.error = False, dialect.store_error(error)
+    if not succeeded:
         try:
             cursor.execute("ROLLBACK TO operation")
         except Exception:
             # The transaction has ended, and the operation's own error says why.
-            raise operation.error from None
+            raise operation.error or StoreError("the transaction has ended") from None
     cursor.execute("RELEASE operation")
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine
 
 # SQLite took its ON CONFLICT from PostgreSQL, so that one statement compiles for both.
 from sqlalchemy.dialects.postgresql import insert as insert
+
+T = TypeVar("T")
 
 MEMORY: Final = ":memory:"
 
@@ -28,6 +31,24 @@ class Change:
     def __bool__(self) -> bool:
         return bool(self.queued or self.ended)
 
+    @classmethod
+    def of_all(cls, changes: Sequence[Change]) -> Change:
+        """The effects of several operations together."""
+        if len(changes) == 1:
+            return changes[0]
+        queued: Counter[str | None] = Counter()
+        for change in changes:
+            queued.update(change.queued)
+        return cls(queued, [rollout_id for change in changes for rollout_id in change.ended])
+
+
+@dataclass(frozen=True, slots=True)
+class Changed(Generic[T]):
+    """The result of an operation whose `change` is announced when it is committed."""
+
+    result: T
+    change: Change
+
 
 class Watch(Protocol):
     """A thread that notices changes by other processes."""
@@ -44,6 +65,7 @@ class Dialect(Protocol):
         begin_read, begin_write: statements that begin a transaction.
         begin_schema: statements that begin one in which no other process can change the tables.
         not_a_store_hint: what to do about a database that is no store.
+        reads_beside_writes: whether a second connection sees what the first one has committed.
     """
 
     begin_read: str
@@ -56,8 +78,15 @@ class Dialect(Protocol):
         """Identifies the database in messages, without the password."""
         ...
 
+    @property
+    def reads_beside_writes(self) -> bool: ...
+
     def open_engine(self) -> Engine:
         """An engine in autocommit: `Database` sends BEGIN and COMMIT itself. May raise the driver's errors."""
+        ...
+
+    def open_reader(self) -> Engine:
+        """Another engine, for a connection that only reads. May raise the driver's errors."""
         ...
 
     def now(self, connection: Connection) -> float | None:

@@ -61,6 +61,7 @@ class Postgres:
     begin_write = "BEGIN"
     # Other processes that open the same new database wait here until the tables exist.
     begin_schema: Sequence[str] = (begin_write, f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})")
+    reads_beside_writes = True
     not_a_store_hint = "name an empty database, or a separate schema: ?options=-csearch_path%3DNAME"
 
     def __init__(self, url: str) -> None:
@@ -87,10 +88,22 @@ class Postgres:
 
     def open_engine(self) -> Engine:
         """An engine whose connections are in autocommit; one is opened for each `connect`."""
-        limits = {"lock_timeout": LOCK_SECONDS, "statement_timeout": STATEMENT_SECONDS}
-        return self._engine({**limits, "idle_in_transaction_session_timeout": STATEMENT_SECONDS})
+        return self._engine(
+            {
+                "lock_timeout": f"{LOCK_SECONDS}s",
+                "statement_timeout": f"{STATEMENT_SECONDS}s",
+                "idle_in_transaction_session_timeout": f"{STATEMENT_SECONDS}s",
+                # Every query has its index. Plans are kept, and would go on to scan a table that was small once.
+                "enable_seqscan": "off",
+                "jit": "off",
+            }
+        )
 
-    def _engine(self, limits: Mapping[str, int]) -> Engine:
+    def open_reader(self) -> Engine:
+        """As `open_engine`: what only reads begins its transactions READ ONLY."""
+        return self.open_engine()
+
+    def _engine(self, settings: Mapping[str, str]) -> Engine:
         arguments = {
             "connect_timeout": CONNECT_SECONDS,
             "tcp_user_timeout": LOCK_SECONDS * 1000,
@@ -107,10 +120,10 @@ class Postgres:
         )
 
         @event.listens_for(engine, "connect")
-        def limit(connection: Any, record: Any) -> None:
+        def configure(connection: Any, record: Any) -> None:
             with connection.cursor() as cursor:
-                for name, seconds in limits.items():
-                    cursor.execute(f"SET {name} = '{seconds}s'")
+                for name, value in settings.items():
+                    cursor.execute(f"SET {name} = '{value}'")
 
         return engine
 
@@ -146,7 +159,7 @@ class Postgres:
 
     def announce(self, connection: Connection, change: Change) -> None:
         for payload in _payloads(self._sender, change):
-            connection.exec_driver_sql(f"SELECT pg_notify('{_CHANNEL}', %s)", (payload,))
+            connection.connection.cursor().execute(f"SELECT pg_notify('{_CHANNEL}', %s)", (payload,))
 
     def watch(self, changed: Callable[[Change | None], None]) -> _Listener:
         return _Listener(self, changed)
@@ -172,7 +185,7 @@ class Postgres:
 
     def compact(self) -> None:
         # Frees space inside the tables for new rows; the server does the same now and then.
-        engine = self._engine({"lock_timeout": LOCK_SECONDS, "statement_timeout": COMPACT_SECONDS})
+        engine = self._engine({"lock_timeout": f"{LOCK_SECONDS}s", "statement_timeout": f"{COMPACT_SECONDS}s"})
         with engine.connect() as connection:
             for table in ("calls", "spans", "attempts"):
                 connection.exec_driver_sql(f"VACUUM (ANALYZE) {table}")

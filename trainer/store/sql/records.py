@@ -16,7 +16,6 @@ from agl.mdp.types import Call
 from agl.trainer.store.base import TrainedCall
 from agl.trainer.store.sql import codec, prepared
 from agl.trainer.store.sql.dialect import insert
-from agl.trainer.store.sql.rollouts import chunks
 from agl.trainer.store.sql.schema import calls as C
 from agl.trainer.store.sql.schema import policy_versions as P
 from agl.trainer.store.sql.schema import resources as V
@@ -24,7 +23,7 @@ from agl.trainer.store.sql.schema import spans as S
 from agl.trainer.store.sql.schema import trained_calls as T
 
 TOKEN_BYTES = 4
-_HEADS = select(C.c.id, C.c.rollout_id, C.c.attempt, C.c.length, C.c.digest)
+_HEAD: Any = select(C.c.id, C.c.rollout_id, C.c.attempt, C.c.length, C.c.digest).where(C.c.id == bindparam("id"))
 _INSERT_CALL = insert(C).on_conflict_do_nothing()
 _INSERT_SPAN = insert(S).on_conflict_do_nothing()
 _SPANS = select(S).where(S.c.rollout_id == bindparam("id"))
@@ -45,13 +44,13 @@ _UPSERT_TRAINED = upsert(T, [column.name for column in T.columns if not column.p
 
 
 # -- calls --------------------------------------------------------------------------------------------------------
-def add_calls(connection: Connection, calls: Sequence[Call]) -> None:
+def add_calls(connection: Connection, each: Sequence[Sequence[Call]]) -> list[None]:
     """Insert calls. Where the parent is of the same attempt and a prefix of the prompt, that prefix is left out."""
+    calls = [call for calls in each for call in calls]
     known: dict[str, Mapping[Any, Any]] = {}
-    ids_read = {call.id for call in calls} | {call.parent_id for call in calls if call.parent_id}
-    for ids in chunks(sorted(ids_read)):
-        rows = connection.execute(_HEADS.where(C.c.id.in_(ids))).mappings()
-        known.update((row["id"], row) for row in rows)
+    ids = {call.id for call in calls} | {call.parent_id for call in calls if call.parent_id}
+    heads = prepared.first_each(connection, _HEAD, [{"id": call_id} for call_id in sorted(ids)])
+    known.update((head["id"], head) for head in heads if head is not None)
     new = []
     for call in calls:
         if call.id in known:
@@ -63,8 +62,8 @@ def add_calls(connection: Connection, calls: Sequence[Call]) -> None:
             row["prompt"] = row["prompt"][parent["length"] * TOKEN_BYTES :]
         known[call.id] = row
         new.append(row)
-    if new:
-        prepared.change_many(connection, _INSERT_CALL, new)
+    prepared.change_many(connection, _INSERT_CALL, new)
+    return [None] * len(each)
 
 
 def _continues(row: Mapping[Any, Any], parent: Mapping[Any, Any]) -> bool:
@@ -93,18 +92,24 @@ def query_calls(connection: Connection, rollout_id: str, attempt: int | None) ->
 
 
 # -- spans --------------------------------------------------------------------------------------------------------
-def add_spans(connection: Connection, spans: Sequence[Span]) -> None:
+def add_spans(connection: Connection, each: Sequence[Sequence[Span]]) -> list[None]:
     """Insert spans that are not stored yet."""
-    if spans:
-        prepared.change_many(connection, _INSERT_SPAN, [codec.span_row(span) for span in spans])
+    prepared.change_many(connection, _INSERT_SPAN, [codec.span_row(span) for spans in each for span in spans])
+    return [None] * len(each)
 
 
-def query_spans(connection: Connection, rollout_id: str, attempt: int | None) -> list[Span]:
-    """A rollout's spans by start time."""
-    statement = _SPANS if attempt is None else _SPANS_OF_ATTEMPT
-    rows = prepared.rows(connection, statement, {"id": rollout_id, "n": attempt})
-    # The database would copy whole rows to sort them.
-    return sorted((codec.to_span(row) for row in rows), key=attrgetter("start", "span_id"))
+def query_spans(connection: Connection, attempts: Sequence[tuple[str, int | None]]) -> list[list[Span]]:
+    """The spans of rollouts (id, attempt or None for all), by start time."""
+    spans: dict[tuple[str, int | None], list[Span]] = {}
+    for statement, keys in (
+        (_SPANS, [key for key in attempts if key[1] is None]),
+        (_SPANS_OF_ATTEMPT, [key for key in attempts if key[1] is not None]),
+    ):
+        found = prepared.rows_each(connection, statement, [{"id": rollout_id, "n": n} for rollout_id, n in keys])
+        for key, rows in zip(keys, found, strict=True):
+            # The database would copy whole rows to sort them.
+            spans[key] = sorted(map(codec.to_span, rows), key=attrgetter("start", "span_id"))
+    return [spans[key] for key in attempts]
 
 
 # -- resources, policies, training --------------------------------------------------------------------------------

@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import hmac
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, and_, bindparam, delete, func, literal_column, select, update
+from sqlalchemy import (
+    Connection,
+    Double,
+    Integer,
+    LargeBinary,
+    Select,
+    Text,
+    and_,
+    bindparam,
+    delete,
+    func,
+    literal_column,
+    select,
+    update,
+)
 
 from agl.errors import AttemptOverError, NotStoredError, StoreError
 from agl.trainer.store.base import (
@@ -25,7 +41,7 @@ from agl.trainer.store.base import (
 )
 from agl.trainer.store.sql import codec, prepared
 from agl.trainer.store.sql.clock import Observer
-from agl.trainer.store.sql.dialect import insert
+from agl.trainer.store.sql.dialect import Change, Changed, insert
 from agl.trainer.store.sql.schema import attempts as A
 from agl.trainer.store.sql.schema import rollouts as R
 
@@ -33,7 +49,6 @@ CHUNK = 1000
 """Maximum number of ids in one statement; databases limit its parameters."""
 
 _ONE_ROLLOUT = select(R).where(R.c.rollout_id == bindparam("id"))
-_THESE_ROLLOUTS = select(R).where(R.c.rollout_id.in_(bindparam("ids", expanding=True)))
 # Locked where transactions run concurrently: what is read here decides what is written.
 _ROLLOUT_AND_ATTEMPT = (
     select(R, A.c.status.label("was"), A.c.last_heartbeat_at)
@@ -43,16 +58,18 @@ _ROLLOUT_AND_ATTEMPT = (
 _INSERT_ROLLOUT = insert(R).on_conflict_do_nothing()
 _INSERT_ATTEMPT = insert(A)
 _SET_ROLLOUT = (
-    update(R).where(R.c.rollout_id == bindparam("id")).values(status=bindparam("to"), ended_at=bindparam("at"))
+    update(R)
+    .where(R.c.rollout_id == bindparam("id"))
+    .values(status=bindparam("to", type_=Text), ended_at=bindparam("at", type_=Double))
 )
 _SET_ATTEMPT = (
     update(A)
     .where(A.c.rollout_id == bindparam("id"), A.c.attempt == bindparam("n"))
     .values(
-        status=bindparam("to"),
-        error=func.coalesce(bindparam("why"), A.c.error),
-        last_heartbeat_at=bindparam("beat"),
-        ended_at=bindparam("at"),
+        status=bindparam("to", type_=Text),
+        error=func.coalesce(bindparam("why", type_=Text), A.c.error),
+        last_heartbeat_at=bindparam("beat", type_=Double),
+        ended_at=bindparam("at", type_=Double),
     )
 )
 _OPEN = ("preparing", "running")
@@ -65,9 +82,10 @@ _ATTEMPTS_WITH_LIMITS = (
 _BEAT = (
     update(A)
     .where(A.c.rollout_id == bindparam("id"), A.c.attempt == bindparam("n"))
-    .values(last_heartbeat_at=bindparam("beat"))
+    .values(last_heartbeat_at=bindparam("beat", type_=Double))
 )
-_RENEW = _BEAT.values(secret_hash=bindparam("hash"))
+_RENEW = _BEAT.values(secret_hash=bindparam("hash", type_=LargeBinary))
+_ATTEMPT_STATUS = select(A.c.status).where(A.c.rollout_id == bindparam("id"), A.c.attempt == bindparam("n"))
 _SECRET_HASH = select(A.c.secret_hash).where(A.c.rollout_id == bindparam("id"), A.c.attempt == bindparam("n"))
 _LEASED_BY = (
     select(A)
@@ -76,69 +94,99 @@ _LEASED_BY = (
 )
 
 
-def _lease(*of: Any) -> Any:
-    """One atomic update. PostgreSQL skips rows that others are leasing; SQLite runs one writer at a time."""
+def _next(*of: Any) -> Any:
+    """Rollouts to lease, locked. PostgreSQL skips rows that others are leasing; SQLite runs one writer at a time."""
     # As a literal, so that the database uses the partial indexes.
-    queued = select(R.c.seq).where(R.c.status == literal_column("'queuing'"))
-    first = (
-        queued.where(*of)
-        .order_by(R.c.priority.desc(), R.c.seq)
-        .limit(1)
-        .with_for_update(skip_locked=True)
-        .scalar_subquery()
-    )
-    return update(R).where(R.c.seq == first).values(status="preparing", attempts=R.c.attempts + 1).returning(R)
+    queued = select(R).where(R.c.status == literal_column("'queuing'"), *of)
+    return queued.order_by(R.c.priority.desc(), R.c.seq).limit(bindparam("n")).with_for_update(skip_locked=True)
 
 
-_LEASE = _lease()
-_LEASE_OF_RUN, _LEASE_OF_NONE = _lease(R.c.run_id == bindparam("run")), _lease(R.c.run_id.is_(None))
+_NEXT, _NEXT_OF_RUN, _NEXT_OF_NONE = _next(), _next(R.c.run_id == bindparam("run")), _next(R.c.run_id.is_(None))
+_LEASE = (
+    update(R)
+    .where(R.c.rollout_id == bindparam("id"))
+    .values(status="preparing", attempts=bindparam("n", type_=Integer))
+)
 
 
 # -- the queue ----------------------------------------------------------------------------------------------------
-def enqueue(connection: Connection, new: Sequence[NewRollout], now: float) -> list[Rollout]:
-    """Add rollouts; returns them as stored, in the same order."""
-    rows = [codec.rollout_row(n, n.rollout_id or new_rollout_id(), now) for n in new]
-    if prepared.change_many(connection, _INSERT_ROLLOUT, rows) == len(rows):
-        return [codec.to_rollout(row) for row in rows]
-    return load(connection, [row["rollout_id"] for row in rows])
+class Enqueued(NamedTuple):
+    """Rollouts to add at `now`, seconds since the epoch."""
+
+    new: Sequence[NewRollout]
+    now: float
 
 
-def dequeue(
-    connection: Connection,
-    worker_id: str | None,
-    run_id: str | None,
-    request_id: str,
-    repeated: bool,
-    secret: str,
-    now: float,
-) -> AttemptedRollout | None:
-    """Lease the next queued rollout and open its attempt; a repeated request gets its open lease, if it has one.
+def enqueue(connection: Connection, each: Sequence[Enqueued]) -> list[Changed[list[Rollout]]]:
+    """Add rollouts; each caller gets its own as stored, in the same order."""
+    rows = [codec.rollout_row(n, n.rollout_id or new_rollout_id(), now) for new, now in each for n in new]
+    if prepared.change_many(connection, _INSERT_ROLLOUT, rows, count=True) == len(rows):
+        stored = iter([codec.to_rollout(row) for row in rows])
+    else:
+        stored = iter(load(connection, [row["rollout_id"] for row in rows]))
+    of_callers = [list(islice(stored, len(new))) for new, _ in each]
+    return [
+        Changed(rollouts, Change(Counter(r.run_id for r in rollouts if r.status == "queuing")))
+        for rollouts in of_callers
+    ]
 
-    `secret` is that of the lease from now on.
+
+@dataclasses.dataclass(slots=True)
+class LeaseRequest:
+    """A request for a rollout of a run, or of none (`NO_RUN`), or of any (None).
+
+    `secret` is that of the lease from now on. `repeated`: whether the request may have a lease already.
     """
-    if repeated and (before := _open_lease(connection, request_id, secret, now)) is not None:
-        return before
-    statement = _LEASE if run_id is None else _LEASE_OF_NONE if run_id == NO_RUN else _LEASE_OF_RUN
-    values = {"run": run_id} if statement is _LEASE_OF_RUN else {}
-    row = prepared.first(connection, statement, values)
-    if row is None:
-        return None
-    rollout = codec.to_rollout(row)
-    attempt = Attempt(rollout.rollout_id, rollout.attempts, "preparing", worker_id, None, now, now)
-    prepared.change(connection, _INSERT_ATTEMPT, codec.attempt_row(attempt, rollout.config, request_id, secret))
-    return AttemptedRollout(rollout, attempt, secret)
+
+    worker_id: str | None
+    run_id: str | None
+    id: str
+    secret: str
+    now: float
+    repeated: bool
 
 
-def _open_lease(connection: Connection, request_id: str, secret: str, now: float) -> AttemptedRollout | None:
+def dequeue(connection: Connection, requests: Sequence[LeaseRequest]) -> list[AttemptedRollout | None]:
+    """Lease the next queued rollouts and open their attempts; a repeated request gets its open lease, if it has one."""
+    leased: dict[str, AttemptedRollout] = {}
+    of_run: dict[str | None, list[LeaseRequest]] = {}
+    # The same request can wait twice, if its client sent it again.
+    for request in {request.id: request for request in requests}.values():
+        if request.repeated and (before := _open_lease(connection, request)) is not None:
+            leased[request.id] = before
+        else:
+            of_run.setdefault(request.run_id, []).append(request)
+        # If this runs again after a broken connection, it may have leased a rollout already.
+        request.repeated = True
+    attempts = []
+    for run_id, waiting in of_run.items():
+        statement = _NEXT if run_id is None else _NEXT_OF_NONE if run_id == NO_RUN else _NEXT_OF_RUN
+        values = {"run": run_id, "n": len(waiting)} if statement is _NEXT_OF_RUN else {"n": len(waiting)}
+        rows = prepared.rows(connection, statement, values)
+        updates = [{"id": row["rollout_id"], "n": row["attempts"] + 1} for row in rows]
+        # Before the next run's: requests for any run would find the same rows again.
+        prepared.change_many(connection, _LEASE, updates)
+        for row, request in zip(rows, waiting, strict=False):
+            rollout = codec.to_rollout({**row, "status": "preparing", "attempts": row["attempts"] + 1})
+            n, now = rollout.attempts, request.now
+            attempt = Attempt(rollout.rollout_id, n, "preparing", request.worker_id, None, now, now)
+            attempts.append(codec.attempt_row(attempt, rollout.config, request.id, request.secret))
+            leased[request.id] = AttemptedRollout(rollout, attempt, request.secret)
+    prepared.change_many(connection, _INSERT_ATTEMPT, attempts)
+    return [leased.get(request.id) for request in requests]
+
+
+def _open_lease(connection: Connection, request: LeaseRequest) -> AttemptedRollout | None:
     """The open lease of a repeated request, with a new secret; the repetition counts as a heartbeat."""
-    row = connection.execute(_LEASED_BY, {"request": request_id}).mappings().first()
+    (row,) = prepared.first_each(connection, _LEASED_BY, [{"request": request.id}])
     if row is None:
         return None
-    attempt = dataclasses.replace(codec.to_attempt(row), last_heartbeat_at=now)
-    values = {"id": attempt.rollout_id, "n": attempt.attempt, "beat": now, "hash": codec.secret_hash(secret)}
-    connection.execute(_RENEW, values)
-    rollout = connection.execute(_ONE_ROLLOUT, {"id": attempt.rollout_id}).mappings().one()
-    return AttemptedRollout(codec.to_rollout(rollout), attempt, secret)
+    attempt = dataclasses.replace(codec.to_attempt(row), last_heartbeat_at=request.now)
+    secret_hash = codec.secret_hash(request.secret)
+    values = {"id": attempt.rollout_id, "n": attempt.attempt, "beat": request.now, "hash": secret_hash}
+    prepared.change_many(connection, _RENEW, [values])
+    (rollout,) = load(connection, [attempt.rollout_id])
+    return AttemptedRollout(rollout, attempt, request.secret)
 
 
 def is_leased_with(connection: Connection, rollout_id: str, attempt: int, secrets: Sequence[str]) -> bool:
@@ -191,55 +239,84 @@ def _next_status(rollout: Rollout, attempt: int, status: AttemptStatus) -> Rollo
     return "queuing" if again else "failed"
 
 
-def move(
-    connection: Connection, rollout_id: str, attempt: int, status: AttemptStatus, error: str | None, now: float
-) -> Rollout:
-    """Set the status of an attempt, and of its rollout accordingly."""
-    row = prepared.first(connection, _ROLLOUT_AND_ATTEMPT, {"id": rollout_id, "n": attempt})
-    if row is None:
-        raise _no_attempt(rollout_id, attempt)
-    rollout, was = codec.to_rollout(row), row["was"]
-    if status == was:
-        if status == "running":
-            prepared.change(connection, _BEAT, {"id": rollout_id, "n": attempt, "beat": now})
-        return rollout
-    if status not in ATTEMPT_TRANSITIONS[was]:
-        raise AttemptOverError(
-            f"attempt {attempt} of rollout {rollout_id} cannot go from {was!r} to {status!r}",
-            hint=f"from {was!r} it can go to: {', '.join(sorted(ATTEMPT_TRANSITIONS[was]))}"
-            if ATTEMPT_TRANSITIONS[was]
-            else f"{was!r} is final; the rollout was cancelled, expired or reported twice",
-        )
-    prepared.change(
-        connection,
-        _SET_ATTEMPT,
-        {
-            "id": rollout_id,
-            "n": attempt,
-            "to": status,
-            "why": codec.pack_text(error),
-            "beat": now if status == "running" else row["last_heartbeat_at"],
-            "at": now if status in ATTEMPT_TERMINAL else None,
-        },
+class Move(NamedTuple):
+    """A new status of an attempt, at `now`."""
+
+    rollout_id: str
+    attempt: int
+    status: AttemptStatus
+    error: str | None
+    now: float
+
+
+def move(connection: Connection, moves: Sequence[Move]) -> list[Changed[Rollout] | Exception]:
+    """Set the status of attempts, and of their rollouts accordingly, one after the other."""
+    keys = sorted({(each.rollout_id, each.attempt) for each in moves})
+    found = prepared.first_each(connection, _ROLLOUT_AND_ATTEMPT, [{"id": id, "n": n} for id, n in keys])
+    # Attempts of one rollout share its row, whose status each move may change.
+    attempts = {key: dict(row) for key, row in zip(keys, found, strict=True) if row is not None}
+    rollouts = {rollout_id: codec.to_rollout(row) for (rollout_id, _), row in attempts.items()}
+    results: list[Changed[Rollout] | Exception] = []
+    set_attempts: dict[tuple[str, int], dict[str, Any]] = {}
+    set_rollouts: dict[str, dict[str, Any]] = {}
+    for each in moves:
+        row = attempts.get((each.rollout_id, each.attempt))
+        if row is None:
+            results.append(_no_attempt(each.rollout_id, each.attempt))
+            continue
+        rollout, was = rollouts[each.rollout_id], row["was"]
+        if each.status != was and each.status not in ATTEMPT_TRANSITIONS[was]:
+            results.append(_impossible(each, was))
+            continue
+        if each.status != was or each.status == "running":
+            row["was"] = each.status
+            row["last_heartbeat_at"] = each.now if each.status == "running" else row["last_heartbeat_at"]
+            why = codec.pack_text(each.error) if each.status != was else None
+            before = set_attempts.get((each.rollout_id, each.attempt))
+            set_attempts[each.rollout_id, each.attempt] = {
+                "id": each.rollout_id,
+                "n": each.attempt,
+                "to": each.status,
+                "why": before["why"] if why is None and before else why,
+                "beat": row["last_heartbeat_at"],
+                "at": each.now if each.status in ATTEMPT_TERMINAL else None,
+            }
+        change = Change()
+        if each.status != was and (to := _next_status(rollout, each.attempt, each.status)) != rollout.status:
+            ended_at = each.now if to in ROLLOUT_TERMINAL else None
+            set_rollouts[each.rollout_id] = {"id": each.rollout_id, "to": to, "at": ended_at}
+            rollout = rollouts[each.rollout_id] = dataclasses.replace(rollout, status=to, ended_at=ended_at)
+            change = change_of([rollout])
+        results.append(Changed(rollout, change))
+    prepared.change_many(connection, _SET_ATTEMPT, list(set_attempts.values()))
+    prepared.change_many(connection, _SET_ROLLOUT, list(set_rollouts.values()))
+    return results
+
+
+def change_of(rollouts: Sequence[Rollout]) -> Change:
+    """The change by rollouts with new statuses: some are queued, some have ended."""
+    queued = Counter(rollout.run_id for rollout in rollouts if rollout.status == "queuing")
+    return Change(queued, [rollout.rollout_id for rollout in rollouts if rollout.status in ROLLOUT_TERMINAL])
+
+
+def _impossible(move: Move, was: AttemptStatus) -> AttemptOverError:
+    return AttemptOverError(
+        f"attempt {move.attempt} of rollout {move.rollout_id} cannot go from {was!r} to {move.status!r}",
+        hint=f"from {was!r} it can go to: {', '.join(sorted(ATTEMPT_TRANSITIONS[was]))}"
+        if ATTEMPT_TRANSITIONS[was]
+        else f"{was!r} is final; the rollout was cancelled, expired or reported twice",
     )
-    return _update_rollout(connection, rollout, attempt, status, now)
 
 
-def _update_rollout(
-    connection: Connection, rollout: Rollout, attempt: int, status: AttemptStatus, now: float
-) -> Rollout:
-    to = _next_status(rollout, attempt, status)
-    if to == rollout.status:
-        return rollout
-    ended_at = now if to in ROLLOUT_TERMINAL else None
-    prepared.change(connection, _SET_ROLLOUT, {"id": rollout.rollout_id, "to": to, "at": ended_at})
-    return dataclasses.replace(rollout, status=to, ended_at=ended_at)
-
-
-def beat(connection: Connection, rollout_id: str, attempt: int, now: float) -> None:
-    """Record that an attempt is alive."""
-    if not prepared.change(connection, _BEAT, {"id": rollout_id, "n": attempt, "beat": now}):
-        raise _no_attempt(rollout_id, attempt)
+def beat(connection: Connection, beats: Sequence[tuple[str, int, float]]) -> list[Exception | None]:
+    """Record that attempts are alive: rollout id, attempt, time."""
+    times = {(rollout_id, attempt): now for rollout_id, attempt, now in beats}
+    rows = [{"id": rollout_id, "n": n, "beat": now} for (rollout_id, n), now in sorted(times.items())]
+    if prepared.change_many(connection, _BEAT, rows, count=True) == len(rows):
+        return [None] * len(beats)
+    keys = [{"id": rollout_id, "n": n} for rollout_id, n, _ in beats]
+    attempts = prepared.first_each(connection, _ATTEMPT_STATUS, keys)
+    return [_no_attempt(key["id"], key["n"]) if row is None else None for key, row in zip(keys, attempts, strict=True)]
 
 
 def expire(connection: Connection, now: float, observer: Observer | None) -> tuple[list[Attempt], list[Rollout]]:
@@ -269,7 +346,10 @@ def expire(connection: Connection, now: float, observer: Observer | None) -> tup
         if (present["was"], present["last_heartbeat_at"]) != (row["status"], row["last_heartbeat_at"]):
             # Another process was faster.
             continue
-        rollouts.append(move(connection, row["rollout_id"], row["attempt"], status, why, now))
+        (moved,) = move(connection, [Move(row["rollout_id"], row["attempt"], status, why, now)])
+        if isinstance(moved, Exception):
+            raise moved
+        rollouts.append(moved.result)
         ended_at = now if status in ATTEMPT_TERMINAL else None
         expired.append(dataclasses.replace(codec.to_attempt(row), status=status, error=why, ended_at=ended_at))
     return expired, rollouts
@@ -293,11 +373,8 @@ def cancel(connection: Connection, rollout_ids: Sequence[str], now: float) -> No
 # -- queries ------------------------------------------------------------------------------------------------------
 def load(connection: Connection, rollout_ids: Sequence[str]) -> list[Rollout]:
     """These rollouts, in the same order."""
-    rollouts: dict[str, Rollout] = {}
-    for ids in chunks(rollout_ids):
-        rows = connection.execute(_THESE_ROLLOUTS, {"ids": ids}).mappings()
-        rollouts.update((row["rollout_id"], codec.to_rollout(row)) for row in rows)
-    return [rollouts[i] for i in rollout_ids]
+    rows = prepared.first_each(connection, _ONE_ROLLOUT, [{"id": rollout_id} for rollout_id in rollout_ids])
+    return [codec.to_rollout(row) for row in rows if row is not None]
 
 
 def statuses(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, RolloutStatus]:

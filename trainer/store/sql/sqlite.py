@@ -73,12 +73,17 @@ class Sqlite:
         except BaseException:
             connection.close()
             raise
-        return create_engine(
-            "sqlite+pysqlite://",
-            creator=lambda: connection,
-            poolclass=StaticPool,
-            isolation_level="AUTOCOMMIT",
-        )
+        return _engine(connection)
+
+    @property
+    def reads_beside_writes(self) -> bool:
+        return self.url != MEMORY
+
+    def open_reader(self) -> Engine:
+        connection = _connect(self.url)
+        connection.execute("PRAGMA query_only=ON")
+        connection.execute(f"PRAGMA cache_size={-CACHE_KIB}")
+        return _engine(connection)
 
     def now(self, connection: Connection) -> None:
         return None
@@ -154,6 +159,13 @@ def _create_private(path: str) -> None:
 
 def _connect(path: str) -> sqlite3.Connection:
     return sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+
+
+def _engine(connection: sqlite3.Connection) -> Engine:
+    """An engine with this one connection."""
+    return create_engine(
+        "sqlite+pysqlite://", creator=lambda: connection, poolclass=StaticPool, isolation_level="AUTOCOMMIT"
+    )
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:

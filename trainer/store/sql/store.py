@@ -7,9 +7,8 @@ import dataclasses
 import secrets
 import time
 import uuid
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
@@ -35,8 +34,10 @@ from agl.trainer.store.sql import codec, pruning, records, runs
 from agl.trainer.store.sql import rollouts as lifecycle
 from agl.trainer.store.sql.clock import Clock, Observer
 from agl.trainer.store.sql.database import Database
-from agl.trainer.store.sql.dialect import Change, Dialect, Watch
+from agl.trainer.store.sql.dialect import Change, Changed, Dialect, Watch
 from agl.trainer.store.sql.waiting import LOOK_SECONDS, Waiters
+
+T = TypeVar("T")
 
 
 class SqlStore:
@@ -62,19 +63,12 @@ class SqlStore:
         await database.open()
         return cls(database)
 
-    async def _change(self, operation: Callable[[Connection], tuple[Any, Change]]) -> Any:
-        """Write, and wake callers that wait for the change: here once it is committed, elsewhere by the database."""
-
-        def announcing(connection: Connection) -> tuple[Any, Change]:
-            result, change = operation(connection)
-            if change:
-                self._database.dialect.announce(connection, change)
-            return result, change
-
-        result, change = await self._database.write(announcing)
-        if change:
-            self._waiters.notify(change)
-        return result
+    async def _changed(self, committed: asyncio.Future[Changed[T]]) -> T:
+        """The result of a write, once callers here that wait for its change are woken."""
+        changed = await committed
+        if changed.change:
+            self._waiters.notify(changed.change)
+        return changed.result
 
     def _watch_others(self) -> None:
         # Most stores have no waiting callers, and need no thread that watches.
@@ -88,11 +82,7 @@ class SqlStore:
         # Ids are chosen before the operation, so that it can be run twice.
         new = [r if r.rollout_id else dataclasses.replace(r, rollout_id=new_rollout_id()) for r in rollouts]
 
-        def enqueue(connection: Connection) -> tuple[list[Rollout], Change]:
-            stored = lifecycle.enqueue(connection, new, now)
-            return stored, Change(Counter(r.run_id for r in stored if r.status == "queuing"))
-
-        return await self._change(enqueue)
+        return await self._changed(self._database.write_each(lifecycle.enqueue, lifecycle.Enqueued(new, now)))
 
     async def dequeue_rollout(
         self,
@@ -122,69 +112,61 @@ class SqlStore:
     async def _lease(
         self, worker_id: str | None, run_id: str | None, request_id: str | None
     ) -> AttemptedRollout | None:
-        now = self._clock.now()
-        request, repeated = request_id or uuid.uuid4().hex, request_id is not None
-        secret = secrets.token_urlsafe(32)
-
-        def lease(connection: Connection) -> AttemptedRollout | None:
-            nonlocal repeated
-            leased = lifecycle.dequeue(connection, worker_id, run_id, request, repeated, secret, now)
-            # If this runs again after a broken connection, it may have leased a rollout already.
-            repeated = True
-            return leased
-
-        future = self._database.write(lease)
+        request = lifecycle.LeaseRequest(
+            worker_id,
+            run_id,
+            request_id or uuid.uuid4().hex,
+            secrets.token_urlsafe(32),
+            self._clock.now(),
+            repeated=request_id is not None,
+        )
+        future = self._database.write_each(lifecycle.dequeue, request)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             # A lease that nobody receives would block its rollout for good.
             if (lost := await future) is not None:
-                await self._change(lambda c: (None, _requeued(lost.rollout, lifecycle.give_back(c, lost))))
+                undo = self._database.write(lambda c: _requeued(lost.rollout, lifecycle.give_back(c, lost)))
+                await self._changed(undo)
             raise
 
     async def is_leased_with(self, rollout_id: str, attempt: int, secrets: Sequence[str]) -> bool:
         return await self._database.read(lambda c: lifecycle.is_leased_with(c, rollout_id, attempt, secrets))
 
     async def give_back(self, request_id: str) -> None:
-        def undo(connection: Connection) -> tuple[None, Change]:
+        def undo(connection: Connection) -> Changed[None]:
             rollout = lifecycle.give_back_request(connection, request_id)
-            return None, Change() if rollout is None else _requeued(rollout, True)
+            return Changed(None, Change()) if rollout is None else _requeued(rollout, True)
 
-        await self._change(undo)
+        await self._changed(self._database.write(undo))
 
     async def update_attempt(
         self, rollout_id: str, attempt: int, status: AttemptStatus, *, error: str | None = None
     ) -> Rollout:
-        now = self._clock.now()
-
-        def move(connection: Connection) -> tuple[Rollout, Change]:
-            rollout = lifecycle.move(connection, rollout_id, attempt, status, error, now)
-            return rollout, _change_of([rollout])
-
-        return await self._change(move)
+        move = lifecycle.Move(rollout_id, attempt, status, error, self._clock.now())
+        return await self._changed(self._database.write_each(lifecycle.move, move))
 
     async def heartbeat(self, rollout_id: str, attempt: int) -> None:
-        now = self._clock.now()
-        await self._database.write(lambda c: lifecycle.beat(c, rollout_id, attempt, now))
+        await self._database.write_each(lifecycle.beat, (rollout_id, attempt, self._clock.now()))
 
     async def expire_attempts(self, now: float | None = None) -> list[Attempt]:
         at = self._clock.now() if now is None else now
         observer = self._observer if now is None else None
 
-        def expire(connection: Connection) -> tuple[list[Attempt], Change]:
+        def expire(connection: Connection) -> Changed[list[Attempt]]:
             expired, rollouts = lifecycle.expire(connection, at, observer)
-            return expired, _change_of(rollouts)
+            return Changed(expired, lifecycle.change_of(rollouts))
 
-        return await self._change(expire)
+        return await self._changed(self._database.write(expire))
 
     async def cancel_rollouts(self, rollout_ids: Sequence[str]) -> None:
         now = self._clock.now()
 
-        def cancel(connection: Connection) -> tuple[None, Change]:
+        def cancel(connection: Connection) -> Changed[None]:
             lifecycle.cancel(connection, rollout_ids, now)
-            return None, Change(ended=rollout_ids)
+            return Changed(None, Change(ended=rollout_ids))
 
-        await self._change(cancel)
+        await self._changed(self._database.write(cancel))
 
     async def get_rollout(self, rollout_id: str) -> Rollout:
         return await self._database.read(lambda c: lifecycle.get(c, rollout_id))
@@ -237,16 +219,16 @@ class SqlStore:
 
     # -- calls and spans ------------------------------------------------------------------------------------------
     async def add_calls(self, calls: Sequence[Call]) -> None:
-        await self._database.write(lambda c: records.add_calls(c, calls))
+        await self._database.write_each(records.add_calls, calls)
 
     async def query_calls(self, rollout_id: str, attempt: int | None = None) -> list[Call]:
         return await self._database.read(lambda c: records.query_calls(c, rollout_id, attempt))
 
     async def add_spans(self, spans: Sequence[Span]) -> None:
-        await self._database.write(lambda c: records.add_spans(c, spans))
+        await self._database.write_each(records.add_spans, spans)
 
     async def query_spans(self, rollout_id: str, attempt: int | None = None) -> list[Span]:
-        return await self._database.read(lambda c: records.query_spans(c, rollout_id, attempt))
+        return await self._database.read_each(records.query_spans, (rollout_id, attempt))
 
     # -- resources, policies, training ----------------------------------------------------------------------------
     async def update_resources(self, resources: Mapping[str, Any], *, resources_id: str | None = None) -> str:
@@ -342,11 +324,5 @@ class SqlStore:
         self._waiters.wake_all()
 
 
-def _change_of(rollouts: Sequence[Rollout]) -> Change:
-    """The change by rollouts with new statuses: some are queued, some have ended."""
-    queued = Counter(rollout.run_id for rollout in rollouts if rollout.status == "queuing")
-    return Change(queued, [rollout.rollout_id for rollout in rollouts if rollout.status in ROLLOUT_TERMINAL])
-
-
-def _requeued(rollout: Rollout, undone: bool) -> Change:
-    return Change({rollout.run_id: 1} if undone else {})
+def _requeued(rollout: Rollout, undone: bool) -> Changed[None]:
+    return Changed(None, Change({rollout.run_id: 1} if undone else {}))

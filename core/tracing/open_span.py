@@ -1,0 +1,109 @@
+"""An open span of agl's: OpenTelemetry's SDK span with its attributes in a plain dict, without limits and samplers.
+
+Everything that reads an SDK span reads this one. A call is traced with a third of the SDK's work, which would check,
+copy and lock each attribute on its way in and out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from time import time_ns
+from typing import Any
+
+from opentelemetry.attributes import BoundedAttributes
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanLimits, TracerProvider
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, TraceFlags
+
+from agl.mdp import spans as plain
+
+_SCOPE = InstrumentationScope("agl")
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_PLAIN = frozenset({str, bool, int, float})
+_LOCK = threading.RLock()
+"""For what the SDK's span does under its lock: names, statuses and events, which are rare."""
+UNLIMITED = SpanLimits(**{
+    name: SpanLimits.UNSET
+    for name in (
+        "max_span_attributes", "max_events", "max_links", "max_attribute_length", "max_span_attribute_length",
+        "max_event_attributes", "max_link_attributes",
+    )
+})  # fmt: skip
+
+
+class OpenSpan(Span):
+    """A span of `provider`, whose processors see it start and end.
+
+    Args:
+        parent: of the parent span; None for a root. attributes: as for `set_attributes`.
+    """
+
+    def __init__(
+        self, provider: TracerProvider, name: str, parent: SpanContext | None, attributes: Mapping[str, Any]
+    ) -> None:
+        ids = provider.id_generator
+        trace_id = ids.generate_trace_id() if parent is None else parent.trace_id
+        ReadableSpan.__init__(
+            self,
+            name,
+            SpanContext(trace_id, ids.generate_span_id(), is_remote=False, trace_flags=_SAMPLED),
+            parent,
+            provider.resource,
+            attributes=_checked(attributes),
+            events=[],
+            instrumentation_scope=_SCOPE,
+        )
+        self._lock, self._limits = _LOCK, UNLIMITED
+        self._span_processor = provider._active_span_processor
+        self._start_time = time_ns()
+        self._span_processor.on_start(self)
+
+    def set_attributes(self, attributes: Mapping[str, Any]) -> None:
+        """Add attributes. Those that are None are left out; so are values that OpenTelemetry has no type for, which it
+        reports."""
+        if self._end_time is None:
+            self._attributes.update(_checked(attributes))  # type: ignore[union-attr]
+
+    def set_attribute(self, key: str, value: Any) -> None:
+        """Add an attribute."""
+        self.set_attributes({key: value})
+
+    def end(self, end_time: int | None = None) -> None:
+        """End the span; a second call does nothing."""
+        if self._end_time is None:
+            self._end_time = end_time or time_ns()
+            self._span_processor.on_end(self)
+
+    def finished(self, rollout_id: str, attempt: int) -> plain.Span:
+        """The plain form of this span, which has ended; equal to `agl.mdp.spans.from_otel` of it."""
+        trace_id, span_id, *_ = self._context  # type: ignore[misc]
+        parent, status, start, end = self._parent, self._status, self._start_time, self._end_time
+        assert start is not None
+        assert end is not None
+        return plain.Span(
+            f"{trace_id:032x}",
+            f"{span_id:016x}",
+            f"{parent.span_id:016x}" if parent else None,
+            rollout_id,
+            attempt,
+            self._name,
+            start / 1e9,
+            end / 1e9,
+            "unset" if status.is_unset else status.status_code.name.lower(),
+            status.description,
+            self._attributes,  # type: ignore[arg-type]
+            tuple(plain.Event(e.name, e.timestamp / 1e9, dict(e.attributes or {})) for e in self._events),
+        )
+
+
+def _checked(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    checked: dict[str, Any] = {}
+    for key, value in attributes.items():
+        if value.__class__ in _PLAIN:
+            checked[key] = value
+        elif value.__class__ in (list, tuple) and {v.__class__ for v in value} <= {str}:
+            checked[key] = tuple(value)
+        elif value is not None:
+            checked.update(BoundedAttributes(attributes={key: value}, immutable=False))
+    return checked

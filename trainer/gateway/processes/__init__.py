@@ -1,0 +1,1 @@
+"""A gateway in several processes; `group` is the run's side."""

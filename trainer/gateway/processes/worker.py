@@ -1,0 +1,141 @@
+"""A gateway process, `python -m agl.trainer.gateway.processes.worker FD`: serves the attempts that its parent opens.
+
+Invariant: it lives no longer than its parent. Its engines and its store are the parent's, at the other end of FD.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gc
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from agl.child_environment import hide_process
+from agl.mdp.types import Call, IntArray
+from agl.trainer.engines.base import Completion, OnTokens, Sampling
+from agl.trainer.engines.frames import exit_with_parent
+from agl.trainer.gateway.access import Access
+from agl.trainer.gateway.errors import RequestError
+from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.gateway.processes.peer import Peer
+from agl.trainer.gateway.server import GatewayServer
+from agl.trainer.http.limits import Limits
+from agl.trainer.rendering.rendering import Rendering
+
+
+class _Engine:
+    """A policy's engine, in the parent."""
+
+    def __init__(self, peer: Peer, max_context: int) -> None:
+        self._peer, self.max_context = peer, max_context
+
+    async def generate(
+        self,
+        prompt_ids: IntArray,
+        sampling: Sampling,
+        *,
+        policy: str = "policy",
+        session: str | None = None,
+        on_tokens: OnTokens | None = None,
+    ) -> Completion:
+        """See `agl.trainer.engines.Engine.generate`."""
+        if on_tokens is None:
+            return await self._peer.call("generate", policy, prompt_ids, sampling, session, False)
+
+        def on_event(tokens: tuple[Sequence[int], Sequence[float]]) -> None:
+            on_tokens(*tokens)
+
+        return await self._peer.call("generate", policy, prompt_ids, sampling, session, True, on_event=on_event)
+
+
+class _Store:
+    """The one method of a store that a gateway calls; the parent's store does the rest."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    async def add_calls(self, calls: Sequence[Call]) -> None:
+        await self._peer.call("add_calls", calls)
+
+
+class Worker:
+    """What the parent may call."""
+
+    def __init__(self) -> None:
+        names = ("start", "serve", "open", "close", "hold", "release", "cancel", "stop")
+        self.peer = Peer({name: getattr(self, name) for name in names}, lambda: os._exit(0))
+        self._holding = contextlib.AsyncExitStack()
+
+    async def start(
+        self, emit: Callable[[Any], None], host: str, port: int, limits: Limits, content: bool, hold_timeout: float
+    ) -> str:
+        """Listen; returns the base URL."""
+        store: Any = _Store(self.peer)
+        self._gateway = Gateway(store, capture_content=content, hold_timeout=hold_timeout)
+        self._server = GatewayServer(self._gateway, host=host, port=port, limits=limits)
+        return await self._server.start()
+
+    def serve(
+        self,
+        emit: Callable[[Any], None],
+        name: str,
+        rendering: Rendering,
+        stop_token_ids: tuple[int, ...],
+        max_context: int,
+    ) -> None:
+        """Serve a policy, whose engine is the parent's."""
+        self._gateway.serve(name, _Engine(self.peer, max_context), rendering, stop_token_ids)
+        # As a run does: collections would visit the tokenizer's and the libraries' objects each time.
+        gc.collect()
+        gc.freeze()
+
+    def open(self, emit: Callable[[Any], None], access: tuple[Any, ...]) -> None:
+        """Admit the requests of an attempt; see `Access.for_process`."""
+        self._gateway.admit(Access(*access))
+
+    async def close(self, emit: Callable[[Any], None], rollout_id: str, attempt: int) -> None:
+        """End an attempt; its calls have been passed to the parent's store."""
+        await self._gateway.close_attempt(rollout_id, attempt)
+
+    async def hold(self, emit: Callable[[Any], None]) -> None:
+        """Hold requests until `release`."""
+        await self._holding.enter_async_context(self._gateway.hold())
+
+    async def release(self, emit: Callable[[Any], None]) -> None:
+        """End `hold`."""
+        await self._holding.aclose()
+
+    def cancel(self, emit: Callable[[Any], None], status: int, message: str, code: str | None) -> None:
+        """Cancel the running requests."""
+        self._gateway.cancel_requests(RequestError(status, message, code=code))
+
+    async def stop(self, emit: Callable[[Any], None]) -> None:
+        """Stop listening."""
+        await self._server.stop()
+
+
+async def _main(connection: socket.socket) -> None:
+    connection.setblocking(False)
+    worker = Worker()
+    await asyncio.get_running_loop().create_unix_connection(lambda: worker.peer, sock=connection)
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    """Entry point."""
+    # Ctrl-C reaches the whole process group; the parent decides when this process ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    hide_process()
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    exit_with_parent(connection, functools.partial(os._exit, 0))
+    asyncio.run(_main(connection))
+
+
+if __name__ == "__main__":
+    main()
