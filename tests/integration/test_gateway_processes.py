@@ -118,7 +118,7 @@ async def test_a_process_that_dies_is_named_and_the_others_go_on():
 async def test_what_cannot_be_sent_to_another_process_is_refused():
     store = await open_store()
     rendering: Any = rendering_of(quick_tokenizer())
-    broken = type("Broken", (), {"stop_token_ids": (), "__reduce__": lambda self: 1 / 0})()
+    broken: Any = type("Broken", (), {"stop_token_ids": (), "__reduce__": lambda self: 1 / 0})()
     with pytest.raises(ConfigError, match="cannot be sent to another process"):
         GatewayProcesses(store, 2).serve("policy", ScriptedEngine(quick_tokenizer(), ["x"]), broken)
     gateway = Gateway(store)

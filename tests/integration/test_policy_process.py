@@ -19,9 +19,9 @@ from agl.errors import CheckpointError, ConfigError, ContextLengthError, EngineE
 from agl.mdp.sequence import merge
 from agl.mdp.types import Call, Reward, Trajectory, Transition
 from agl.trainer.engines.base import Engine, Sampling
+from agl.trainer.engines.frames import FrameReader, to_frame
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
-from agl.trainer.local.protocol import FrameReader, to_frame
 
 PROMPT = np.arange(40, 60, dtype=np.int32)
 LONG = Sampling(max_tokens=4000, temperature=0.0)
@@ -292,6 +292,11 @@ def test_a_model_that_does_not_load_says_why(runner, tmp_path):
         runner.run(LocalPolicy.start(spec_for(tmp_path / "nothing-here")))
 
 
+def test_the_kind_of_attention_reaches_the_process(runner, directory):
+    with pytest.raises(ConfigError, match="attention='flash'"):
+        runner.run(LocalPolicy.start(spec_for(directory, attention="flash")))
+
+
 def test_a_start_that_takes_too_long_ends_the_process(runner, directory):
     async def start():
         before = workers()
@@ -327,7 +332,7 @@ def test_a_killed_parent_leaves_no_process(directory):
     code = f"""
 import asyncio, numpy as np
 from agl.trainer.engines import Sampling
-from agl.trainer.local.protocol import FrameReader, to_frame
+from agl.trainer.engines.frames import FrameReader, to_frame
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
 
 async def main():

@@ -23,6 +23,8 @@ from transformers import (
     GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -327,6 +329,19 @@ class TestEquality:
         whole = gradients(learner(model, entropy_coef=0.1), rows)
         monkeypatch.setattr("agl.trainer.local.learner.logprobs.CHUNK_ELEMENTS", 5 * VOCABULARY)
         assert_same_update(whole, gradients(learner(model, entropy_coef=0.1), rows))
+
+    @pytest.mark.parametrize("lora", [False, True])
+    def test_activation_checkpointing_gives_the_same_gradient(self, lora: bool):
+        """Also of an adapter with dropout, and its draws are those of the first computation."""
+        model = lora_model(dropout=0.3) if lora else tiny_model()
+        rows = rows_of(rollouts(4), model=tiny_model())
+        kept = gradients(learner(model), rows)
+        assert_same_update(kept, gradients(learner(model, activation_checkpointing=True), rows))
+
+    def test_activation_checkpointing_of_layers_that_are_not_marked(self):
+        model = OpenAIGPTLMHeadModel(OpenAIGPTConfig(vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2))
+        with pytest.raises(ConfigError, match="marks no layers of OpenAIGPT"):
+            learner(model, activation_checkpointing=True)
 
     def test_bfloat16_is_near_float32(self):
         model = tiny_model()

@@ -246,6 +246,7 @@ class TestOptions:
             ({"device": "tpu9"}, "device"),
             ({"device": "meta"}, "device"),
             ({"dtype": "int8"}, "dtype"),
+            ({"attention": "flash"}, "attention"),
             ({"dtype": "bfloat16"}, "rounded away"),
             ({"lora": LoraSpec(target_modules=("no_such_layer",))}, "no_such_layer"),
         ],

@@ -7,6 +7,7 @@ from dataclasses import fields
 import pytest
 
 import agl
+from agl.trainer.algorithms import settings
 from agl.trainer.algorithms.policy_gradient import PolicyGradient
 from agl.trainer.local.config import LearnerConfig, LoraSpec
 from agl.trainer.local.policy import PolicySpec
@@ -36,7 +37,8 @@ def test_every_setting_is_on_both_sides_or_accounted_for() -> None:
     assert spec - algorithm == OF_THE_RUN
 
 
-def test_settings_of_the_same_name_are_passed_on() -> None:
+def test_settings_of_the_same_name_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "find_spec", lambda name: True)  # as where vLLM is installed
     changed = {
         "learning_rate": 0.5, "warmup_steps": 3, "schedule": "linear", "betas": (0.5, 0.6), "weight_decay": 0.1,
         "grad_clip": 2.0, "clip_low": 0.11, "clip_high": 0.12, "kl_coef": 0.2, "kl_kind": "k1", "entropy_coef": 0.3,
@@ -46,7 +48,8 @@ def test_settings_of_the_same_name_are_passed_on() -> None:
         "activation_checkpointing": True,
     }  # fmt: skip
     process = {"model": "m", "device": "cpu", "dtype": "float32", "attention": "sdpa", "lora": LoraSpec(rank=2),
-               "max_context": 9, "threads": 2, "max_batch": 5, "max_staleness": 1}  # fmt: skip
+               "max_context": 9, "threads": 2, "max_batch": 5, "max_staleness": 1, "engine": "vllm",
+               "gpu_memory": 0.3}  # fmt: skip
     shared = names(PolicyGradient) & (names(LearnerConfig) | names(PolicySpec)) - {"epochs"}
     assert changed.keys() | process.keys() == shared
     spec = agl.GRPO(**changed, **process, steps=50, update_epochs=4).policy_spec(seed=6, steps=50)  # type: ignore[arg-type]

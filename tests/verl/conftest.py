@@ -29,7 +29,7 @@ def cluster() -> Iterator[None]:
 
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     ray.init(
-        address="local", num_gpus=1, num_cpus=16, include_dashboard=False, log_to_driver=False,
+        address="local", num_gpus=2, num_cpus=16, include_dashboard=False, log_to_driver=False,
         logging_level=logging.ERROR, runtime_env={"env_vars": {**environment(), "PYTHONPATH": path}},
     )  # fmt: skip
     yield

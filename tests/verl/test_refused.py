@@ -20,7 +20,7 @@ def test_two_policies(tiny_policy: Path, tmp_path: Path) -> None:
 
 
 def test_more_gpus_than_there_are(cluster: None, left_clean: None, tiny_policy: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"needs 4 GPU\(s\).*Ray has 1"):
+    with pytest.raises(ConfigError, match=r"needs 4 GPU\(s\).*Ray has 2"):
         train(quickstart(), algorithm(tiny_policy, steps=1, gpus=4), tmp_path / "run")
 
 

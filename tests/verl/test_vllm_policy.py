@@ -145,6 +145,17 @@ def test_a_model_is_evaluated_here(tiny_policy, tmp_path: Path):
     assert {call.policy for call in asyncio.run(calls_of(result.store))} == {"policy"}
 
 
+def test_evaluate_measures_a_server_as_it_does_the_same_model_here(server, tiny_policy, tmp_path: Path):
+    policies = {"server": agl.VLLMEngine(server.url), "here": str(tiny_policy)}
+    evaluation = agl.evaluate(
+        agl.wrap(build_agent(), reward=exact_answer), arithmetic_tasks(24, seed=0, split="heldout"), policies,
+        temperature=0.0, max_response_tokens=48, n_workers=16, directory=tmp_path / "evaluation", progress=False,
+    )  # fmt: skip
+    served, here = evaluation.policies.values()
+    assert 0 < served.reward.value < 1
+    assert [(r.task, r.reward) for r in served.rollouts] == [(r.task, r.reward) for r in here.rollouts]
+
+
 def test_another_models_tokenizer_is_refused(server, tmp_path: Path):
     from engine_suite import write_suite_model
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
 from agl.errors import ConfigError, nearest
 from agl.trainer.algorithms.shaping import Overlong
-from agl.trainer.local.config import Attention, Autocast, LearnerConfig, LoraSpec
+from agl.trainer.local.config import Attention, Autocast, EngineName, LearnerConfig, LoraSpec
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.objectives import Estimator, KLKind, LossAgg, PolicyLossKind, RolloutIS
 from agl.trainer.objectives.advantages import GROUPED
@@ -48,6 +49,8 @@ class PolicyGradientSettings:
         device, dtype, max_context, threads: of the policy process; "auto"/None choose by the machine.
         renderer: a name from the `renderers` package; None chooses by the model.
         max_tokens_per_microbatch, max_batch: of learner and engine; None chooses by the device.
+        engine: what samples: "torch", in the learner's process, or "vllm", in a separate one on the same device.
+        gpu_memory: of "vllm", its share of the GPU's memory; None = 0.4. While the learner works it is the learner's.
         attention, autocast: "eager" or "sdpa" (where rows share no prefixes), and "float32" or "bfloat16": how the
             learner computes; None chooses by the device.
         activation_checkpointing: keep only each layer's input for the backward pass: a third more computation, a
@@ -105,6 +108,8 @@ class PolicyGradientSettings:
     renderer: str | None = None
     max_tokens_per_microbatch: int | None = None
     max_batch: int = 64
+    engine: EngineName = "torch"
+    gpu_memory: float | None = None
     attention: Attention | None = None
     autocast: Autocast | None = None
     activation_checkpointing: bool = False
@@ -134,6 +139,7 @@ class PolicyGradientSettings:
                 f"adv_estimator={self.adv_estimator!r} is not known",
                 hint=nearest(self.adv_estimator, get_args(Estimator)),
             )
+        self._check_engine()
         if self.group_size < 2 and (self.adv_estimator in GROUPED or self.dynamic_sampling):
             raise ConfigError(
                 "group_size is 1, so no rollout has another to be compared with", hint="use at least 2; 8 is usual"
@@ -147,6 +153,25 @@ class PolicyGradientSettings:
             raise ConfigError(
                 f"overlong.buffer={self.overlong.buffer} is longer than max_response_tokens={self.max_response_tokens}",
                 hint="choose a shorter buffer: it is the last part of the longest answer",
+            )
+
+    def _check_engine(self) -> None:
+        if self.engine not in get_args(EngineName):
+            raise ConfigError(
+                f"engine={self.engine!r} is not known",
+                hint=nearest(self.engine, get_args(EngineName))
+                if isinstance(self.engine, str)
+                else "a server elsewhere cannot be trained: engine='vllm' starts one, agl.Baseline(engine=) measures",
+            )
+        if self.gpu_memory is not None and (self.engine != "vllm" or not 0 < self.gpu_memory < 1):
+            raise ConfigError(
+                f"gpu_memory={self.gpu_memory} with engine={self.engine!r}",
+                hint="it is vLLM's share of the GPU's memory, between 0 and 1, with engine='vllm'",
+            )
+        if self.engine == "vllm" and find_spec("vllm") is None:
+            raise ConfigError(
+                "engine='vllm' needs vLLM, which is not installed here",
+                hint="pip install \"agl[vllm]\", or leave engine at 'torch'",
             )
 
     def policy_spec(self, seed: int, steps: int) -> PolicySpec:
@@ -163,7 +188,9 @@ class PolicyGradientSettings:
     def identity(self, run: Run, steps: int) -> dict[str, Any]:
         """What a resumed run must have in common with the one that it continues."""
         settings = replace(self, steps=steps, epochs=None)
-        changeable = {"checkpoint_every", "threads", "device", "val_every", "activation_checkpointing"}
+        changeable = {
+            "checkpoint_every", "threads", "device", "val_every", "activation_checkpointing", "engine", "gpu_memory",
+        }  # fmt: skip
         identity = {
             "algorithm": type(self).__name__,
             **{f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in changeable},

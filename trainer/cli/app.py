@@ -52,8 +52,8 @@ _ALGORITHM_OPTIONS = (
     "temperature", "max_response_tokens", "val_every", "device",
 )  # fmt: skip
 _TRAINER_OPTIONS = (
-    "timeout", "seed", "runners", "host", "port", "gateways", "store", "max_attempts", "silent_seconds", "log", "project",
-    "name",
+    "timeout", "seed", "runners", "host", "port", "gateways", "store", "max_attempts", "silent_seconds", "log",
+    "project", "name",
 )  # fmt: skip
 """Options of `agl train` that the algorithm and the trainer take under the same name."""
 

@@ -18,7 +18,7 @@ import orjson
 import tenacity
 
 from agl.errors import ConfigError, EngineError, checked_options, nearest
-from agl.mdp.types import IntArray
+from agl.mdp.types import FloatArray, IntArray
 from agl.trainer.engines.base import Completion, OnTokens, Sampling, check_prompt, check_sampling
 from agl.trainer.engines.vllm_answers import (
     FLAG,
@@ -66,6 +66,7 @@ class VLLMEngine:
         api_key: of `vllm serve --api-key`; VLLM_API_KEY if None.
         version: of the weights; set the attribute when the server has loaded other weights.
         timeout: how long the server may send nothing, in seconds: until a whole answer, or between streamed tokens.
+        uds: path of the Unix socket of `vllm serve --uds`, which takes the place of the URL's host and port.
 
     Attributes:
         url, version: as above.
@@ -81,6 +82,7 @@ class VLLMEngine:
         api_key: str | None = None,
         version: int = 0,
         timeout: float = 600.0,
+        uds: str | None = None,
     ) -> None:
         self.url = _base_url(url)
         self.model = model
@@ -88,6 +90,7 @@ class VLLMEngine:
         self.version = version
         self._key = api_key or os.environ.get("VLLM_API_KEY")
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=timeout)
+        self._uds = uds
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connect_lock = asyncio.Lock()
@@ -179,11 +182,37 @@ class VLLMEngine:
     async def tokenize(self, text: str) -> list[int] | None:
         """`text` as the server tokenises it, without added tokens; None if it has no such endpoint."""
         await self.connect()
-        data = orjson.dumps({"model": self.model, "prompt": text, "add_special_tokens": False})
+        body = {"model": self.model, "prompt": text, "add_special_tokens": False}
         try:
-            return orjson.loads(await self._request(self._connections(), "POST", "/tokenize", data))["tokens"]
+            return orjson.loads(await self.post("/tokenize", body))["tokens"]
         except (ConfigError, KeyError):
             return None
+
+    async def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:
+        """float32 [T - 1]: log-probs of `token_ids[1:]`, T >= 2, under the model's unchanged distribution.
+
+        Raises:
+            ContextLengthError: T tokens leave no room in the context for one more.
+            EngineError: the server failed, or left some out.
+        """
+        await self.connect()
+        ids = check_prompt(token_ids, self.max_context)
+        body = {**self._body(ids, Sampling(max_tokens=1)), "prompt_logprobs": 0}
+        positions = (await self._whole_choice(body, {})).get("prompt_logprobs") or []
+        try:
+            # The first token has none.
+            found = [p[str(token)]["logprob"] for p, token in zip(positions[1:], ids[1:].tolist(), strict=True)]
+        except (KeyError, TypeError, ValueError):
+            raise EngineError("the server returns no log-probs of the prompt", hint=SEE_LOG, url=self.url) from None
+        return np.asarray(found, np.float32)
+
+    async def post(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
+        """The response to a POST to one of the server's other endpoints.
+
+        Raises:
+            ConfigError, EngineError: it refuses or fails.
+        """
+        return await self._request(self._connections(), "POST", path, orjson.dumps(body or {}))
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -194,7 +223,10 @@ class VLLMEngine:
             headers = {"Content-Type": "application/json"}
             if self._key:
                 headers["Authorization"] = f"Bearer {self._key}"
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
+            if self._uds is None:
+                connector: aiohttp.BaseConnector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
+            else:
+                connector = aiohttp.UnixConnector(self._uds, limit=0, keepalive_timeout=IDLE_SECONDS)
             self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, headers=headers)
             self._loop, self._connect_lock = loop, asyncio.Lock()
         return self._session

@@ -15,6 +15,7 @@ from agl.trainer.objectives.reduction import check_scale_factor
 Schedule = Literal["constant", "linear"]
 Autocast = Literal["bfloat16", "float32"]
 Attention = Literal["eager", "sdpa"]
+EngineName = Literal["torch", "vllm"]
 _CHOICES = {
     "schedule": Schedule,
     "kl_kind": KLKind,

@@ -132,13 +132,28 @@ def save_model(policy: LoadedPolicy, path: str | os.PathLike[str], adapter: str 
             if other != name:
                 merged.delete_adapter(other)
         merged.merge_and_unload().save_pretrained(target)
-        folder = target / "adapter"
-        policy.model.save_pretrained(folder, selected_adapters=[name])
-        # peft puts an adapter that is not called "default" one folder deeper.
-        for file in (folder / name).iterdir():
-            file.replace(folder / file.name)
-        (folder / name).rmdir()
+        _save_adapter(policy, target / "adapter", name)
     policy.tokenizer.save_pretrained(target)
+
+
+def export_weights(policy: LoadedPolicy, path: str | os.PathLike[str], adapter: str | None, dtype: torch.dtype) -> None:
+    """Write what an engine that holds the base model needs for the policy's weights of now: `adapter` by itself, or all
+    weights, rounded to `dtype`."""
+    if adapter is not None:
+        _save_adapter(policy, Path(path), adapter)
+    else:
+        weights = {name: value.to("cpu", dtype) for name, value in policy.model.state_dict().items()}
+        policy.model.save_pretrained(path, state_dict=weights)
+    if policy.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _save_adapter(policy: LoadedPolicy, folder: Path, name: str) -> None:
+    policy.model.save_pretrained(folder, selected_adapters=[name])
+    # peft puts an adapter that is not called "default" one folder deeper.
+    for file in (folder / name).iterdir():
+        file.replace(folder / file.name)
+    (folder / name).rmdir()
 
 
 def _device(name: str) -> torch.device:

@@ -80,6 +80,11 @@ class LocalPolicy:
         return cls(spec, await PolicyProcess.start([spec], timeout=timeout))
 
     @property
+    def processes(self) -> tuple[Any, ...]:
+        """What it needs, each with `on_death` and `close`; policies may share them."""
+        return (self.process,)
+
+    @property
     def max_context(self) -> int:
         """Longest prompt + answer, in tokens."""
         return self.info.max_context
@@ -94,8 +99,7 @@ class LocalPolicy:
         on_tokens: OnTokens | None = None,
     ) -> Completion:
         """Sample one answer; see `agl.trainer.engines.Engine.generate`."""
-        if policy not in (None, self.spec.name):
-            raise EngineError(f"no policy {policy!r} is served here", hint=f"this engine serves {self.spec.name!r}")
+        self._check_name(policy)
         completion = await self.process.generate(self.spec.name, prompt_ids, sampling, on_tokens)
         self.prompt_tokens += len(prompt_ids)
         self.reused_tokens += completion.cached_tokens
@@ -149,6 +153,10 @@ class LocalPolicy:
     async def close(self, *, timeout: float = 5.0) -> None:
         """End the process: ask, wait `timeout` seconds, terminate, kill. Idempotent. Ends its other policies, too."""
         await self.process.close(timeout=timeout)
+
+    def _check_name(self, policy: str | None) -> None:
+        if policy not in (None, self.spec.name):
+            raise EngineError(f"no policy {policy!r} is served here", hint=f"this engine serves {self.spec.name!r}")
 
     async def _command(self, name: str, **arguments: Any) -> Any:
         done = await self.process.command(self.spec.name, name, **arguments)
@@ -248,7 +256,7 @@ class PolicyProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment(specs[0]),
+                env=environment(specs[0]),
             )
         except OSError:
             ours.close()
@@ -336,7 +344,7 @@ class PolicyProcess:
         if self._transport is not None and asyncio.get_running_loop() is self._loop:
             self._transport.close()
         if not self._log.closed:
-            self._tail = self._last_output()
+            self._tail = last_output(self._log)
             self._log.close()
 
     # -- the child's side -----------------------------------------------------------------------------------------
@@ -380,12 +388,8 @@ class PolicyProcess:
     async def _report_death(self) -> None:
         exited = await self._wait_for_exit(_TERM_SECONDS)
         how = f"exit code {self._process.returncode}" if exited else "connection lost"
-        self._fail(f"the policy process died ({how})", self._last_output())
+        self._fail(f"the policy process died ({how})", last_output(self._log))
         self._on_death(self._error())
-
-    def _last_output(self) -> str:
-        size = os.fstat(self._log.fileno()).st_size
-        return os.pread(self._log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace").strip()
 
     async def _wait_for_exit(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -430,7 +434,13 @@ class PolicyProcess:
         return EngineError(self._failure or "the policy process was closed", hint=hint, model=self.specs[0].model)
 
 
-def _environment(spec: PolicySpec) -> dict[str, str]:
+def last_output(log: Any) -> str:
+    """The end of a child's log, which is an open file."""
+    size = os.fstat(log.fileno()).st_size
+    return os.pread(log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace").strip()
+
+
+def environment(spec: PolicySpec) -> dict[str, str]:
     """The child's environment: thread pools must be sized before torch is imported."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = spec.threads or max(1, cores - 1)

@@ -11,7 +11,7 @@ from typing import Any
 from agl.errors import AglError
 from agl.mdp.types import IntArray
 from agl.trainer.engines.base import Completion, Sampling
-from agl.trainer.local.config import Attention, LearnerConfig, LoraSpec
+from agl.trainer.local.config import Attention, EngineName, LearnerConfig, LoraSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class PolicySpec:
         threads: torch threads on CPU; None = the number of cores less one, at least one.
         learner: how to train.
         max_batch: at most this many answers are sampled at once.
+        engine: what samples: "torch" in the learner's process, "vllm" in a separate one. gpu_memory: the latter's share
+            of the GPU's memory; None = 0.4.
         max_staleness: above 0, answers are sampled from a copy of the weights, also while these are trained;
             `LocalPolicy.publish` renews the copy.
     """
@@ -44,6 +46,8 @@ class PolicySpec:
     threads: int | None = None
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     max_batch: int = 64
+    engine: EngineName = "torch"
+    gpu_memory: float | None = None
     max_staleness: int = 0
 
     @property

@@ -73,6 +73,7 @@ class Worker:
             "logprobs": self.logprobs,
             "engine_logprobs": self.engine_logprobs,
             "save_model": self.save_model,
+            "export_weights": self.export_weights,
             "save_state": self.save_state,
             "load_state": self.load_state,
         }
@@ -130,10 +131,11 @@ class Worker:
             loaded = add_adapter(loaded, spec.lora, spec.seed)
         self._loaded: LoadedPolicy = loaded
         names = dict(zip([spec.name for spec in specs], loaded.adapters, strict=False))
-        self._served: Any = served_copy(loaded.model) if first.max_staleness else loaded.model
+        copied = first.max_staleness > 0 and first.engine == "torch"
+        self._served: Any = served_copy(loaded.model) if copied else loaded.model
         adapters = Adapters(loaded.model, names) if names else None
         served_adapters = adapters
-        if first.max_staleness:
+        if copied:
             served_adapters = Adapters(self._served, names) if names else None
             # Flushing of denormals is a setting of each thread.
             self._learning = ThreadPoolExecutor(1, initializer=torch.set_flush_denormal, initargs=(True,))
@@ -203,6 +205,14 @@ class Worker:
         from agl.trainer.local.model import save_model
 
         save_model(self._loaded, path, self._policies[policy].adapter)
+
+    def export_weights(self, policy: str, path: str, dtype: str) -> None:
+        """Write what another engine needs for the policy's weights of now."""
+        import torch
+
+        from agl.trainer.local.model import export_weights
+
+        export_weights(self._loaded, path, self._policies[policy].adapter, getattr(torch, dtype))
 
     def save_state(self, policy: str, path: str) -> None:
         """Write the exact state of training; the file appears whole or not at all."""
@@ -304,7 +314,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     hide_process()
     connection = socket.socket(fileno=int(sys.argv[1]))
-    threading.Thread(target=exit_with_parent, args=(connection, os.getppid()), daemon=True).start()
+    exit_with_parent(connection, functools.partial(os._exit, 0))
     try:
         Worker(connection).run()
     except (BrokenPipeError, ConnectionResetError):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from agl.errors import EngineError
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.local.config import Policy
 from agl.trainer.local.policy import LocalPolicy, PolicySpec, start_policies
+from agl.trainer.local.vllm_policy import require_one_model, with_vllm
 from agl.trainer.rendering.rendering import Rendering
 
 
@@ -40,11 +42,16 @@ class Policies:
             renderer: a name from the `renderers` package; None chooses by the model.
 
         Raises:
+            ConfigError: one vLLM cannot hold them.
             ModelLoadError, EngineError: none is left running then.
         """
         specs = [_spec(replace(template, name=name), overrides.get(name, Policy())) for name in names]
+        if template.engine == "vllm":
+            require_one_model(specs)
         policies = await start_policies(specs)
         try:
+            if template.engine == "vllm":
+                policies = await with_vllm(policies)
             by_model = {m: await asyncio.to_thread(_rendering, m, renderer) for m in {s.model for s in specs}}
         except BaseException:
             await _close(policies.values())
@@ -83,8 +90,8 @@ class Policies:
 
     def on_death(self, callback: Callable[[EngineError], None]) -> None:
         """Have `callback` called with the error when one of their processes dies."""
-        for _, policy in self:
-            policy.process.on_death(callback)
+        for process in _processes(self._policies.values()):
+            process.on_death(callback)
 
     def directory(self, root: Path, name: str) -> Path:
         """Where a policy's model goes below `root`: `policy`, or `policies/<name>` where there are several."""
@@ -116,9 +123,12 @@ class Policies:
         await _close(self._policies.values())
 
 
-async def _close(policies: object) -> None:
-    processes = {p.process for p in policies}  # type: ignore[attr-defined]
-    await asyncio.gather(*(process.close() for process in processes))
+def _processes(policies: Iterable[LocalPolicy]) -> set[Any]:
+    return {process for policy in policies for process in policy.processes}
+
+
+async def _close(policies: Iterable[LocalPolicy]) -> None:
+    await asyncio.gather(*(process.close() for process in _processes(policies)))
 
 
 def _state(root: Path, name: str) -> Path:

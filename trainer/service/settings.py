@@ -76,8 +76,8 @@ class RuntimeOptions:
         auto_instrumentation: always on. timeout: seconds per rollout. max_attempts: tries per rollout.
         silent_seconds: how long a client may be silent before its rollouts are run again.
         seed: of training. capture_content: whether texts are recorded in addition to the tokens.
-        host, port: address to listen on. gateways: processes that answer the agents' requests, on the ports after `port`;
-            None = 1, this process. store: URL of the store. out: the directory of data, runs and policies.
+        host, port: address to listen on. store: URL of the store. out: the directory of data, runs and policies.
+        gateways: processes that answer the agents' requests, on the ports after `port`; None = 1, this process.
     """
 
     nworkers: int = 4

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Any, Literal, Unpack, get_args
 
 from agl.errors import ConfigError, nearest
+from agl.trainer.run.config import require_positive
 from agl.trainer.run.run import Run, require_tasks
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.verl.config import local, loggers
@@ -33,6 +34,8 @@ class VERL:
         config: the hydra-style dict that verl takes, nested or dotted: `{"data": {...}, "actor_rollout_ref": {...},
             ...}`. It takes precedence over the arguments.
         backend: "cluster" or "local"; "auto" is the cluster where verl, Ray, vLLM and TransferQueue are installed.
+        update_timeout: seconds that giving vLLM's servers new weights may take on the cluster; a run whose update
+            takes longer fails with an error that names it.
         **common: `model`, `group_size`, `batch_size`, `learning_rate`, `gpus`, `steps`, ...; see
             `agl.trainer.verl.config.shorthand.Common`.
 
@@ -46,8 +49,14 @@ class VERL:
     tracking: loggers.Tracking
 
     def __init__(
-        self, config: Mapping[str, Any] | None = None, *, backend: Backend = "auto", **common: Unpack[Common]
+        self,
+        config: Mapping[str, Any] | None = None,
+        *,
+        backend: Backend = "auto",
+        update_timeout: float = 1800.0,
+        **common: Unpack[Common],
     ) -> None:
+        require_positive(update_timeout=update_timeout)
         if config is not None and not isinstance(config, Mapping):
             raise ConfigError(
                 f"config is a {type(config).__name__}", hint='pass the dict that verl takes: {"data": {...}, ...}'
@@ -56,6 +65,7 @@ class VERL:
             raise ConfigError(
                 "VERL has neither arguments nor a config", hint="pass model=... and steps=..., or verl's config"
             )
+        self.update_timeout = update_timeout
         self.backend, self._why = _choose(backend)
         self.tracking, settings = loggers.split({**expand(common), **rename(flatten(config or {}))})
         self.plan = read(settings)
@@ -70,14 +80,14 @@ class VERL:
         if self.plan.val_every is None and not self.plan.val_before_train:
             run.val = []
         if self.backend == "cluster":
-            await self._bridge().train(run, self.plan)
+            await self._bridge().train(run, self.plan, self.update_timeout)
             return
         await local.as_grpo(self.plan, len(run.train)).run(run)
 
     async def dev(self, run: Run, n_tasks: int) -> list[RolloutResult]:
         self._begin(run)
         if self.backend == "cluster":
-            return await self._bridge().dev(run, self.plan, n_tasks)
+            return await self._bridge().dev(run, self.plan, self.update_timeout, n_tasks)
         return await local.as_grpo(self.plan, len(run.train)).dev(run, n_tasks)
 
     def _bridge(self) -> Any:

@@ -41,6 +41,7 @@ from agl.trainer.verl.events import (
     StepResult,
     TrainingEnd,
     TrainingStart,
+    WeightUpdate,
 )
 from agl.trainer.verl.job import TrainerJob
 from agl.trainer.verl.overrides import bridge_overrides, ray_init, runtime_env, total_gpus
@@ -58,27 +59,31 @@ _LOST_SECONDS = 4 * 3600.0
 """How long until the run ends with an error: longer than any update should take."""
 
 
-async def train(run: Run, plan: Plan) -> None:
+async def train(run: Run, plan: Plan, update_timeout: float) -> None:
     """Train a run to its end with verl, or until cancelled; leaves no actor behind either way.
 
     Call `overrides.environment` before importing this module: TransferQueue, imported with it, reads it then.
+
+    Args:
+        run: the run. plan: what the config asks for.
+        update_timeout: how long giving the servers new weights may take, seconds.
 
     Raises:
         AglError: what went wrong, where, and what to do.
     """
     require_tasks(run.train, "the training dataset")
-    await _on_ray(run, plan, _Bridge.train)
+    await _on_ray(run, plan, update_timeout, _Bridge.train)
 
 
-async def dev(run: Run, plan: Plan, n_tasks: int) -> list[RolloutResult]:
+async def dev(run: Run, plan: Plan, update_timeout: float, n_tasks: int) -> list[RolloutResult]:
     """A dry run on verl's servers: a rollout of each of the first tasks, no update."""
     require_tasks(run.train, "the dataset")
     run.train = list(run.train[:n_tasks])
     run.val = run.train
-    return await _on_ray(run, plan, _Bridge.dev)
+    return await _on_ray(run, plan, update_timeout, _Bridge.dev)
 
 
-async def _on_ray(run: Run, plan: Plan, work: Callable[[_Bridge], Awaitable[T]]) -> T:
+async def _on_ray(run: Run, plan: Plan, update_timeout: float, work: Callable[[_Bridge], Awaitable[T]]) -> T:
     if len(run.selection.policies) > 1 or run.policies:
         raise ConfigError(
             "verl trains one model, and agents= names several policies",
@@ -86,7 +91,7 @@ async def _on_ray(run: Run, plan: Plan, work: Callable[[_Bridge], Awaitable[T]])
         )
     try:
         async with cluster.connection(ray_init(plan), gpus=total_gpus(plan)):
-            return await work(_Bridge(run, plan))
+            return await work(_Bridge(run, plan, update_timeout))
     finally:
         run.progress.stop()
 
@@ -94,8 +99,10 @@ async def _on_ray(run: Run, plan: Plan, work: Callable[[_Bridge], Awaitable[T]])
 class _Bridge:
     """One training, on the run's event loop."""
 
-    def __init__(self, run: Run, plan: Plan) -> None:
+    def __init__(self, run: Run, plan: Plan, update_timeout: float) -> None:
         self.run, self.plan = run, plan
+        self._update_timeout = update_timeout
+        self._update_timer: asyncio.TimerHandle | None = None
         self.policy = run.selection.policies[0]
         # `explain` finds the tokenizer by it later, from any directory.
         self._model = str(Path(plan.model).resolve()) if Path(plan.model).exists() else plan.model
@@ -191,8 +198,30 @@ class _Bridge:
             case StepResult():
                 await self._record_step(event)
                 await self._answer()
+            case WeightUpdate(step, done):
+                self._watch_update(step, done)
             case TrainingEnd():
                 pass
+
+    def _watch_update(self, step: int, done: bool) -> None:
+        """Have the run fail if a weight update that begins does not end in time."""
+        if self._update_timer is not None:
+            self._update_timer.cancel()
+        if done:
+            return
+        which = f"after step {step}" if step else "before the first step"
+        error = TrainingError(
+            f"the weight update {which} was not over after {self._update_timeout:g} s: verl's servers did not take "
+            "the actor's weights",
+            hint=f"a worker or server of verl's hangs or has died: {cluster.log_directory()} has their logs. Resume "
+            "with resume=True; if it was only slow, raise agl.VERL(update_timeout=)",
+            step=step,
+        )
+        self._update_timer = asyncio.get_running_loop().call_later(self._update_timeout, self._fail, error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failure.done():
+            self._failure.set_exception(error)
 
     # -- rollouts -----------------------------------------------------------------------------------------------------
 
@@ -242,8 +271,8 @@ class _Bridge:
 
     def _end_group(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and not self._failure.done():
-            self._failure.set_exception(error)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
 
     async def _run_group(self, prompt: Prompt, position: int) -> None:
         """Run a prompt's rollouts, and put their rows where verl's trainer looks for them.
@@ -340,6 +369,8 @@ class _Bridge:
         Args:
             existing: placement groups from before the training; they stay.
         """
+        if self._update_timer is not None:
+            self._update_timer.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -65,9 +65,21 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightUpdate:
+    """The servers are being given the weights after a step.
+
+    Attributes:
+        step: after which; 0 are those that training begins with. done: whether they have them, and it was checked.
+    """
+
+    step: int
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingEnd:
     """The last event: training is done."""
 
 
-Event = ServerStart | TrainingStart | RolloutRequest | Checkpoint | StepResult | TrainingEnd
+Event = ServerStart | TrainingStart | RolloutRequest | Checkpoint | StepResult | WeightUpdate | TrainingEnd
 Send = Callable[[Event], None]

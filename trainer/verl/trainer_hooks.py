@@ -5,8 +5,9 @@ Imports verl; only the process of verl's trainer imports this module.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from verl.utils.import_utils import load_class_from_fqn
 from verl.utils.logging_utils import configure_verl_logging
 
 from agl.trainer.verl import manager
-from agl.trainer.verl.events import Checkpoint, Send, StepResult, TrainingStart
+from agl.trainer.verl.events import Checkpoint, Send, StepResult, TrainingStart, WeightUpdate
 from agl.trainer.verl.weight_check import WeightCheck
 
 _MODELS = ("actor_rollout_ref.actor", "critic")
@@ -58,6 +59,10 @@ def _trainer_class(mode: str, send: Send, goes_on: Callable[[], bool], check_ids
             self._saved_step = 0
             self._weight_check = WeightCheck(self, check_ids, str(config.actor_rollout_ref.rollout.dtype))
 
+        def on_init_end(self) -> None:
+            with self._updating():
+                super().on_init_end()
+
         def on_train_begin(self) -> None:
             send(TrainingStart(self.global_steps - 1, self.total_training_steps))
             if goes_on():
@@ -72,9 +77,18 @@ def _trainer_class(mode: str, send: Send, goes_on: Callable[[], bool], check_ids
         def on_step_end(self) -> None:
             # Before the servers take their memory back; the sequence is the same each time.
             actor = self._weight_check.actor_logprobs()
-            super().on_step_end()
-            facts = self._weight_check.compare(actor, self._weight_check.server_logprobs(), self.global_steps)
+            with self._updating():
+                super().on_step_end()
+                servers = self._weight_check.server_logprobs()
+            facts = self._weight_check.compare(actor, servers, self.global_steps)
             self._pending_sync_metrics = {**(getattr(self, "_pending_sync_metrics", None) or {}), **facts}
+
+        @contextlib.contextmanager
+        def _updating(self) -> Iterator[None]:
+            """The run waits for the end of an update no longer than its limit."""
+            send(WeightUpdate(self.global_steps, done=False))
+            yield
+            send(WeightUpdate(self.global_steps, done=True))
 
         def _balance_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
             _fit_mini_batches(self.config, self._mini_batches, len(batch), self._ranks())

@@ -16,7 +16,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from agl.child_environment import child_environment
 from agl.errors import AglError, ConfigError, GatewayError
@@ -27,6 +30,7 @@ from agl.trainer.gateway.access import Access, SamplingRules
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.processes.peer import Peer
+from agl.trainer.gateway.sessions import Turn
 from agl.trainer.http.limits import Limits
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.store.base import Store
@@ -58,7 +62,7 @@ class GatewayProcesses(Gateway):
         super().__init__(store, capture_content=capture_content, hold_timeout=hold_timeout)
         self.n, self.on_failure = n, on_failure
         self._processes: list[_Process] = []
-        self._attempts: dict[tuple[str, int], tuple[_Process, Access]] = {}
+        self._attempts: dict[tuple[str, int], tuple[_Process, Access, dict[str, Turn]]] = {}
 
     async def start(self, *, host: str = "127.0.0.1", port: int = 0, limits: Limits | None = None) -> None:
         """Start the processes, which serve the policies that were registered.
@@ -139,14 +143,14 @@ class GatewayProcesses(Gateway):
         living = self._living()
         if not living:
             raise _failure_of(self._processes)
-        counts = [sum(of is process for of, _ in self._attempts.values()) for process in living]
+        counts = [sum(of is process for of, _, _ in self._attempts.values()) for process in living]
         process = living[counts.index(min(counts))]
         access, key = self._accesses.open(rollout_id, attempt, selection, seed, rules or SamplingRules(), process.url)
         # This process admits none of its requests.
         self._accesses.close(rollout_id, attempt)
         access.port = process.port
         access.admitted = process.peer.call("open", access.for_process())
-        self._attempts[rollout_id, attempt] = process, access
+        self._attempts[rollout_id, attempt] = process, access, {}
         return access, key
 
     async def close_attempt(self, rollout_id: str, attempt: int) -> list[Call]:
@@ -157,7 +161,7 @@ class GatewayProcesses(Gateway):
         """
         if (rollout_id, attempt) not in self._attempts:
             return []
-        process, access = self._attempts[rollout_id, attempt]
+        process, access, _ = self._attempts[rollout_id, attempt]
         try:
             await process.peer.call("close", rollout_id, attempt)
         except AglError:
@@ -179,9 +183,16 @@ class GatewayProcesses(Gateway):
     def _living(self) -> list[_Process]:
         return [process for process in self._processes if process.failure is None]
 
-    async def _add_calls(self, emit: Callable[[Any], None], calls: Sequence[Call]) -> None:
-        for call in calls:
-            _, access = self._attempts[call.rollout_id, call.attempt]
+    async def _add_calls(self, emit: Callable[[Any], None], calls: Sequence[tuple[Call, int]]) -> None:
+        for sent, shared in calls:
+            _, access, turns = self._attempts[sent.rollout_id, sent.attempt]
+            call, buffer = sent, None
+            if shared:
+                before = turns[sent.parent_id or ""]
+                whole = np.concatenate([before.prompt_ids, before.response_ids, sent.prompt_ids])
+                buffer, prompt_ids = before.shared(whole)
+                call = replace(sent, prompt_ids=prompt_ids)
+            turns[call.id] = Turn(call.id, call.prompt_ids, call.response_ids, "", buffer)
             access.calls.append(call)
             write = asyncio.ensure_future(self.store.add_calls([call]))
             access.writes.append(write)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agl.child_environment import hide_process
@@ -59,9 +60,22 @@ class _Store:
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
+        self._sizes: dict[tuple[str, int], dict[str, int]] = {}
 
     async def add_calls(self, calls: Sequence[Call]) -> None:
-        await self._peer.call("add_calls", calls)
+        await self._peer.call("add_calls", [self._sent(call) for call in calls])
+
+    def _sent(self, call: Call) -> tuple[Call, int]:
+        """A call without the tokens of the call that it continues, and their number: the parent has them."""
+        self._sizes.setdefault((call.rollout_id, call.attempt), {})[call.id] = (
+            call.prompt_ids.size + call.response_ids.size
+        )
+        shared = self._sizes[call.rollout_id, call.attempt].get(call.parent_id or "", 0)
+        return replace(call, prompt_ids=call.prompt_ids[shared:]), shared
+
+    def forget(self, rollout_id: str, attempt: int) -> None:
+        """Forget the calls of an attempt that has ended."""
+        self._sizes.pop((rollout_id, attempt), None)
 
 
 class Worker:
@@ -76,7 +90,8 @@ class Worker:
         self, emit: Callable[[Any], None], host: str, port: int, limits: Limits, content: bool, hold_timeout: float
     ) -> str:
         """Listen; returns the base URL."""
-        store: Any = _Store(self.peer)
+        self._store = _Store(self.peer)
+        store: Any = self._store
         self._gateway = Gateway(store, capture_content=content, hold_timeout=hold_timeout)
         self._server = GatewayServer(self._gateway, host=host, port=port, limits=limits)
         return await self._server.start()
@@ -102,6 +117,7 @@ class Worker:
     async def close(self, emit: Callable[[Any], None], rollout_id: str, attempt: int) -> None:
         """End an attempt; its calls have been passed to the parent's store."""
         await self._gateway.close_attempt(rollout_id, attempt)
+        self._store.forget(rollout_id, attempt)
 
     async def hold(self, emit: Callable[[Any], None]) -> None:
         """Hold requests until `release`."""
@@ -133,7 +149,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     hide_process()
     connection = socket.socket(fileno=int(sys.argv[1]))
-    threading.Thread(target=exit_with_parent, args=(connection, os.getppid()), daemon=True).start()
+    exit_with_parent(connection, functools.partial(os._exit, 0))
     asyncio.run(_main(connection))
 
 

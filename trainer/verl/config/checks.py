@@ -102,6 +102,7 @@ SUPPORTED: Mapping[str, Supported] = {
     f"{MODEL}.custom_chat_template": ((None,), _RENDERED),
     f"{MODEL}.tokenizer_path": ((None,), "the tokenizer is the model's"),
     f"{ACTOR}.rollout_n": ((), f"set {ROLLOUT}.n"),
+    f"{ACTOR}.use_prefix_grouper": ((False,), "verl 0.9 has no code that forwards with it, see docs/verl.md"),
     f"{ACTOR}.optim.total_training_steps": ((), _SET_BY_TRAINER),
     f"{ACTOR}.kl_loss_type": (
         ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"),

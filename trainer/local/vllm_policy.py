@@ -1,0 +1,369 @@
+"""Policies that vLLM samples in a separate process, and the policy process trains: `engine="vllm"`.
+
+Invariant: outside of an update vLLM holds the learner's weights, rounded to its own dtype. They are handed over as
+files in memory, the whole model's or the adapter's. vLLM listens on a Unix socket in a folder that only this user can
+enter, since its control endpoints ask for no key, and ends with this process, however that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from agl.errors import AglError, ConfigError, EngineError
+from agl.mdp.sequence import TrainingRow
+from agl.mdp.types import FloatArray, IntArray
+from agl.trainer.engines.base import Completion, OnTokens, Sampling
+from agl.trainer.engines.vllm import VLLMEngine
+from agl.trainer.local.policy import LocalPolicy, environment, last_output
+from agl.trainer.local.protocol import PolicyInfo, PolicySpec
+
+GPU_MEMORY = 0.4
+"""vLLM's share of the GPU's memory, where `gpu_memory` says nothing: the learner's state stays beside it."""
+START_SECONDS = 900.0
+"""How long vLLM may take until it serves: it loads the model, compiles it and captures CUDA graphs."""
+STOP_SECONDS = 10.0
+RESET_SECONDS = 30.0
+"""How long requests that were cancelled may hold blocks of the prefix cache."""
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""vLLM's choices of --max-lora-rank."""
+_URL = "http://vllm"
+_POLL_SECONDS = 0.5
+
+
+class VLLMServer:
+    """A `vllm serve` for the policies of one base model. Made by `start`, ended by `close`.
+
+    Attributes:
+        dtype: that it computes in. lock: held while weights are handed over or compared.
+    """
+
+    def __init__(self, model: str, folder: Path, device: str) -> None:
+        self.dtype = "bfloat16" if device.startswith("cuda") else "float32"
+        self.lock = asyncio.Lock()
+        self._model = model
+        self._folder = folder
+        self._sleeps = device.startswith("cuda")
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        self._engines: list[VLLMEngine] = []
+        self._names = itertools.count(1)
+        self._closed = False
+        self._control = self.engine()
+        self._watcher: asyncio.Task[None] | None = None
+        self._on_death: Callable[[EngineError], None] = lambda error: None
+        self._process: subprocess.Popen[bytes]
+        self._connection: socket.socket
+
+    @classmethod
+    async def start(
+        cls, specs: Sequence[PolicySpec], info: PolicyInfo, *, timeout: float = START_SECONDS
+    ) -> VLLMServer:
+        """Start it and wait until it serves.
+
+        Args:
+            specs: the policies, on one base model. info: what the learner loaded of it.
+            timeout: seconds.
+
+        Raises:
+            ConfigError: an adapter of a rank that vLLM does not have.
+            EngineError: it died or was not ready in time.
+        """
+        lora = _lora_options(specs)
+        size = info.parameters * 4
+        folder = Path(tempfile.mkdtemp(prefix="agl-vllm-", dir=_memory_folder(2 * size)))
+        server = cls(specs[0].model, folder, info.device)
+        try:
+            server._spawn([*_options(specs[0], info, server.dtype), *lora], _environment(specs[0], info.device))
+            await server._until_ready(timeout)
+        except BaseException:
+            await server.close()
+            raise
+        server._watcher = asyncio.create_task(server._watch())
+        return server
+
+    def engine(self) -> VLLMEngine:
+        """A new client of it."""
+        engine = VLLMEngine(_URL, uds=str(self._folder / "socket"))
+        self._engines.append(engine)
+        return engine
+
+    def on_death(self, callback: Callable[[EngineError], None]) -> None:
+        """Have `callback` called with the error when the server dies."""
+        self._on_death = callback
+
+    @contextlib.asynccontextmanager
+    async def asleep(self) -> AsyncIterator[None]:
+        """Its GPU memory is the learner's while the block runs; its weights wait in the machine's memory. Nothing on
+        CPU, where vLLM cannot sleep."""
+        if not self._sleeps:
+            yield
+            return
+        await self._post("/sleep?level=1")
+        try:
+            yield
+        finally:
+            await self._post("/wake_up")
+
+    def weights_folder(self, policy: str) -> Path:
+        """A new path for a policy's weights; its name is that of the adapter."""
+        return self._folder / f"{policy}-{next(self._names)}"
+
+    async def load_model(self, path: Path) -> None:
+        """Take all weights from a Hugging Face directory, which is deleted then."""
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
+        await self._post("/collective_rpc", reload)
+        shutil.rmtree(path)
+        deadline = time.monotonic() + RESET_SECONDS
+        while not _succeeded(await self._post("/reset_prefix_cache")):
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    "vLLM does not give up what it has computed with the weights before",
+                    hint="requests still run on it; please report this",
+                    model=self._model,
+                )
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def load_adapter(self, path: Path, previous: Path | None) -> None:
+        """Serve the adapter of a directory under the directory's name, and no longer the previous one."""
+        await self._post("/v1/load_lora_adapter", {"lora_name": path.name, "lora_path": str(path)})
+        if previous is not None:
+            await self._post("/v1/unload_lora_adapter", {"lora_name": previous.name})
+            shutil.rmtree(previous)
+
+    async def close(self) -> None:
+        """End it with all its processes: ask, wait, kill. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._watcher is not None:
+            self._watcher.cancel()
+        for engine in self._engines:
+            await engine.close()
+        if hasattr(self, "_process"):
+            self._process.terminate()
+            deadline = time.monotonic() + STOP_SECONDS
+            while self._process.poll() is None and time.monotonic() < deadline:
+                await asyncio.sleep(0.01)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await asyncio.to_thread(self._process.wait)
+            self._connection.close()
+        self._log.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _post(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
+        """The response of one of the control endpoints; an error shows what the server printed."""
+        try:
+            return await self._control.post(path, body)
+        except AglError as error:
+            await asyncio.sleep(_POLL_SECONDS)  # it may be dying
+            if self._process.poll() is not None:
+                raise self._death() from error
+            raise EngineError(
+                f"vLLM failed at {path}: {error.message}",
+                hint=f"its last output was:\n{last_output(self._log)}",
+                model=self._model,
+            ) from error
+
+    # -- the process --------------------------------------------------------------------------------------------------
+
+    def _spawn(self, options: Iterable[object], env: Mapping[str, str]) -> None:
+        self._connection, theirs = socket.socketpair()
+        command = [sys.executable, "-P", "-m", "agl.trainer.local.vllm_main", theirs.fileno(), self._folder]
+        with theirs:
+            self._process = subprocess.Popen(
+                [str(word) for word in (*command, self._model, "--uds", self._folder / "socket", *options)],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                env=env,
+                start_new_session=True,
+            )
+
+    async def _until_ready(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while True:
+            with contextlib.suppress(AglError):
+                return await self._control.connect()
+            if self._process.poll() is not None:
+                raise self._death()
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    f"vLLM did not serve after {timeout:g} s",
+                    hint=f"its last output was:\n{last_output(self._log)}",
+                    model=self._model,
+                )
+
+    async def _watch(self) -> None:
+        while self._process.poll() is None:
+            await asyncio.sleep(_POLL_SECONDS)
+        self._on_death(self._death())
+
+    def _death(self) -> EngineError:
+        return EngineError(
+            f"vLLM died (exit code {self._process.returncode})",
+            hint=f"its last output was:\n{last_output(self._log)}",
+            model=self._model,
+        )
+
+
+class VLLMPolicy(LocalPolicy):
+    """A policy that vLLM samples and its own process trains.
+
+    Made by `with_vllm`.
+
+    Attributes:
+        server: what samples it. info: as the policy process loaded it, with the server's dtype.
+    """
+
+    def __init__(self, policy: LocalPolicy, server: VLLMServer) -> None:
+        super().__init__(policy.spec, policy.process)
+        self.server = server
+        self.info = replace(policy.info, dtype=server.dtype)
+        self._engine = server.engine()
+        self._adapter: Path | None = None
+        self._trained: Path | None = None
+
+    @property
+    def processes(self) -> tuple[Any, ...]:
+        return (*super().processes, self.server)
+
+    async def generate(
+        self,
+        prompt_ids: IntArray,
+        sampling: Sampling,
+        *,
+        policy: str | None = None,
+        session: str | None = None,
+        on_tokens: OnTokens | None = None,
+    ) -> Completion:
+        self._check_name(policy)
+        return await self._engine.generate(prompt_ids, sampling, session=session, on_tokens=on_tokens)
+
+    async def train(self, sequences: list[TrainingRow], *, lr_scale: float = 1.0) -> dict[str, float]:
+        # With staleness it samples meanwhile.
+        asleep = contextlib.nullcontext() if self.spec.max_staleness else self.server.asleep()
+        async with self.server.lock, asleep:
+            metrics = await super().train(sequences, lr_scale=lr_scale)
+            self._trained = await self._export()
+        return metrics
+
+    async def publish(self) -> None:
+        async with self.server.lock:
+            if self._trained is not None:
+                await self._hand_over(self._trained)
+                self._trained = None
+
+    async def engine_logprobs(self, token_ids: IntArray, *, temperature: float = 1.0) -> FloatArray:
+        if temperature != 1.0:
+            raise EngineError("vLLM gives a prompt's log-probs at temperature 1 only", hint="ask the learner")
+        async with self.server.lock:
+            return await self._engine.prompt_logprobs(token_ids)
+
+    async def load_state(self, path: str | Path) -> None:
+        async with self.server.lock:
+            await super().load_state(path)
+            await self._hand_over(await self._export())
+
+    async def _export(self) -> Path:
+        """Have the learner write the weights as they are now."""
+        path = self.server.weights_folder(self.spec.name)
+        await self._command("export_weights", path=str(path), dtype=self.server.dtype)
+        return path
+
+    async def _hand_over(self, path: Path) -> None:
+        if self.spec.lora is None:
+            await self.server.load_model(path)
+        else:
+            await self.server.load_adapter(path, self._adapter)
+            self._adapter, self._engine.model = path, path.name
+        self._engine.version = self.version
+
+
+async def with_vllm(policies: Mapping[str, LocalPolicy]) -> dict[str, LocalPolicy]:
+    """The same policies, which share a base model, sampled by a vLLM that is started here.
+
+    Raises:
+        ConfigError: an adapter of a rank that vLLM does not have.
+        EngineError: it does not start.
+    """
+    first = next(iter(policies.values()))
+    server = await VLLMServer.start([policy.spec for policy in policies.values()], first.info)
+    return {name: VLLMPolicy(policy, server) for name, policy in policies.items()}
+
+
+def require_one_model(specs: Sequence[PolicySpec]) -> None:
+    """Raise `ConfigError` for policies that one vLLM cannot hold."""
+    if len({spec.base for spec in specs}) > 1 or (len(specs) > 1 and any(spec.lora is None for spec in specs)):
+        raise ConfigError(
+            "engine='vllm' holds one model, and these policies have several",
+            hint="give them LoRA on the same model (lora=agl.LoraSpec()), or leave engine at 'torch'",
+            policies=", ".join(spec.name for spec in specs),
+        )
+
+
+def _options(spec: PolicySpec, info: PolicyInfo, dtype: str) -> list[object]:
+    """`vllm serve`'s, for a model and a device."""
+    options: list[object] = [
+        "--dtype", dtype, "--max-model-len", info.max_context, "--max-num-seqs", spec.max_batch, "--seed", spec.seed,
+        "--logprobs-mode", "processed_logprobs", "--disable-uvicorn-access-log", "--disable-log-stats",
+    ]  # fmt: skip
+    if info.device.startswith("cuda"):
+        return [*options, "--gpu-memory-utilization", spec.gpu_memory or GPU_MEMORY, "--enable-sleep-mode"]
+    # The whole model runs in the engine's process, a process less. Prompts are computed in one piece: vLLM on CPU dies
+    # ("CPU Generator does not use offset") where that of a request with a seed is not.
+    options += ["--enforce-eager", "--distributed-executor-backend", "uni", "--no-enable-chunked-prefill"]
+    options += ["--max-num-batched-tokens", max(8192, info.max_context)]
+    return options if "VLLM_CPU_KVCACHE_SPACE" in os.environ else [*options, "--kv-cache-memory-bytes", "1G"]
+
+
+def _lora_options(specs: Sequence[PolicySpec]) -> list[object]:
+    ranks = [spec.lora.rank for spec in specs if spec.lora is not None]
+    if not ranks:
+        return []
+    rank = next((size for size in LORA_RANKS if size >= max(ranks)), None)
+    if rank is None:
+        raise ConfigError(f"vLLM has no adapters of rank {max(ranks)}", hint=f"use at most {LORA_RANKS[-1]}")
+    # One more than there are policies: the next one is loaded before the last one is dropped.
+    return ["--enable-lora", "--max-lora-rank", rank, "--max-loras", len(ranks) + 1]
+
+
+def _environment(spec: PolicySpec, device: str) -> dict[str, str]:
+    own = {name: v for name, v in os.environ.items() if name.startswith("VLLM_") and name != "VLLM_API_KEY"}
+    env = {"VLLM_NO_USAGE_STATS": "1", **environment(spec), **own}
+    env |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+    if device == "cpu":
+        return {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **env}
+    if ":" in device:
+        index = int(device.rpartition(":")[2])
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        env["CUDA_VISIBLE_DEVICES"] = visible[index] if index < len(visible) and visible[index] else str(index)
+    return env
+
+
+def _memory_folder(size: int) -> str | None:
+    """The system's folder in memory if it has room for `size` bytes (a container's is small); None for the usual
+    folder of temporary files."""
+    memory = "/dev/shm"
+    return memory if os.path.isdir(memory) and shutil.disk_usage(memory).free > size else None
+
+
+def _succeeded(body: bytes) -> bool:
+    """Whether vLLM did what it was asked for; before 0.21 it says nothing."""
+    return not body or bool(orjson.loads(body).get("success", True))
