@@ -22,11 +22,12 @@ from agl import semconv
 from agl.errors import ConfigError
 from agl.mdp.selection import Selection
 from agl.mdp.spans import Span
-from agl.tracing.open_span import UNLIMITED, OpenSpan
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import SpanContext
+
+    from agl.tracing.open_span import OpenSpan
 
 log = logging.getLogger("agl")
 
@@ -188,7 +189,15 @@ def provider() -> TracerProvider:
     """
     from opentelemetry.sdk.trace import TracerProvider
 
-    return TracerProvider(span_limits=UNLIMITED, shutdown_on_exit=False)
+    return TracerProvider(shutdown_on_exit=False)
+
+
+@functools.cache
+def _open_span() -> type[OpenSpan]:
+    """`OpenSpan`; OpenTelemetry's SDK is loaded with the first span."""
+    from agl.tracing.open_span import OpenSpan
+
+    return OpenSpan
 
 
 def start(
@@ -250,7 +259,7 @@ def _start_span(
         semconv.ATTEMPT: rollout.attempt,
         **(attributes or {}),
     }
-    return OpenSpan(provider(), f"{kind} {name}".strip(), parent, facts)
+    return _open_span()(provider(), f"{kind} {name}".strip(), parent, facts)
 
 
 def root(rollout: RolloutContext, traceparent: str | None = None) -> Scope:
@@ -335,14 +344,14 @@ def _step_back() -> None:
     here = otel.get_current()
     before = span = get_current_span(here)
     while scope is not None and scope.ended:
-        if span.__class__ is OpenSpan:
+        if span.__class__ is _open_span():
             span = scope.outer
         scope = scope.parent
     _current.set(scope)
     if not span.is_recording():
         if scope is not None and scope.visible:
             span = scope.span
-        elif span.__class__ is OpenSpan:
+        elif span.__class__ is _open_span():
             span = INVALID_SPAN
     if span is not before:
         otel.attach(set_span_in_context(span, here))
@@ -356,9 +365,9 @@ def unseen() -> Iterator[None]:
     if span.__class__ is not OpenSpan:
         yield
         return
-    while span.__class__ is OpenSpan and scope is not None:
+    while span.__class__ is _open_span() and scope is not None:
         span, scope = scope.outer, scope.parent
-    attached = otel.attach(set_span_in_context(INVALID_SPAN if span.__class__ is OpenSpan else span, here))
+    attached = otel.attach(set_span_in_context(INVALID_SPAN if span.__class__ is _open_span() else span, here))
     try:
         yield
     finally:

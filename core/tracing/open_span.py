@@ -23,7 +23,7 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _PLAIN = frozenset({str, bool, int, float})
 _LOCK = threading.RLock()
 """For what the SDK's span does under its lock: names, statuses and events, which are rare."""
-UNLIMITED = SpanLimits(**{
+_UNLIMITED = SpanLimits(**{
     name: SpanLimits.UNSET
     for name in (
         "max_span_attributes", "max_events", "max_links", "max_attribute_length", "max_span_attribute_length",
@@ -54,7 +54,7 @@ class OpenSpan(Span):
             events=[],
             instrumentation_scope=_SCOPE,
         )
-        self._lock, self._limits = _LOCK, UNLIMITED
+        self._lock, self._limits = _LOCK, _UNLIMITED
         self._span_processor = provider._active_span_processor
         self._start_time = time_ns()
         self._span_processor.on_start(self)
