@@ -362,7 +362,7 @@ def unseen() -> Iterator[None]:
     """Hide agl's spans from OpenTelemetry within a block, so that no propagator sends their ids to a third party."""
     here = otel.get_current()
     span, scope = get_current_span(here), _current.get()
-    if span.__class__ is not OpenSpan:
+    if span.__class__ is not _open_span():
         yield
         return
     while span.__class__ is _open_span() and scope is not None:
