@@ -70,6 +70,15 @@ def test_two_steps_by_what_was_just_trained_and_a_resume_after_a_kill(tiny_polic
     assert result.policy is not None
 
 
+def test_the_next_step_is_sampled_while_one_is_learned(tiny_policy: Path, tmp_path: Path) -> None:
+    result = train(tiny_policy, tmp_path, max_staleness=1)
+    assert [entry["step"] for entry in result.history] == [1, 2]
+    calls = asyncio.run(calls_of(result.store))
+    assert {call.policy_version for call in calls} == {0}
+    model = AutoModelForCausalLM.from_pretrained(tiny_policy, dtype=torch.float32)
+    assert max(float(np.abs(logprobs(model, call) - call.logprobs).max()) for call in calls) < EXACT
+
+
 def test_adapters_on_one_model_share_a_server_whose_death_is_told(tiny_policy: Path) -> None:
     spec = PolicySpec(
         str(tiny_policy), device="cpu", threads=1, max_context=64, lora=LoraSpec(rank=4),

@@ -19,10 +19,12 @@ from agl.trainer.quickstart.agent import build_agent
 from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
 
 
-def train(model: Path, directory: Path, *callbacks: agl.Callback, resume: bool = False) -> agl.Result:
+def train(
+    model: Path, directory: Path, *callbacks: agl.Callback, resume: bool = False, max_staleness: int = 0
+) -> agl.Result:
     algorithm = agl.GRPO(
         model=str(model), engine="vllm", device="cpu", threads=1, group_size=4, batch_size=4, steps=2,
-        learning_rate=1e-3, max_response_tokens=32, max_context=256,
+        learning_rate=1e-3, max_response_tokens=32, max_context=256, max_staleness=max_staleness,
     )  # fmt: skip
     trainer = agl.Trainer(algorithm, n_workers=16, directory=directory, progress=False, callbacks=callbacks)
     agent = wrap(build_agent(), reward=exact_answer)
