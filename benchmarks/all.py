@@ -23,6 +23,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "routing": (),
     "engine": ("--repeats", "1"),
     "learner": ("--turns", "2", "8", "--repeats", "1"),
+    "merging": (),
     "memory": (),
     "gateway": ("--requests", "500"),
     "flood": ("--rounds", "1", "--seconds", "2"),
