@@ -137,7 +137,7 @@ def plain_run(name: str, url: str) -> Callable[[], Awaitable[Any]]:
 
         return lambda: Runner.run(agent, TASK["question"])
     if name == "httpx":
-        return lambda: agent.fn(TASK, agl.LLM(url, "policy", "unused"))
+        return lambda: agent(TASK, agl.LLM(url, "policy", "unused"))
     return lambda: agent(TASK)
 
 
@@ -302,20 +302,20 @@ SHARES = (
                                      "starlette", "h11", "httptools", "jinja2", "tokenizers")),
     ("store", ("agl/trainer/store", "sqlalchemy", "aiosqlite", "sqlite3")),
     ("runner, run and MDP", ("agl/",)),
-    ("LangChain", ("langchain", "langgraph", "langsmith")),
+    ("LangChain", ("langchain", "langgraph", "langsmith", "pregel/")),
     ("openai SDK, httpx, pydantic", ("openai", "httpx", "httpcore", "anyio", "pydantic")),
-    ("asyncio", ("asyncio/",)),
+    ("asyncio", ("asyncio/", "concurrent/futures")),
 )  # fmt: skip
 
 
 def profile(name: str, url: str, seconds: float) -> dict[str, float]:
-    """Share of agl's process by who spends it, of the samples in which a thread ran."""
+    """Share of agl's process by who spends it, of the samples in which a thread held the interpreter."""
     process = Process("--side", "agl", name, url)
     with tempfile.TemporaryDirectory() as folder:
         try:
             process.batch()
             out = Path(folder, "stacks")
-            command = ["py-spy", "record", "--format", "raw", "--rate", "200", "-d", str(round(seconds)), "-o", out]
+            command = ["py-spy", "record", "--gil", "--format", "raw", "--rate", "200", "-d", str(round(seconds)), "-o", out]
             recorder = subprocess.Popen([*command, "-p", str(process.popen.pid)], stdout=subprocess.DEVNULL)
             while recorder.poll() is None:
                 process.batch()
