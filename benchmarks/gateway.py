@@ -4,6 +4,7 @@
     python benchmarks/gateway.py --no-rival            # without LiteLLM
     python benchmarks/gateway.py --rival-venv DIR      # the environment of LiteLLM; made if missing
     python benchmarks/gateway.py --processes 2         # one process against two, long conversations, CPU of each
+    python benchmarks/gateway.py --dialects            # Responses and Messages against Chat
 
 The engine of the first comparison is the local engine with a random model of quickstart size; in both arms the same
 prompts are sampled with the same lengths. The second one has an engine that answers at once: what is measured is the
@@ -34,11 +35,14 @@ ANSWER_TOKENS = 16
 QUESTION = "What is 12 + 34? Use the calculator, then say the result in a few words. Question number {}."
 CONCURRENT = (1, 64)
 BODY = {"model": "policy", "max_tokens": ANSWER_TOKENS}
+PATHS = {"chat": "chat/completions", "responses": "responses", "messages": "messages"}
 
 
-def body(number: int) -> bytes:
+def body(number: int, dialect: str = "chat") -> bytes:
     """The request with this number; each begins a separate conversation."""
     messages = [{"role": "user", "content": QUESTION.format(number)}]
+    if dialect == "responses":
+        return json.dumps({"model": "policy", "max_output_tokens": ANSWER_TOKENS, "input": messages}).encode()
     return json.dumps({**BODY, "messages": messages}).encode()
 
 
@@ -67,18 +71,18 @@ async def worked_off(n: int, concurrent: int, one: Callable[[int, int], Awaitabl
     }
 
 
-async def load(url: str, key: str, n: int, concurrent: int) -> dict[str, float]:
+async def load(url: str, key: str, n: int, concurrent: int, dialect: str = "chat") -> dict[str, float]:
     """Post n requests over `concurrent` connections, by a client small enough not to be what is measured."""
     parts = urllib.parse.urlsplit(url)
     head = (
-        f"POST {parts.path}/chat/completions HTTP/1.1\r\nhost: {parts.netloc}\r\nauthorization: Bearer {key}\r\n"
+        f"POST {parts.path}/{PATHS[dialect]} HTTP/1.1\r\nhost: {parts.netloc}\r\nauthorization: Bearer {key}\r\n"
         "content-type: application/json\r\ncontent-length: "
     )
     connections = [await asyncio.open_connection(parts.hostname, parts.port) for _ in range(concurrent)]
 
     async def one(k: int, number: int) -> None:
         reader, writer = connections[k]
-        content = body(number)
+        content = body(number, dialect)
         writer.write(f"{head}{len(content)}\r\n\r\n".encode() + content)
         received = await reader.readuntil(b"\r\n\r\n")
         headers = dict(line.split(b": ", 1) for line in received.lower().split(b"\r\n")[1:-2])
@@ -93,9 +97,9 @@ async def load(url: str, key: str, n: int, concurrent: int) -> dict[str, float]:
             writer.close()
 
 
-async def loaded(url: str, key: str, n: int, concurrent: int, pid: int) -> dict[str, float]:
+async def loaded(url: str, key: str, n: int, concurrent: int, pid: int, dialect: str = "chat") -> dict[str, float]:
     """`load` in a separate process, with the CPU time per request of the process `pid`."""
-    arguments = [sys.executable, __file__, "--load", url, key, str(n), str(concurrent)]
+    arguments = [sys.executable, __file__, "--load", url, key, str(n), str(concurrent), dialect]
     before = cpu_seconds(pid)
     child = await asyncio.create_subprocess_exec(*arguments, stdout=subprocess.PIPE)
     out, _ = await child.communicate()
@@ -198,6 +202,26 @@ async def instant(n: int) -> dict[int, dict[str, float]]:
     tokenizer = build_tokenizer()
     async with gateway(Instant(tokenizer), Rendering(tokenizer)) as (url, key):
         return await measured(url, key, n, os.getpid())
+
+
+async def dialects(n: int, rounds: int) -> dict[str, list[float]]:
+    """CPU ms of a request in each dialect, in turns, with an engine that answers at once."""
+    from agl.trainer.quickstart.tokenizer import build_tokenizer
+    from agl.trainer.rendering.rendering import Rendering
+
+    tokenizer = build_tokenizer()
+    taken: dict[str, list[float]] = {dialect: [] for dialect in PATHS}
+    async with gateway(Instant(tokenizer), Rendering(tokenizer)) as (url, key):
+        for k in range(rounds + 1):
+            for dialect in PATHS:
+                figures = await loaded(url, key, n, 16, os.getpid(), dialect)
+                taken[dialect] += [figures["cpu_ms"]] if k else []  # the first round warms up
+    base = statistics.median(taken["chat"])
+    for dialect, values in taken.items():
+        print(
+            f"{dialect:10} {statistics.median(values):6.2f} ms of CPU a request, {statistics.median(values) / base:.2f}"
+        )
+    return taken
 
 
 # -- several processes ------------------------------------------------------------------------------------------------
@@ -401,6 +425,9 @@ async def main(arguments: argparse.Namespace) -> None:
             arguments.json.write_text(json.dumps(facts, indent=2) + "\n")
         return
     n = arguments.requests
+    if arguments.dialects:
+        await dialects(n // 4, arguments.rounds)
+        return
     facts["engine"] = await against_engine(n)
     show("The local engine, 16 tokens an answer", facts["engine"], "engine alone")
     rows = {"gateway": await instant(n)}
@@ -423,14 +450,15 @@ if __name__ == "__main__":
     parser.add_argument("--rival-venv", type=Path, default=cache, help="LiteLLM's environment (default: %(default)s)")
     parser.add_argument("--no-rival", dest="rival", action="store_false", help="leave LiteLLM out")
     parser.add_argument("--processes", type=int, metavar="N", help="compare one gateway process with N")
-    parser.add_argument("--rounds", type=int, default=3, help="of --processes")
+    parser.add_argument("--dialects", action="store_true", help="compare the dialects")
+    parser.add_argument("--rounds", type=int, default=3, help="of --processes and --dialects")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    parser.add_argument("--load", nargs=4, metavar=("URL", "KEY", "N", "CONCURRENT"), help=argparse.SUPPRESS)
+    parser.add_argument("--load", nargs=5, metavar=("URL", "KEY", "N", "CONCURRENT", "DIALECT"), help=argparse.SUPPRESS)
     parser.add_argument("--upstream", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.load:
-        url, key, n, concurrent = options.load
-        print(json.dumps(asyncio.run(load(url, key, int(n), int(concurrent)))))
+        url, key, n, concurrent, dialect = options.load
+        print(json.dumps(asyncio.run(load(url, key, int(n), int(concurrent), dialect))))
     elif options.upstream:
         upstream(options.upstream)
     else:

@@ -315,7 +315,19 @@ def profile(name: str, url: str, seconds: float) -> dict[str, float]:
         try:
             process.batch()
             out = Path(folder, "stacks")
-            command = ["py-spy", "record", "--gil", "--format", "raw", "--rate", "200", "-d", str(round(seconds)), "-o", out]
+            command = [
+                "py-spy",
+                "record",
+                "--gil",
+                "--format",
+                "raw",
+                "--rate",
+                "200",
+                "-d",
+                str(round(seconds)),
+                "-o",
+                out,
+            ]
             recorder = subprocess.Popen([*command, "-p", str(process.popen.pid)], stdout=subprocess.DEVNULL)
             while recorder.poll() is None:
                 process.batch()
