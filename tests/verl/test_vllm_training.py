@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,9 @@ def test_two_steps_by_what_was_just_trained_and_a_resume_after_a_kill(tiny_polic
 
 
 def test_the_next_step_is_sampled_while_one_is_learned(tiny_policy: Path, tmp_path: Path) -> None:
+    before = sockets()
     result = train(tiny_policy, tmp_path, max_staleness=1)
+    assert sockets() <= before
     assert [entry["step"] for entry in result.history] == [1, 2]
     calls = asyncio.run(calls_of(result.store))
     assert {call.policy_version for call in calls} == {0}
@@ -133,6 +136,11 @@ def test_several_whole_models_are_refused_before_any_starts(tiny_policy: Path, t
     trainer = agl.Trainer(algorithm, agents={"x": "a", "y": "b"}, directory=tmp_path, progress=False)
     with pytest.raises(ConfigError, match=r"(?s)holds one model.*LoRA"):
         trainer.fit(wrap(build_agent(), reward=exact_answer), arithmetic_tasks(4, seed=0, split="train"))
+
+
+def sockets() -> set[Path]:
+    """Where vLLM would leave its own."""
+    return {path for path in Path(tempfile.gettempdir()).iterdir() if path.is_socket()}
 
 
 async def calls_of(url: str) -> list[Call]:

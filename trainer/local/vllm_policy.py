@@ -88,7 +88,9 @@ class VLLMServer:
         folder = Path(tempfile.mkdtemp(prefix="agl-vllm-", dir=_memory_folder(2 * size)))
         server = cls(specs[0].model, folder, info.device)
         try:
-            server._spawn([*_options(specs[0], info, server.dtype), *lora], _environment(specs[0], info.device))
+            # vLLM's own sockets go with the folder, however it ends.
+            env = _environment(specs[0], info.device) | {"VLLM_RPC_BASE_PATH": str(folder)}
+            server._spawn([*_options(specs[0], info, server.dtype), *lora], env)
             await server._until_ready(timeout)
         except BaseException:
             await server.close()
