@@ -51,7 +51,7 @@ def dense(query: Any, key: Any, value: Any, sees: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kernel", ["torch's", "in pieces"])
-@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 2e-6), (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float64, 1e-12), (torch.float32, 2e-6), (torch.bfloat16, 3e-2)])
 def test_it_is_attention_with_the_trees_mask(kernel: str, dtype: Any, near: float, monkeypatch: pytest.MonkeyPatch):
     if kernel == "in pieces":
         monkeypatch.setattr(subject, "_attend", subject.attend_in_pieces)
@@ -72,12 +72,12 @@ def test_it_is_attention_with_the_trees_mask(kernel: str, dtype: Any, near: floa
     grad = torch.randn(1, size, 4, 8, dtype=dtype, device=DEVICE)
     ours, _ = subject.tree_attention(None, query, key, value, blocks)
     found = [ours, *torch.autograd.grad(ours, (query, key, value), grad)]
-    exact = [x.detach().float().requires_grad_() for x in (query, key, value)]
+    exact = [x.detach().to(torch.promote_types(dtype, torch.float32)).requires_grad_() for x in (query, key, value)]
     theirs = dense(*exact, sees.to(DEVICE))
-    wanted = [theirs, *torch.autograd.grad(theirs, exact, grad.float())]
+    wanted = [theirs, *torch.autograd.grad(theirs, exact, grad.to(theirs.dtype))]
     for a, b in zip(found, wanted, strict=True):
         assert a.dtype == dtype
-        torch.testing.assert_close(a.float(), b, rtol=near, atol=near * 4)
+        torch.testing.assert_close(a.to(b.dtype), b, rtol=near, atol=near * 4)
 
 
 SMALL: dict[str, Any] = SHAPE | {"num_key_value_heads": 2}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 from agl.errors import CheckpointError, EngineError
+from agl.trainer.algorithms.settings import PolicyGradientSettings
 from agl.trainer.run.checkpoints import Resumed, checkpoints_folder, latest_local, read_facts, require_same
 from agl.trainer.run.policies import Policies
 from agl.trainer.run.run import Run
@@ -73,7 +75,9 @@ async def restore(run: Run, policies: Policies, identity: dict[str, Any]) -> Res
         return None
     facts = read_facts(path / "run.json", _FACTS, hint="delete the checkpoint's folder to resume from the one before")
     now = {"seed": run.seed, "tasks": len(run.train), **identity}
-    then = {"seed": facts["seed"], "tasks": facts["tasks"], **facts["algorithm"]}
+    # A setting that is newer than the checkpoint had its default.
+    defaults = {f.name: f.default for f in fields(PolicyGradientSettings) if f.default is not MISSING}
+    then = {"seed": facts["seed"], "tasks": facts["tasks"], **defaults, **facts["algorithm"]}
     require_same(then, now, path)
     await policies.load_states(path)
     run.history[:] = facts["history"]

@@ -102,8 +102,9 @@ def agrees(model: Any, device: torch.device) -> bool:
 class _TreeAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, blocks: list[list[int]], scale: float) -> Tensor:
-        out = torch.empty_like(query, dtype=torch.float32)
-        lse = torch.empty(query.shape[:-1], dtype=torch.float32, device=query.device)
+        sums = _dtype_of_sums(query)
+        out = torch.empty_like(query, dtype=sums)
+        lse = torch.empty(query.shape[:-1], dtype=sums, device=query.device)
         for first, last, first_key, last_key in blocks:
             own = first == first_key
             part, part_lse = _attend(
@@ -116,7 +117,7 @@ class _TreeAttention(torch.autograd.Function):
             after = torch.logaddexp(before, part_lse)
             lse[:, :, first:last] = after
             out[:, :, first:last] *= (before - after).exp_()[..., None]
-            out[:, :, first:last].addcmul_(part.float(), (part_lse - after).exp_()[..., None])
+            out[:, :, first:last].addcmul_(part.to(sums), (part_lse - after).exp_()[..., None])
         out = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.blocks, ctx.scale = blocks, scale
@@ -126,7 +127,7 @@ class _TreeAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         query, key, value, out, lse = ctx.saved_tensors
-        grads = [torch.zeros_like(x, dtype=torch.float32) for x in (query, key, value)]
+        grads = [torch.zeros_like(x, dtype=_dtype_of_sums(x)) for x in (query, key, value)]
         for first, last, first_key, last_key in ctx.blocks:
             queries, keys = slice(first, last), slice(first_key, last_key)
             parts = _attend_backward(
@@ -143,6 +144,10 @@ class _TreeAttention(torch.autograd.Function):
                 total[:, :, where] += part
         d_query, d_key, d_value = (g.to(x.dtype) for g, x in zip(grads, (query, key, value), strict=True))
         return d_query, d_key, d_value, None, None
+
+
+def _dtype_of_sums(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -180,13 +185,14 @@ def attend_in_pieces_backward(
     heads = key.shape[1]
     key, value = (x.repeat_interleave(query.shape[1] // heads, dim=1) for x in (key, value))
     d_query = []
-    d_key, d_value = (torch.zeros_like(x, dtype=torch.float32) for x in (key, value))
-    delta = (grad.float() * out.float()).sum(-1, keepdim=True)
+    sums = _dtype_of_sums(query)
+    d_key, d_value = (torch.zeros_like(x, dtype=sums) for x in (key, value))
+    delta = (grad.to(sums) * out.to(sums)).sum(-1, keepdim=True)
     for first, part in _pieces(query, key):
         at = slice(first, first + part.shape[2])
         weights = torch.exp(_scores(part, key, first, causal, scale) - lse[:, :, at, None])
         d_value += weights.to(value.dtype).transpose(-1, -2) @ grad[:, :, at]
-        d_scores = weights * ((grad[:, :, at] @ value.transpose(-1, -2)).float() - delta[:, :, at])
+        d_scores = weights * ((grad[:, :, at] @ value.transpose(-1, -2)).to(sums) - delta[:, :, at])
         d_scores = (d_scores * scale).to(key.dtype)
         d_query.append(d_scores @ key)
         d_key += d_scores.transpose(-1, -2) @ part
@@ -201,7 +207,7 @@ def _pieces(query: Tensor, key: Tensor) -> list[tuple[int, Tensor]]:
 
 
 def _scores(query: Tensor, key: Tensor, first: int, causal: bool, scale: float) -> Tensor:
-    scores = (query @ key.transpose(-1, -2)).float() * scale
+    scores = (query @ key.transpose(-1, -2)).to(_dtype_of_sums(query)) * scale
     if causal:
         later = torch.arange(key.shape[2], device=key.device) > torch.arange(
             first, first + query.shape[2], device=key.device
