@@ -35,7 +35,7 @@ def command(*options: object, env: Mapping[str, str] = {}) -> subprocess.Complet
     clean = {k: v for k, v in os.environ.items() if k not in ("OPENAI_API_KEY", "OPENAI_BASE_URL")}
     return subprocess.run(
         [sys.executable, str(EXAMPLE / "train.py"), *map(str, options)],
-        env={**clean, **env}, capture_output=True, text=True, timeout=300, check=False,
+        env={**clean, **env}, capture_output=True, text=True, timeout=570, check=False,
     )  # fmt: skip
 
 
