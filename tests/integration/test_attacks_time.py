@@ -159,12 +159,14 @@ connection.execute("ROLLBACK")
 
 
 @pytest.mark.parametrize(
-    ("patience", "locked"), [(1.0, 4.0), *(pytest.param(30.0, s, marks=pytest.mark.night) for s in (10.0, 60.0))]
+    ("patience", "locked"),
+    [(1.0, 6.0), pytest.param(30.0, 10.0, marks=pytest.mark.night), pytest.param(10.0, 60.0, marks=pytest.mark.night)],
 )
 def test_a_locked_store_is_waited_for_or_ends_the_run_which_goes_on(
     patience: float, locked: float, untrained_model: Path, tmp_path: Path
 ) -> None:
-    plan = Plan(where="local", steps=2, workers=1, turn=0.1, kills={"database": 1}, seconds=240.0)
+    # It trains for longer than the two seconds after which the lock comes, on a fast machine too.
+    plan = Plan(where="local", steps=3, workers=1, kills={"database": 1}, seconds=240.0)
     holder: list[subprocess.Popen[str]] = []
 
     def lock() -> None:
@@ -189,7 +191,8 @@ def test_a_locked_store_is_waited_for_or_ends_the_run_which_goes_on(
         holder[0].kill()
         holder[0].wait()
     counted = asyncio.run(chaos.check())
-    assert counted["second_attempts"] == 0
+    # An attempt whose call could not be written is run again, while the run has not ended.
+    assert counted["second_attempts"] <= (patience < locked)
 
 
 # -- clients that read or write next to nothing -----------------------------------------------------------------------

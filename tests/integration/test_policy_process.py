@@ -12,12 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sampled_rows import sampled_rows
 from tiny_engine import engine_for, sample, tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
 from agl.errors import CheckpointError, ConfigError, ContextLengthError, EngineError, ModelLoadError
-from agl.mdp.sequence import merge
-from agl.mdp.types import Call, Reward, Trajectory, Transition
 from agl.trainer.engines.base import Engine, Sampling
 from agl.trainer.engines.frames import FrameReader, to_frame
 from agl.trainer.local.config import LearnerConfig
@@ -74,28 +73,6 @@ def workers() -> set[str]:
     me = os.getpid()
     children = Path(f"/proc/{me}/task/{me}/children").read_text().split()
     return {p for p in children if b"agl.trainer.local.worker" in Path(f"/proc/{p}/cmdline").read_bytes()}
-
-
-async def rows(policy: LocalPolicy, advantages: tuple[float, ...]) -> list:
-    """Training rows of one sampled answer per advantage."""
-    made = []
-    for i, advantage in enumerate(advantages):
-        answer = await policy.generate(PROMPT, Sampling(max_tokens=6, seed=i))
-        call = Call(
-            id=f"c{i}",
-            rollout_id=f"r{i}",
-            attempt=1,
-            index=0,
-            agent="writer",
-            policy="policy",
-            policy_version=answer.policy_version,
-            prompt_ids=PROMPT,
-            response_ids=answer.token_ids,
-            logprobs=answer.logprobs,
-        )
-        trajectory = Trajectory(f"r{i}", 1, "policy", "g", (Transition(call),), (Reward("reward", advantage),))
-        made += merge(trajectory, {f"c{i}": advantage})
-    return made
 
 
 def test_the_parent_never_imports_torch():
@@ -199,7 +176,7 @@ def test_training_changes_what_is_served_and_state_restores_it_to_the_bit(policy
         ids = np.concatenate([PROMPT, np.arange(10, dtype=np.int32)])
         await policy.save_state(tmp_path / "state.pt")
         start = await policy.engine_logprobs(ids)
-        data = await rows(policy, (1.0, -1.0))
+        data = await sampled_rows(policy, PROMPT, (1.0, -1.0))
         first = await policy.train(data)
         assert policy.version == 1
         trained = await policy.engine_logprobs(ids)
@@ -232,8 +209,8 @@ def test_a_lora_policy_trains_its_adapter_alone(runner, directory, tmp_path):
         try:
             assert 0 < policy.info.trainable_parameters < policy.info.parameters / 2
             before = await policy.engine_logprobs(PROMPT)
-            await policy.train(await rows(policy, (1.0, -1.0)))
-            await policy.train(await rows(policy, (1.0, -1.0)))
+            await policy.train(await sampled_rows(policy, PROMPT, (1.0, -1.0)))
+            await policy.train(await sampled_rows(policy, PROMPT, (1.0, -1.0)))
             after = await policy.engine_logprobs(PROMPT)
             assert np.abs(after - before).max() > 1e-4
             np.testing.assert_allclose(after, await policy.logprobs(PROMPT), atol=1e-4)
@@ -257,7 +234,7 @@ def test_with_staleness_the_old_weights_are_served_until_the_new_ones_are_publis
         )
         try:
             before = await policy.engine_logprobs(PROMPT)
-            data = await rows(policy, (1.0, -1.0))
+            data = await sampled_rows(policy, PROMPT, (1.0, -1.0))
             begun = asyncio.Event()
             sampling = asyncio.ensure_future(
                 policy.generate(PROMPT, Sampling(max_tokens=300), on_tokens=lambda *_: begun.set())

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from sampled_rows import sampled_rows
 from test_policy_process import PROMPT
 from tiny_engine import tiny_model, tiny_tokenizer
 
 from agl.errors import ConfigError, EngineError, ModelLoadError
-from agl.mdp.sequence import merge
-from agl.mdp.types import Call, Trajectory, Transition
 from agl.trainer.engines.base import Sampling
 from agl.trainer.local.config import LearnerConfig, LoraSpec
 from agl.trainer.local.policy import LocalPolicy, PolicySpec, start_policies
@@ -31,20 +30,6 @@ def directory(tmp_path_factory) -> Path:
 def spec(directory: Path, name: str, **changes) -> PolicySpec:
     options = {"device": "cpu", "threads": 1, "lora": LoraSpec(rank=4), "learner": LearnerConfig(learning_rate=0.05)}
     return PolicySpec(str(directory), name, **options | changes)
-
-
-async def rows(policy: LocalPolicy, seeds: range) -> list:
-    """Rows of sampled answers with advantages that differ."""
-    made = []
-    for i in seeds:
-        answer = await policy.generate(PROMPT, Sampling(max_tokens=6, seed=i))
-        call = Call(
-            f"c{i}", f"r{i}", 1, 0, "writer", policy.spec.name, answer.policy_version, PROMPT, answer.token_ids,
-            answer.logprobs,
-        )  # fmt: skip
-        trajectory = Trajectory(f"r{i}", 1, policy.spec.name, "g", (Transition(call),))
-        made += merge(trajectory, {f"c{i}": 1.0 if i % 2 else -1.0})
-    return made
 
 
 async def sampled(policy: LocalPolicy, seed: int) -> tuple[list[int], np.ndarray]:
@@ -66,9 +51,9 @@ def pair(runner, directory):
         policies = await start_policies(
             [spec(directory, "a"), spec(directory, "b", lora=LoraSpec(rank=2, alpha=8), seed=1)]
         )
-        await policies["a"].train(await rows(policies["a"], range(4)))
-        await policies["b"].train(await rows(policies["b"], range(10, 14)))
-        await policies["b"].train(await rows(policies["b"], range(20, 24)))
+        await policies["a"].train(await sampled_rows(policies["a"], PROMPT, (-1.0, 1.0, -1.0, 1.0)))
+        await policies["b"].train(await sampled_rows(policies["b"], PROMPT, (-1.0, 1.0, -1.0, 1.0), 10))
+        await policies["b"].train(await sampled_rows(policies["b"], PROMPT, (-1.0, 1.0, -1.0, 1.0), 20))
         return policies
 
     policies = runner.run(start())
@@ -115,7 +100,7 @@ def test_training_one_leaves_the_other_to_the_bit(pair, runner, tmp_path):
     async def main():
         await pair["a"].save_state(tmp_path / "a0")
         await pair["b"].save_state(tmp_path / "b0")
-        made = await rows(pair["a"], range(30, 34))
+        made = await sampled_rows(pair["a"], PROMPT, (-1.0, 1.0, -1.0, 1.0), 30)
         await pair["b"].logprobs(PROMPT)  # so that the base model is b's when a's update comes
         await pair["a"].train(made)
         await pair["a"].save_state(tmp_path / "a1")
@@ -162,7 +147,7 @@ def test_each_resumes_and_is_saved_as_a_model_of_its_own(pair, runner, directory
 
 def test_a_row_of_another_policy_is_refused(pair, runner):
     async def main():
-        made = await rows(pair["a"], range(40, 42))
+        made = await sampled_rows(pair["a"], PROMPT, (-1.0, 1.0), 40)
         with pytest.raises(EngineError, match="row of policy 'a' was passed to policy 'b'"):
             await pair["b"].train(made)
 

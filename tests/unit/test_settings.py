@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
 import agl
+from agl.errors import ConfigError
 from agl.trainer.algorithms import settings
 from agl.trainer.algorithms.policy_gradient import PolicyGradient
 from agl.trainer.local.config import LearnerConfig, LoraSpec
@@ -67,3 +69,15 @@ def test_derived_settings_follow_the_algorithm(algorithm: type[PolicyGradient]) 
     assert learner.critic == (made.adv_estimator == "gae") == (algorithm is agl.PPO)
     assert learner.loss_scale_factor == (32.0 if algorithm is agl.DrGRPO else None)
     assert (learner.total_steps, learner.epochs) == (None, made.update_epochs)
+
+
+@pytest.mark.parametrize("name", ["loss_agg", "policy_loss", "schedule", "kl_kind", "autocast", "attention"])
+def test_a_choice_that_does_not_exist_is_refused_where_it_is_written(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"(?s){name}='flash' is not known.*-> "):
+        agl.GRPO(model="m", steps=1, **{name: "flash"})
+
+
+@pytest.mark.parametrize("value", [0, -1, "two"])
+def test_a_number_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"gateways is {value!r}"):
+        agl.Trainer(agl.GRPO(model="m", steps=1), gateways=value)

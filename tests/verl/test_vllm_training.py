@@ -22,14 +22,14 @@ if importlib.util.find_spec("vllm") is None:
 
 from paths import pythonpath
 from running import gone
+from sampled_rows import sampled_rows
 from transformers import AutoModelForCausalLM
 from vllm_training import train
 
 import agl
 from agl.adapters.langchain import wrap
 from agl.errors import ConfigError, EngineError
-from agl.mdp.sequence import TrainingRow, merge
-from agl.mdp.types import Call, FloatArray, Trajectory, Transition
+from agl.mdp.types import Call, FloatArray
 from agl.trainer.engines.base import Sampling
 from agl.trainer.local.config import LearnerConfig, LoraSpec
 from agl.trainer.local.policy import LocalPolicy, PolicySpec, start_policies
@@ -101,7 +101,7 @@ def test_adapters_on_one_model_share_a_server_whose_death_is_told(tiny_policy: P
             try:
                 before = await served(a)
                 for version in (1, 2):
-                    await a.train(await rows(a))
+                    await a.train(await sampled_rows(a, PROMPT, (-1.0, 1.0, -1.0, 1.0)))
                     assert (await a.generate(PROMPT, Sampling(max_tokens=8))).policy_version == version - 1
                     await a.publish()
                     assert a.version == version
@@ -162,17 +162,3 @@ def logprobs(model: Any, call: Call) -> FloatArray:
 
 async def served(policy: LocalPolicy) -> FloatArray:
     return await policy.engine_logprobs(np.int32([1, 60, 61, 70, 71, 72]))
-
-
-async def rows(policy: LocalPolicy) -> list[TrainingRow]:
-    """Of sampled answers with advantages that differ."""
-    made: list[TrainingRow] = []
-    for i in range(4):
-        answer = await policy.generate(PROMPT, Sampling(max_tokens=6, seed=i))
-        call = Call(
-            f"c{i}", f"r{i}", 1, 0, "writer", policy.spec.name, answer.policy_version, PROMPT, answer.token_ids,
-            answer.logprobs,
-        )  # fmt: skip
-        trajectory = Trajectory(f"r{i}", 1, policy.spec.name, "g", (Transition(call),))
-        made += merge(trajectory, {f"c{i}": 1.0 if i % 2 else -1.0})
-    return made

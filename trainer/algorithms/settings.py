@@ -134,11 +134,10 @@ class PolicyGradientSettings:
         )
         if (self.steps is None) == (self.epochs is None):
             raise ConfigError(f"{name} needs either steps= or epochs=", hint="for example steps=200")
-        if self.adv_estimator not in get_args(Estimator):
-            raise ConfigError(
-                f"adv_estimator={self.adv_estimator!r} is not known",
-                hint=nearest(self.adv_estimator, get_args(Estimator)),
-            )
+        for setting, kind in (("adv_estimator", Estimator), ("attention", Attention)):
+            value = getattr(self, setting)
+            if value not in get_args(kind) and not (setting == "attention" and value is None):
+                raise ConfigError(f"{setting}={value!r} is not known", hint=nearest(str(value), get_args(kind)))
         self._check_engine()
         if self.group_size < 2 and (self.adv_estimator in GROUPED or self.dynamic_sampling):
             raise ConfigError(
@@ -154,6 +153,8 @@ class PolicyGradientSettings:
                 f"overlong.buffer={self.overlong.buffer} is longer than max_response_tokens={self.max_response_tokens}",
                 hint="choose a shorter buffer: it is the last part of the longest answer",
             )
+        # Checks the learner's settings.
+        self.policy_spec(seed=0, steps=self.steps or 1)
 
     def _check_engine(self) -> None:
         if self.engine not in get_args(EngineName):

@@ -367,5 +367,5 @@ def _memory_folder(size: int) -> str | None:
 
 
 def _succeeded(body: bytes) -> bool:
-    """Whether vLLM did what it was asked for; before 0.21 it says nothing."""
+    """Whether vLLM did what was requested; before 0.21 it does not report it."""
     return not body or bool(orjson.loads(body).get("success", True))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, get_args
 
 from agl.agents.hooks import Hook
@@ -98,8 +99,8 @@ class RunConfig:
 def require_positive(**values: float | None) -> None:
     """Raise `ConfigError` for the first value that is neither None nor above 0."""
     for name, value in values.items():
-        if value is not None and not value > 0:
-            raise ConfigError(f"{name} is {value}", hint="give a number above 0")
+        if value is not None and not (isinstance(value, Real) and value > 0):
+            raise ConfigError(f"{name} is {value!r}", hint="use a number above 0")
 
 
 def require_descriptors(n_workers: int) -> None:

@@ -271,7 +271,7 @@ class Run:
             try:
                 selection_to_json(config.selection)
             except ConfigError:
-                # Its functions cannot be sent to another process; one process was not refused by anybody.
+                # Its functions cannot be sent to another process. One is enough where the algorithm chose the number.
                 if config.gateways is not None:
                     raise
                 n = 1

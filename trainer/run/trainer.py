@@ -132,7 +132,7 @@ class Trainer:
         silent_seconds: how long a remote runner may be silent before its rollouts are run again.
         host, port: where the gateway listens; other than loopback only for Ray and for remote runners with a key.
         gateways: processes that answer the agents' requests, for hundreds of rollouts at once; each listens on a port
-            of its own (`port` + 1, + 2, ... if a port is given). None = 1, this process; with verl, one for every 300
+            of its own (`port` + 1, + 2, ... if a port is set). None = 1, this process; with verl, one for every 300
             of `n_workers`.
         capture_content: whether texts are recorded in addition to the tokens.
         initial_resources: what rollouts receive in addition to `llm`.

@@ -66,7 +66,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """The servers are being given the weights after a step.
+    """The servers get the weights after a step.
 
     Attributes:
         step: after which; 0 are those that training begins with. done: whether they have them, and it was checked.

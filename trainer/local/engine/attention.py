@@ -5,8 +5,6 @@ Invariant: it is used only for a model whose logits it reproduces; any other kee
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,12 +12,12 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from agl.trainer.local.attention import attention, require_plain
+
 GROUPED = "agl_grouped"
 """Its name in `config._attn_implementation`."""
 TOLERANCE = 1e-4
 """Largest difference in logits, relative to the largest logit."""
-_IRRELEVANT = {"position_ids", "use_cache", "cache_position", "sliding_window", "output_attentions", "is_causal"}
-"""Arguments that change nothing where a mask is passed."""
 
 
 def grouped_attention(
@@ -44,9 +42,7 @@ def grouped_attention(
     Raises:
         NotImplementedError: the model asks for more than this, such as a soft cap or sinks.
     """
-    unknown = [name for name, value in others.items() if value is not None and name not in _IRRELEVANT]
-    if unknown or attention_mask is None or dropout:
-        raise NotImplementedError(f"attention with {', '.join(unknown) or 'no mask, or dropout'}")
+    require_plain(attention_mask, dropout, others, irrelevant="sliding_window")  # it is in the mask
     out = scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
     )
@@ -54,20 +50,6 @@ def grouped_attention(
 
 
 AttentionInterface.register(GROUPED, grouped_attention)
-
-
-@contextlib.contextmanager
-def attention(config: Any, implementation: str) -> Iterator[None]:
-    """Compute with another attention for a while; the model's configuration is as before after it."""
-    before = config._attn_implementation
-    if before == implementation:
-        yield
-        return
-    config._attn_implementation = implementation
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
 
 
 @torch.inference_mode()

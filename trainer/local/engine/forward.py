@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agl.trainer.local.engine.attention import GROUPED, agrees, attention
+from agl.trainer.local.attention import attention
+from agl.trainer.local.engine.attention import GROUPED, agrees
 from agl.trainer.local.engine.kv_cache import SlotCache, probe_shape
 from agl.trainer.local.lora import Adapters
 

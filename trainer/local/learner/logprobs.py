@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agl.errors import ConfigError, ModelLoadError
-from agl.trainer.local.engine.attention import attention
+from agl.trainer.local.attention import attention
 from agl.trainer.local.learner.microbatches import MicroBatch
 from agl.trainer.local.learner.tree_attention import TREE
 from agl.trainer.objectives.losses import entropy

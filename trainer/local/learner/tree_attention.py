@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface
 
-from agl.trainer.local.engine.attention import attention
+from agl.trainer.local.attention import attention, require_plain
 from agl.trainer.local.learner.prefix_trees import chain, prefix_trees
 
 TREE = "agl_tree"
@@ -26,8 +26,6 @@ SCORES = 1 << 24
 """Where torch has no kernel that returns the log-sum-exp, attention weights are made about this many at a time."""
 TOLERANCE, LOW_PRECISION_TOLERANCE = 1e-4, 0.03
 """Largest difference in logits, relative to the largest logit, with weights in float32 and in fewer bits."""
-_IRRELEVANT = {"position_ids", "use_cache", "cache_position", "output_attentions", "is_causal"}
-"""Arguments that change nothing."""
 
 _forward_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -55,9 +53,8 @@ def tree_attention(
     Raises:
         NotImplementedError: the model asks for more than this, such as a soft cap, sinks or a sliding window.
     """
-    unknown = [name for name, value in others.items() if value is not None and name not in _IRRELEVANT]
-    if unknown or attention_mask is None or dropout:
-        raise NotImplementedError(f"attention with {', '.join(unknown) or 'no mask, or dropout'}")
+    require_plain(attention_mask, dropout, others)
+    assert attention_mask is not None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     device = query.device.type
     if torch.is_autocast_enabled(device):

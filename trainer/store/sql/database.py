@@ -6,7 +6,7 @@ after every write that was acknowledged before. A private database in memory has
 An operation is a function of a connection and may be run twice: when another one in its batch fails (each fails alone),
 when the connection breaks, or when another process's transaction takes precedence. If the first run was committed, the
 second one must have no effect, also outside the database. Operations that wait together are concurrent: those with the
-same function of many arguments run as one call, so that a database on a server is asked once for all of them.
+same function of many arguments run as one call, so that a database on a server gets one statement for all of them.
 """
 
 from __future__ import annotations
