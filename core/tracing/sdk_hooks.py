@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agl import semconv
-from agl.tracing import context
+from agl.tracing import context, in_process
 from agl.tracing.context import Scope
 from agl.tracing.provider_formats import request_messages
 
@@ -316,13 +316,8 @@ def _new_client(sdk: str, *, is_async: bool) -> Any:
     module = importlib.import_module(sdk)
     cls = getattr(module, _SDKS[sdk][is_async])
     http = getattr(module, "DefaultAsyncHttpxClient" if is_async else "DefaultHttpxClient")
-    hooks = {"request": [_filter_headers_async if is_async else _filter_headers]}
-    return cls(
-        api_key="agl",
-        base_url="http://agl.invalid/v1",
-        timeout=None,
-        http_client=http(trust_env=False, event_hooks=hooks),
-    )
+    http = in_process.client_class(http, is_async=is_async, prepare=_filter_headers)
+    return cls(api_key="agl", base_url="http://agl.invalid/v1", timeout=None, http_client=http(trust_env=False))
 
 
 def _filter_headers(request: Any) -> None:
@@ -331,7 +326,3 @@ def _filter_headers(request: Any) -> None:
     for name in list(request.headers):
         if name.lower() not in _ALLOWED_HEADERS and not name.lower().startswith("x-stainless-"):
             del request.headers[name]
-
-
-async def _filter_headers_async(request: Any) -> None:
-    _filter_headers(request)

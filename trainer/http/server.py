@@ -51,8 +51,9 @@ class HttpServer:
         limits: Limits | None = None,
         minted_key: str | None = None,
     ) -> None:
-        self.app, self.host, self.port, self.error = app, host, port, error
+        self.host, self.port, self.error = host, port, error
         self.limits = limits or Limits.of_environment()
+        self.app = Bounded(BrowserCheck(app, loopback=is_loopback(host)), self.limits)
         self.url, self._minted_key = "", minted_key
         self._server: _Uvicorn | None = None
         self._task: asyncio.Task[None] | None = None
@@ -72,7 +73,7 @@ class HttpServer:
         most = min(self.limits.connections, max(files // 2, files - _SPARE_FILES))
         connections = Connections(replace(self.limits, connections=most))
         config = uvicorn.Config(
-            Bounded(BrowserCheck(self.app, loopback=is_loopback(self.host)), self.limits),
+            self.app,
             log_config=None,
             # Its warnings are one line for each malformed request, as many as anybody cares to send.
             log_level="error",
@@ -98,6 +99,12 @@ class HttpServer:
         host = f"[{self.host}]" if ":" in self.host else self.host
         self.url = f"http://{host}:{self.port}"
         return self.url
+
+    @property
+    def tasks(self) -> set[asyncio.Task[None]]:
+        """Those of the running requests, while it listens; `stop` waits for them."""
+        assert self._server is not None
+        return self._server.server_state.tasks
 
     async def stop(self, cancel: Callable[[], None] | None = None) -> None:
         """Stop listening. Open requests have two seconds to end, and two more after `cancel` is called. Idempotent."""
