@@ -54,13 +54,14 @@ def build_app(gateway: Gateway, extra_routes: Sequence[Route] = (), limits: Limi
         )
 
     routes = [
+        # In the order of their use: routes are tried one after another.
+        Route(f"{http.PREFIX}/chat/completions", http.generation_endpoint(gateway, CHAT), methods=["POST"]),
+        Route(f"{http.PREFIX}/responses", http.generation_endpoint(gateway, RESPONSES), methods=["POST"]),
+        *_messages_routes(gateway),
         *extra_routes,
         Route("/health", health),
         Route(f"{http.PREFIX}/models", models),
         Route(f"{http.PREFIX}/models/{{model:path}}", model),
-        Route(f"{http.PREFIX}/chat/completions", http.generation_endpoint(gateway, CHAT), methods=["POST"]),
-        Route(f"{http.PREFIX}/responses", http.generation_endpoint(gateway, RESPONSES), methods=["POST"]),
-        *_messages_routes(gateway),
         Route("/{path:path}", not_found, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
     ]
     app = Starlette(routes=routes, exception_handlers=error_handlers(_describe, RequestError))

@@ -6,6 +6,7 @@ the `Host` header shows it. Other pages' requests say `Sec-Fetch-Site: cross-sit
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import os
 import re
@@ -62,6 +63,7 @@ class BrowserCheck:
         return name in _LOCAL_NAMES or name in self._names or is_loopback(name)
 
 
+@functools.lru_cache(256)
 def is_loopback(host: str) -> bool:
     """Whether an address can only be reached from this machine."""
     if host == "localhost":

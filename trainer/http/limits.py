@@ -119,6 +119,8 @@ def parse_json(body: bytes | bytearray, depth: int) -> Any:
         ValueError: it is not JSON, or nested deeper than `depth`.
     """
     data = orjson.loads(body)
+    if body.count(b"[") + body.count(b"{") <= depth:
+        return data
     # orjson fails beyond a fixed depth. With enough lists around the value, it checks `depth` in C.
     wrapped = data
     for _ in range(_ORJSON_DEPTH - depth):

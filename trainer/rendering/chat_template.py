@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import orjson
 from jinja2.exceptions import TemplateError
 
 from agl.errors import ConfigError, ModelLoadError
-from agl.mdp.types import IntArray
+from agl.mdp.types import IntArray, int_array
 from agl.trainer.rendering.bridge import Kind, TemplateBridge
 from agl.trainer.rendering.normalise import Message, Tools, normalise, rename_call_ids, with_native_ids
 from agl.trainer.rendering.toolchoice import NAME, rendered_call
@@ -26,6 +28,9 @@ _PROBE_TOOLS = [
         },
     }
 ]
+
+_CACHED_PROMPTS, _CACHED_BYTES = 256, 64 * 1024
+"""How many prompts are kept, and the largest of them, as JSON: a group's rollouts begin with the same one."""
 
 
 class ChatTemplate:
@@ -57,6 +62,8 @@ class ChatTemplate:
         self._control_texts = tuple(control)
         self._bridge = TemplateBridge(self.render, self.encode, control, eos)
         self._format = self._tool_format()
+        self._cached_ids = functools.lru_cache(_CACHED_PROMPTS)(lambda text: int_array(self._ids(*orjson.loads(text))))
+        self._depends_on_time = "strftime_now" in source
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -81,12 +88,21 @@ class ChatTemplate:
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise TemplateError(f"{type(error).__name__}: {error}") from error
 
-    def ids(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+    def ids(self, messages: Sequence[Message], tools: Tools) -> list[int] | IntArray:
         """The ids of a conversation up to the next assistant turn.
 
         Raises:
             ConfigError: the template refuses the messages, or has no place for tools.
         """
+        try:
+            text = orjson.dumps((messages, tools))
+        except orjson.JSONEncodeError:  # nested too deep, or half a surrogate pair
+            return self._ids(messages, tools)
+        if self._depends_on_time or len(text) > _CACHED_BYTES:
+            return self._ids(messages, tools)
+        return self._cached_ids(text)
+
+    def _ids(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         if tools and self._format is None:
             raise ConfigError(
                 "the chat template cannot be used with tools: it does not show them to the model, or it writes tool "
