@@ -407,3 +407,16 @@ def test_threads_share_one_rendering():
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: model.extend(prompt, response, [user], TOOLS), range(64)))
     assert all(ids is not None and np.array_equal(ids, alone) for ids in found)
+
+
+@pytest.mark.parametrize("clock", [False, True])
+def test_a_prompt_is_rendered_once_unless_it_shows_the_time(clock: bool):
+    tokenizer = template_tokenizer("chatml")
+    tokenizer.chat_template = ("{{ strftime_now('%Y') }}" if clock else "") + tokenizer.chat_template
+    rendering = Rendering(tokenizer)
+    rendered: list[Any] = []
+    rendering._model.render = lambda *a, render=rendering._model.render: rendered.append(a) or render(*a)  # type: ignore
+    prompts = [rendering.prompt([{"role": "user", "content": "hello"}], TOOLS).ids.tolist() for _ in range(3)]
+    assert prompts[0] == prompts[1] == prompts[2]
+    assert len(rendered) == (3 if clock else 1)
+    assert rendering.prompt([{"role": "user", "content": "hullo"}], TOOLS).ids.tolist() != prompts[0]
