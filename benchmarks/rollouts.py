@@ -102,7 +102,9 @@ def openai_sdk(url: str) -> Any:
 def httpx_loop(url: str) -> Any:
     import httpx
 
-    client = httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=CONCURRENT))
+    # By default httpx closes all but 20 of the connections after each request.
+    limits = httpx.Limits(max_connections=CONCURRENT, max_keepalive_connections=CONCURRENT)
+    client = httpx.AsyncClient(timeout=60, limits=limits)
 
     @agl.rollout
     async def solver(task: Any, llm: agl.LLM) -> float:
