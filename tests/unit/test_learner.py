@@ -44,6 +44,7 @@ OBJECTIVES: list[dict[str, Any]] = [
     {"rollout_is": "sequence", "rollout_is_threshold": 1.5},
     {"critic": True, "gamma": 0.95, "lam": 0.9},
     {"critic": True, "policy_loss": "gspo", "rollout_is": "token"},
+    {"policy_loss": "nll"},
 ]
 
 
@@ -77,7 +78,8 @@ def rows_of(trajectories_: list[Trajectory], how=merge, model: Any = None) -> li
 
 
 def assert_same_update(a: Any, b: Any) -> None:
-    for key in ("loss", "grad_norm", "abs_log_ratio", "clip_fraction", "entropy", "tokens"):
+    assert a[0].keys() == b[0].keys()
+    for key in {"loss", "grad_norm", "abs_log_ratio", "clip_fraction", "entropy", "nll", "tokens"} & a[0].keys():
         assert a[0][key] == pytest.approx(b[0][key], rel=1e-4, abs=1e-6), key
     assert a[1].keys() == b[1].keys()
     for name in a[1]:
@@ -351,6 +353,70 @@ class TestEquality:
         assert rounded["grad_norm"] == pytest.approx(exact["grad_norm"], rel=0.2)
 
 
+class TestSupervised:
+    """policy_loss="nll"."""
+
+    @settings(max_examples=25, deadline=None)
+    @given(st.integers(0, 10**6), st.sampled_from([None, 40]))
+    def test_loss_and_gradient_are_torchs_cross_entropy_on_the_conversations(self, seed: int, limit: int | None):
+        """Each call apart, its prompt labelled -100, as supervised trainers have it; in float64."""
+        model: Any = tiny_model().double()
+        ts = [*group(3, seed), *rollouts(2, seed)]
+        rows = [row for t in ts for row in merge(t, {x.call.id: 1.0 for x in t.transitions})]
+        calls = [x.call for t in ts for x in t.transitions if x.trainable and x.call.response_ids.size]
+        if not calls:
+            return
+        subject = learner(model, policy_loss="nll", grad_clip=None, max_tokens_per_microbatch=limit)
+        metrics, found = gradients(subject, rows)
+        model.zero_grad()
+        losses, labels = [], [labels_of(c) for c in calls]
+        for c, labels_T in zip(calls, labels, strict=True):
+            logits = model(torch.from_numpy(c.ids.astype(np.int64))[None].to(model.device)).logits[0].cpu()
+            losses.append(torch.nn.functional.cross_entropy(logits[:-1], labels_T[1:], reduction="sum"))
+        expected = torch.stack(losses).sum() / sum(int((x >= 0).sum()) for x in labels)
+        expected.backward()
+        assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-6)
+        assert metrics["nll"] == pytest.approx(expected.item(), rel=1e-6)
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(found[name], parameter.grad.cpu(), rtol=1e-6, atol=1e-6)
+
+    def test_advantages_weigh_tokens_and_nothing_is_read_of_the_sampler(self):
+        model = tiny_model()
+        ts = rollouts(3, seed=4)
+        numbers = {x.call.id: float(k) for k, x in enumerate(x for t in ts for x in t.transitions)}
+        rows = [row for t in ts for row in merge(t, numbers)]
+        other = [
+            replace(r, logprobs=np.full_like(r.logprobs, np.nan), temperatures=np.full_like(r.temperatures, 0.3))
+            for r in rows
+        ]
+        subject = learner(model, policy_loss="nll")
+        assert_same_update(gradients(subject, rows), gradients(subject, other))
+        at_one = [replace(r, temperatures=np.ones_like(r.temperatures)) for r in rows]
+        logprobs = subject.sequence_logprobs(at_one)
+        weighed = np.concatenate([(-x * r.advantages)[r.action_mask] for r, x in zip(rows, logprobs, strict=True)])
+        plain = np.concatenate([-x[r.action_mask] for r, x in zip(rows, logprobs, strict=True)])
+        metrics = gradients(subject, rows)[0]
+        assert metrics["loss"] == pytest.approx(weighed.mean(), rel=1e-5)
+        assert metrics["nll"] == pytest.approx(plain.mean(), rel=1e-5)
+        assert not {name for name in metrics if "ratio" in name or "clip" in name or "kl" in name}
+        assert metrics["forwarded_tokens"] == metrics["unique_tokens"] < sum(map(len, rows))
+
+    @pytest.mark.parametrize("autocast", ["float32", "bfloat16"])
+    def test_an_adapter_learns_the_answers(self, autocast: str):
+        model = lora_model()
+        rows = [row for t in rollouts(3) for row in merge(t, {x.call.id: 1.0 for x in t.transitions})]
+        subject = learner(model, policy_loss="nll", autocast=autocast, learning_rate=3e-2)
+        losses = [subject.update(rows)["nll"] for _ in range(30)]
+        assert losses[-1] < 0.6 * losses[0]
+
+
+def labels_of(call_: Any) -> torch.Tensor:
+    """Token ids of the answer, -100 before it; int64 [T]."""
+    ids = torch.from_numpy(call_.ids.astype(np.int64))
+    ids[: call_.prompt_ids.size] = -100
+    return ids
+
+
 class TestUpdate:
     def test_a_value_head_learns_what_the_calls_of_a_state_return(self):
         """Two prompts, one always worth 1 and the other -1: the values before their answers move apart, to them."""
@@ -512,6 +578,9 @@ class TestErrors:
             ({"epochs": 0}, "epochs"),
             ({"autocast": "float16"}, "bfloat16"),
             ({"loss_scale_factor": 3.0}, "loss_scale_factor"),
+            ({"policy_loss": "nil"}, "nll"),
+            ({"policy_loss": "nll", "critic": True}, "learns from no returns"),
+            ({"policy_loss": "nll", "rollout_is": "token"}, "ratio"),
         ],
     )
     def test_options_that_cannot_be_used(self, option: dict[str, Any], message: str):

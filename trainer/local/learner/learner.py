@@ -1,4 +1,4 @@
-"""The learner: policy-gradient updates of a causal language model on merged rows.
+"""The learner: updates of a causal language model on merged rows.
 
 Invariant: an optimiser step is a function of the weights, the data and the step's number alone; how rows are merged or
 cut into micro-batches changes it by rounding only, and a step that is not finite is not taken.
@@ -25,7 +25,7 @@ from agl.trainer.local.learner.logprobs import LogProbModel, LogProbs
 from agl.trainer.local.learner.metrics import Totals, not_finite
 from agl.trainer.local.learner.microbatches import MicroBatch, collate, length_buckets
 from agl.trainer.local.learner.prefix_trees import chain, divide, prefix_trees
-from agl.trainer.local.learner.targets import LossRow, correct, estimate_advantages
+from agl.trainer.local.learner.targets import LossRow, correct, estimate_advantages, without_sampler
 from agl.trainer.local.learner.tree_attention import agrees
 from agl.trainer.objectives.gae import value_loss
 from agl.trainer.objectives.kl import kl_penalty
@@ -108,7 +108,8 @@ class Learner:
         """One update on the rows of a training step: `epochs` x `minibatches` optimiser steps.
 
         `TrainingRow.logprobs` are the old log-probs of the importance ratio. `TrainingRow.weights` are set here, for
-        each optimiser step, by `config.loss_agg`. With a value head, `TrainingRow.advantages` are the calls' returns.
+        each optimiser step, by `config.loss_agg`. With a value head, `TrainingRow.advantages` are the calls' returns;
+        with the loss "nll" they weigh each token's negative log-likelihood: 1 for plain fine-tuning.
 
         Args:
             sequences: the rows, as `agl.mdp.sequence.merge` makes them.
@@ -118,7 +119,8 @@ class Learner:
             Means over the optimiser steps: "loss", "grad_norm" (before clipping). Means over the trained tokens:
             "abs_log_ratio" and "approx_kl" (k1) between the policy in training and the one that sampled,
             "clip_fraction", "dual_clip_fraction", "entropy" (minus log-prob of the sampled token, nats) and, where they
-            are used, "reference_kl" (by `kl_kind`), "rollout_is_weight", "value_loss", "value_error" (absolute). Also
+            are used, "reference_kl" (by `kl_kind`), "rollout_is_weight", "value_loss", "value_error" (absolute); with
+            the loss "nll" there is "nll" (nats, before weighing) instead of those of a ratio, and of the entropy. Also
             "max_abs_log_ratio", "learning_rate", "optimizer_steps", "rows", "tokens" (trained), "forwarded_tokens" (in
             one pass over the rows, without padding) and "unique_tokens": those of the prefix trees of all rows, the
             fewest that could be forwarded.
@@ -134,6 +136,8 @@ class Learner:
                 f"none of {len(sequences)} rows holds a token to train",
                 hint="see why with `agl explain`: cancelled and failed answers are masked",
             )
+        if self.config.policy_loss == "nll":
+            rows = [without_sampler(row) for row in rows]
         self._check(rows)
         self._use()
         learning_rate = self.config.rate(self._updates) * lr_scale
@@ -206,22 +210,26 @@ class Learner:
             return self._gather([v for v in values if v is not None], masks)
 
         logprobs_N = output.logprobs
-        old_logprobs_N = gather([row.old_logprobs for row in rows])
         advantages_N = gather([row.sequence.advantages for row in rows])
-        clips = {"clip_low": config.clip_low, "clip_high": config.clip_high}
-        if config.policy_loss == "gspo":
-            calls_N = _call_numbers([row.sequence for row in rows]).to(self._device)
-            policy = gspo_loss(logprobs_N, old_logprobs_N, advantages_N, calls_N, **clips)
+        if config.policy_loss == "nll":
+            loss_N = -advantages_N * logprobs_N
+            metrics: dict[str, Tensor] = {"nll": -logprobs_N}
         else:
-            policy = policy_loss(logprobs_N, old_logprobs_N, advantages_N, **clips, clip_c=config.dual_clip)
-        metrics: dict[str, Tensor] = {
-            "abs_log_ratio": policy.log_ratio.abs(),
-            "approx_kl": -policy.log_ratio,
-            "clip_fraction": policy.clipped,
-            "dual_clip_fraction": policy.dual_clipped,
-            "entropy": -logprobs_N,
-        }
-        loss_N = policy.loss
+            old_logprobs_N = gather([row.old_logprobs for row in rows])
+            clips = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+            if config.policy_loss == "gspo":
+                calls_N = _call_numbers([row.sequence for row in rows]).to(self._device)
+                policy = gspo_loss(logprobs_N, old_logprobs_N, advantages_N, calls_N, **clips)
+            else:
+                policy = policy_loss(logprobs_N, old_logprobs_N, advantages_N, **clips, clip_c=config.dual_clip)
+            loss_N = policy.loss
+            metrics = {
+                "abs_log_ratio": policy.log_ratio.abs(),
+                "approx_kl": -policy.log_ratio,
+                "clip_fraction": policy.clipped,
+                "dual_clip_fraction": policy.dual_clipped,
+                "entropy": -logprobs_N,
+            }
         if config.rollout_is is not None:
             metrics["rollout_is_weight"] = gather([row.importance for row in rows])
             loss_N = loss_N * metrics["rollout_is_weight"]

@@ -31,8 +31,9 @@ class Totals:
         for name, value in values.items():
             total = value.detach().sum(dtype=torch.float64)
             self._sums[name] = self._sums[name] + total if name in self._sums else total
-        self._largest.append(values["abs_log_ratio"].max())
-        self._count += values["abs_log_ratio"].numel()
+        if "abs_log_ratio" in values:
+            self._largest.append(values["abs_log_ratio"].max())
+        self._count += next(iter(values.values())).numel()
 
     def add_step(self, loss: float, norm: float) -> None:
         self._steps.append((loss, norm))
@@ -44,7 +45,7 @@ class Totals:
             "loss": float(loss),
             "grad_norm": float(norm),
             **dict(zip(self._sums, means, strict=True)),
-            "max_abs_log_ratio": float(torch.stack(self._largest).max()),
+            **({"max_abs_log_ratio": float(torch.stack(self._largest).max())} if self._largest else {}),
             "optimizer_steps": float(len(self._steps)),
         }
 

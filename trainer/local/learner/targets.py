@@ -39,6 +39,11 @@ class LossRow:
     value_targets: FloatArray | None = None
 
 
+def without_sampler(row: TrainingRow) -> TrainingRow:
+    """The row for a loss on the policy's own distribution: temperature 1, and no log-probs of whoever sampled it."""
+    return replace(row, logprobs=np.zeros_like(row.logprobs), temperatures=np.ones_like(row.temperatures))
+
+
 def correct(row: LossRow, proximal_T: FloatArray, config: LearnerConfig) -> LossRow:
     """Take the ratio against the learner's own log-probs, and weigh it by how these differ from the sampler's."""
     assert config.rollout_is is not None
