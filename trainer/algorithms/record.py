@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from agl.mdp.sequence import TrainingRow, merge_report
-from agl.trainer.objectives.advantages import StepAdvantages
+from agl.trainer.objectives.advantages import CallAdvantage, StepAdvantages
 from agl.trainer.run.policies import Policies
 from agl.trainer.run.run import Run, mean_rewards
 from agl.trainer.runners.protocol import RolloutResult
@@ -39,7 +39,7 @@ class Sample:
     prompt_tokens: Mapping[str, int] = field(default_factory=Counter)
 
 
-async def record(run: Run, policies: Policies, calls: StepAdvantages, rows: Rows, step: int) -> None:
+async def record(run: Run, policies: Policies, calls: Seq[CallAdvantage], rows: Rows, step: int) -> None:
     """Write to the store what the step made of every call: its row, return, advantage and trained tokens."""
     row_of: dict[str, int] = {}
     tokens: dict[str, int] = {}
@@ -64,16 +64,14 @@ async def record(run: Run, policies: Policies, calls: StepAdvantages, rows: Rows
                 tokens=tokens.get(c.call_id, 0),
                 dropped=c.dropped,
             )
-            for c in calls.calls
+            for c in calls
             if c.policy is not None and c.policy in versions
         ],
     )
 
 
-def facts(
-    sample: Sample, policies: Policies, rows: Rows, metrics: Mapping[str, Mapping[str, float]], step: int
-) -> dict[str, Any]:
-    """The step's entry for `run.history`.
+def facts(sample: Sample, policies: Policies, rows: Rows, metrics: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """The step's entry for `run.history`, without its number.
 
     Args:
         metrics: the learner's, by policy; only of those that were updated.
@@ -81,7 +79,6 @@ def facts(
     advantages = sample.advantages
     merged = merge_report(advantages.trajectories, [row for policy_rows in rows.values() for row in policy_rows])
     entry: dict[str, Any] = {
-        "step": step + 1,
         **mean_rewards(sample.succeeded, "train"),
         "train/rollouts": len(sample.results),
         "train/failed_rollouts": len(sample.results) - len(sample.succeeded),
