@@ -410,6 +410,86 @@ class TestSupervised:
         assert losses[-1] < 0.6 * losses[0]
 
 
+class TestPreferences:
+    """policy_loss="dpo"."""
+
+    PAIRS = (("0-0", "0-1"), ("0-2", "0-1"), ("1-0", "1-1"))
+    """One rollout is in two pairs; several calls and rows each."""
+
+    def rows(self) -> tuple[list[Trajectory], list[TrainingRow]]:
+        ts = [*group(3, 0), *group(2, 1)]
+        return ts, [row for t in ts for row in merge(t, {x.call.id: 1.0 for x in t.transitions})]
+
+    @pytest.mark.parametrize("limit", [None, 30])
+    def test_loss_and_gradient_are_those_of_the_formula_on_the_conversations(self, limit: int | None):
+        """In float64, against autograd through both sides of each pair at once; some steps away from the reference."""
+        model: Any = tiny_model().double()
+        ts, rows = self.rows()
+        subject = learner(model, policy_loss="dpo", beta=0.3, grad_clip=None, max_tokens_per_microbatch=limit)
+        reference = copy.deepcopy(model)
+        for _ in range(3):
+            subject.update(rows, pairs=self.PAIRS)
+        metrics = subject.update(rows, lr_scale=0.0, pairs=self.PAIRS)
+        found = {n: p.grad.clone() for n, p in model.named_parameters()}
+        model.zero_grad()
+        policy_sums, reference_sums = ({t.rollout_id: log_likelihood(m, t) for t in ts} for m in (model, reference))
+        ratios = {name: policy_sums[name] - reference_sums[name].detach() for name in policy_sums}
+        margins = torch.stack([0.3 * (ratios[chosen] - ratios[rejected]) for chosen, rejected in self.PAIRS])
+        expected = -torch.nn.functional.logsigmoid(margins).mean()
+        expected.backward()
+        assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-6)
+        assert metrics["reward_margin"] == pytest.approx(margins.mean().item(), rel=1e-5)
+        assert metrics["reward_accuracy"] == pytest.approx((margins > 0).double().mean().item())
+        chosen = [policy_sums[pair[0]].item() for pair in self.PAIRS]
+        assert metrics["chosen_logprob"] == pytest.approx(np.mean(chosen), rel=1e-6)
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(found[name], parameter.grad.cpu(), rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize("model", [tiny_model, lora_model])
+    def test_the_chosen_side_wins(self, model: Any):
+        _, rows = self.rows()
+        subject = learner(model(), policy_loss="dpo", learning_rate=1e-2, minibatches=2)
+        metrics = [subject.update(rows, pairs=self.PAIRS) for _ in range(8)]
+        assert metrics[0]["optimizer_steps"] == 2  # two tasks: pairs that share a rollout stay together
+        assert metrics[-1]["reward_accuracy"] == 1.0
+        assert metrics[-1]["reward_margin"] > max(0.5, metrics[0]["reward_margin"])
+        assert metrics[-1]["loss"] < metrics[0]["loss"]
+
+    def test_at_the_reference_nothing_is_preferred(self):
+        _, rows = self.rows()
+        metrics = learner(lora_model(dropout=0.5), policy_loss="dpo").update(rows, pairs=self.PAIRS)
+        assert metrics["loss"] == pytest.approx(np.log(2), rel=1e-6)
+        assert metrics["reward_margin"] == 0.0
+        assert metrics["chosen_logprob"] < 0
+        assert not {name for name in metrics if "ratio" in name or "clip" in name or "kl" in name}
+
+    def test_rows_without_a_pair_are_left_out(self):
+        _, rows = self.rows()
+        subject = learner(policy_loss="dpo")
+        pairs = self.PAIRS[2:]
+        alone = [row for row in rows if row.rollout_id[0] == "1"]
+        metrics = [subject.update(r, lr_scale=0.0, pairs=pairs) for r in (rows, alone)]
+        assert metrics[0] == metrics[1]
+
+    def test_pairs_that_cannot_be_compared(self):
+        _, rows = self.rows()
+        with pytest.raises(TrainingError, match=r"1 rollout\(s\) of the pairs have no token.*rollout=9-9"):
+            learner(policy_loss="dpo").update(rows, pairs=[("0-0", "9-9")])
+        with pytest.raises(TrainingError, match="pairs were passed to the loss 'nll'"):
+            learner(policy_loss="nll").update(rows, pairs=self.PAIRS)
+        with pytest.raises(NoTrainableDataError):
+            learner(policy_loss="dpo").update(rows)
+
+
+def log_likelihood(model: Any, t: Trajectory) -> torch.Tensor:
+    """Of all that was sampled in a rollout, call by call; float64 []."""
+    total = torch.zeros((), dtype=torch.float64)
+    for c in (x.call for x in t.transitions if x.trainable and x.call.response_ids.size):
+        logits = model(torch.from_numpy(c.ids.astype(np.int64))[None].to(model.device)).logits[0].cpu()
+        total = total - torch.nn.functional.cross_entropy(logits[:-1], labels_of(c)[1:], reduction="sum")
+    return total
+
+
 def labels_of(call_: Any) -> torch.Tensor:
     """Token ids of the answer, -100 before it; int64 [T]."""
     ids = torch.from_numpy(call_.ids.astype(np.int64))
@@ -581,6 +661,8 @@ class TestErrors:
             ({"policy_loss": "nil"}, "nll"),
             ({"policy_loss": "nll", "critic": True}, "learns from no returns"),
             ({"policy_loss": "nll", "rollout_is": "token"}, "ratio"),
+            ({"policy_loss": "dpo", "kl_coef": 0.1}, "beta holds"),
+            ({"policy_loss": "dpo", "beta": 0.0}, "beta"),
         ],
     )
     def test_options_that_cannot_be_used(self, option: dict[str, Any], message: str):
