@@ -28,6 +28,7 @@ _NAMES = {
         "PPO",
         "RLOO",
         "Baseline",
+        "Distill",
         "DrGRPO",
         "Overlong",
         "REINFORCEPlusPlus",

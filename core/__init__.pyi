@@ -41,6 +41,7 @@ from agl.trainer.algorithms import GSPO as GSPO
 from agl.trainer.algorithms import PPO as PPO
 from agl.trainer.algorithms import RLOO as RLOO
 from agl.trainer.algorithms import Baseline as Baseline
+from agl.trainer.algorithms import Distill as Distill
 from agl.trainer.algorithms import DrGRPO as DrGRPO
 from agl.trainer.algorithms import Overlong as Overlong
 from agl.trainer.algorithms import REINFORCEPlusPlus as REINFORCEPlusPlus

@@ -1,6 +1,7 @@
 """Algorithms: what decides which rollouts are run and how a policy changes by them."""
 
 from agl.trainer.algorithms.baseline import Baseline
+from agl.trainer.algorithms.distill import Distill
 from agl.trainer.algorithms.family import DAPO, GRPO, GSPO, PPO, RLOO, DrGRPO, REINFORCEPlusPlus
 from agl.trainer.algorithms.shaping import Overlong
 from agl.trainer.run.algorithm import Algorithm
@@ -13,6 +14,7 @@ __all__ = [
     "RLOO",
     "Algorithm",
     "Baseline",
+    "Distill",
     "DrGRPO",
     "Overlong",
     "REINFORCEPlusPlus",

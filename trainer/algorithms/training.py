@@ -54,6 +54,12 @@ class Steps(Generic[P]):
     def __init__(self, run: Run, total: int) -> None:
         self.run, self.total = run, total
 
+    async def begin(self, policies: Policies) -> None:
+        """Called once before the first step, when the policies are loaded and nothing was sampled yet."""
+
+    async def close(self) -> None:
+        """End what `begin` has begun; called however the run ends."""
+
     @abstractmethod
     async def prepare(self, policies: Policies, step: int) -> P:
         """What step `step` (from 0) learns from. Changes nothing."""
@@ -83,6 +89,7 @@ class LocalTraining(TrainingSettings):
         identity = self.identity(run, steps.total)
         policies = await self._load(run, steps.total)
         try:
+            await steps.begin(policies)
             state = await checkpoints.restore(run, policies, identity, self) if run.resume else None
             start = state.step if state else 0
             if run.resume:
@@ -108,7 +115,7 @@ class LocalTraining(TrainingSettings):
             try:
                 await run.stop()
             finally:
-                await policies.close()
+                await asyncio.gather(steps.close(), policies.close())
                 run.progress.stop()
 
     async def _train(
