@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from agl.mdp.sequence import TrainingRow, merge_report
+from agl.mdp.types import Trajectory
 from agl.trainer.objectives.advantages import CallAdvantage, StepAdvantages
 from agl.trainer.run.policies import Policies
 from agl.trainer.run.run import Run, mean_rewards
@@ -70,22 +71,35 @@ async def record(run: Run, policies: Policies, calls: Seq[CallAdvantage], rows: 
     )
 
 
-def facts(sample: Sample, policies: Policies, rows: Rows, metrics: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """The step's entry for `run.history`, without its number.
-
-    Args:
-        metrics: the learner's, by policy; only of those that were updated.
-    """
+def facts(
+    sample: Sample, policies: Policies, rows: Rows, metrics: Mapping[str, Mapping[str, float]]
+) -> dict[str, Any]:
+    """What a step that sampled adds to `run.history`; `rows` and `metrics` as in `learned`."""
     advantages = sample.advantages
-    merged = merge_report(advantages.trajectories, [row for policy_rows in rows.values() for row in policy_rows])
-    entry: dict[str, Any] = {
+    return {
         **mean_rewards(sample.succeeded, "train"),
         "train/rollouts": len(sample.results),
         "train/failed_rollouts": len(sample.results) - len(sample.succeeded),
         "train/dropped_groups": advantages.dropped_groups,
         "train/zero_variance_groups": advantages.zero_variance_groups,
         "train/resampled_tasks": sample.resampled,
+        **learned(advantages.trajectories, policies, rows, metrics),
+    }
+
+
+def learned(
+    trajectories: Seq[Trajectory], policies: Policies, rows: Rows, metrics: Mapping[str, Mapping[str, float]]
+) -> dict[str, Any]:
+    """What the update of a step adds to `run.history`.
+
+    Args:
+        trajectories: those that were trained. rows: made of them.
+        metrics: the learner's, by policy; only of those that were updated.
+    """
+    merged = merge_report(trajectories, [row for policy_rows in rows.values() for row in policy_rows])
+    entry: dict[str, Any] = {
         "train/updated_policies": len(metrics),
+        "train/trained_rollouts": len({t.rollout_id for t in trajectories}),
         "train/calls": merged.calls,
         "train/rows": merged.rows,
         "train/tokens": merged.tokens,

@@ -94,7 +94,8 @@ class LocalTraining(TrainingSettings):
             start = state.step if state else 0
             if run.resume:
                 await run.resume_from(start, policies.versions, int(steps.ahead))
-            await run.start(self._rules, policies.names[0], register=policies.serve, rewarded=steps.rewarded)
+            if run.train or run.val:
+                await run.start(self._rules, policies.names[0], register=policies.serve, rewarded=steps.rewarded)
             policies.on_death(run.fail)
             await run.begin(steps.total, start)
             for name, policy in policies:
