@@ -23,6 +23,7 @@ _NAMES = {
     "agl.rewards.air": ("AIR", "air"),
     "agl.trainer.algorithms": (
         "DAPO",
+        "DPO",
         "GRPO",
         "GSPO",
         "PPO",

@@ -36,6 +36,7 @@ from agl.rewards import operation as operation
 from agl.rewards.air import AIR as AIR
 from agl.rewards.air import air as air
 from agl.trainer.algorithms import DAPO as DAPO
+from agl.trainer.algorithms import DPO as DPO
 from agl.trainer.algorithms import GRPO as GRPO
 from agl.trainer.algorithms import GSPO as GSPO
 from agl.trainer.algorithms import PPO as PPO

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from roles import WRITER, asked_to_write, writes
 
 import agl
-from agl.errors import ConfigError, ModelLoadError
 from agl.trainer.quickstart.policy import Recipe, Stage, make_policy
 
 

@@ -16,8 +16,8 @@ import numpy as np
 from agl.errors import ConfigError
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray
+from agl.trainer.local.config import policy_directory
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
-from agl.trainer.run.frozen_policy import policy_directory
 
 if TYPE_CHECKING:
     from agl.trainer.engines.vllm import VLLMEngine
