@@ -23,6 +23,7 @@ _NAMES = {
     "agl.rewards.air": ("AIR", "air"),
     "agl.trainer.algorithms": (
         "DAPO",
+        "DPO",
         "GRPO",
         "GSPO",
         "PPO",
@@ -30,6 +31,7 @@ _NAMES = {
         "RLOO",
         "SFT",
         "Baseline",
+        "Distill",
         "DrGRPO",
         "Overlong",
         "REINFORCEPlusPlus",
