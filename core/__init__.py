@@ -15,6 +15,7 @@ _NAMES = {
     "agl.agents.resources": ("LLM", "Dataset", "NamedResources", "PromptTemplate"),
     "agl.errors": ("AglError",),
     "agl.mdp": ("Call", "Reward", "Trajectory", "Transition"),
+    "agl.mdp.conditions": ("reward",),
     "agl.mdp.selection": ("Selection",),
     "agl.mdp.sequence": ("Sequence", "TrainingRow"),
     "agl.mdp.spans": ("Span",),
@@ -22,11 +23,15 @@ _NAMES = {
     "agl.rewards.air": ("AIR", "air"),
     "agl.trainer.algorithms": (
         "DAPO",
+        "DPO",
         "GRPO",
         "GSPO",
         "PPO",
+        "RFT",
         "RLOO",
+        "SFT",
         "Baseline",
+        "Distill",
         "DrGRPO",
         "Overlong",
         "REINFORCEPlusPlus",
@@ -43,6 +48,7 @@ _NAMES = {
     "agl.trainer.run.trainer": ("Result", "Trainer"),
     "agl.trainer.runners.options": ("RayRunners",),
     "agl.trainer.service.client": ("Client",),
+    "agl.trainer.traces.stored": ("traces",),
     "agl.trainer.verl.algorithm": ("VERL",),
 }
 """Module -> the public names that it holds."""

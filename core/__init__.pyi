@@ -23,6 +23,7 @@ from agl.mdp import Call as Call
 from agl.mdp import Reward as Reward
 from agl.mdp import Trajectory as Trajectory
 from agl.mdp import Transition as Transition
+from agl.mdp.conditions import reward as reward
 from agl.mdp.selection import Selection as Selection
 from agl.mdp.sequence import Sequence as Sequence
 from agl.mdp.sequence import TrainingRow as TrainingRow
@@ -35,11 +36,15 @@ from agl.rewards import operation as operation
 from agl.rewards.air import AIR as AIR
 from agl.rewards.air import air as air
 from agl.trainer.algorithms import DAPO as DAPO
+from agl.trainer.algorithms import DPO as DPO
 from agl.trainer.algorithms import GRPO as GRPO
 from agl.trainer.algorithms import GSPO as GSPO
 from agl.trainer.algorithms import PPO as PPO
+from agl.trainer.algorithms import RFT as RFT
 from agl.trainer.algorithms import RLOO as RLOO
+from agl.trainer.algorithms import SFT as SFT
 from agl.trainer.algorithms import Baseline as Baseline
+from agl.trainer.algorithms import Distill as Distill
 from agl.trainer.algorithms import DrGRPO as DrGRPO
 from agl.trainer.algorithms import Overlong as Overlong
 from agl.trainer.algorithms import REINFORCEPlusPlus as REINFORCEPlusPlus
@@ -61,6 +66,7 @@ from agl.trainer.run.trainer import Result as Result
 from agl.trainer.run.trainer import Trainer as Trainer
 from agl.trainer.runners.options import RayRunners as RayRunners
 from agl.trainer.service.client import Client as Client
+from agl.trainer.traces.stored import traces as traces
 from agl.trainer.verl.algorithm import VERL as VERL
 
 __all__: list[str]

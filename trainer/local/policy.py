@@ -105,8 +105,13 @@ class LocalPolicy:
         self.reused_tokens += completion.cached_tokens
         return completion
 
-    async def train(self, sequences: list[TrainingRow], *, lr_scale: float = 1.0) -> dict[str, float]:
+    async def train(
+        self, sequences: list[TrainingRow], *, lr_scale: float = 1.0, pairs: Seq[tuple[str, str]] = ()
+    ) -> dict[str, float]:
         """One update of the weights; returns the learner's metrics. The version grows by one.
+
+        Args:
+            sequences, lr_scale, pairs: see `agl.trainer.local.learner.learner.Learner.update`.
 
         Raises:
             EngineError: a row belongs to another policy.
@@ -118,7 +123,7 @@ class LocalPolicy:
                 hint="please report this: a policy is trained on its own tokens alone",
                 rollout=foreign.rollout_id,
             )
-        return await self._command("train", sequences=sequences, lr_scale=lr_scale)
+        return await self._command("train", sequences=sequences, lr_scale=lr_scale, pairs=pairs)
 
     async def publish(self) -> None:
         """Serve the weights in training from now on. With `max_staleness=0` they always are, and nothing changes."""
@@ -127,6 +132,10 @@ class LocalPolicy:
     async def logprobs(self, token_ids: IntArray, *, temperature: float = 1.0) -> FloatArray:
         """float32 [T - 1]: log-probs of `token_ids[1:]` by the learner's forward pass."""
         return await self._command("logprobs", token_ids=np.asarray(token_ids, np.int32), temperature=temperature)
+
+    async def sequence_logprobs(self, sequences: Seq[TrainingRow]) -> list[FloatArray]:
+        """float32 [T] per row: each token's log-prob in its own context, by the learner's forward pass."""
+        return await self._command("sequence_logprobs", sequences=list(sequences))
 
     async def engine_logprobs(self, token_ids: IntArray, *, temperature: float = 1.0) -> FloatArray:
         """float32 [T - 1]: log-probs of `token_ids[1:]` by the engine's cached decoding."""

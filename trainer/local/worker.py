@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from agl.trainer.local.learner.learner import Learner
     from agl.trainer.local.model import LoadedPolicy
 
-LEARNER_COMMANDS = {"train", "logprobs", "save_model", "save_state"}
+LEARNER_COMMANDS = {"train", "logprobs", "sequence_logprobs", "save_model", "save_state"}
 """Commands that read or write the weights in training, and do not touch the engine."""
 _RECEIVE = 1 << 20
 
@@ -71,6 +71,7 @@ class Worker:
             "train": self.train,
             "publish": self.publish,
             "logprobs": self.logprobs,
+            "sequence_logprobs": self.sequence_logprobs,
             "engine_logprobs": self.engine_logprobs,
             "save_model": self.save_model,
             "export_weights": self.export_weights,
@@ -172,11 +173,13 @@ class Worker:
 
     # -- commands -----------------------------------------------------------------------------------------------
 
-    def train(self, policy: str, sequences: list[TrainingRow], lr_scale: float) -> dict[str, float]:
+    def train(
+        self, policy: str, sequences: list[TrainingRow], lr_scale: float, pairs: Sequence[tuple[str, str]]
+    ) -> dict[str, float]:
         """One update; the engine serves the new weights from its next step on, or, with a copy, from `publish` on."""
         if self._learning is None:
             self._engine.drop_caches()
-        metrics = self._policies[policy].learner.update(sequences, lr_scale=lr_scale)
+        metrics = self._policies[policy].learner.update(sequences, lr_scale=lr_scale, pairs=pairs)
         self._policies[policy].version += 1
         if self._learning is None:
             self.publish(policy)
@@ -195,6 +198,10 @@ class Worker:
     def logprobs(self, policy: str, token_ids: IntArray, temperature: float) -> FloatArray:
         """Log-probs by the learner's forward pass."""
         return self._policies[policy].learner.logprobs(token_ids, temperature)
+
+    def sequence_logprobs(self, policy: str, sequences: list[TrainingRow]) -> list[FloatArray]:
+        """Log-probs of whole rows by the learner's forward pass."""
+        return self._policies[policy].learner.sequence_logprobs(sequences)
 
     def engine_logprobs(self, policy: str, token_ids: IntArray, temperature: float) -> FloatArray:
         """Log-probs by the engine's cached decoding."""
