@@ -304,7 +304,7 @@ SHARES = (
                                      "starlette", "h11", "httptools", "jinja2", "tokenizers")),
     ("store", ("agl/trainer/store", "sqlalchemy", "aiosqlite", "sqlite3")),
     ("runner, run and MDP", ("agl/",)),
-    ("LangChain", ("langchain", "langgraph", "langsmith", "pregel/")),
+    ("framework", ("langchain", "langgraph", "langsmith", "pregel/", "(agents/")),
     ("openai SDK, httpx, pydantic", ("openai", "httpx", "httpcore", "anyio", "pydantic")),
     ("asyncio", ("asyncio/", "concurrent/futures")),
 )  # fmt: skip
