@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from agl.errors import ConfigError, NoTrainableDataError, checked_options, nearest
 from agl.mdp.conditions import Where, condition
@@ -57,10 +57,9 @@ class Traces:
     since: float | None = None
 
     def __post_init__(self) -> None:
-        stores = [self.stores] if isinstance(self.stores, str | Path | None) else list(self.stores)
-        if not stores or not all(isinstance(store, str | Path | None) for store in stores):
+        if not self._stores or not all(isinstance(store, str | Path | None) for store in self._stores):
             raise ConfigError(f"stores= is {self.stores!r}", hint='for example agl.traces("runs/a") or ["a", "b.db"]')
-        for store in stores:
+        for store in self._stores:
             find_store(store)
         condition(self.where)
         if self.agents is not None:
@@ -70,6 +69,10 @@ class Traces:
             raise ConfigError(f"weight= is {self.weight!r}", hint="a function of an attempt, such as agl.reward()")
         if self.mode is not None and self.mode not in get_args(Mode):
             raise ConfigError(f"there is no mode {self.mode!r}", hint=nearest(str(self.mode), get_args(Mode)))
+
+    @property
+    def _stores(self) -> list[Any]:
+        return list(self.stores) if isinstance(self.stores, list | tuple) else [self.stores]
 
     async def choose(
         self, models: Mapping[str, str], selection: Selection | None = None, *, renderer: str | None = None
@@ -119,7 +122,7 @@ class Traces:
             NoTrainableDataError: there is none.
         """
         seen = others = 0
-        for store in [self.stores] if isinstance(self.stores, str | Path | None) else self.stores:
+        for store in self._stores:
             opened = await open_store(find_store(store))
             try:
                 for mode in READ_MODES if self.mode is None else (self.mode,):
