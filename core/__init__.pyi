@@ -39,7 +39,9 @@ from agl.trainer.algorithms import DAPO as DAPO
 from agl.trainer.algorithms import GRPO as GRPO
 from agl.trainer.algorithms import GSPO as GSPO
 from agl.trainer.algorithms import PPO as PPO
+from agl.trainer.algorithms import RFT as RFT
 from agl.trainer.algorithms import RLOO as RLOO
+from agl.trainer.algorithms import SFT as SFT
 from agl.trainer.algorithms import Baseline as Baseline
 from agl.trainer.algorithms import DrGRPO as DrGRPO
 from agl.trainer.algorithms import Overlong as Overlong
