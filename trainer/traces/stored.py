@@ -21,8 +21,8 @@ from agl.trainer.store.location import find_store
 from agl.trainer.traces.choice import Candidate, Choice, Chosen, Weight, check_per_task
 from agl.trainer.traces.student import RecordedAttempt
 
-READ_MODES: tuple[Mode, ...] = ("train", "collect")
-"""Rollouts that are read where no mode is named: on the tasks of validations the policy is measured."""
+READ_MODES: tuple[Mode, ...] = ("train", "collect", "dev")
+"""Rollouts that are read where no mode is named: all but "val", on whose tasks policies are measured."""
 
 
 @checked_options
@@ -40,8 +40,8 @@ class Traces:
         agents: whose calls: a name, a glob, a pattern, a function, or several; None for every agent's.
         per_task: maximum number of rollouts of one task, the best and then the oldest; None for all.
         weight: of a rollout's calls in the loss, >= 0, such as `agl.reward()`; 1 if None.
-        run: the id of the only run to read. mode: "train", "val", "dev" or "collect" alone; None for "train" and
-            "collect". since: enqueued at that time or later, in seconds since the epoch.
+        run: the id of the only run to read. mode: "train", "val", "dev" or "collect" alone; None for all but "val",
+            so that no policy is trained on the tasks that it is measured with. since: enqueued at that time or later, in seconds since the epoch.
 
     Raises:
         ConfigError: an unknown option, or an impossible value. StoreError: there is no such store.
