@@ -93,3 +93,32 @@ def test_what_only_the_provider_knows_is_not_guessed(provider: Provider, student
         "several answers to one request": 1,
     }
     assert [trained for _, trained in rows(chosen)] == ["fine<|im_end|>"]
+
+
+def test_an_agent_with_a_closed_model_is_recorded_with_its_rewards(
+    provider: Provider, student: str, tmp_path: Path
+) -> None:
+    from openai import OpenAI
+
+    def answer(body: dict[str, Any]) -> Reply:
+        asked = next(m["content"] for m in body["messages"] if m["role"] == "user")
+        if "error" in asked:
+            return Reply(status=400)
+        return Reply("4") if "2 + 2" in asked else Reply("no idea")
+
+    provider.script = answer
+
+    @agl.rollout
+    def solver(task: str) -> float:
+        client = OpenAI(base_url=provider.url, api_key="sk-closed", max_retries=0)
+        reply = client.chat.completions.create(model="closed", messages=[{"role": "user", "content": task}])
+        return float(reply.choices[0].message.content == "4")
+
+    trainer = agl.Trainer(agl.Baseline(repeats=2), directory=tmp_path, max_attempts=1, progress=False)
+    trainer.fit(solver, ["2 + 2?", "3 + 3?", "an error"])
+    chosen = agl.traces(tmp_path, where=agl.reward() >= 1).load(student)
+    assert [trained for _, trained in rows(chosen)] == ["4<|im_end|>"]
+    assert chosen.rewards["reward"].n == 4
+    assert chosen.counts["rollouts_left_out/failed"] == 2
+    assert chosen.counts["rollouts_left_out/condition not met"] == 2
+    assert chosen.counts["rollouts_left_out/duplicate"] == 1

@@ -35,10 +35,10 @@ async def solver(task: Any, llm: agl.LLM) -> dict[str, float]:
     return {"correct": float(right), "reward": float(right)}
 
 
-def record(folder: Path, policy: Callable[[Asked], str]) -> list[list[Call]]:
+def record(folder: Path, policy: Callable[[Asked], str], **options: Any) -> list[list[Call]]:
     """Two rollouts of each task, one after the other, in a run's directory; the calls of each."""
     algorithm = ScriptedRollouts(policy, group_size=2)
-    agl.Trainer(algorithm, directory=folder, n_workers=1, seed=0).fit(solver, TASKS)
+    agl.Trainer(algorithm, directory=folder, n_workers=1, seed=0, progress=False, **options).fit(solver, TASKS)
     return algorithm.calls
 
 

@@ -15,6 +15,7 @@ from traced_runs import TASKS, record, saved
 
 import agl
 from agl.errors import ConfigError, NoTrainableDataError, StoreError
+from agl.mdp.selection import select
 from agl.mdp.sequence import merge
 from agl.mdp.types import Call
 from agl.trainer.store import open_store
@@ -101,6 +102,38 @@ def test_a_tool_call_that_the_student_cannot_write_is_refused(recorded: Any, tmp
     assert chosen.counts["calls_left_out/a tool call does not survive the chat template"] == 2
     assert chosen.counts["calls_kept"] == 2
     assert [trained for _, trained in texts(chosen, tokenizer)] == ["7<|im_end|>", "11<|im_end|>"]
+
+
+def test_tokens_without_texts_are_taken_from_the_same_tokenizer_alone(same: str, tmp_path: Path) -> None:
+    record(tmp_path / "run", policy, capture_content=False)
+    data = agl.traces(tmp_path / "run", where="correct>=1")
+    chosen = data.load(same)
+    assert (chosen.counts["calls_kept"], chosen.counts["calls_retokenised"]) == (4, 0)
+    other = data.load(saved(template_tokenizer("llama31"), tmp_path / "other"))
+    assert other.counts["calls_left_out/texts not recorded"] == 8
+    with pytest.raises(NoTrainableDataError, match="8 texts not recorded"):
+        asyncio.run(write(data, "sft", tmp_path / "out", format="messages"))
+
+
+def test_each_policy_learns_from_its_own_agents(recorded: Any, same: str, tmp_path: Path) -> None:
+    other = template_tokenizer("qwen25")
+    models = {"a": same, "b": saved(other, tmp_path)}
+    data = agl.traces(recorded[0], where="correct>=1", agents="sol*")
+
+    def chosen(agents: Any) -> Chosen:
+        return asyncio.run(data.choose(models, select(agents)))
+
+    assert {one.policy for one in chosen({"judge": "a", "solver": "b"}).trajectories} == {"b"}
+    assert chosen({"judge": "a", "solver": "b"}).counts["calls_retokenised"] == 4
+    assert chosen({"solver": "a", "*": "b"}).counts["calls_retokenised"] == 0
+    assert chosen({"judge": "a"}).counts["calls_left_out/other agent"] == 8
+
+
+def test_several_stores_are_read_as_one(recorded: Any, same: str, tmp_path: Path) -> None:
+    record(tmp_path, policy)
+    one, both = (agl.traces(stores, where="correct>=1").load(same) for stores in (tmp_path, [recorded[0], tmp_path]))
+    assert both.counts["rollouts"] == 12
+    assert both.counts["calls_kept"] == one.counts["calls_kept"] == 4
 
 
 def test_a_condition_that_keeps_nothing_says_what_was_seen(recorded: Any, same: str) -> None:
