@@ -25,6 +25,14 @@ class RewardCaller:
     """
 
     def __init__(self, reward: Callable[..., Any]) -> None:
+        if not callable(reward):
+            group = hasattr(reward, "score")
+            raise ConfigError(
+                f"reward= is {reward!r}",
+                hint=f"a {type(reward).__name__} compares rollouts: agl.Trainer(group_reward=...)"
+                if group
+                else "a function (task, output) -> float, or a grader of agl.rewards",
+            )
         self.reward = reward
         self._awaitable = getattr(reward, "call_async", None)
         self.is_async = (

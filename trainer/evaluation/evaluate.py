@@ -24,6 +24,7 @@ from agl.trainer.http.aio import run_in_thread
 from agl.trainer.run.checkpoints import latest_checkpoint, read_facts, require_same
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.frozen_policy import policy_directory
+from agl.trainer.run.group_reward import is_group_reward
 from agl.trainer.run.progress import Progress
 from agl.trainer.run.run import require_tasks
 from agl.trainer.run.trainer import Trainer
@@ -65,7 +66,8 @@ def evaluate(
             compared with the first one.
         samples: rollouts per task.
         success: the total reward from which on a rollout is a success, or a function of `RolloutSummary`.
-        reward: (task, output) -> float or dict of floats, for an agent that is not wrapped.
+        reward: (task, output) -> float or dict of floats, for an agent that is not wrapped. Or what compares the
+            rollouts of one task and policy, as `Trainer(group_reward=)` takes it, for any agent.
         seed: fixes every request's sampling; the same for each policy.
         temperature, max_response_tokens: where a policy answers, they replace the agent's temperature and bound its
             answers; None leaves that to the agent. A training's validations have the training's own.
@@ -111,7 +113,9 @@ async def evaluate_async(
     dataset = as_tasks(tasks)
     require_tasks(dataset, "the set of held-out tasks")
     evaluated = [_Policy.of(name, policy) for name, policy in _named(policies)]
-    if reward is not None:
+    if is_group_reward(reward):
+        options["group_reward"] = reward
+    elif reward is not None:
         agent = wrap(agent, reward)
     place = Path(directory) if directory is not None else Path("agl-runs") / f"eval-{secrets.token_hex(4)}"
     sampling = {"temperature": temperature, "max_response_tokens": max_response_tokens}

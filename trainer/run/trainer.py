@@ -30,6 +30,7 @@ from agl.trainer.run.algorithm import Algorithm
 from agl.trainer.run.callbacks import Callback, Callbacks, as_callbacks
 from agl.trainer.run.checkpoints import latest_checkpoint
 from agl.trainer.run.config import RunConfig, require_descriptors
+from agl.trainer.run.group_reward import GroupReward
 from agl.trainer.run.lock import lock_directory
 from agl.trainer.run.progress import Progress
 from agl.trainer.run.recorder import Recorder, json_settings
@@ -120,6 +121,8 @@ class Trainer:
         policies: {policy: agl.Policy(...)}, where a policy of `agents` differs from the algorithm's settings.
         credit: how rewards become returns; `agl.credit.Uniform()` if None.
         air: rules that reward tool outcomes, calls and handoffs: True = `agl.air`, or an `agl.AIR()` of your own.
+        group_reward: scores the rollouts of each task against each other: `agl.rewards.RankJudge(model)`. The agent's
+            own rewards, if any, are added.
         n_workers: rollouts that run at once.
         store: "sqlite:///run.db", a path, or an open store, which stays open; None keeps it in the run's directory.
         directory: where checkpoints and the store go; `agl-runs/<run id>` if None.
@@ -153,6 +156,7 @@ class Trainer:
         policies: Mapping[str, Policy] | None = None,
         credit: Credit | None = None,
         air: bool | AIR | None = None,
+        group_reward: GroupReward | None = None,
         n_workers: int = 8,
         store: str | Store | None = None,
         directory: str | Path | None = None,
@@ -183,6 +187,7 @@ class Trainer:
             credit=credit or Uniform(),
             policies=dict(policies or {}),
             air=rule_set(air),
+            group_reward=group_reward,
             n_workers=n_workers,
             max_attempts=max_attempts,
             timeout=timeout,
