@@ -84,7 +84,9 @@ def test_each_rollout_gets_its_own_score_in_whatever_order_it_was_shown(provider
     before = [seen.body["messages"][0]["content"] for seen in provider.seen]
     assert score(judge(provider, votes=votes, seed=5)) == pytest.approx(LENGTHS)
     again = [seen.body for seen in provider.seen[len(before) :]]
-    assert sorted(map(shown, again)) == sorted(RUN.findall(text) for text in before[-votes:])  # the seed fixes the order
+    assert sorted(map(shown, again)) == sorted(
+        RUN.findall(text) for text in before[-votes:]
+    )  # the seed fixes the order
 
 
 def test_what_a_judge_makes_of_places_averages_out(provider: Provider) -> None:
@@ -110,7 +112,13 @@ def test_what_is_asked(provider: Provider) -> None:
     score(judge(provider, votes=1, criteria="Which is {nicest}?", answer="answer", extra={"seed": 1}), group)
     body = provider.last.body
     text = body["messages"][0]["content"]
-    for part in ("2 run(s)", "Which is {nicest}?", "from 0 (worst) to 10 (best)", "reference\nblue\n", "Name a colour."):
+    for part in (
+        "2 run(s)",
+        "Which is {nicest}?",
+        "from 0 (worst) to 10 (best)",
+        "reference\nblue\n",
+        "Name a colour.",
+    ):
         assert part in text
     assert text.count("Be brief.") == 1  # the beginning that all share
     assert sorted(shown(body)) == [

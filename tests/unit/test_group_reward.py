@@ -74,7 +74,11 @@ def stored(directory: Path) -> list[tuple[str, str, list[tuple[str, float, str]]
             for rollout in await store.query_rollouts():
                 calls = await store.query_calls(rollout.rollout_id, rollout.attempts)
                 rewards = [
-                    (s.attributes["agl.reward.name"], s.attributes["agl.reward.value"], s.attributes["agl.reward.source"])
+                    (
+                        s.attributes["agl.reward.name"],
+                        s.attributes["agl.reward.value"],
+                        s.attributes["agl.reward.source"],
+                    )
                     for s in await store.query_spans(rollout.rollout_id, rollout.attempts)
                     if s.operation == "reward"
                 ]
@@ -151,7 +155,9 @@ def test_a_group_that_is_never_scored_is_dropped_and_reported(
         assert len(rewards) == (0 if group == "train-0-1" else 1)
 
     provider.script = lambda body: Reply("no")
-    with pytest.raises(RewardError, match="all 8 rollouts of the run failed; the first: the judge 'judge-model' gave no"):
+    with pytest.raises(
+        RewardError, match="all 8 rollouts of the run failed; the first: the judge 'judge-model' gave no"
+    ):
         fit(provider, tmp_path / "none", 2)
 
 

@@ -16,8 +16,9 @@ from agl.credit import Credit, Uniform
 from agl.errors import ConfigError, nearest
 from agl.mdp.selection import Selection
 from agl.rewards.air import AIR
+from agl.rewards.function import GroupReward
 from agl.trainer.local.config import Policy
-from agl.trainer.run.group_reward import GroupReward, require_group_reward
+from agl.trainer.run.group_reward import require_group_reward
 from agl.trainer.runners.options import RayRunners, Runners
 from agl.trainer.runners.remote.coordinator import SILENT_SECONDS
 from agl.trainer.runners.remote.runner import PATIENCE_SECONDS

@@ -5,43 +5,21 @@ It happens where the run is, with what was stored, so it is the same whichever r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from agl.errors import ConfigError, JudgeError, RewardError
 from agl.mdp.span_index import SpanIndex
 from agl.rewards.air import reward_spans
 from agl.rewards.emit import as_rewards
+from agl.rewards.function import GroupReward, is_group_reward
 from agl.rewards.trace import Trace
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.base import Store
 
 SOURCE = "group"
 """The source of these rewards."""
-
-
-class GroupReward(Protocol):
-    """What `Trainer(group_reward=...)` takes: `agl.rewards.RankJudge`, or a class of your own."""
-
-    @property
-    def label(self) -> str:
-        """The reward's name."""
-        ...
-
-    async def score(self, task: Any, traces: Sequence[Trace]) -> Sequence[float | Mapping[str, float]]:
-        """The rewards of one task's rollouts, in their order; a dict names several.
-
-        Raises:
-            RewardError: they cannot be scored; the group is dropped.
-            JudgeError: nothing can be scored now; the run ends.
-        """
-        ...
-
-
-def is_group_reward(value: Any) -> bool:
-    """Whether a reward compares rollouts."""
-    return callable(getattr(value, "score", None)) and not callable(value)
 
 
 def require_group_reward(value: Any, *, capture_content: bool) -> None:

@@ -21,6 +21,7 @@ from agl.credit import Credit, Uniform
 from agl.errors import CheckpointError, ConfigError, checked_options
 from agl.mdp.selection import AgentFilter, select
 from agl.rewards.air import AIR, rule_set
+from agl.rewards.function import GroupReward
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.local.config import Policy
 from agl.trainer.loggers.base import Logger, Tracker
@@ -30,7 +31,6 @@ from agl.trainer.run.algorithm import Algorithm
 from agl.trainer.run.callbacks import Callback, Callbacks, as_callbacks
 from agl.trainer.run.checkpoints import latest_checkpoint
 from agl.trainer.run.config import RunConfig, require_descriptors
-from agl.trainer.run.group_reward import GroupReward
 from agl.trainer.run.lock import lock_directory
 from agl.trainer.run.progress import Progress
 from agl.trainer.run.recorder import Recorder, json_settings
