@@ -214,7 +214,7 @@ def test_prompts_of_ones_own(provider: Provider) -> None:
 
 
 def test_it_says_where_it_belongs(provider: Provider) -> None:
-    with pytest.raises(ConfigError, match="RankJudge compares rollouts: agl.Trainer\\(group_reward"):
+    with pytest.raises(ConfigError, match=r"RankJudge compares rollouts: agl.Trainer\(group_reward"):
         agl.wrap(lambda task: "x", reward=judge(provider))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="group_reward= is"):
         agl.Trainer(agl.Baseline(), group_reward=len)  # type: ignore[arg-type]

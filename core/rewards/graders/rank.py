@@ -48,7 +48,7 @@ CRITERIA = "Which run does the task best: correctly, completely and without need
 class RankJudge(Judge[tuple[float, ...]]):
     """Another model's scores, 0 to 1, of all rollouts of one task, which it compares with each other.
 
-    `Trainer(group_reward=RankJudge("gpt-5-mini", criteria="Which is the most polite?"))`, or `agl.evaluate(...,
+    `agl.Trainer(group_reward=RankJudge("gpt-5-mini", criteria="Which is the most polite?"))`, or `agl.evaluate(...,
     reward=RankJudge(...))`. No labels, and no scale that has to stay the same from task to task: GRPO and its kin
     compare the rollouts of one task alone, too. (OpenPipe's ART has such a judge under the name RULER.)
 
@@ -138,9 +138,9 @@ class RankJudge(Judge[tuple[float, ...]]):
             scores = [scores.get(str(i)) for i in range(1, len(scores) + 1)]
         if not isinstance(scores, list) or len(scores) != question.runs:
             return None
-        if any(isinstance(s, bool) or not isinstance(s, int | float) or not self.low <= s <= self.high for s in scores):
-            return None
-        return tuple(map(float, scores))
+        numbers = [float(s) for s in scores if isinstance(s, int | float) and not isinstance(s, bool)]
+        within = [number for number in numbers if self.low <= number <= self.high]
+        return tuple(within) if len(within) == question.runs else None
 
     @cached_property
     def _limits(self) -> weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]:
