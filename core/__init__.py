@@ -44,6 +44,7 @@ _NAMES = {
     "agl.trainer.run.trainer": ("Result", "Trainer"),
     "agl.trainer.runners.options": ("RayRunners",),
     "agl.trainer.service.client": ("Client",),
+    "agl.trainer.traces.stored": ("traces",),
     "agl.trainer.verl.algorithm": ("VERL",),
 }
 """Module -> the public names that it holds."""

@@ -62,6 +62,7 @@ from agl.trainer.run.trainer import Result as Result
 from agl.trainer.run.trainer import Trainer as Trainer
 from agl.trainer.runners.options import RayRunners as RayRunners
 from agl.trainer.service.client import Client as Client
+from agl.trainer.traces.stored import traces as traces
 from agl.trainer.verl.algorithm import VERL as VERL
 
 __all__: list[str]

@@ -13,6 +13,7 @@ from agl.errors import ConfigError, checked_options
 from agl.mdp.sequence import merge
 from agl.mdp.types import Trajectory
 from agl.trainer.algorithms.record import Rows, learned, record
+from agl.trainer.algorithms.settings import IMITATION_RATE
 from agl.trainer.algorithms.training import LocalTraining, Steps, publish, train
 from agl.trainer.objectives.advantages import CallAdvantage
 from agl.trainer.run.batches import Batches
@@ -21,9 +22,6 @@ from agl.trainer.run.policies import Policies
 from agl.trainer.run.run import Run
 from agl.trainer.traces import Traces
 from agl.trainer.traces.choice import Chosen
-
-IMITATION_RATE = 1e-5
-"""A usual learning rate where answers are imitated: every token pulls the same way, unlike in a policy gradient."""
 
 
 @checked_options
@@ -49,7 +47,8 @@ class SFT(LocalTraining):
         require_positive(batch_size=self.batch_size)
         if not isinstance(self.data, Traces):
             raise ConfigError(
-                f"data= is a {type(self.data).__name__}", hint='for example agl.traces("runs/a", where=agl.reward() >= 1)'
+                f"data= is a {type(self.data).__name__}",
+                hint='for example agl.traces("runs/a", where=agl.reward() >= 1)',
             )
         LocalTraining.__post_init__(self)
 
@@ -97,7 +96,13 @@ class _Imitation(Steps[Seq[Trajectory]]):
             self._unserved = {}
         calls = [
             CallAdvantage(
-                t.call.id, t.call.rollout_id, trajectory.policy, t.reward, trajectory.total_reward, weights[t.call.id], None
+                t.call.id,
+                t.call.rollout_id,
+                trajectory.policy,
+                t.reward,
+                trajectory.total_reward,
+                weights[t.call.id],
+                None,
             )
             for trajectory in prepared
             for t in trajectory.transitions
