@@ -23,11 +23,13 @@ _NAMES = {
     "agl.rewards.air": ("AIR", "air"),
     "agl.trainer.algorithms": (
         "DAPO",
+        "DPO",
         "GRPO",
         "GSPO",
         "PPO",
         "RLOO",
         "Baseline",
+        "Distill",
         "DrGRPO",
         "Overlong",
         "REINFORCEPlusPlus",

@@ -14,7 +14,7 @@ import numpy as np
 from agl.errors import NoTrainableDataError, StalePolicyError
 from agl.mdp.sequence import TrainingRow, merge
 from agl.trainer.algorithms.record import Rows, Sample, facts, record
-from agl.trainer.algorithms.training import LocalTraining, Steps, publish, train
+from agl.trainer.algorithms.training import LocalTraining, Steps, publish
 from agl.trainer.objectives.advantages import FLAT, StepAdvantages
 from agl.trainer.run.batches import Batches
 from agl.trainer.run.policies import Policies
@@ -108,14 +108,14 @@ class SampledSteps(Steps[Sample]):
         metrics: dict[str, Mapping[str, float]] = {}
         if due:
             if self.max_staleness:
-                metrics = await train(policies, due)
+                metrics = await self.learn(policies, due, sample)
                 if ahead is not None:
                     # All of its calls are of the weights before this update, so that a resumed run, which finds these
                     # rollouts in the store, equals one that was never stopped.
                     await asyncio.wait([ahead])
             # Requests are held, so that no answer is sampled from two versions of the weights.
             async with run.gateway.hold():
-                metrics = metrics or await train(policies, due)
+                metrics = metrics or await self.learn(policies, due, sample)
                 await asyncio.gather(*(publish(policies[name], r, step) for name, r in due.items()))
         else:
             run.progress.note(f"step {step + 1}: no update: {self.why_flat}")
