@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import runpy
 import shlex
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from agl.agents.agent import Agent, FunctionAgent, LitAgent, as_agent
 from agl.agents.command import CommandAgent
 from agl.agents.registry import wrap
 from agl.errors import ConfigError, nearest
+from agl.rewards.air import air
 from agl.rewards.function import GroupReward, is_group_reward
 
 _FILE_MODULE = "agl_user_"
@@ -98,6 +100,19 @@ def load_command(text: str, reward: str | None, env: Sequence[str] = ()) -> Agen
         raise ConfigError(f"--agent-command cannot be read: {error}", hint="check its quotes") from None
     function = None if load_group_reward(reward) is not None else load_object(reward, "--reward")
     return CommandAgent(words, reward=function, env=env)
+
+
+def load_rules(path: str) -> None:
+    """Run the file whose decorators register AIR's rules.
+
+    Raises:
+        ConfigError: it cannot be run, or registers none.
+    """
+    try:
+        runpy.run_path(path)
+    except Exception as error:
+        raise ConfigError(f"air_rules: {path} cannot be run: {type(error).__name__}: {error}") from error
+    air.require()
 
 
 def _load(path: Path) -> Any:
