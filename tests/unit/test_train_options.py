@@ -109,7 +109,7 @@ def test_flags_beat_assignments_and_those_the_file(train: Any, tmp_path: Path) -
     )
     assert type(algorithm) is agl.RLOO
     assert (algorithm.model, algorithm.epochs, algorithm.steps) == ("of-the-file", 2, None)
-    assert (algorithm.batch_size, algorithm.kl_coef, algorithm.lora.rank) == (5, 0.2, 4)
+    assert (algorithm.batch_size, algorithm.kl_coef, algorithm.lora) == (5, 0.2, agl.LoraSpec(rank=4, alpha=8.0))
     assert (options["n_workers"], options["timeout"], options["directory"]) == (3, 7, Path("there"))
     assert options["credit"] == agl.credit.PerAgent(0.5, 2)
     algorithm, options = train("--config", "run.yaml", "--steps", 9, "--model", "mine", "--workers", 2, "--out", "here")
@@ -158,7 +158,7 @@ def test_what_is_imitated(train: Any, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["--algorithm", "grop"], "--algorithm: there is no algorithm 'grop'\n  -> did you mean 'grpo'"),
-        (["--set", "bacth_size=3"], "--set bacth_size=3: there is no option 'bacth_size'\n  -> did you mean 'batch_size'"),
+        (["--set", "bacth_size=3"], "there is no option 'bacth_size'\n  -> did you mean 'batch_size'"),
         (["--set", "batch_size=lots"], "--set batch_size=lots: batch_size is 'lots'"),
         (["--set", "batch_size"], "--set 'batch_size' names no value"),
         (["--algorithm", "rft", "--kl-coef", "0.1"], "--kl-coef: RFT has no option 'kl_coef'"),

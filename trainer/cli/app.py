@@ -171,22 +171,13 @@ def train(
     train_tasks = read_tasks(tasks) if tasks else []
     val_tasks = read_tasks(val) if val else None
     beside: Any = nullcontext()
-    out = trainer_options["directory"]
     if dashboard:
         from agl.trainer.cli.dashboard import dashboard_beside
 
-        out = out or Path("agl-runs") / f"run-{uuid.uuid4().hex[:8]}"
-        beside = dashboard_beside(trainer_options["store"] or f"sqlite:///{out / 'run.db'}", out)
-    trainer = Trainer(
-        built,
-        **trainer_options | {"directory": out},
-        runners=runners,
-        group_reward=load_group_reward(reward),
-        log=log,
-        project=project,
-        name=name,
-        progress=not quiet,
-    )
+        place = trainer_options["directory"] or Path("agl-runs") / f"run-{uuid.uuid4().hex[:8]}"
+        trainer_options["directory"] = place
+        beside = dashboard_beside(trainer_options["store"] or f"sqlite:///{place / 'run.db'}", place)
+    trainer = Trainer(built, **trainer_options, group_reward=load_group_reward(reward), progress=not quiet)
     # The trainer has read what it needs; the agent runs here.
     keep_secrets()
     fit = trainer.dev if dev else partial(trainer.fit, val_dataset=val_tasks, resume=resume)

@@ -59,7 +59,9 @@ def configured(options: Mapping[str, Any]) -> tuple[LocalTraining, dict[str, Any
     if settings.get("air_rules"):
         load_rules(settings.get("air_rules"))
     directory = settings.values.get("out")
-    return algorithm, settings.run_options() | {
+    return algorithm, {
+        **settings.run_options(),
+        **{name: options[name] for name in ("runners", "log", "project", "name")},
         "air": settings.get("air_enabled"),
         "host": settings.get("host"),
         "store": settings.get("store"),
