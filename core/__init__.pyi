@@ -40,7 +40,9 @@ from agl.trainer.algorithms import DPO as DPO
 from agl.trainer.algorithms import GRPO as GRPO
 from agl.trainer.algorithms import GSPO as GSPO
 from agl.trainer.algorithms import PPO as PPO
+from agl.trainer.algorithms import RFT as RFT
 from agl.trainer.algorithms import RLOO as RLOO
+from agl.trainer.algorithms import SFT as SFT
 from agl.trainer.algorithms import Baseline as Baseline
 from agl.trainer.algorithms import Distill as Distill
 from agl.trainer.algorithms import DrGRPO as DrGRPO

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from agl.errors import ConfigError, checked_options
 from agl.mdp.sequence import merge
-from agl.mdp.types import Trajectory
+from agl.mdp.types import Call, Trajectory
 from agl.trainer.algorithms.record import Rows, learned, record
 from agl.trainer.algorithms.settings import IMITATION_RATE
 from agl.trainer.algorithms.training import LocalTraining, Steps, publish
@@ -22,6 +22,7 @@ from agl.trainer.run.policies import Policies
 from agl.trainer.run.run import Run
 from agl.trainer.traces import Traces
 from agl.trainer.traces.choice import Chosen
+from agl.trainer.traces.copying import copy_rollout
 
 
 @checked_options
@@ -57,12 +58,25 @@ class SFT(LocalTraining):
 
     async def make_steps(self, run: Run) -> RecordedSteps:
         chosen = await self.data.choose(self.models(run), run.selection, renderer=self.renderer)
-        run.progress.note(str(chosen))
-        return RecordedSteps(self, run, chosen.require())
+        run.progress.note(str(chosen.require()))
+        await self._copy(run, chosen)
+        return RecordedSteps(self, run, chosen)
+
+    async def _copy(self, run: Run, chosen: Chosen) -> None:
+        """Put what is imitated into the run's store."""
+        calls: dict[str, dict[str, Call]] = {}
+        for trajectory in chosen.trajectories:
+            rollout = calls.setdefault(trajectory.rollout_id, {})
+            rollout.update({t.call.id: t.call for t in trajectory.transitions})
+        async for source in self.data.records():
+            if (trained := calls.pop(source.rollout.rollout_id, None)) is not None:
+                await copy_rollout(source, run.store, run.run_id, trained, self.metadata(run))
 
 
 class RecordedSteps(Steps[Seq[Trajectory]]):
     """Batches of rollouts; the weights are served where somebody asks them: for a validation, and at the end."""
+
+    samples = False
 
     def __init__(self, settings: Any, run: Run, chosen: Chosen) -> None:
         self.settings, self.chosen = settings, chosen
