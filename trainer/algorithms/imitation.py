@@ -59,18 +59,19 @@ class SFT(LocalTraining):
     async def make_steps(self, run: Run) -> RecordedSteps:
         chosen = await self.data.choose(self.models(run), run.selection, renderer=self.renderer)
         run.progress.note(str(chosen.require()))
-        await self._copy(run, chosen)
+        await copy_chosen(self.data, run, chosen, self.metadata(run))
         return RecordedSteps(self, run, chosen)
 
-    async def _copy(self, run: Run, chosen: Chosen) -> None:
-        """Put what is imitated into the run's store."""
-        calls: dict[str, dict[str, Call]] = {}
-        for trajectory in chosen.trajectories:
-            rollout = calls.setdefault(trajectory.rollout_id, {})
-            rollout.update({t.call.id: t.call for t in trajectory.transitions})
-        async for source in self.data.records():
-            if (trained := calls.pop(source.rollout.rollout_id, None)) is not None:
-                await copy_rollout(source, run.store, run.run_id, trained, self.metadata(run))
+
+async def copy_chosen(data: Traces, run: Run, chosen: Chosen, metadata: Mapping[str, Any]) -> None:
+    """Put what is learned from into the run's store."""
+    calls: dict[str, dict[str, Call]] = {}
+    for trajectory in chosen.trajectories:
+        rollout = calls.setdefault(trajectory.rollout_id, {})
+        rollout.update({t.call.id: t.call for t in trajectory.transitions})
+    async for source in data.records():
+        if (trained := calls.pop(source.rollout.rollout_id, None)) is not None:
+            await copy_rollout(source, run.store, run.run_id, trained, metadata)
 
 
 class RecordedSteps(Steps[Seq[Trajectory]]):

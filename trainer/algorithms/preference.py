@@ -12,7 +12,7 @@ from agl.errors import ConfigError, checked_options
 from agl.mdp.builder import AttemptTrajectory
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import Trajectory
-from agl.trainer.algorithms.imitation import RecordedSteps
+from agl.trainer.algorithms.imitation import RecordedSteps, copy_chosen
 from agl.trainer.algorithms.record import Rows, Sample
 from agl.trainer.algorithms.sampled import SampledSteps
 from agl.trainer.algorithms.training import LocalTraining, Steps, train
@@ -78,6 +78,7 @@ class DPO(LocalTraining):
             return _SampledPairs(self, run)
         found = await self._recorded(self.data, run)
         run.progress.note(_described(found.require()))
+        await copy_chosen(self.data, run, _sides(found), self.metadata(run))
         return _RecordedPairs(self, run, found)
 
     async def _recorded(self, data: Traces, run: Run) -> Pairs:
