@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,13 @@ def test_rewards_of_tools_and_of_groups(train: Any, tmp_path: Path) -> None:
     assert train()[1]["group_reward"] is None
 
 
+def test_what_samples(train: Any) -> None:
+    if find_spec("vllm") is None:
+        with pytest.raises(ConfigError, match="engine='vllm' needs vLLM"):
+            train("--set", "engine=vllm")
+    assert train("--set", "engine=torch", "--set", "attention=sdpa")[0].attention == "sdpa"
+
+
 def test_what_is_imitated(train: Any, tmp_path: Path) -> None:
     store = recorded(tmp_path)
     algorithm, options = train(
@@ -176,6 +184,7 @@ def test_what_is_imitated(train: Any, tmp_path: Path) -> None:
         (["--config", "none.yaml"], "the configuration cannot be read"),
         (["--tasks", "tasks.jsonl"], "which agent\\?"),
         (["--steps", "2", "--epochs", "2"], "either steps= or epochs="),
+        (["--set", "engine=http://gpu:8000"], "the weights that another server holds cannot be trained here"),
         (["--model", ""], "which model\\?"),
     ],
 )  # fmt: skip

@@ -26,7 +26,7 @@ from agl.trainer.algorithms.imitation import SFT
 from agl.trainer.algorithms.preference import DPO
 from agl.trainer.algorithms.rejection import RFT
 from agl.trainer.algorithms.training import LocalTraining
-from agl.trainer.local.config import LoraSpec
+from agl.trainer.local.config import EngineName, LoraSpec
 
 ALGORITHMS: Mapping[str, type[LocalTraining]] = {
     "grpo": GRPO,
@@ -65,7 +65,7 @@ class ModelOptions:
         lora_rank: train a LoRA adapter of this rank. dtype, max_context, renderer, threads: as for `agl.GRPO`.
         gpus: 0 = CPU, 1 = a GPU; None = a GPU where there is one.
         engine: the URL of a `vllm serve` that holds the policy, which is then served and not trained; its key is
-            VLLM_API_KEY. Tokenizer and chat template come from `name`, or from the server's model if `name` is empty.
+            VLLM_API_KEY; or, for an algorithm, what samples here: "torch" or "vllm". Tokenizer and chat template come from `name`, or from the server's model if `name` is empty.
     """
 
     name: str = ""
@@ -327,7 +327,8 @@ class Settings:
             ConfigError: there is no such algorithm, settings contradict each other, or one does not apply to it.
         """
         cls = algorithm_class(self.get("algorithm"), self.origins.get("algorithm", "algorithm"))
-        if self.get("engine") is not None:
+        engine = self.get("engine")
+        if engine is not None and engine not in typing.get_args(EngineName):
             raise ConfigError(
                 f"{self.origins['engine']}: the weights that another server holds cannot be trained here",
                 hint="leave the algorithm out to serve them unchanged, or the engine to train the model",
@@ -347,7 +348,7 @@ class Settings:
                 options[name] = reward(value) if name == "by" else value
         if not {"steps", "epochs"} & set(options) and defaults["steps"] is defaults["epochs"] is None:
             options |= {"steps": steps} if steps and getattr(cls, "needs_tasks", True) else {"epochs": 1}
-        for name in ("dtype", "max_context", "renderer", "threads"):
+        for name in ("dtype", "max_context", "renderer", "threads", "engine"):
             if name in self.values:
                 options[name] = self.values[name]
         rank = self.get("lora_rank")

@@ -5,6 +5,7 @@ It happens where the run is, with what was stored, so it is the same whichever r
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -62,10 +63,13 @@ async def score_group(store: Store, reward: GroupReward, results: Sequence[Rollo
         )
         for r in succeeded
     ]
-    traces = [
-        Trace.of_attempt(r.rollout.rollout_id, r.attempt, spans, calls)
-        for r, (spans, calls) in zip(succeeded, recorded, strict=True)
-    ]
+    # Off the event loop: long conversations take a while.
+    traces = await asyncio.to_thread(
+        lambda: [
+            Trace.of_attempt(r.rollout.rollout_id, r.attempt, spans, calls)
+            for r, (spans, calls) in zip(succeeded, recorded, strict=True)
+        ]
+    )
     first = succeeded[0].rollout
     where = {"step": None if first.step is None else first.step + 1, "group": first.group}
     try:

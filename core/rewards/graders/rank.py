@@ -90,7 +90,7 @@ class RankJudge(Judge[tuple[float, ...]]):
             RewardError: the judge gave no score to one of them, or refuses the question.
             JudgeError: the endpoint failed.
         """
-        runs = [_lines(trace) for trace in traces]
+        runs = await asyncio.to_thread(lambda: [_lines(trace) for trace in traces])
         shared = len([*takewhile(lambda lines: len({*lines}) == 1, zip(*runs, strict=False))]) if len(runs) > 1 else 0
         beginning = "\n".join(runs[0][:shared]) or "(nothing)"
         texts = ["\n".join(lines[shared:]) or "(nothing)" for lines in runs]
