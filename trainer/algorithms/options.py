@@ -65,7 +65,8 @@ class ModelOptions:
         lora_rank: train a LoRA adapter of this rank. dtype, max_context, renderer, threads: as for `agl.GRPO`.
         gpus: 0 = CPU, 1 = a GPU; None = a GPU where there is one.
         engine: the URL of a `vllm serve` that holds the policy, which is then served and not trained; its key is
-            VLLM_API_KEY; or, for an algorithm, what samples here: "torch" or "vllm". Tokenizer and chat template come from `name`, or from the server's model if `name` is empty.
+            VLLM_API_KEY. Tokenizer and chat template come from `name`, or from the server's model if `name` is empty.
+            With an algorithm, what samples here: "torch" or "vllm".
     """
 
     name: str = ""
