@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -59,16 +59,21 @@ class SFT(LocalTraining):
     async def make_steps(self, run: Run) -> RecordedSteps:
         chosen = await self.data.choose(self.models(run), run.selection, renderer=self.renderer)
         run.progress.note(str(chosen.require()))
-        await copy_chosen(self.data, run, chosen, self.metadata(run))
+        await copy_rollouts(self.data, chosen.trajectories, run, self.metadata(run))
         return RecordedSteps(self, run, chosen)
 
 
-async def copy_chosen(data: Traces, run: Run, chosen: Chosen, metadata: Mapping[str, Any]) -> None:
-    """Put what is learned from into the run's store."""
+async def copy_rollouts(
+    data: Traces, trajectories: Iterable[Trajectory], run: Run, metadata: Mapping[str, Any]
+) -> None:
+    """Put the rollouts that a run learns from into its store, so that what was trained can be looked at there.
+
+    Args:
+        data: where they are. trajectories: theirs, with the calls that are trained. metadata: of the copies.
+    """
     calls: dict[str, dict[str, Call]] = {}
-    for trajectory in chosen.trajectories:
-        rollout = calls.setdefault(trajectory.rollout_id, {})
-        rollout.update({t.call.id: t.call for t in trajectory.transitions})
+    for trajectory in trajectories:
+        calls.setdefault(trajectory.rollout_id, {}).update({t.call.id: t.call for t in trajectory.transitions})
     async for source in data.records():
         if (trained := calls.pop(source.rollout.rollout_id, None)) is not None:
             await copy_rollout(source, run.store, run.run_id, trained, metadata)

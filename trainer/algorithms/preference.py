@@ -12,11 +12,11 @@ from agl.errors import ConfigError, checked_options
 from agl.mdp.builder import AttemptTrajectory
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import Trajectory
-from agl.trainer.algorithms.imitation import RecordedSteps, copy_chosen
+from agl.trainer.algorithms.imitation import RecordedSteps, copy_rollouts
 from agl.trainer.algorithms.record import Rows, Sample
-from agl.trainer.algorithms.sampled import SampledSteps
+from agl.trainer.algorithms.sampled import SampledSteps, advantages_of_chosen, candidates
 from agl.trainer.algorithms.training import LocalTraining, Steps, train
-from agl.trainer.objectives.advantages import CallAdvantage, StepAdvantages
+from agl.trainer.objectives.advantages import StepAdvantages
 from agl.trainer.run.batches import Batches
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.policies import Policies
@@ -78,18 +78,18 @@ class DPO(LocalTraining):
             return _SampledPairs(self, run)
         found = await self._recorded(self.data, run)
         run.progress.note(_described(found.require()))
-        await copy_chosen(self.data, run, _sides(found), self.metadata(run))
+        await copy_rollouts(self.data, _sides(found).trajectories, run, self.metadata(run))
         return _RecordedPairs(self, run, found)
 
     async def _recorded(self, data: Traces, run: Run) -> Pairs:
         """The pairs of recorded rollouts, with the tokens of the run's policies."""
         renderings = await asyncio.to_thread(load_renderings, self.models(run), self.renderer)
         students = data.students(run.selection)
-        candidates: list[Candidate] = []
+        recorded: list[Candidate] = []
         async for record in data.records():
             if (attempt := data.recorded(record, students)) is not None:
-                candidates.append(await asyncio.to_thread(attempt.with_tokens, renderings))
-        return pairs(candidates, where=data.where, per_task=data.per_task, margin=self.margin, by=self.by)
+                recorded.append(await asyncio.to_thread(attempt.with_tokens, renderings))
+        return pairs(recorded, where=data.where, per_task=data.per_task, margin=self.margin, by=self.by)
 
 
 class _RecordedPairs(RecordedSteps):
@@ -122,36 +122,9 @@ class _SampledPairs(SampledSteps):
 
     def advantages(self, results: Seq[RolloutResult], step: int) -> StepAdvantages:
         """Of every call of a better rollout 1, of a worse one -1."""
-        attempts = [(r.rollout, r.attempt_trajectory) for r in results if r.attempt_trajectory is not None]
-        found = pairs(
-            [Candidate(attempt, rollout.task, rollout.created_at) for rollout, attempt in attempts],
-            margin=self.settings.margin,
-            by=self.settings.by,
-        )
+        found = pairs(candidates(results), margin=self.settings.margin, by=self.settings.by)
         self.rejected = {p.chosen.rollout_id: p.rejected.rollout_id for p in found.pairs}
-        chosen = _sides(found)
-        calls = [
-            CallAdvantage(
-                t.call.id,
-                t.call.rollout_id,
-                t.call.policy,
-                t.reward,
-                attempt.reward or 0.0,
-                chosen.weights.get(t.call.id, 0.0),
-                None if t.call.id in chosen.weights else "it is in no pair",
-            )
-            for _, attempt in attempts
-            for t in attempt.trajectory.transitions
-        ]
-        paired_groups = {t.group for t in chosen.trajectories}
-        return StepAdvantages(
-            chosen.trajectories,
-            chosen.weights,
-            tuple(calls),
-            dropped_groups=0,
-            zero_variance_groups=0,
-            flat_groups=frozenset(rollout.group for rollout, _ in attempts) - paired_groups,
-        )
+        return advantages_of_chosen(results, _sides(found), "it is in no pair")
 
     async def rows(self, policies: Policies, sample: Sample, step: int) -> Rows:
         if not sample.advantages.trajectories:
