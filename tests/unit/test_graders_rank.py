@@ -107,6 +107,15 @@ def test_equal_ones_get_equal_scores(provider: Provider) -> None:
     assert score(judge(provider, low=-7, high=7)) == [1.0] * 4
 
 
+def test_the_same_rollout_is_shown_once_and_has_one_score(provider: Provider) -> None:
+    provider.script = scores(lambda runs: [10.0, 5.0, *[0.0] * (len(runs) - 2)])
+    group = [GROUP[0], GROUP[1], GROUP[0], GROUP[1]]
+    first, second, third, fourth = score(judge(provider, votes=1), group)
+    assert (first, second) == (third, fourth)
+    assert {first, second} == {1.0, 0.5}
+    assert len(shown(provider.last.body)) == 2
+
+
 def test_what_is_asked(provider: Provider) -> None:
     group = [trace("red", "green"), trace("blue", output='{"picked": "blue"}')]
     score(judge(provider, votes=1, criteria="Which is {nicest}?", answer="answer", extra={"seed": 1}), group)

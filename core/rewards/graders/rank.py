@@ -54,7 +54,8 @@ class RankJudge(Judge[tuple[float, ...]]):
 
     The judge is shown the task, the messages that all rollouts begin with once, and then each rollout's own messages,
     tool calls, results and final output. It is asked `votes` times, each time in another order, and the scores are
-    averaged: with as many votes as rollouts each of them is at each place once. An answer without a score for every
+    averaged: with as many votes as rollouts each of them is at each place once. Rollouts that are the same, word for
+    word, are shown once. An answer without a score for every
     rollout is asked for again, `asks` times in all; then the group is dropped, and the run's output says which and why.
     An endpoint that cannot be reached ends the run, which can be resumed. A rollout without others of its group, as in
     a validation, is scored alone.
@@ -93,8 +94,10 @@ class RankJudge(Judge[tuple[float, ...]]):
         runs = await asyncio.to_thread(lambda: [_lines(trace) for trace in traces])
         shared = len([*takewhile(lambda lines: len({*lines}) == 1, zip(*runs, strict=False))]) if len(runs) > 1 else 0
         beginning = "\n".join(runs[0][:shared]) or "(nothing)"
-        texts = ["\n".join(lines[shared:]) or "(nothing)" for lines in runs]
-        n, votes = len(runs), min(self.votes, len(runs))
+        own = ["\n".join(lines[shared:]) or "(nothing)" for lines in runs]
+        # Rollouts that are the same are shown once, and cannot get different scores.
+        texts = list(dict.fromkeys(own))
+        n, votes = len(texts), min(self.votes, len(texts))
         order = random.Random(f"{self.seed}\0{beginning}\0{sorted(texts)}").sample(range(n), n)
         # Each vote begins with another rollout, evenly spaced: with n votes, each is at each place once.
         starts = [vote * n // votes for vote in range(votes)]
@@ -106,7 +109,9 @@ class RankJudge(Judge[tuple[float, ...]]):
             if isinstance(vote, BaseException):
                 raise vote
             scores.append(vote)
-        return [math.fsum(of_run) / votes for of_run in zip(*scores, strict=True)]
+        means = [math.fsum(of_text) / votes for of_text in zip(*scores, strict=True)]
+        by_text = dict(zip(texts, means, strict=True))
+        return [by_text[text] for text in own]
 
     async def _vote(self, task: Any, beginning: str, texts: Sequence[str], order: Sequence[int]) -> list[float]:
         shown = [texts[i] for i in order]
