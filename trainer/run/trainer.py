@@ -21,6 +21,7 @@ from agl.credit import Credit, Uniform
 from agl.errors import CheckpointError, ConfigError, checked_options
 from agl.mdp.selection import AgentFilter, select
 from agl.rewards.air import AIR, rule_set
+from agl.rewards.function import GroupReward
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.local.config import Policy
 from agl.trainer.loggers.base import Logger, Tracker
@@ -120,6 +121,8 @@ class Trainer:
         policies: {policy: agl.Policy(...)}, where a policy of `agents` differs from the algorithm's settings.
         credit: how rewards become returns; `agl.credit.Uniform()` if None.
         air: rules that reward tool outcomes, calls and handoffs: True = `agl.air`, or an `agl.AIR()` of your own.
+        group_reward: scores the rollouts of each task against each other: `agl.rewards.RankJudge(model)`. The agent's
+            own rewards, if any, are added.
         n_workers: rollouts that run at once.
         store: "sqlite:///run.db", a path, or an open store, which stays open; None keeps it in the run's directory.
         directory: where checkpoints and the store go; `agl-runs/<run id>` if None.
@@ -153,6 +156,7 @@ class Trainer:
         policies: Mapping[str, Policy] | None = None,
         credit: Credit | None = None,
         air: bool | AIR | None = None,
+        group_reward: GroupReward | None = None,
         n_workers: int = 8,
         store: str | Store | None = None,
         directory: str | Path | None = None,
@@ -183,6 +187,7 @@ class Trainer:
             credit=credit or Uniform(),
             policies=dict(policies or {}),
             air=rule_set(air),
+            group_reward=group_reward,
             n_workers=n_workers,
             max_attempts=max_attempts,
             timeout=timeout,

@@ -26,8 +26,6 @@ from agl.trainer.runners.protocol import Coordinator, Lease, Report
 
 log = logging.getLogger("agl.runner")
 
-OUTPUT = "agl.output"
-
 
 class Executor:
     """Runs one agent, any number of attempts at once. Lives on the caller's event loop.
@@ -131,7 +129,7 @@ class Executor:
                 for reward in as_rewards(outcome.reward, agents=agents, **where):
                     record(reward)
             if context.capture_content and outcome.output is not None:
-                scope.span.set_attribute(OUTPUT, _as_text(outcome.output))
+                scope.span.set_attribute(semconv.OUTPUT, _as_text(outcome.output))
 
         def record_failure(scope: tracing.Scope, error: Exception) -> None:
             # The agent's own failure can have a reward; a failure of the infrastructure never has one.
