@@ -12,7 +12,7 @@ _NAMES = {
     "agl.agents.command": ("CommandAgent",),
     "agl.agents.hooks": ("Hook",),
     "agl.agents.registry": ("wrap",),
-    "agl.agents.resources": ("LLM", "Dataset", "NamedResources", "PromptTemplate"),
+    "agl.agents.resources": ("LLM", "Dataset", "NamedResources", "PromptTemplate", "SystemPrompt"),
     "agl.errors": ("AglError",),
     "agl.mdp": ("Call", "Reward", "Trajectory", "Transition"),
     "agl.mdp.selection": ("Selection",),

@@ -18,6 +18,7 @@ from agl.agents.resources import LLM as LLM
 from agl.agents.resources import Dataset as Dataset
 from agl.agents.resources import NamedResources as NamedResources
 from agl.agents.resources import PromptTemplate as PromptTemplate
+from agl.agents.resources import SystemPrompt as SystemPrompt
 from agl.errors import AglError as AglError
 from agl.mdp import Call as Call
 from agl.mdp import Reward as Reward
