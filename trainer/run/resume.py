@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from agl.errors import AglError
+from agl.errors import AglError, RolloutError
 from agl.mdp.builder import build_trajectory, require_trainable
 from agl.mdp.selection import Selection
 from agl.mdp.span_index import SpanIndex
@@ -21,13 +21,14 @@ class ResumableRollouts:
     The resumed weights are those that sampled them, or at most `max_staleness` updates newer (in training; a validation
     is of the resumed weights), so they need not be run again. Rollouts of later steps are run
     again: there the weights are equal only up to rounding. Without `versions` no policy answers: agents keep their own
-    models.
+    models; with `replayed`, the rollouts of every step count, and of so many steps those that failed.
     """
 
     store: Store
     selection: Selection
     versions: Mapping[str, int]
     max_staleness: int = 0
+    replayed: int | None = None
     rollouts: dict[tuple[str, int | None, int], Rollout] = field(default_factory=dict)
 
     async def pop(self, new: NewRollout) -> RolloutResult | None:
@@ -35,6 +36,11 @@ class ResumableRollouts:
         old = self.rollouts.pop((new.mode, new.step, new.index), None)
         if old is None or (old.seed, old.task, old.group) != (new.seed, new.task, new.group):
             return None
+        if old.resources_id != new.resources_id:
+            return None
+        if old.status == "failed":
+            reason = (await self.store.query_attempts(old.rollout_id))[-1].error
+            return RolloutResult(old, old.attempts, None, RolloutError(reason or "the rollout failed"))
         calls = await self.store.query_calls(old.rollout_id, old.attempts)
         allowed = self.max_staleness if new.mode == "train" else 0
         if any(c.policy and not 0 <= self.versions.get(c.policy, -1) - c.policy_version <= allowed for c in calls):
@@ -50,7 +56,14 @@ class ResumableRollouts:
 
 
 async def reconcile(
-    store: Store, run_id: str, step: int, selection: Selection, versions: Mapping[str, int], max_staleness: int = 0
+    store: Store,
+    run_id: str,
+    step: int,
+    selection: Selection,
+    versions: Mapping[str, int],
+    max_staleness: int = 0,
+    *,
+    replayed: int | None = None,
 ) -> ResumableRollouts:
     """Bring the store in line with the weights that a run resumes with: unfinished rollouts are cancelled, and calls
     that were trained in later steps are recorded as not trained.
@@ -58,8 +71,9 @@ async def reconcile(
     Args:
         step: how many steps are done in those weights. versions: of those weights, by policy.
         max_staleness: how many updates older the weights of the next step's rollouts may be.
+        replayed: see `ResumableRollouts`.
     """
-    resumable = ResumableRollouts(store, selection, versions, max_staleness)
+    resumable = ResumableRollouts(store, selection, versions, max_staleness, replayed)
     unfinished = await store.query_rollouts(run_id=run_id, status=["queuing", "preparing", "running"])
     if unfinished:
         await store.cancel_rollouts([r.rollout_id for r in unfinished])
@@ -67,7 +81,8 @@ async def reconcile(
     for later in itertools.count(step):
         rollouts = await store.query_rollouts(run_id=run_id, step=later)
         for rollout in rollouts:
-            if later == step and rollout.status == "succeeded":
+            counts = rollout.status == "succeeded" or (rollout.status == "failed" and later < (replayed or 0))
+            if counts and (later == step or replayed is not None):
                 resumable.rollouts[rollout.mode, rollout.step, rollout.index] = rollout
             undone = [
                 replace(t, tokens=0, sequence=None, dropped=reason)

@@ -80,6 +80,7 @@ class Run:
         serve: makes the gateway reachable; None: a server at `config.host` and `config.port`.
         gateway: made by `start`, unless the algorithm has set one.
         checkpoint: the last one. policy_paths: the trained policies' directories by name.
+        prompts: the texts that a prompt search ended with, by name.
         recorder: keeps the run's history; made from the others if None. callbacks: see it, and may end the run.
     """
 
@@ -99,6 +100,7 @@ class Run:
     gateway: Gateway | None = None
     checkpoint: Path | None = None
     policy_paths: dict[str, Path] = field(default_factory=dict)
+    prompts: dict[str, str] = field(default_factory=dict)
     recorder: Recorder = field(default=None)  # type: ignore[assignment]
     callbacks: Callbacks = field(default_factory=Callbacks)
     _endpoint: Endpoint | None = None
@@ -317,11 +319,14 @@ class Run:
 
         return RayRunner(self._cluster, *workers, options=config.runners, n_workers=n_workers, on_failure=self.fail)
 
-    async def resume_from(self, step: int, versions: Mapping[str, int], max_staleness: int = 0) -> None:
+    async def resume_from(
+        self, step: int, versions: Mapping[str, int], max_staleness: int = 0, *, replayed: int | None = None
+    ) -> None:
         """Continue a stopped run: `step` steps are done, in the weights of these versions.
 
         Rollouts of the next step that had ended are not run again, if their weights are at most `max_staleness` updates
-        older; unfinished ones are cancelled.
+        older; unfinished ones are cancelled. With `replayed` nothing is trained, and the run does everything again with
+        the rollouts that it finds: those of every step, of the first `replayed` steps the failed ones, too.
 
         Raises:
             StoreError: the run's own store does not hold the last of these steps.
@@ -334,7 +339,11 @@ class Run:
                 run=self.run_id,
                 store=self.directory / "run.db",
             )
-        self._resumable = await reconcile(self.store, self.run_id, step, self.selection, versions, max_staleness)
+        self._resumable = await reconcile(
+            self.store, self.run_id, step, self.selection, versions, max_staleness, replayed=replayed
+        )
+        if replayed is not None:
+            return
         if n := len(self._resumable.rollouts):
             self.progress.note(f"{n} rollouts of step {step + 1} had ended before the run was stopped; they count")
 
@@ -369,6 +378,7 @@ class Run:
         metadata: Mapping[str, Any] | None = None,
         first: int = 0,
         announce: bool = True,
+        resources_id: str | None = None,
     ) -> list[RolloutResult]:
         """Run every task `group_size` times and wait for all of them.
 
@@ -377,6 +387,8 @@ class Run:
                 the place and the repetition, so a validation draws the same each time.
             first: place of the first task, when the step has had others.
             announce: whether progress restarts its count.
+            resources_id: of a version of the resources in the store, which these rollouts get in addition to the run's
+                initial ones, or in their place.
 
         Returns:
             One result per rollout, tasks in order, repetitions next to each other.
@@ -395,6 +407,7 @@ class Run:
                 group=f"{mode}-{step}-{place}",
                 index=place * group_size + k,
                 seed=seed_of(self.seed, mode, seed_step, place, index, k),
+                resources_id=resources_id,
                 config=config,
                 metadata={"task_index": index, **(metadata or {})},
                 rollout_id=new_rollout_id(),

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -57,6 +57,7 @@ class Result:
             none or more than one.
         checkpoint: the last checkpoint, for `resume=True`; None if none was written.
         stop_reason: why a callback ended training before its last step; None if none did.
+        prompts: the texts that `agl.GEPA` or `agl.APO` ended with, by name; `directory / "prompts"` holds them, too.
     """
 
     run_id: str
@@ -66,6 +67,7 @@ class Result:
     policies: dict[str, Path]
     checkpoint: Path | None
     stop_reason: str | None = None
+    prompts: dict[str, str] = field(default_factory=dict)
 
     @property
     def policy(self) -> Path | None:
@@ -336,7 +338,7 @@ class Trainer:
             await run.end("succeeded")
             run.callbacks.raise_error()
             paths, reason = run.policy_paths, run.stop_reason
-            return Result(run.run_id, directory, url, run.history, paths, run.checkpoint, reason)
+            return Result(run.run_id, directory, url, run.history, paths, run.checkpoint, reason, run.prompts)
         finally:
             launch.progress.stop()
             if user_store is None:

@@ -1,0 +1,87 @@
+"""A model behind HTTP that obeys the rules its prompt names, agents that ask it, and one that rewrites prompts.
+
+The model's answer holds the word of each rule in its prompt. A rewriting model adds one rule that the feedback shows as
+broken. Both are at one provider, told apart by the model's name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from openai import OpenAI
+from provider import Provider, Reply, serve
+
+import agl
+
+RULES = {"polite": "please", "metric": "metres", "brief": "done"}
+"""Rule -> the word in the answer of a model that obeys it."""
+START = "Answer: {question}"
+TRAIN = [{"question": f"train {i}"} for i in range(6)]
+VAL = [{"question": f"val {i}"} for i in range(4)]
+HELD_OUT = [{"question": f"held out {i}"} for i in range(5)]
+
+
+def obey(text: str) -> str:
+    return " ".join(["ok", *(word for rule, word in RULES.items() if f"be {rule}" in text)])
+
+
+def graded(answer: str) -> dict[str, float]:
+    """1 if all rules are obeyed, and each rule by name."""
+    rules = {rule: float(word in answer) for rule, word in RULES.items()}
+    return {"reward": float(all(rules.values())), **rules}
+
+
+def next_rule(prompt: str) -> str | None:
+    """A rule that the feedback in a reflection prompt shows as broken."""
+    broken = re.findall(r"^(\w+) = 0 \(not part", prompt, re.MULTILINE)
+    return min(broken) if broken else None
+
+
+def current(prompt: str) -> str:
+    """The text that a reflection prompt asks to rewrite."""
+    match = re.search(r"```\n(.*?)\n```", prompt, re.DOTALL)
+    assert match is not None, prompt
+    return match.group(1)
+
+
+def add_rule(prompt: str) -> str:
+    rule = next_rule(prompt) or re.findall(r"be (\w+) at the end", prompt)[-1:]
+    rule = rule if isinstance(rule, str) else "".join(rule)
+    return f"Here it is:\n```\n{current(prompt)} Also be {rule}.\n```"
+
+
+def critique(prompt: str) -> str:
+    return f"The text has to ask it to be {next_rule(prompt)} at the end."
+
+
+@contextmanager
+def rule_provider(rewrite: Callable[[str], str] = add_rule) -> Iterator[Provider]:
+    def script(body: dict[str, Any]) -> Reply:
+        text = "\n".join(str(m["content"]) for m in body["messages"])
+        models = {"rewriter": rewrite, "critic": critique}
+        return Reply(models.get(body["model"], obey)(text))
+
+    with serve(script) as provider:
+        yield provider
+
+
+def reflections(provider: Provider) -> int:
+    """How many requests came to the models that rewrite."""
+    return sum(seen.body["model"] in ("rewriter", "critic") for seen in provider.seen)
+
+
+def ask(url: str, *messages: tuple[str, str]) -> str:
+    client = OpenAI(base_url=url, api_key="k", max_retries=0)
+    said: Any = [{"role": role, "content": text} for role, text in messages]
+    return client.chat.completions.create(model="obedient", messages=said).choices[0].message.content or ""
+
+
+def template_agent(url: str) -> Any:
+    @agl.rollout
+    def agent(task: dict[str, str], prompt_template: agl.PromptTemplate) -> dict[str, float]:
+        return graded(ask(url, ("user", prompt_template.format(question=task["question"]))))
+
+    return agent
