@@ -1,6 +1,7 @@
-"""A directory of prompts: `prompts.json` holds the resources, `<name>.txt` each one's text for people.
+"""Prompts as resources: directories of them, what they replace, and which of them were used.
 
-The texts are copies. One that differs from its resource is an error, so an edit of it is never ignored.
+In a directory, `prompts.json` holds the resources and `<name>.txt` a copy of each one's text for people. A copy that
+differs from its resource is an error, so that an edit of it is never ignored.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ import json
 import os
 import urllib.parse
 import uuid
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from agl import semconv
 from agl.agents.resources import PromptTemplate, Resource, SystemPrompt, resource_from_json, resource_to_json
 from agl.errors import ConfigError
+from agl.mdp.spans import Span
+from agl.tracing.system_prompts import SystemPrompts
 
 FILE = "prompts.json"
 
@@ -73,6 +78,80 @@ def load_prompts(directory: str | Path) -> dict[str, Resource]:
                 hint=f"{FILE} is what is used: edit the prompt there and delete {text_file.name}",
             )
     return resources
+
+
+def replacements(resources: Mapping[str, Resource]) -> SystemPrompts | None:
+    """What the `SystemPrompt`s among the resources put in the place of agents' own; None if there are none.
+
+    Raises:
+        ConfigError: two of them replace the same prompt of the same agent.
+    """
+    prompts: dict[str, dict[str, tuple[str, str]]] = {}
+    for name, resource in resources.items():
+        if not isinstance(resource, SystemPrompt):
+            continue
+        texts = prompts.setdefault(resource.agent, {})
+        if resource.observed in texts:
+            raise ConfigError(
+                f"{texts[resource.observed][0]!r} and {name!r} replace the same system prompt of {resource.agent!r}",
+                hint="keep one of the two resources",
+            )
+        texts[resource.observed] = name, resource.text
+    return prompts or None
+
+
+class PromptUse:
+    """Counts the requests that got the `SystemPrompt`s among the resources, over any number of attempts.
+
+    Attributes:
+        requests: name of the resource -> requests that got it.
+        left: agent -> beginning of a system prompt that it sent and that was left -> requests.
+        counted: attempts.
+    """
+
+    def __init__(self, resources: Mapping[str, Resource]) -> None:
+        self.requests = {name: 0 for name, r in resources.items() if isinstance(r, SystemPrompt)}
+        self.left: dict[str, Counter[str]] = {}
+        self.counted = 0
+        self._agents = {name: r.agent for name, r in resources.items() if isinstance(r, SystemPrompt)}
+        self._others: set[str] = set()
+
+    def add(self, spans: Iterable[Span]) -> None:
+        """Count an attempt's requests."""
+        self.counted += 1
+        for span in spans:
+            if span.operation != semconv.CHAT:
+                continue
+            names = span.attributes.get(semconv.SYSTEM_PROMPTS)
+            if names is None:
+                self._others.add(span.agent or "")
+            for name in names or ():
+                self.requests[name] = self.requests.get(name, 0) + 1
+            if names is not None and not names:
+                left = str(span.attributes.get(semconv.SYSTEM_PROMPT_LEFT) or "")
+                self.left.setdefault(span.agent or "", Counter())[left] += 1
+
+    def unused(self, *, of_seen_agents: bool = False) -> list[str]:
+        """A sentence for each prompt that no request got, with what the agent's requests had instead.
+
+        Args:
+            of_seen_agents: leave out prompts of agents that have sent no request yet.
+        """
+        names = [name for name, count in self.requests.items() if not count]
+        return [self._why(name) for name in names if not of_seen_agents or self._agents[name] in self.left]
+
+    def _why(self, name: str) -> str:
+        agent = self._agents[name]
+        told = f"the system prompt {name!r} was not used: "
+        if seen := self.left.get(agent):
+            shown = ", ".join(f"{text!r} ({n}x)" if text else f"none ({n}x)" for text, n in seen.most_common(3))
+            more = f" and {len(seen) - 3} more" if len(seen) > 3 else ""
+            return (
+                f"{told}no request of {agent!r} had the prompt that it replaces. They had {shown}{more}. An agent that "
+                "builds its prompt anew at each call needs an agl.PromptTemplate resource instead"
+            )
+        calls = ", ".join(sorted(self._others | set(self.left))) or "none"
+        return f"{told}agent {agent!r} sent no request; agents that did: {calls}"
 
 
 def _texts(resource: Resource) -> tuple[str, ...]:

@@ -325,6 +325,9 @@ def run(
     agents: Annotated[
         list[str] | None, typer.Option(help="It answers these agents only (name or glob; repeatable).")
     ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Put this directory's system prompts in the place of the agents'.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of its sampling.")] = 0,
     json_file: Json = None,
     quiet: Quiet = False,
@@ -345,6 +348,7 @@ def run(
         model=model,
         engine=engine,
         agents=agents or (),
+        prompts=prompts,
         seed=seed,
         capture_content=os.environ.get("AGL_CAPTURE_CONTENT", "1") != "0",
     )

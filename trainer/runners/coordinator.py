@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from agl import semconv
+from agl.agents.prompts import PromptUse, replacements
 from agl.agents.resources import resource_from_json
 from agl.errors import AglError, AttemptOverError, GatewayError, RewardError, RolloutError, RolloutTimeoutError
 from agl.mdp.builder import AttemptTrajectory, build_trajectory, require_trainable
@@ -24,6 +25,7 @@ from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.mdp.types import Call
 from agl.rewards.air import AIR, reward_spans
+from agl.tracing.inferred import completed
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.http.auth import LEASE_HEADER
 from agl.trainer.runners.lease_guard import LeaseGuard
@@ -109,6 +111,7 @@ class RunCoordinator:
         self.resources, self.model, self.run_id, self.on_result = resources, model, run_id, on_result
         self.air, self.rewarded, self.capture_content = air, rewarded, capture_content
         self.silent_seconds, self.guard, self.end_worker = silent_seconds, guard, end_worker
+        self._prompt_use = PromptUse(resources) if resources and replacements(resources) else None
         self._lease_tasks: dict[asyncio.Task[Any], str] = {}
         self._open: dict[tuple[str, int], _OpenLease] = {}
         self._lost: dict[str, float] = {}
@@ -191,17 +194,23 @@ class RunCoordinator:
         """The lease of an attempt that was dequeued from the store."""
         rollout, attempt = attempted_rollout.rollout, attempted_rollout.attempt.attempt
         now = time.monotonic()
+        resources = await self._resources(rollout)
         lease = Lease(
             attempted_rollout,
             self.selection,
-            await self._resources(rollout),
+            resources,
             capture_content=self.capture_content,
             model=self.model,
         )
         if self.gateway is not None:
             rules = self.rules(rollout.mode)
             access, key = self.gateway.open_attempt(
-                rollout.rollout_id, attempt, selection=self.selection, seed=rollout.seed, rules=rules
+                rollout.rollout_id,
+                attempt,
+                selection=self.selection,
+                seed=rollout.seed,
+                rules=rules,
+                system_prompts=replacements(resources),
             )
             sampling = {} if rules.temperature is None else {"temperature": rules.temperature}
             if access.admitted is not None:
@@ -330,6 +339,10 @@ class RunCoordinator:
             self._watch_task = None
         for entry in list(self._open.values()):
             await self.close(entry.lease)
+        if self._prompt_use is not None and self._prompt_use.counted:
+            for line in self._prompt_use.unused():
+                log.warning("%s", line)
+            self._prompt_use = None
 
     async def _watch(self) -> None:
         while True:
@@ -393,6 +406,7 @@ class RunCoordinator:
             # What the agent saw is a connection that broke.
             report = replace(report, error=entry.lost, text=None)
         await self.store.add_spans(report.spans)
+        self._count_prompts(report.spans, calls)
         trajectory = None
         if report.error is None:
             try:
@@ -400,6 +414,15 @@ class RunCoordinator:
             except AglError as error:
                 report = replace(report, error=error)
         await self._end_attempt(entry, report.status, report, trajectory)
+
+    def _count_prompts(self, spans: Sequence[Span], calls: Sequence[Call]) -> None:
+        """Count which system prompts were replaced; the first time that one did not fit, say so."""
+        if self._prompt_use is not None:
+            known = set(self._prompt_use.left)
+            self._prompt_use.add(completed(spans, calls))
+            if self._prompt_use.left.keys() - known:
+                for line in self._prompt_use.unused(of_seen_agents=True):
+                    log.warning("%s", line)
 
     async def _end_attempt(
         self, entry: _OpenLease, status: AttemptStatus, report: Report, trajectory: AttemptTrajectory | None
