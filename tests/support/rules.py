@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from openai import OpenAI
+from openai import AsyncOpenAI, OpenAI
 from provider import Provider, Reply, serve
 
 import agl
+from agl import semconv, tracing
 
 RULES = {"polite": "please", "metric": "metres", "brief": "done"}
 """Rule -> the word in the answer of a model that obeys it."""
@@ -22,6 +25,7 @@ START = "Answer: {question}"
 TRAIN = [{"question": f"train {i}"} for i in range(6)]
 VAL = [{"question": f"val {i}"} for i in range(4)]
 HELD_OUT = [{"question": f"held out {i}"} for i in range(5)]
+RESOURCES = {"prompt": agl.PromptTemplate(START)}
 
 
 def obey(text: str) -> str:
@@ -29,9 +33,9 @@ def obey(text: str) -> str:
 
 
 def graded(answer: str) -> dict[str, float]:
-    """1 if all rules are obeyed, and each rule by name."""
+    """The share of the rules that are obeyed, and each rule by name."""
     rules = {rule: float(word in answer) for rule, word in RULES.items()}
-    return {"reward": float(all(rules.values())), **rules}
+    return {"reward": sum(rules.values()) / len(rules), **rules}
 
 
 def next_rule(prompt: str) -> str | None:
@@ -73,10 +77,14 @@ def reflections(provider: Provider) -> int:
     return sum(seen.body["model"] in ("rewriter", "critic") for seen in provider.seen)
 
 
+@cache
+def client(url: str) -> OpenAI:
+    return OpenAI(base_url=url, api_key="k", max_retries=0)
+
+
 def ask(url: str, *messages: tuple[str, str]) -> str:
-    client = OpenAI(base_url=url, api_key="k", max_retries=0)
     said: Any = [{"role": role, "content": text} for role, text in messages]
-    return client.chat.completions.create(model="obedient", messages=said).choices[0].message.content or ""
+    return client(url).chat.completions.create(model="obedient", messages=said).choices[0].message.content or ""
 
 
 def template_agent(url: str) -> Any:
@@ -85,3 +93,33 @@ def template_agent(url: str) -> Any:
         return graded(ask(url, ("user", prompt_template.format(question=task["question"]))))
 
     return agent
+
+
+def two_agents(url: str) -> Any:
+    """A planner, whose prompt does not matter, and a writer, who keeps its own client and prompt."""
+
+    def work(task: dict[str, str]) -> str:
+        with tracing.span(semconv.INVOKE_AGENT, "planner", agent="planner"):
+            plan = ask(url, ("system", "You plan."), ("user", task["question"]))
+        with tracing.span(semconv.INVOKE_AGENT, "writer", agent="writer"):
+            answer = ask(url, ("system", "You write. {braces}"), ("user", f"{task['question']} {len(plan)}"))
+            agl.emit_reward({"length": len(answer) / 100}, primary=None)
+            return answer
+
+    return agl.wrap(work, reward=lambda task, output: graded(output), name="team")
+
+
+def gepa(url: str, **options: Any) -> agl.GEPA:
+    settings: dict[str, Any] = {"reflection": agl.LLM(url, "rewriter"), "budget": 80, "held_out": HELD_OUT}
+    return agl.GEPA(**{**settings, **options})
+
+
+def apo(url: str, **options: Any) -> agl.APO[Any]:
+    settings = {"beam_width": 2, "branch_factor": 2, "beam_rounds": 3, "gradient_batch_size": 2, "val_batch_size": 3}
+    models = {"gradient_model": "critic", "apply_edit_model": "rewriter"}
+    return agl.APO(AsyncOpenAI(base_url=url, api_key="k"), **{**settings, **models, **options})
+
+
+def fit(algorithm: Any, agent: Any, directory: Path, *, resume: bool = False, **options: Any) -> agl.Result:
+    settings = {"initial_resources": RESOURCES, "n_workers": 8, "progress": False, "directory": directory}
+    return agl.Trainer(algorithm, **{**settings, **options}).fit(agent, TRAIN, VAL, resume=resume)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from agl.agents.resources import Dataset, PromptTemplate
+from agl.agents.resources import Dataset, PromptTemplate, SystemPrompt
 from agl.errors import ConfigError, RolloutTimeoutError
 from agl.trainer.prompts.components import Component
 from agl.trainer.prompts.reflection import Ask, chat, field_rule
@@ -102,18 +102,17 @@ class APO(PromptSearch, Generic[T_task]):
         self.rollout_batch_timeout = rollout_batch_timeout
         self.run_initial_validation = run_initial_validation
         self.held_out = held_out
-        self._best: dict[str, Any] = {}
+        self._best: dict[str, PromptTemplate | SystemPrompt] = {}
 
-    def get_best_prompt(self) -> PromptTemplate:
-        """The best text so far, also while the search runs; of several, `Result.prompts` has all.
+    def get_best_prompt(self) -> PromptTemplate | SystemPrompt:
+        """The best text so far, also while the search runs; the first of several, of which `Result.prompts` has all.
 
         Raises:
             ConfigError: there is none yet.
         """
         if not self._best:
             raise ConfigError("there is no best prompt yet", hint="ask after fit()")
-        first = next(iter(self._best.values()))
-        return first if isinstance(first, PromptTemplate) else PromptTemplate(first.text, engine="")
+        return next(iter(self._best.values()))
 
     def planned(self, train: int, val: int, components: int) -> int:
         parents, children = 1, 0

@@ -99,15 +99,15 @@ def observed_prompts(rollouts: Sequence[Sequence[Span]], selection: Selection) -
     calls = [list(_calls(spans)) for spans in rollouts]
     agents = list(dict.fromkeys(agent for of_rollout in calls for agent, _ in of_rollout))
     selected = [agent for agent in agents if selection.policy_for(agent) is not None]
-    unmatched = [
-        p for p, _ in selection.rules if not any(Selection(((p, ""),)).policy_for(a) is not None for a in agents)
-    ]
+    rules = [Selection((rule,)) for rule in selection.rules]
+    unmatched = [rule for rule in rules if all(rule.policy_for(agent) is None for agent in agents)]
     if not selected or unmatched:
-        what = Selection(tuple((p, "") for p in unmatched)) if unmatched else selection
+        what = ", ".join(map(str, unmatched or [selection]))
         raise NoAgentMatchedError(
-            f"no request came from agents={what}; {len(rollouts)} rollouts were looked at, and the agents that made calls "
-            f"are {', '.join(map(repr, agents)) or 'none'}",
-            hint="use one of those names; or make the text a resource: initial_resources={name: agl.PromptTemplate(...)}",
+            f"no request came from agents={what}; {len(rollouts)} rollouts were looked at, and the agents that made "
+            f"calls are {', '.join(map(repr, agents)) or 'none'}",
+            hint="use one of those names, or make the text a resource: initial_resources={name: "
+            "agl.PromptTemplate(...)}",
         )
     components = []
     for agent in selected:
@@ -144,12 +144,13 @@ def _refuse(agent: str, sent: Sequence[Sequence[str]]) -> None:
     if not any(seen):
         raise ConfigError(
             f"agent {agent!r} sends no system prompt; {len(sent)} calls were looked at",
-            hint="leave it out of agents=, or make its prompt a resource: initial_resources={name: agl.PromptTemplate(...)}",
+            hint="leave it out of agents=, or make its prompt a resource: initial_resources={name: "
+            "agl.PromptTemplate(...)}",
         )
     shown = "\n".join(f"    {_cut(text)!r}" for text in seen[:3])
     raise ConfigError(
-        f"the system prompt of agent {agent!r} is not the same in each call; {len(seen)} were seen in {len(sent)} calls:\n"
-        f"{shown}",
+        f"the system prompt of agent {agent!r} is not the same in each call; {len(seen)} were seen in {len(sent)} "
+        f"calls:\n{shown}",
         hint="it is built anew at each call, so there is no one text to replace: make it a template with fields, "
         "initial_resources={name: agl.PromptTemplate('... {field} ...')}, which the agent formats",
     )

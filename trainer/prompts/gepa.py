@@ -34,8 +34,8 @@ class GEPA(PromptSearch):
             returns a text; the text may be within ``` lines.
         budget: rollouts to spend on training and validation tasks; it is checked before each new candidate, so the last
             one may exceed it. At least 15 times the validation tasks is reasonable.
-        held_out: tasks that are touched at the end alone, on which start and result are compared (two rollouts each, not
-            in the budget); or a share of the training tasks to put aside for that.
+        held_out: tasks that are touched at the end alone, on which start and result are compared (two rollouts each,
+            which are not in the budget); or a share of the training tasks to put aside for that.
         batch_size: training tasks per reflection.
         perfect_score: the reward with which nothing is left to improve; None if there is none.
         merge: whether candidates are also combined, each text from the better one.
@@ -75,8 +75,8 @@ class GEPA(PromptSearch):
         train: list[_Item] = [("train", task) for task in enumerate(run.train)]
         val: list[_Item] = [("val", task) for task in enumerate(run.val)]
 
-        def is_done(state: Any) -> bool:
-            best = max(state.program_full_scores_val_set)
+        def is_done(gepa_state: Any) -> bool:
+            best = max(gepa_state.program_full_scores_val_set)
             return run.stop_reason is not None or (self.perfect_score is not None and best >= self.perfect_score)
 
         adapter = _Adapter(work, bridge, asker(self.reflection))

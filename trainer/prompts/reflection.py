@@ -94,8 +94,8 @@ def field_rule(component: Component) -> str:
         return ""
     fields = ", ".join(f"{{{field}}}" for field in sorted(component.fields))
     return (
-        f"\n\nThe text is a template. Keep each of these fields, exactly as written, at least once: {fields}. The program "
-        "puts its values in their place. Add no other field, and write any other brace twice, as {{ or }}."
+        f"\n\nThe text is a template. Keep each of these fields, exactly as written, at least once: {fields}. The "
+        "program puts its values in their place. Add no other field, and write any other brace twice, as {{ or }}."
     )
 
 
@@ -118,7 +118,8 @@ def asker(reflection: LLM | Callable[[str], Any]) -> Ask:
     if not callable(reflection):
         raise ConfigError(
             f"reflection= is {reflection!r}",
-            hint='the model that rewrites prompts, agl.LLM("https://api.openai.com/v1", "gpt-5"), or a function of a text',
+            hint='the model that rewrites prompts, agl.LLM("https://api.openai.com/v1", "gpt-5"), or a function of a '
+            "text",
         )
 
     async def ask(prompt: str) -> Any:

@@ -92,7 +92,7 @@ class PromptSearch(ABC):
                 f"{run.directory} holds a prompt search already",
                 hint="resume it (resume=True or --resume), or choose another directory",
             )
-        recorded = await run.store.query_metrics([run.run_id]) if run.resume else []
+        recorded = await run.store.query_metrics([run.run_id], ends=True) if run.resume else []
         done = max((metric.step for metric in recorded), default=0)
         await run.begin(None, done)
         try:
@@ -128,7 +128,7 @@ class PromptSearch(ABC):
             await run.start(lambda mode: SamplingRules(), "", routed=False)
             work = Search(run, 0)
             await work.find_components()
-            for component in work.components:
+            for component in work.components.values():
                 run.progress.note(f"prompt {component.name!r}:\n{component.text}")
             return await work.rollouts(work.start, list(enumerate(run.train[:n_tasks])), "train")
         finally:
@@ -145,16 +145,16 @@ class PromptSearch(ABC):
         if self.held_out is None:
             if not self.needs_held_out:
                 run.progress.note(
-                    "there is no third split: the scores are of the tasks by which prompts are chosen, so the result's is "
-                    "too good. held_out= takes tasks that are touched at the end alone"
+                    "there is no third split: the scores are of the tasks by which prompts are chosen, so the result's "
+                    "is too good. held_out= takes tasks that are touched at the end alone"
                 )
                 return []
             raise DatasetError(
-                f"{type(self).__name__} has no held-out tasks: training tasks show what to change, validation tasks choose "
-                "among the changed prompts, so only tasks of a third kind can say how good the chosen one is",
+                f"{type(self).__name__} has no held-out tasks: training tasks show what to change, validation tasks "
+                "choose among the changed prompts, so only tasks of a third kind can say how good the chosen one is",
                 hint="give held_out= such tasks, or a share of the training tasks to put aside, as in held_out=0.3",
             )
-        if isinstance(self.held_out, int | float) and not isinstance(self.held_out, bool):
+        if isinstance(self.held_out, int | float):
             share, n = self.held_out, len(run.train)
             size = round(share * n) if 0 < share < 1 else 0
             if not 0 < size < n:
@@ -232,11 +232,11 @@ class Search:
             if 2 * len(failed) > len(results):
                 await self._blame(candidate, *failed[0], len(failed), len(results))
         scored = []
-        for i, ((candidate, tasks), results) in enumerate(zip(pairs, batches, strict=True)):
+        for i, ((candidate, _), results) in enumerate(zip(pairs, batches, strict=True)):
             scored.append(self._scored(results))
             before += len(results)
             self._candidates.add(_digest(dict(candidate)))
-            await self._record(first + i + 1, split, results, scored[-1], len(tasks), before)
+            await self._record(first + i + 1, split, results, scored[-1], before)
         return scored
 
     async def rollouts(self, candidate: Candidate, tasks: Sequence[IndexedTask], split: Split) -> list[RolloutResult]:
@@ -326,12 +326,11 @@ class Search:
         split: Split,
         results: Sequence[RolloutResult],
         scored: Sequence[Scored],
-        tasks: int,
         total: int,
     ) -> None:
         run = self.run
         mean = math.fsum(s.score for s in scored) / len(scored)
-        if split == "val" and tasks == len(run.val):
+        if split == "val" and len(scored) == len(run.val):
             self.best = max(self.best, mean)
         succeeded = [r for r in results if r.error is None]
         entry: dict[str, Any] = {"step": step, **mean_rewards(succeeded, split)}
