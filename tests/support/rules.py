@@ -103,7 +103,7 @@ def two_agents(url: str) -> Any:
             plan = ask(url, ("system", "You plan."), ("user", task["question"]))
         with tracing.span(semconv.INVOKE_AGENT, "writer", agent="writer"):
             answer = ask(url, ("system", "You write. {braces}"), ("user", f"{task['question']} {len(plan)}"))
-            agl.emit_reward({"length": len(answer) / 100}, primary=None)
+            agl.emit_reward({"said": 0.0, "length": len(answer) / 100}, primary="said")
             return answer
 
     return agl.wrap(work, reward=lambda task, output: graded(output), name="team")
@@ -123,3 +123,10 @@ def apo(url: str, **options: Any) -> agl.APO[Any]:
 def fit(algorithm: Any, agent: Any, directory: Path, *, resume: bool = False, **options: Any) -> agl.Result:
     settings = {"initial_resources": RESOURCES, "n_workers": 8, "progress": False, "directory": directory}
     return agl.Trainer(algorithm, **{**settings, **options}).fit(agent, TRAIN, VAL, resume=resume)
+
+
+@agl.rollout
+def environment_agent(task: dict[str, str], prompt_template: agl.PromptTemplate, llm: agl.LLM) -> dict[str, float]:
+    """For worker processes: its model comes as a resource, with its key."""
+    assert llm.api_key == "secret"
+    return graded(ask(llm.endpoint, ("user", prompt_template.format(question=task["question"]))))

@@ -128,7 +128,9 @@ def _earner(span: Span, index: SpanIndex, numbers: Mapping[str, str]) -> str:
             issuer = _issuer(outer, index, numbers)
             return f"{issuer}, by its {tool}" if issuer else tool
         if outer.operation == semconv.INVOKE_AGENT and outer.parent_id is not None:
-            return f"agent {outer.agent}"
+            # As for returns: the last call of an agent that is not the outermost.
+            within = [number for span_id, number in numbers.items() if index.within(span_id, outer.span_id)]
+            return within[-1] if within else f"agent {outer.agent}"
     return "the whole rollout"
 
 
