@@ -15,6 +15,7 @@ _NAMES = {
     "agl.agents.resources": ("LLM", "Dataset", "NamedResources", "PromptTemplate", "SystemPrompt"),
     "agl.errors": ("AglError",),
     "agl.mdp": ("Call", "Reward", "Trajectory", "Transition"),
+    "agl.mdp.conditions": ("reward",),
     "agl.mdp.selection": ("Selection",),
     "agl.mdp.sequence": ("Sequence", "TrainingRow"),
     "agl.mdp.spans": ("Span",),
@@ -44,6 +45,7 @@ _NAMES = {
     "agl.trainer.run.trainer": ("Result", "Trainer"),
     "agl.trainer.runners.options": ("RayRunners",),
     "agl.trainer.service.client": ("Client",),
+    "agl.trainer.traces.stored": ("traces",),
     "agl.trainer.verl.algorithm": ("VERL",),
 }
 """Module -> the public names that it holds."""

@@ -24,6 +24,7 @@ from agl.mdp import Call as Call
 from agl.mdp import Reward as Reward
 from agl.mdp import Trajectory as Trajectory
 from agl.mdp import Transition as Transition
+from agl.mdp.conditions import reward as reward
 from agl.mdp.selection import Selection as Selection
 from agl.mdp.sequence import Sequence as Sequence
 from agl.mdp.sequence import TrainingRow as TrainingRow
@@ -64,6 +65,7 @@ from agl.trainer.run.trainer import Result as Result
 from agl.trainer.run.trainer import Trainer as Trainer
 from agl.trainer.runners.options import RayRunners as RayRunners
 from agl.trainer.service.client import Client as Client
+from agl.trainer.traces.stored import traces as traces
 from agl.trainer.verl.algorithm import VERL as VERL
 
 __all__: list[str]
