@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from late import Late
 from provider import Provider, says, serve
+from running import fit
+from scripted import in_loop, serving
 
 import agl
 from agl import semconv, tracing
 from agl.adapters.anthropic import AnthropicTracer
 from agl.adapters.openai import OpenAITracer
 from agl.agents.prompts import PromptUse, replacements
+from agl.agents.resources import resource_from_json, resource_to_json
 from agl.errors import ConfigError
 from agl.mdp.selection import select
 from agl.tracing.context import RolloutContext
+from agl.tracing.inferred import completed
 from agl.tracing.system_prompts import replace_system_prompts, system_prompts
 
 anthropic = Late("anthropic")
@@ -149,6 +155,70 @@ def test_another_prompt_is_left_and_told(capture: bool, provider: Provider) -> N
     assert len(use.unused(of_seen_agents=True)) == 1
     chats = [s for s in rollout.spans if s.operation == semconv.CHAT]
     assert [semconv.SYSTEM_PROMPTS in s.attributes for s in chats] == [True, True, False]
+
+
+@in_loop
+async def test_the_gateway_replaces_the_prompts_of_clients_without_agl() -> None:
+    texts = {"agent": {"Own.": ("better", "Better.")}}
+    system: Any = {"role": "system", "content": "Own."}
+    async with serving(["four"]) as rig:
+        attempt = await rig.attempt(prompts=texts)
+        await attempt.chat([system, USER])
+        responses: Any = attempt.client().responses
+        await responses.create(model="m", instructions="Own.", input="q")
+        await attempt.client("other").chat.completions.create(model="m", messages=[system, USER])
+        await attempt.chat([{"role": "system", "content": "Another."}, USER])
+        # As agl's own client sends it: what it holds was replaced there.
+        headers = {"x-agl-traceparent": f"00-{1:032x}-{1:016x}-01"}
+        await attempt.client().chat.completions.create(model="m", messages=[system, USER], extra_headers=headers)
+        calls = await attempt.close()
+    prompts = ["Better.", "Better.", "Own.", "Another.", "Own."]
+    assert [call.request["messages"][0]["content"] for call in calls] == prompts
+    use = PromptUse({"better": agl.SystemPrompt("agent", "Better.", "Own.")})
+    use.add(completed([], calls))
+    assert (use.requests, {a: dict(n) for a, n in use.left.items()}) == ({"better": 2}, {"agent": {"Another.": 1}})
+
+
+@pytest.mark.parametrize("runners", ["local", pytest.param("process", marks=pytest.mark.full)])
+def test_a_run_trains_with_the_prompts_that_it_is_given(
+    runners: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompts = {"style": agl.SystemPrompt("writes", "Write well.", "Write."), "plan": agl.PromptTemplate("Plan {x}.")}
+    prompts["other"] = agl.SystemPrompt("writes", "Rhyme well.", "Rhyme.")
+    done = fit(writes, [{"q": "q"}] * 2, tmp_path, runners=runners, initial_resources=prompts)
+    assert [call.request["messages"][0]["content"] for calls in done.calls for call in calls] == ["Write well."] * 2
+    assert done.rewards == [1.0, 1.0]
+    told = [r.getMessage() for r in caplog.records if "was not used" in r.getMessage()]
+    assert len(told) == 1
+    assert "the system prompt 'other' was not used" in told[0]
+
+
+@agl.rollout
+def writes(task: Any, llm: agl.LLM, resources: Any) -> float:
+    client = openai.OpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+    messages: Any = [{"role": "system", "content": "Write."}, {"role": "user", "content": task["q"]}]
+    client.chat.completions.create(model=llm.model, messages=messages)
+    return float(sorted(resources) == ["llm", "plan"])
+
+
+def test_a_command_that_is_trained_gets_its_prompt(tmp_path: Path) -> None:
+    program = (
+        "import json, os, urllib.request as u\n"
+        "messages = [{'role': 'system', 'content': 'Write.'}, {'role': 'user', 'content': 'q'}]\n"
+        "headers = {'content-type': 'application/json', 'authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']}\n"
+        "body = json.dumps({'model': 'm', 'messages': messages}).encode()\n"
+        "u.urlopen(u.Request(os.environ['OPENAI_BASE_URL'] + '/chat/completions', body, headers)).read()\n"
+    )
+    command = agl.CommandAgent([sys.executable, "-c", program], reward=lambda task, output: 1.0, name="writer")
+    done = fit(command, [{}], tmp_path, initial_resources={"p": agl.SystemPrompt("writer", "Better.", "Write.")})
+    [[call]] = done.calls
+    assert call.request["messages"][0]["content"] == "Better."
+    assert call.request[semconv.SYSTEM_PROMPTS] == ["p"]
+
+
+def test_a_prompt_survives_json() -> None:
+    prompt = agl.SystemPrompt("writer", "Bétter.", "Own.")
+    assert resource_from_json(json.loads(json.dumps(resource_to_json(prompt)))) == prompt
 
 
 def test_two_prompts_for_one_place_are_an_error() -> None:
