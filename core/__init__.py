@@ -15,6 +15,7 @@ _NAMES = {
     "agl.agents.resources": ("LLM", "Dataset", "NamedResources", "PromptTemplate", "SystemPrompt"),
     "agl.errors": ("AglError",),
     "agl.mdp": ("Call", "Reward", "Trajectory", "Transition"),
+    "agl.mdp.conditions": ("reward",),
     "agl.mdp.selection": ("Selection",),
     "agl.mdp.sequence": ("Sequence", "TrainingRow"),
     "agl.mdp.spans": ("Span",),

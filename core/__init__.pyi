@@ -24,6 +24,7 @@ from agl.mdp import Call as Call
 from agl.mdp import Reward as Reward
 from agl.mdp import Trajectory as Trajectory
 from agl.mdp import Transition as Transition
+from agl.mdp.conditions import reward as reward
 from agl.mdp.selection import Selection as Selection
 from agl.mdp.sequence import Sequence as Sequence
 from agl.mdp.sequence import TrainingRow as TrainingRow

@@ -44,6 +44,7 @@ OBJECTIVES: list[dict[str, Any]] = [
     {"rollout_is": "sequence", "rollout_is_threshold": 1.5},
     {"critic": True, "gamma": 0.95, "lam": 0.9},
     {"critic": True, "policy_loss": "gspo", "rollout_is": "token"},
+    {"policy_loss": "nll"},
 ]
 
 
@@ -77,7 +78,8 @@ def rows_of(trajectories_: list[Trajectory], how=merge, model: Any = None) -> li
 
 
 def assert_same_update(a: Any, b: Any) -> None:
-    for key in ("loss", "grad_norm", "abs_log_ratio", "clip_fraction", "entropy", "tokens"):
+    assert a[0].keys() == b[0].keys()
+    for key in {"loss", "grad_norm", "abs_log_ratio", "clip_fraction", "entropy", "nll", "tokens"} & a[0].keys():
         assert a[0][key] == pytest.approx(b[0][key], rel=1e-4, abs=1e-6), key
     assert a[1].keys() == b[1].keys()
     for name in a[1]:
@@ -351,6 +353,150 @@ class TestEquality:
         assert rounded["grad_norm"] == pytest.approx(exact["grad_norm"], rel=0.2)
 
 
+class TestSupervised:
+    """policy_loss="nll"."""
+
+    @settings(max_examples=25, deadline=None)
+    @given(st.integers(0, 10**6), st.sampled_from([None, 40]))
+    def test_loss_and_gradient_are_torchs_cross_entropy_on_the_conversations(self, seed: int, limit: int | None):
+        """Each call apart, its prompt labelled -100, as supervised trainers have it; in float64."""
+        model: Any = tiny_model().double()
+        ts = [*group(3, seed), *rollouts(2, seed)]
+        rows = [row for t in ts for row in merge(t, {x.call.id: 1.0 for x in t.transitions})]
+        calls = [x.call for t in ts for x in t.transitions if x.trainable and x.call.response_ids.size]
+        if not calls:
+            return
+        subject = learner(model, policy_loss="nll", grad_clip=None, max_tokens_per_microbatch=limit)
+        metrics, found = gradients(subject, rows)
+        model.zero_grad()
+        losses, labels = [], [labels_of(c) for c in calls]
+        for c, labels_T in zip(calls, labels, strict=True):
+            logits = model(torch.from_numpy(c.ids.astype(np.int64))[None].to(model.device)).logits[0].cpu()
+            losses.append(torch.nn.functional.cross_entropy(logits[:-1], labels_T[1:], reduction="sum"))
+        expected = torch.stack(losses).sum() / sum(int((x >= 0).sum()) for x in labels)
+        expected.backward()
+        assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-6)
+        assert metrics["nll"] == pytest.approx(expected.item(), rel=1e-6)
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(found[name], parameter.grad.cpu(), rtol=1e-6, atol=1e-6)
+
+    def test_advantages_weigh_tokens_and_nothing_is_read_of_the_sampler(self):
+        model = tiny_model()
+        ts = rollouts(3, seed=4)
+        numbers = {x.call.id: float(k) for k, x in enumerate(x for t in ts for x in t.transitions)}
+        rows = [row for t in ts for row in merge(t, numbers)]
+        other = [
+            replace(r, logprobs=np.full_like(r.logprobs, np.nan), temperatures=np.full_like(r.temperatures, 0.3))
+            for r in rows
+        ]
+        subject = learner(model, policy_loss="nll")
+        assert_same_update(gradients(subject, rows), gradients(subject, other))
+        at_one = [replace(r, temperatures=np.ones_like(r.temperatures)) for r in rows]
+        logprobs = subject.sequence_logprobs(at_one)
+        weighed = np.concatenate([(-x * r.advantages)[r.action_mask] for r, x in zip(rows, logprobs, strict=True)])
+        plain = np.concatenate([-x[r.action_mask] for r, x in zip(rows, logprobs, strict=True)])
+        metrics = gradients(subject, rows)[0]
+        assert metrics["loss"] == pytest.approx(weighed.mean(), rel=1e-5)
+        assert metrics["nll"] == pytest.approx(plain.mean(), rel=1e-5)
+        assert not {name for name in metrics if "ratio" in name or "clip" in name or "kl" in name}
+        assert metrics["forwarded_tokens"] == metrics["unique_tokens"] < sum(map(len, rows))
+
+    @pytest.mark.parametrize("autocast", ["float32", "bfloat16"])
+    def test_an_adapter_learns_the_answers(self, autocast: str):
+        model = lora_model()
+        rows = [row for t in rollouts(3) for row in merge(t, {x.call.id: 1.0 for x in t.transitions})]
+        subject = learner(model, policy_loss="nll", autocast=autocast, learning_rate=3e-2)
+        losses = [subject.update(rows)["nll"] for _ in range(30)]
+        assert losses[-1] < 0.6 * losses[0]
+
+
+class TestPreferences:
+    """policy_loss="dpo"."""
+
+    PAIRS = (("0-0", "0-1"), ("0-2", "0-1"), ("1-0", "1-1"))
+    """One rollout is in two pairs; several calls and rows each."""
+
+    def rows(self) -> tuple[list[Trajectory], list[TrainingRow]]:
+        ts = [*group(3, 0), *group(2, 1)]
+        return ts, [row for t in ts for row in merge(t, {x.call.id: 1.0 for x in t.transitions})]
+
+    @pytest.mark.parametrize("limit", [None, 30])
+    def test_loss_and_gradient_are_those_of_the_formula_on_the_conversations(self, limit: int | None):
+        """In float64, against autograd through both sides of each pair at once; some steps away from the reference."""
+        model: Any = tiny_model().double()
+        ts, rows = self.rows()
+        subject = learner(model, policy_loss="dpo", beta=0.3, grad_clip=None, max_tokens_per_microbatch=limit)
+        reference = copy.deepcopy(model)
+        for _ in range(3):
+            subject.update(rows, pairs=self.PAIRS)
+        metrics = subject.update(rows, lr_scale=0.0, pairs=self.PAIRS)
+        found = {n: p.grad.clone() for n, p in model.named_parameters()}
+        model.zero_grad()
+        policy_sums, reference_sums = ({t.rollout_id: log_likelihood(m, t) for t in ts} for m in (model, reference))
+        ratios = {name: policy_sums[name] - reference_sums[name].detach() for name in policy_sums}
+        margins = torch.stack([0.3 * (ratios[chosen] - ratios[rejected]) for chosen, rejected in self.PAIRS])
+        expected = -torch.nn.functional.logsigmoid(margins).mean()
+        expected.backward()
+        assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-6)
+        assert metrics["reward_margin"] == pytest.approx(margins.mean().item(), rel=1e-5)
+        assert metrics["reward_accuracy"] == pytest.approx((margins > 0).double().mean().item())
+        chosen = [policy_sums[pair[0]].item() for pair in self.PAIRS]
+        assert metrics["chosen_logprob"] == pytest.approx(np.mean(chosen), rel=1e-6)
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(found[name], parameter.grad.cpu(), rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize("model", [tiny_model, lora_model])
+    def test_the_chosen_side_wins(self, model: Any):
+        _, rows = self.rows()
+        subject = learner(model(), policy_loss="dpo", learning_rate=1e-2, minibatches=2)
+        metrics = [subject.update(rows, pairs=self.PAIRS) for _ in range(8)]
+        assert metrics[0]["optimizer_steps"] == 2  # two tasks: pairs that share a rollout stay together
+        assert metrics[-1]["reward_accuracy"] == 1.0
+        assert metrics[-1]["reward_margin"] > max(0.5, metrics[0]["reward_margin"])
+        assert metrics[-1]["loss"] < metrics[0]["loss"]
+
+    def test_at_the_reference_nothing_is_preferred(self):
+        _, rows = self.rows()
+        metrics = learner(lora_model(dropout=0.5), policy_loss="dpo").update(rows, pairs=self.PAIRS)
+        assert metrics["loss"] == pytest.approx(np.log(2), rel=1e-6)
+        assert metrics["reward_margin"] == 0.0
+        assert metrics["chosen_logprob"] < 0
+        assert not {name for name in metrics if "ratio" in name or "clip" in name or "kl" in name}
+
+    def test_rows_without_a_pair_are_left_out(self):
+        _, rows = self.rows()
+        subject = learner(policy_loss="dpo")
+        pairs = self.PAIRS[2:]
+        alone = [row for row in rows if row.rollout_id[0] == "1"]
+        metrics = [subject.update(r, lr_scale=0.0, pairs=pairs) for r in (rows, alone)]
+        assert metrics[0] == metrics[1]
+
+    def test_pairs_that_cannot_be_compared(self):
+        _, rows = self.rows()
+        with pytest.raises(TrainingError, match=r"1 rollout\(s\) of the pairs have no token.*rollout=9-9"):
+            learner(policy_loss="dpo").update(rows, pairs=[("0-0", "9-9")])
+        with pytest.raises(TrainingError, match="pairs were passed to the loss 'nll'"):
+            learner(policy_loss="nll").update(rows, pairs=self.PAIRS)
+        with pytest.raises(NoTrainableDataError):
+            learner(policy_loss="dpo").update(rows)
+
+
+def log_likelihood(model: Any, t: Trajectory) -> torch.Tensor:
+    """Of all that was sampled in a rollout, call by call; float64 []."""
+    total = torch.zeros((), dtype=torch.float64)
+    for c in (x.call for x in t.transitions if x.trainable and x.call.response_ids.size):
+        logits = model(torch.from_numpy(c.ids.astype(np.int64))[None].to(model.device)).logits[0].cpu()
+        total = total - torch.nn.functional.cross_entropy(logits[:-1], labels_of(c)[1:], reduction="sum")
+    return total
+
+
+def labels_of(call_: Any) -> torch.Tensor:
+    """Token ids of the answer, -100 before it; int64 [T]."""
+    ids = torch.from_numpy(call_.ids.astype(np.int64))
+    ids[: call_.prompt_ids.size] = -100
+    return ids
+
+
 class TestUpdate:
     def test_a_value_head_learns_what_the_calls_of_a_state_return(self):
         """Two prompts, one always worth 1 and the other -1: the values before their answers move apart, to them."""
@@ -512,6 +658,11 @@ class TestErrors:
             ({"epochs": 0}, "epochs"),
             ({"autocast": "float16"}, "bfloat16"),
             ({"loss_scale_factor": 3.0}, "loss_scale_factor"),
+            ({"policy_loss": "nil"}, "nll"),
+            ({"policy_loss": "nll", "critic": True}, "learns from no returns"),
+            ({"policy_loss": "nll", "rollout_is": "token"}, "ratio"),
+            ({"policy_loss": "dpo", "kl_coef": 0.1}, "beta holds"),
+            ({"policy_loss": "dpo", "beta": 0.0}, "beta"),
         ],
     )
     def test_options_that_cannot_be_used(self, option: dict[str, Any], message: str):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agl.errors import CheckpointError, EngineError
-from agl.trainer.algorithms.settings import PolicyGradientSettings
+from agl.trainer.algorithms.settings import TrainingSettings
 from agl.trainer.run.checkpoints import Resumed, checkpoints_folder, latest_local, read_facts, require_same
 from agl.trainer.run.policies import Policies
 from agl.trainer.run.run import Run
@@ -64,7 +64,7 @@ async def save(run: Run, policies: Policies, step: int, identity: dict[str, Any]
     return final
 
 
-async def restore(run: Run, policies: Policies, identity: dict[str, Any]) -> Resumed | None:
+async def restore(run: Run, policies: Policies, identity: dict[str, Any], settings: TrainingSettings) -> Resumed | None:
     """Load the last checkpoint into the policies and the run; None when there is none yet.
 
     Raises:
@@ -76,7 +76,7 @@ async def restore(run: Run, policies: Policies, identity: dict[str, Any]) -> Res
     facts = read_facts(path / "run.json", _FACTS, hint="delete the checkpoint's folder to resume from the one before")
     now = {"seed": run.seed, "tasks": len(run.train), **identity}
     # A setting that is newer than the checkpoint had its default.
-    defaults = {f.name: f.default for f in fields(PolicyGradientSettings) if f.default is not MISSING}
+    defaults = {f.name: f.default for f in fields(settings) if f.default is not MISSING}
     then = {"seed": facts["seed"], "tasks": facts["tasks"], **defaults, **facts["algorithm"]}
     require_same(then, now, path)
     await policies.load_states(path)

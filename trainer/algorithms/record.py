@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from agl.mdp.sequence import TrainingRow, merge_report
-from agl.trainer.objectives.advantages import StepAdvantages
+from agl.mdp.types import Trajectory
+from agl.trainer.objectives.advantages import CallAdvantage, StepAdvantages
 from agl.trainer.run.policies import Policies
 from agl.trainer.run.run import Run, mean_rewards
 from agl.trainer.runners.protocol import RolloutResult
@@ -39,7 +40,7 @@ class Sample:
     prompt_tokens: Mapping[str, int] = field(default_factory=Counter)
 
 
-async def record(run: Run, policies: Policies, calls: StepAdvantages, rows: Rows, step: int) -> None:
+async def record(run: Run, policies: Policies, calls: Seq[CallAdvantage], rows: Rows, step: int) -> None:
     """Write to the store what the step made of every call: its row, return, advantage and trained tokens."""
     row_of: dict[str, int] = {}
     tokens: dict[str, int] = {}
@@ -64,31 +65,41 @@ async def record(run: Run, policies: Policies, calls: StepAdvantages, rows: Rows
                 tokens=tokens.get(c.call_id, 0),
                 dropped=c.dropped,
             )
-            for c in calls.calls
+            for c in calls
             if c.policy is not None and c.policy in versions
         ],
     )
 
 
 def facts(
-    sample: Sample, policies: Policies, rows: Rows, metrics: Mapping[str, Mapping[str, float]], step: int
+    sample: Sample, policies: Policies, rows: Rows, metrics: Mapping[str, Mapping[str, float]]
 ) -> dict[str, Any]:
-    """The step's entry for `run.history`.
-
-    Args:
-        metrics: the learner's, by policy; only of those that were updated.
-    """
+    """What a step that sampled adds to `run.history`; `rows` and `metrics` as in `learned`."""
     advantages = sample.advantages
-    merged = merge_report(advantages.trajectories, [row for policy_rows in rows.values() for row in policy_rows])
-    entry: dict[str, Any] = {
-        "step": step + 1,
+    return {
         **mean_rewards(sample.succeeded, "train"),
         "train/rollouts": len(sample.results),
         "train/failed_rollouts": len(sample.results) - len(sample.succeeded),
         "train/dropped_groups": advantages.dropped_groups,
         "train/zero_variance_groups": advantages.zero_variance_groups,
         "train/resampled_tasks": sample.resampled,
+        **learned(advantages.trajectories, policies, rows, metrics),
+    }
+
+
+def learned(
+    trajectories: Seq[Trajectory], policies: Policies, rows: Rows, metrics: Mapping[str, Mapping[str, float]]
+) -> dict[str, Any]:
+    """What the update of a step adds to `run.history`.
+
+    Args:
+        trajectories: those that were trained. rows: made of them.
+        metrics: the learner's, by policy; only of those that were updated.
+    """
+    merged = merge_report(trajectories, [row for policy_rows in rows.values() for row in policy_rows])
+    entry: dict[str, Any] = {
         "train/updated_policies": len(metrics),
+        "train/trained_rollouts": len({t.rollout_id for t in trajectories}),
         "train/calls": merged.calls,
         "train/rows": merged.rows,
         "train/tokens": merged.tokens,

@@ -1,4 +1,4 @@
-"""What a policy-gradient algorithm can be told, and what engine and learner are told from it."""
+"""What an algorithm that trains on this machine can be told, and what engine and learner are told from it."""
 
 from __future__ import annotations
 
@@ -18,30 +18,16 @@ from agl.trainer.run.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyGradientSettings:
-    """The settings of a policy-gradient algorithm.
+class TrainingSettings:
+    """The settings of every algorithm that trains on this machine.
 
     Attributes:
         model: a Hugging Face directory or hub id.
-        group_size: rollouts per task. batch_size: tasks per step.
-        steps: updates; or `epochs`: passes over the training tasks. One of the two.
+        steps: updates; or `epochs`: passes over the training data. One of the two.
         learning_rate, warmup_steps, schedule, betas, weight_decay, grad_clip: of AdamW; the schedule is "constant" or
             "linear" (down to 0 at the last step).
-        adv_estimator: how returns become advantages: "grpo", "rloo", "reinforce_plus_plus",
-            "reinforce_plus_plus_baseline" or, with a value head, "gae".
-        gamma, lam, value_coef, value_clip, value_learning_rate: of "gae" and its value head.
-        policy_loss: "vanilla" clips the ratio of each token, "gspo" that of each answer.
-        rollout_is, rollout_is_threshold: truncated importance sampling by "token" or "sequence", for behaviour
-            log-probs that are not quite the learner's; None takes them as they are.
-        clip_low, clip_high: of the importance ratio. kl_coef, kl_kind: penalty towards the initial policy ("k1", "k2",
-            "k3"). entropy_coef: bonus.
         loss_agg: "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", or "seq-mean-token-sum-norm" (divided by
             `max_response_tokens`).
-        normalize_std: divide advantages by the group's standard deviation.
-        dynamic_sampling: sample further tasks in place of those whose rollouts all had the same return, so that
-            `batch_size` tasks have something to learn from; at most `max_gen_batches` rounds of sampling a step.
-        overlong: a penalty for answers near their limit.
-        update_epochs: passes over a step's rows. minibatches: optimiser steps per pass.
         temperature, max_response_tokens: of training's sampling, whatever the agent asks for.
         val_temperature: of validation; None leaves the agent's own. val_every: steps between validations.
         val_before_train: whether there is one before the first step.
@@ -55,17 +41,11 @@ class PolicyGradientSettings:
             learner computes; None chooses by the device.
         activation_checkpointing: keep only each layer's input for the backward pass: a third more computation, a
             fraction of the memory.
-        max_staleness: 1 samples the next step's rollouts while a step is learned, so that its calls come from weights
-            one update older than those that they train; 0 samples them after the update. The clipped ratio is taken
-            against the log-probs of the sampler, and `rollout_is` weighs tokens by the difference. It takes memory for
-            a second copy of the trained weights. Validation is of the newest weights.
         checkpoint_every: steps between checkpoints; None: each step for small models, else every 10; also at the end
             and on Ctrl-C.
     """
 
     model: str
-    group_size: int = 8
-    batch_size: int = 16
     steps: int | None = None
     epochs: int | None = None
     learning_rate: float = 1e-6
@@ -74,27 +54,7 @@ class PolicyGradientSettings:
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
     grad_clip: float = 1.0
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    kl_coef: float = 0.0
-    kl_kind: KLKind = "k3"
-    entropy_coef: float = 0.0
     loss_agg: LossAgg = "token-mean"
-    adv_estimator: Estimator = "grpo"
-    normalize_std: bool = True
-    gamma: float = 1.0
-    lam: float = 1.0
-    value_coef: float = 0.5
-    value_clip: float | None = 0.5
-    value_learning_rate: float | None = None
-    policy_loss: PolicyLossKind = "vanilla"
-    rollout_is: RolloutIS | None = None
-    rollout_is_threshold: float = 2.0
-    dynamic_sampling: bool = False
-    max_gen_batches: int = 4
-    overlong: Overlong | None = None
-    update_epochs: int = 1
-    minibatches: int = 1
     temperature: float = 1.0
     max_response_tokens: int = 1024
     val_temperature: float | None = None
@@ -113,14 +73,10 @@ class PolicyGradientSettings:
     attention: Attention | None = None
     autocast: Autocast | None = None
     activation_checkpointing: bool = False
-    max_staleness: int = 0
     checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
         require_positive(
-            group_size=self.group_size,
-            batch_size=self.batch_size,
             steps=self.steps,
             epochs=self.epochs,
             learning_rate=self.learning_rate,
@@ -128,31 +84,12 @@ class PolicyGradientSettings:
             val_every=self.val_every,
             max_response_tokens=self.max_response_tokens,
             checkpoint_every=self.checkpoint_every,
-            max_gen_batches=self.max_gen_batches,
-            update_epochs=self.update_epochs,
-            minibatches=self.minibatches,
         )
         if (self.steps is None) == (self.epochs is None):
-            raise ConfigError(f"{name} needs either steps= or epochs=", hint="for example steps=200")
-        for setting, kind in (("adv_estimator", Estimator), ("attention", Attention)):
-            value = getattr(self, setting)
-            if value not in get_args(kind) and not (setting == "attention" and value is None):
-                raise ConfigError(f"{setting}={value!r} is not known", hint=nearest(str(value), get_args(kind)))
+            raise ConfigError(f"{type(self).__name__} needs either steps= or epochs=", hint="for example steps=200")
+        if self.attention is not None:
+            _require_known("attention", self.attention, Attention)
         self._check_engine()
-        if self.group_size < 2 and (self.adv_estimator in GROUPED or self.dynamic_sampling):
-            raise ConfigError(
-                "group_size is 1, so no rollout has another to be compared with", hint="use at least 2; 8 is usual"
-            )
-        if self.max_staleness not in (0, 1):
-            raise ConfigError(
-                f"max_staleness={self.max_staleness} is not 0 or 1",
-                hint="1 overlaps sampling and learning by one step; agl.VERL(mode='separate_async') goes further",
-            )
-        if self.overlong is not None and self.overlong.buffer > self.max_response_tokens:
-            raise ConfigError(
-                f"overlong.buffer={self.overlong.buffer} is longer than max_response_tokens={self.max_response_tokens}",
-                hint="choose a shorter buffer: it is the last part of the longest answer",
-            )
         # Checks the learner's settings.
         self.policy_spec(seed=0, steps=self.steps or 1)
 
@@ -178,13 +115,17 @@ class PolicyGradientSettings:
     def policy_spec(self, seed: int, steps: int) -> PolicySpec:
         """The settings of the policy process: fields of the same name are passed on, the others are derived."""
         learner = _common(self, LearnerConfig) | {
-            "epochs": self.update_epochs,  # here `epochs` counts passes over the tasks
-            "critic": self.adv_estimator == "gae",
+            "epochs": 1,  # here `epochs` counts passes over the training data
             "total_steps": steps if self.schedule == "linear" else None,
             "loss_scale_factor": float(self.max_response_tokens) if self.loss_agg.endswith("-norm") else None,
             "seed": seed,
+            **self._learner_settings(),
         }
         return PolicySpec(**_common(self, PolicySpec) | {"seed": seed, "learner": LearnerConfig(**learner)})
+
+    def _learner_settings(self) -> dict[str, Any]:
+        """Fields of the learner's settings that have other names here."""
+        return {}
 
     def identity(self, run: Run, steps: int) -> dict[str, Any]:
         """What a resumed run must have in common with the one that it continues."""
@@ -200,7 +141,90 @@ class PolicyGradientSettings:
         return json.loads(json.dumps(identity, default=str))
 
 
-def _common(source: PolicyGradientSettings, target: type[LearnerConfig | PolicySpec]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyGradientSettings(TrainingSettings):
+    """The settings of a policy-gradient algorithm, in addition to those of any training.
+
+    Attributes:
+        group_size: rollouts per task. batch_size: tasks per step.
+        adv_estimator: how returns become advantages: "grpo", "rloo", "reinforce_plus_plus",
+            "reinforce_plus_plus_baseline" or, with a value head, "gae".
+        gamma, lam, value_coef, value_clip, value_learning_rate: of "gae" and its value head.
+        policy_loss: "vanilla" clips the ratio of each token, "gspo" that of each answer.
+        rollout_is, rollout_is_threshold: truncated importance sampling by "token" or "sequence", for behaviour
+            log-probs that are not quite the learner's; None takes them as they are.
+        clip_low, clip_high: of the importance ratio. kl_coef, kl_kind: penalty towards the initial policy ("k1", "k2",
+            "k3"). entropy_coef: bonus.
+        normalize_std: divide advantages by the group's standard deviation.
+        dynamic_sampling: sample further tasks in place of those whose rollouts all had the same return, so that
+            `batch_size` tasks have something to learn from; at most `max_gen_batches` rounds of sampling a step.
+        overlong: a penalty for answers near their limit.
+        update_epochs: passes over a step's rows. minibatches: optimiser steps per pass.
+        max_staleness: 1 samples the next step's rollouts while a step is learned, so that its calls come from weights
+            one update older than those that they train; 0 samples them after the update. The clipped ratio is taken
+            against the log-probs of the sampler, and `rollout_is` weighs tokens by the difference. It takes memory for
+            a second copy of the trained weights. Validation is of the newest weights.
+    """
+
+    group_size: int = 8
+    batch_size: int = 16
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    kl_coef: float = 0.0
+    kl_kind: KLKind = "k3"
+    entropy_coef: float = 0.0
+    adv_estimator: Estimator = "grpo"
+    normalize_std: bool = True
+    gamma: float = 1.0
+    lam: float = 1.0
+    value_coef: float = 0.5
+    value_clip: float | None = 0.5
+    value_learning_rate: float | None = None
+    policy_loss: PolicyLossKind = "vanilla"
+    rollout_is: RolloutIS | None = None
+    rollout_is_threshold: float = 2.0
+    dynamic_sampling: bool = False
+    max_gen_batches: int = 4
+    overlong: Overlong | None = None
+    update_epochs: int = 1
+    minibatches: int = 1
+    max_staleness: int = 0
+
+    def __post_init__(self) -> None:
+        require_positive(
+            group_size=self.group_size,
+            batch_size=self.batch_size,
+            max_gen_batches=self.max_gen_batches,
+            update_epochs=self.update_epochs,
+            minibatches=self.minibatches,
+        )
+        _require_known("adv_estimator", self.adv_estimator, Estimator)
+        if self.group_size < 2 and (self.adv_estimator in GROUPED or self.dynamic_sampling):
+            raise ConfigError(
+                "group_size is 1, so no rollout has another to be compared with", hint="use at least 2; 8 is usual"
+            )
+        if self.max_staleness not in (0, 1):
+            raise ConfigError(
+                f"max_staleness={self.max_staleness} is not 0 or 1",
+                hint="1 overlaps sampling and learning by one step; agl.VERL(mode='separate_async') goes further",
+            )
+        if self.overlong is not None and self.overlong.buffer > self.max_response_tokens:
+            raise ConfigError(
+                f"overlong.buffer={self.overlong.buffer} is longer than max_response_tokens={self.max_response_tokens}",
+                hint="choose a shorter buffer: it is the last part of the longest answer",
+            )
+        TrainingSettings.__post_init__(self)
+
+    def _learner_settings(self) -> dict[str, Any]:
+        return {"epochs": self.update_epochs, "critic": self.adv_estimator == "gae"}
+
+
+def _require_known(name: str, value: Any, kind: Any) -> None:
+    if value not in get_args(kind):
+        raise ConfigError(f"{name}={value!r} is not known", hint=nearest(str(value), get_args(kind)))
+
+
+def _common(source: TrainingSettings, target: type[LearnerConfig | PolicySpec]) -> dict[str, Any]:
     """The values of the fields that both have."""
     names = {f.name for f in fields(source)} & {f.name for f in fields(target)}
     return {name: getattr(source, name) for name in names}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from agl.errors import ConfigError, nearest
-from agl.trainer.objectives import KLKind, LossAgg, PolicyLossKind, RolloutIS
+from agl.trainer.objectives import KLKind, LossAgg, LossKind, RolloutIS
 from agl.trainer.objectives.reduction import check_scale_factor
 
 Schedule = Literal["constant", "linear"]
@@ -21,7 +21,7 @@ _CHOICES = {
     "kl_kind": KLKind,
     "loss_agg": LossAgg,
     "autocast": Autocast,
-    "policy_loss": PolicyLossKind,
+    "policy_loss": LossKind,
     "rollout_is": RolloutIS,
 }
 
@@ -38,7 +38,11 @@ class LearnerConfig:
         total_steps: updates in all; only for "linear".
         clip_low, clip_high, dual_clip: see `agl.trainer.objectives.losses.policy_loss` (clip_low, clip_high, clip_c).
         policy_loss: "vanilla" (PPO's clipped ratio of each token) or "gspo" (of each answer); see
-            `agl.trainer.objectives.losses`.
+            `agl.trainer.objectives.losses`. "nll" is supervised fine-tuning: minus the log-prob of each trained token
+            at temperature 1, times its advantage; behaviour log-probs and temperatures of the rows are not used. "dpo"
+            compares pairs of rollouts by the log-probs of all their trained tokens, at temperature 1, with the weights
+            that training began with as reference; its loss is the mean over pairs.
+        beta: of "dpo".
         rollout_is, rollout_is_threshold: take the ratio against the learner's own log-probs before the update, and
             weigh each token by how these differ from the sampler's, truncated at the threshold; see
             `agl.trainer.objectives.importance`. None takes the ratio against the sampler's log-probs.
@@ -73,7 +77,8 @@ class LearnerConfig:
     clip_low: float = 0.2
     clip_high: float = 0.2
     dual_clip: float | None = 3.0
-    policy_loss: PolicyLossKind = "vanilla"
+    policy_loss: LossKind = "vanilla"
+    beta: float = 0.1
     rollout_is: RolloutIS | None = None
     rollout_is_threshold: float = 2.0
     critic: bool = False
@@ -124,6 +129,17 @@ class LearnerConfig:
         if self.total_steps is not None:
             _require(self.total_steps > self.warmup_steps, "total_steps", self.total_steps, "above warmup_steps")
         check_scale_factor(self.loss_agg, self.loss_scale_factor)
+        _require(self.beta > 0, "beta", self.beta, "above 0; 0.1 is usual")
+        if self.policy_loss == "dpo" and (self.kl_coef or self.entropy_coef):
+            raise ConfigError(
+                f"kl_coef={self.kl_coef} and entropy_coef={self.entropy_coef} with policy_loss='dpo'",
+                hint="leave both at 0: beta holds the policy to its reference",
+            )
+        if self.policy_loss in ("nll", "dpo") and (self.rollout_is is not None or self.critic):
+            raise ConfigError(
+                f"policy_loss={self.policy_loss!r} with rollout_is={self.rollout_is!r} and critic={self.critic}",
+                hint="leave both out: it takes no ratio to a sampler, and learns from no returns",
+            )
 
     def rate(self, update: int) -> float:
         """The learning rate of an update, counted from 0."""

@@ -105,8 +105,13 @@ class LocalPolicy:
         self.reused_tokens += completion.cached_tokens
         return completion
 
-    async def train(self, sequences: list[TrainingRow], *, lr_scale: float = 1.0) -> dict[str, float]:
+    async def train(
+        self, sequences: list[TrainingRow], *, lr_scale: float = 1.0, pairs: Seq[tuple[str, str]] = ()
+    ) -> dict[str, float]:
         """One update of the weights; returns the learner's metrics. The version grows by one.
+
+        Args:
+            sequences, lr_scale, pairs: see `agl.trainer.local.learner.learner.Learner.update`.
 
         Raises:
             EngineError: a row belongs to another policy.
@@ -118,7 +123,7 @@ class LocalPolicy:
                 hint="please report this: a policy is trained on its own tokens alone",
                 rollout=foreign.rollout_id,
             )
-        return await self._command("train", sequences=sequences, lr_scale=lr_scale)
+        return await self._command("train", sequences=sequences, lr_scale=lr_scale, pairs=pairs)
 
     async def publish(self) -> None:
         """Serve the weights in training from now on. With `max_staleness=0` they always are, and nothing changes."""

@@ -258,11 +258,13 @@ class VLLMPolicy(LocalPolicy):
         self._check_name(policy)
         return await self._engine.generate(prompt_ids, sampling, session=session, on_tokens=on_tokens)
 
-    async def train(self, sequences: list[TrainingRow], *, lr_scale: float = 1.0) -> dict[str, float]:
+    async def train(
+        self, sequences: list[TrainingRow], *, lr_scale: float = 1.0, pairs: Sequence[tuple[str, str]] = ()
+    ) -> dict[str, float]:
         # With staleness it samples meanwhile.
         asleep = contextlib.nullcontext() if self.spec.max_staleness else self.server.asleep()
         async with self.server.lock, asleep:
-            metrics = await super().train(sequences, lr_scale=lr_scale)
+            metrics = await super().train(sequences, lr_scale=lr_scale, pairs=pairs)
             self._trained = await self._export()
         return metrics
 

@@ -172,11 +172,13 @@ class Worker:
 
     # -- commands -----------------------------------------------------------------------------------------------
 
-    def train(self, policy: str, sequences: list[TrainingRow], lr_scale: float) -> dict[str, float]:
+    def train(
+        self, policy: str, sequences: list[TrainingRow], lr_scale: float, pairs: Sequence[tuple[str, str]]
+    ) -> dict[str, float]:
         """One update; the engine serves the new weights from its next step on, or, with a copy, from `publish` on."""
         if self._learning is None:
             self._engine.drop_caches()
-        metrics = self._policies[policy].learner.update(sequences, lr_scale=lr_scale)
+        metrics = self._policies[policy].learner.update(sequences, lr_scale=lr_scale, pairs=pairs)
         self._policies[policy].version += 1
         if self._learning is None:
             self.publish(policy)

@@ -14,5 +14,8 @@ Estimator = Literal["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_
 PolicyLossKind = Literal["vanilla", "gspo"]
 """See `agl.trainer.objectives.losses`."""
 
+LossKind = Literal["vanilla", "gspo", "nll", "dpo"]
+"""Those, and those that need no sampling of the policy in training."""
+
 RolloutIS = Literal["token", "sequence"]
 """See `agl.trainer.objectives.importance.truncated_importance`."""

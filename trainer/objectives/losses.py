@@ -1,6 +1,6 @@
 """Per-token losses on log-probs: no mask, no mean; which tokens count and how much is decided by the reduction.
 
-Shapes in names: N trained tokens, C calls, V ids of the vocabulary.
+Shapes in names: N trained tokens, C calls, V ids of the vocabulary, P pairs of rollouts.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios beyond this are cut, so that their exponential stays finite (as in verl)."""
@@ -98,6 +99,41 @@ def gspo_loss(
     limited_N = -advantages_N * ratio_N.clamp(1 - clip_low, 1 + clip_high)
     clipped_N = limited_N > plain_N
     return PolicyLoss(torch.maximum(plain_N, limited_N), log_ratio_N, clipped_N, torch.zeros_like(clipped_N))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreferenceLoss:
+    """Direct preference optimisation, per pair; all of the shape and dtype of its arguments.
+
+    Attributes:
+        loss: to be minimised.
+        chosen_rewards, rejected_rewards: beta times the log-ratio to the reference.
+        slope: derivative of the loss by the log-prob of the chosen side; that by the rejected side's is its opposite.
+    """
+
+    loss: Tensor
+    chosen_rewards: Tensor
+    rejected_rewards: Tensor
+    slope: Tensor
+
+
+def dpo_loss(
+    chosen_P: Tensor, rejected_P: Tensor, ref_chosen_P: Tensor, ref_rejected_P: Tensor, *, beta: float = 0.1
+) -> PreferenceLoss:
+    """-log sigmoid(reward of the chosen side - reward of the rejected side).
+
+    Args:
+        chosen_P, rejected_P: log-prob of everything that was sampled on either side, under the policy in training.
+        ref_chosen_P, ref_rejected_P: under the reference policy.
+        beta: how strongly the policy is held to the reference, above 0.
+
+    Source: DPO, arXiv 2305.18290, eq. 7; TRL's `DPOTrainer` with `loss_type="sigmoid"`.
+    """
+    chosen_rewards_P, rejected_rewards_P = beta * (chosen_P - ref_chosen_P), beta * (rejected_P - ref_rejected_P)
+    margin_P = chosen_rewards_P - rejected_rewards_P
+    return PreferenceLoss(
+        -functional.logsigmoid(margin_P), chosen_rewards_P, rejected_rewards_P, -beta * torch.sigmoid(-margin_P)
+    )
 
 
 def entropy(logits_NV: Tensor) -> Tensor:

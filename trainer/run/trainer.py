@@ -223,7 +223,7 @@ class Trainer:
     def fit(
         self,
         agent: Any,
-        train_dataset: Dataset[Any] | Iterable[Any],
+        train_dataset: Dataset[Any] | Iterable[Any] = (),
         val_dataset: Dataset[Any] | Iterable[Any] | None = None,
         *,
         resume: bool = False,
@@ -232,8 +232,9 @@ class Trainer:
 
         Args:
             agent: what `agl.wrap` or `@agl.rollout` made, a `LitAgent`, a function, or where to import one of these
-                from: "package.module:name" or "file.py:name".
-            train_dataset, val_dataset: tasks; any JSON values, usually dicts.
+                from: "package.module:name" or "file.py:name"; None where nothing is sampled.
+            train_dataset, val_dataset: tasks; any JSON values, usually dicts. What learns from recorded data
+                (`agl.SFT`, `agl.DPO`) needs none to train.
             resume: continue from the last completed step in `directory`.
 
         Raises:
@@ -241,7 +242,7 @@ class Trainer:
             KeyboardInterrupt: Ctrl-C, after everything was ended and the last completed step saved.
         """
         train, val = self._tasks(train_dataset, val_dataset)
-        return self._drive(self._prepare(agent, resume=resume), train, val)
+        return self._drive(self._prepare(_needed(agent, train, val), resume=resume), train, val)
 
     def dev(self, agent: Any, dataset: Dataset[Any] | Iterable[Any], n_tasks: int = 3) -> Result:
         """A dry run: a few tasks, no update; prints what the trainer would have seen. Arguments as `fit`."""
@@ -252,7 +253,7 @@ class Trainer:
     async def fit_async(
         self,
         agent: Any,
-        train_dataset: Dataset[Any] | Iterable[Any],
+        train_dataset: Dataset[Any] | Iterable[Any] = (),
         val_dataset: Dataset[Any] | Iterable[Any] | None = None,
         *,
         resume: bool = False,
@@ -267,7 +268,7 @@ class Trainer:
             progress: receives the run's progress; None: as `Trainer(progress=)` says.
         """
         train, val = self._tasks(train_dataset, val_dataset)
-        launch = self._prepare(agent, resume=resume, run_id=run_id, progress=progress)
+        launch = self._prepare(_needed(agent, train, val), resume=resume, run_id=run_id, progress=progress)
         with switched_on(launch.tracers), launch.lock or nullcontext():
             return await self._run(launch, train, val, serve=serve)
 
@@ -470,6 +471,10 @@ def _shown(value: Any) -> str:
 def _as_tuple(value: Any) -> tuple[Any, ...]:
     """Nothing, one thing or several as a tuple."""
     return () if value is None else tuple(value) if isinstance(value, Iterable) else (value,)
+
+
+def _needed(agent: Any, *datasets: Sequence[Any]) -> Any:
+    return _REMOTE if agent is None and not any(len(tasks) for tasks in datasets) else agent
 
 
 def _not_here(*_: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The learner: policy-gradient updates of a causal language model on merged rows.
+"""The learner: updates of a causal language model on merged rows.
 
 Invariant: an optimiser step is a function of the weights, the data and the step's number alone; how rows are merged or
 cut into micro-batches changes it by rounding only, and a step that is not finite is not taken.
@@ -25,7 +25,14 @@ from agl.trainer.local.learner.logprobs import LogProbModel, LogProbs
 from agl.trainer.local.learner.metrics import Totals, not_finite
 from agl.trainer.local.learner.microbatches import MicroBatch, collate, length_buckets
 from agl.trainer.local.learner.prefix_trees import chain, divide, prefix_trees
-from agl.trainer.local.learner.targets import LossRow, correct, estimate_advantages
+from agl.trainer.local.learner.targets import (
+    LossRow,
+    Pairs,
+    correct,
+    estimate_advantages,
+    preferences,
+    without_sampler,
+)
 from agl.trainer.local.learner.tree_attention import agrees
 from agl.trainer.objectives.gae import value_loss
 from agl.trainer.objectives.kl import kl_penalty
@@ -95,7 +102,8 @@ class Learner:
             fused=True,
         )
         self._updates = 0
-        self._reference = _reference(model, self._policy, device, self.autocast) if config.kl_coef else None
+        refers = config.kl_coef > 0 or config.policy_loss == "dpo"
+        self._reference = _reference(model, self._policy, device, self.autocast) if refers else None
 
     @property
     def n_parameters(self) -> int:
@@ -104,21 +112,28 @@ class Learner:
 
     # -- training -----------------------------------------------------------------------------------------------
 
-    def update(self, sequences: Seq[TrainingRow], lr_scale: float = 1.0) -> dict[str, float]:
+    def update(self, sequences: Seq[TrainingRow], lr_scale: float = 1.0, pairs: Pairs = ()) -> dict[str, float]:
         """One update on the rows of a training step: `epochs` x `minibatches` optimiser steps.
 
         `TrainingRow.logprobs` are the old log-probs of the importance ratio. `TrainingRow.weights` are set here, for
-        each optimiser step, by `config.loss_agg`. With a value head, `TrainingRow.advantages` are the calls' returns.
+        each optimiser step, by `config.loss_agg`. With a value head, `TrainingRow.advantages` are the calls' returns;
+        with the loss "nll" they weigh each token's negative log-likelihood: 1 for plain fine-tuning.
 
         Args:
             sequences: the rows, as `agl.mdp.sequence.merge` makes them.
             lr_scale: multiplies the learning rate of this update.
+            pairs: for the loss "dpo", the rollouts to compare, (chosen, rejected); one may be in several pairs. Pairs
+                that share a rollout stay in one optimiser step.
 
         Returns:
             Means over the optimiser steps: "loss", "grad_norm" (before clipping). Means over the trained tokens:
             "abs_log_ratio" and "approx_kl" (k1) between the policy in training and the one that sampled,
             "clip_fraction", "dual_clip_fraction", "entropy" (minus log-prob of the sampled token, nats) and, where they
-            are used, "reference_kl" (by `kl_kind`), "rollout_is_weight", "value_loss", "value_error" (absolute). Also
+            are used, "reference_kl" (by `kl_kind`), "rollout_is_weight", "value_loss", "value_error" (absolute); with
+            the loss "nll" there is "nll" (nats, before weighing) instead of those of a ratio, and of the entropy. With
+            "dpo" means over the pairs instead: "chosen_logprob" and "rejected_logprob" (of all tokens of a rollout),
+            "chosen_reward" and "rejected_reward" (beta times the log-ratio to the reference), "reward_margin" and
+            "reward_accuracy" (share of pairs with a margin above 0), each before the optimiser step. Also
             "max_abs_log_ratio", "learning_rate", "optimizer_steps", "rows", "tokens" (trained), "forwarded_tokens" (in
             one pass over the rows, without padding) and "unique_tokens": those of the prefix trees of all rows, the
             fewest that could be forwarded.
@@ -128,13 +143,25 @@ class Learner:
             TrainingError: bad rows, or a loss or gradient that is not finite; the message names rollouts and calls. The
                 optimiser step that it would have gone into is not taken; earlier ones of the same update stand.
         """
-        rows = [s for s in sequences if s.n_actions]
+        paired = {rollout for pair in pairs for rollout in pair}
+        dpo = self.config.policy_loss == "dpo"
+        rows = [s for s in sequences if s.n_actions and (not dpo or s.rollout_id in paired)]
         if not rows:
             raise NoTrainableDataError(
                 f"none of {len(sequences)} rows holds a token to train",
                 hint="see why with `agl explain`: cancelled and failed answers are masked",
             )
+        if self.config.policy_loss in ("nll", "dpo"):
+            rows = [without_sampler(row) for row in rows]
         self._check(rows)
+        if missing := paired - {row.rollout_id for row in rows} if dpo else paired:
+            raise TrainingError(
+                f"{len(missing)} rollout(s) of the pairs have no token to train"
+                if dpo
+                else f"pairs were passed to the loss {self.config.policy_loss!r}",
+                hint="leave their pairs out" if dpo else "pairs are for policy_loss='dpo'",
+                rollout=min(missing),
+            )
         self._use()
         learning_rate = self.config.rate(self._updates) * lr_scale
         for group in self._optimizer.param_groups:
@@ -144,8 +171,8 @@ class Learner:
         loss_rows = self._loss_rows(rows)
         with self._adapter_dropout():
             for _ in range(self.config.epochs):
-                for minibatch in _minibatches(loss_rows, self.config.minibatches, shuffle):
-                    self._step(minibatch, totals)
+                for minibatch in _minibatches(loss_rows, self.config.minibatches, shuffle, pairs):
+                    self._step(minibatch, totals, pairs)
         self._updates += 1
         return totals.metrics() | {
             "learning_rate": learning_rate,
@@ -168,12 +195,20 @@ class Learner:
             loss_rows = estimate_advantages(loss_rows, self._values(rows), self.config)
         return loss_rows
 
-    def _step(self, rows: Seq[LossRow], totals: Totals) -> None:
+    def _step(self, rows: Seq[LossRow], totals: Totals, pairs: Pairs) -> None:
         """One optimiser step: the loss is the weighted sum over all trained tokens of these rows."""
         self._optimizer.zero_grad(set_to_none=True)
-        sequences = weighted(
-            [row.sequence for row in rows], self.config.loss_agg, loss_scale_factor=self.config.loss_scale_factor
-        )
+        config, sequences = self.config, [row.sequence for row in rows]
+        preference_loss = None
+        if config.policy_loss == "dpo":
+            rollouts = {s.rollout_id for s in sequences}
+            logprobs = self._forward(self._policy, sequences, [s.action_mask for s in sequences])
+            members = [pair for pair in pairs if pair[0] in rollouts]
+            rows, preference_loss, metrics = preferences(rows, logprobs, members, config.beta)
+            sequences = [row.sequence for row in rows]
+            totals.add(metrics)
+        else:
+            sequences = weighted(sequences, config.loss_agg, loss_scale_factor=config.loss_scale_factor)
         losses: list[tuple[list[TrainingRow], Tensor]] = []
         total = torch.zeros((), device=self._device)
         for bucket, batch in self._microbatches(self._policy, sequences, [s.action_mask for s in sequences]):
@@ -189,6 +224,8 @@ class Learner:
             total += loss.detach()
             totals.forwarded += batch.n_tokens
             losses.append(([row.sequence for row in members], loss_N.detach()))
+        if preference_loss is not None:
+            total = preference_loss.to(total)
         norm = nn.utils.clip_grad_norm_(self._trained.values(), self.config.grad_clip or float("inf"))
         loss_value, norm_value = torch.stack([total, norm]).tolist()
         if not np.isfinite([loss_value, norm_value]).all():
@@ -206,26 +243,32 @@ class Learner:
             return self._gather([v for v in values if v is not None], masks)
 
         logprobs_N = output.logprobs
-        old_logprobs_N = gather([row.old_logprobs for row in rows])
         advantages_N = gather([row.sequence.advantages for row in rows])
-        clips = {"clip_low": config.clip_low, "clip_high": config.clip_high}
-        if config.policy_loss == "gspo":
-            calls_N = _call_numbers([row.sequence for row in rows]).to(self._device)
-            policy = gspo_loss(logprobs_N, old_logprobs_N, advantages_N, calls_N, **clips)
+        metrics: dict[str, Tensor] = {}
+        if config.policy_loss in ("nll", "dpo"):
+            loss_N = -advantages_N * logprobs_N
+            if config.policy_loss == "nll":
+                metrics["nll"] = -logprobs_N
         else:
-            policy = policy_loss(logprobs_N, old_logprobs_N, advantages_N, **clips, clip_c=config.dual_clip)
-        metrics: dict[str, Tensor] = {
-            "abs_log_ratio": policy.log_ratio.abs(),
-            "approx_kl": -policy.log_ratio,
-            "clip_fraction": policy.clipped,
-            "dual_clip_fraction": policy.dual_clipped,
-            "entropy": -logprobs_N,
-        }
-        loss_N = policy.loss
+            old_logprobs_N = gather([row.old_logprobs for row in rows])
+            clips = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+            if config.policy_loss == "gspo":
+                calls_N = _call_numbers([row.sequence for row in rows]).to(self._device)
+                policy = gspo_loss(logprobs_N, old_logprobs_N, advantages_N, calls_N, **clips)
+            else:
+                policy = policy_loss(logprobs_N, old_logprobs_N, advantages_N, **clips, clip_c=config.dual_clip)
+            loss_N = policy.loss
+            metrics = {
+                "abs_log_ratio": policy.log_ratio.abs(),
+                "approx_kl": -policy.log_ratio,
+                "clip_fraction": policy.clipped,
+                "dual_clip_fraction": policy.dual_clipped,
+                "entropy": -logprobs_N,
+            }
         if config.rollout_is is not None:
             metrics["rollout_is_weight"] = gather([row.importance for row in rows])
             loss_N = loss_N * metrics["rollout_is_weight"]
-        if self._reference is not None:
+        if config.kl_coef:
             reference_N = gather([row.reference_logprobs for row in rows])
             metrics["reference_kl"] = kl_penalty(logprobs_N, reference_N, config.kl_kind)
             loss_N = loss_N + config.kl_coef * metrics["reference_kl"]
@@ -237,7 +280,7 @@ class Learner:
             metrics["value_loss"] = value_loss(output.values, old_values_N, targets_N, config.value_clip)
             metrics["value_error"] = (output.values - targets_N).abs()
             loss_N = loss_N + config.value_coef * metrics["value_loss"]
-        totals.add_tokens(metrics)
+        totals.add(metrics)
         return loss_N
 
     def _gather(self, values: Seq[FloatArray], masks: Seq[BoolArray]) -> Tensor:
@@ -260,6 +303,17 @@ class Learner:
             finally:
                 for module in self._dropouts:
                     module.eval()
+
+    @contextlib.contextmanager
+    def _dropout_off(self) -> Iterator[None]:
+        active = [module for module in self._dropouts if module.training]
+        for module in active:
+            module.eval()
+        try:
+            yield
+        finally:
+            for module in active:
+                module.train()
 
     # -- log-probs ----------------------------------------------------------------------------------------------
 
@@ -290,7 +344,7 @@ class Learner:
     ) -> list[FloatArray]:
         """float32 [T] per row: log-probs or values of the wanted tokens, 0 elsewhere."""
         by_row = [np.zeros(len(row), dtype=np.float32) for row in rows]
-        with torch.no_grad():
+        with torch.no_grad(), self._dropout_off():
             for bucket, batch in self._microbatches(model, rows, wanted):
                 values_N = getattr(model(batch), output).cpu().numpy()
                 ends = np.cumsum([len(places) for places in batch.places])
@@ -389,12 +443,16 @@ def _call_numbers(rows: Seq[TrainingRow]) -> Tensor:
     return torch.from_numpy(np.concatenate(numbers))
 
 
-def _minibatches(rows: Seq[LossRow], n: int, rng: np.random.Generator) -> Iterator[list[LossRow]]:
-    """Mini-batches of whole rollouts, so that merging cannot move a call from one to another."""
-    rollouts = sorted({row.sequence.rollout_id for row in rows})
-    order = rng.permutation(len(rollouts))
-    for part in np.array_split(order, min(n, len(rollouts))):
-        members = {rollouts[i] for i in part}
+def _minibatches(rows: Seq[LossRow], n: int, rng: np.random.Generator, pairs: Pairs) -> Iterator[list[LossRow]]:
+    """Mini-batches of whole rollouts, so that merging cannot move a call from one to another, and of whole pairs."""
+    together = {row.sequence.rollout_id: {row.sequence.rollout_id} for row in rows}
+    for chosen, rejected in pairs:
+        joined = together[chosen] | together[rejected]
+        together |= dict.fromkeys(joined, joined)
+    units = sorted({min(unit): unit for unit in together.values()}.items())
+    order = rng.permutation(len(units))
+    for part in np.array_split(order, min(n, len(units))):
+        members = {rollout for i in part for rollout in units[i][1]}
         yield [row for row in rows if row.sequence.rollout_id in members]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
@@ -23,28 +24,30 @@ class Totals:
     def __init__(self) -> None:
         self.forwarded = 0
         self._sums: dict[str, Tensor] = {}
-        self._count = 0
+        self._counts: Counter[str] = Counter()
         self._largest: list[Tensor] = []
         self._steps: list[tuple[float, float]] = []
 
-    def add_tokens(self, values: Mapping[str, Tensor]) -> None:
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        """Add values of tokens or of pairs; the mean over all that were added under a name is its metric."""
         for name, value in values.items():
             total = value.detach().sum(dtype=torch.float64)
             self._sums[name] = self._sums[name] + total if name in self._sums else total
-        self._largest.append(values["abs_log_ratio"].max())
-        self._count += values["abs_log_ratio"].numel()
+            self._counts[name] += value.numel()
+        if "abs_log_ratio" in values:
+            self._largest.append(values["abs_log_ratio"].max())
 
     def add_step(self, loss: float, norm: float) -> None:
         self._steps.append((loss, norm))
 
     def metrics(self) -> dict[str, float]:
-        means = (torch.stack(list(self._sums.values())) / self._count).tolist()
+        sums = torch.stack(list(self._sums.values())).tolist()
         loss, norm = np.mean(self._steps, axis=0)
         return {
             "loss": float(loss),
             "grad_norm": float(norm),
-            **dict(zip(self._sums, means, strict=True)),
-            "max_abs_log_ratio": float(torch.stack(self._largest).max()),
+            **{name: total / self._counts[name] for name, total in zip(self._sums, sums, strict=True)},
+            **({"max_abs_log_ratio": float(torch.stack(self._largest).max())} if self._largest else {}),
             "optimizer_steps": float(len(self._steps)),
         }
 

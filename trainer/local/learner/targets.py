@@ -10,6 +10,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray
@@ -17,6 +19,10 @@ from agl.trainer.local.config import LearnerConfig
 from agl.trainer.objectives.advantages import whiten
 from agl.trainer.objectives.gae import gae
 from agl.trainer.objectives.importance import truncated_importance
+from agl.trainer.objectives.losses import dpo_loss
+
+Pairs = Seq[tuple[str, str]]
+"""Rollout ids: of the chosen and of the rejected rollout."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +43,55 @@ class LossRow:
     reference_logprobs: FloatArray | None = None
     values: FloatArray | None = None
     value_targets: FloatArray | None = None
+
+
+def without_sampler(row: TrainingRow) -> TrainingRow:
+    """The row for a loss on the policy's own distribution: temperature 1, and no log-probs of whoever sampled it."""
+    return replace(row, logprobs=np.zeros_like(row.logprobs), temperatures=np.ones_like(row.temperatures))
+
+
+def preferences(
+    rows: Seq[LossRow], logprobs: Seq[FloatArray], pairs: Pairs, beta: float
+) -> tuple[list[LossRow], Tensor, dict[str, Tensor]]:
+    """The preference loss of pairs of rollouts as a loss of their tokens: a sum of log-probs has one derivative for all
+    tokens in it, which becomes their advantage, so that the gradient needs no two rollouts in one forward pass.
+
+    Args:
+        rows: all rows of the pairs' rollouts, with their reference log-probs.
+        logprobs: float32 [T] per row, under the policy in training.
+        pairs: rollout ids, (chosen, rejected). A rollout may be in several.
+
+    Returns:
+        The rows, with `weights` and `advantages` for -weight * advantage * log-prob; the mean loss, float64; and the
+        metrics of each pair, float64 [P].
+    """
+    rollouts = list(dict.fromkeys(row.sequence.rollout_id for row in rows))
+    index = {rollout: r for r, rollout in enumerate(rollouts)}
+    sums_R, reference_R = torch.zeros((2, len(rollouts)), dtype=torch.float64)
+    for row, logprobs_T in zip(rows, logprobs, strict=True):
+        assert row.reference_logprobs is not None
+        r, mask_T = index[row.sequence.rollout_id], row.sequence.action_mask
+        sums_R[r] += logprobs_T[mask_T].sum(dtype=np.float64)
+        reference_R[r] += row.reference_logprobs[mask_T].sum(dtype=np.float64)
+    chosen_P, rejected_P = (torch.tensor([index[pair[side]] for pair in pairs]) for side in (0, 1))
+    loss = dpo_loss(sums_R[chosen_P], sums_R[rejected_P], reference_R[chosen_P], reference_R[rejected_P], beta=beta)
+    slopes_R = torch.zeros_like(sums_R).index_add_(0, chosen_P, loss.slope).index_add_(0, rejected_P, -loss.slope)
+    weighed = []
+    for row in rows:
+        mask_T = row.sequence.action_mask.astype(np.float32)
+        advantage = -float(slopes_R[index[row.sequence.rollout_id]])
+        sequence = replace(row.sequence, advantages=mask_T * np.float32(advantage), weights=mask_T / len(pairs))
+        weighed.append(replace(row, sequence=sequence))
+    margins_P = loss.chosen_rewards - loss.rejected_rewards
+    metrics = {
+        "chosen_logprob": sums_R[chosen_P],
+        "rejected_logprob": sums_R[rejected_P],
+        "chosen_reward": loss.chosen_rewards,
+        "rejected_reward": loss.rejected_rewards,
+        "reward_margin": margins_P,
+        "reward_accuracy": (margins_P > 0).double(),
+    }
+    return weighed, loss.loss.mean(), metrics
 
 
 def correct(row: LossRow, proximal_T: FloatArray, config: LearnerConfig) -> LossRow:

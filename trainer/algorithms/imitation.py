@@ -1,0 +1,112 @@
+"""Supervised fine-tuning on traces: the calls that were chosen are imitated, token by token."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from agl.errors import ConfigError, checked_options
+from agl.mdp.sequence import merge
+from agl.mdp.types import Trajectory
+from agl.trainer.algorithms.record import Rows, learned, record
+from agl.trainer.algorithms.training import LocalTraining, Steps, publish, train
+from agl.trainer.objectives.advantages import CallAdvantage
+from agl.trainer.run.batches import Batches
+from agl.trainer.run.config import require_positive
+from agl.trainer.run.policies import Policies
+from agl.trainer.run.run import Run
+from agl.trainer.traces import Traces
+from agl.trainer.traces.choice import Chosen
+
+IMITATION_RATE = 1e-5
+"""A usual learning rate where answers are imitated: every token pulls the same way, unlike in a policy gradient."""
+
+
+@checked_options
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SFT(LocalTraining):
+    """Supervised fine-tuning on traces: maximises the likelihood of the chosen calls' tokens, each forwarded once.
+
+    The loss is the mean negative log-likelihood at temperature 1 of the trained tokens, weighed as `data` says.
+
+    Attributes:
+        data: the calls to imitate, `agl.traces(...)`. Where the run has several policies, each learns from the calls of
+            the agents that are its own.
+        batch_size: rollouts per step.
+    """
+
+    needs_tasks: ClassVar[bool] = False
+
+    data: Traces
+    batch_size: int = 16
+    learning_rate: float = IMITATION_RATE
+
+    def __post_init__(self) -> None:
+        require_positive(batch_size=self.batch_size)
+        if not isinstance(self.data, Traces):
+            raise ConfigError(
+                f"data= is a {type(self.data).__name__}", hint='for example agl.traces("runs/a", where=agl.reward() >= 1)'
+            )
+        LocalTraining.__post_init__(self)
+
+    def _learner_settings(self) -> dict[str, Any]:
+        return {"policy_loss": "nll"}
+
+    async def make_steps(self, run: Run) -> _Imitation:
+        chosen = await self.data.choose(self.models(run), run.selection, renderer=self.renderer)
+        run.progress.note(str(chosen))
+        return _Imitation(self, run, chosen.require())
+
+
+class _Imitation(Steps[Seq[Trajectory]]):
+    """Batches of rollouts; the weights are served where somebody asks them: for a validation, and at the end."""
+
+    def __init__(self, settings: SFT, run: Run, chosen: Chosen) -> None:
+        self.settings, self.chosen = settings, chosen
+        self._unserved: Rows = {}
+        by_rollout: dict[str, list[Trajectory]] = {}
+        for trajectory in chosen.trajectories:
+            by_rollout.setdefault(trajectory.rollout_id, []).append(trajectory)
+        rollouts = list(by_rollout.values())
+        self.batches = Batches(rollouts, min(settings.batch_size, len(rollouts)), run.seed)
+        super().__init__(run, settings.steps or self.batches.steps_per_epoch() * (settings.epochs or 1))
+
+    async def prepare(self, policies: Policies, step: int) -> Seq[Trajectory]:
+        return [t for i in self.batches.indices(step) for t in self.batches.tasks[i]]
+
+    async def update(
+        self,
+        policies: Policies,
+        prepared: Seq[Trajectory],
+        step: int,
+        ahead: asyncio.Task[Seq[Trajectory]] | None,
+    ) -> dict[str, Any]:
+        run, weights = self.run, self.chosen.weights
+        rows = await asyncio.to_thread(_rows, prepared, policies.names, weights)
+        self.updating = True
+        due = {name: r for name, r in rows.items() if any(row.n_actions for row in r)}
+        metrics = await train(policies, due)
+        self._unserved = {**self._unserved, **due}
+        if step + 1 == self.total or (run.val and (step + 1) % self.settings.val_every == 0):
+            async with run.gateway.hold() if run.gateway is not None else contextlib.nullcontext():
+                await asyncio.gather(*(publish(policies[name], r, step) for name, r in self._unserved.items()))
+            self._unserved = {}
+        calls = [
+            CallAdvantage(
+                t.call.id, t.call.rollout_id, trajectory.policy, t.reward, trajectory.total_reward, weights[t.call.id], None
+            )
+            for trajectory in prepared
+            for t in trajectory.transitions
+        ]
+        await record(run, policies, calls, rows, step)
+        for name in due:
+            await run.store.add_policy_version(run.run_id, name, policies[name].version, step + 1)
+        return learned(prepared, policies, rows, metrics)
+
+
+def _rows(trajectories: Seq[Trajectory], names: Seq[str], weights: Mapping[str, float]) -> Rows:
+    return {name: [row for t in trajectories if t.policy == name for row in merge(t, weights)] for name in names}

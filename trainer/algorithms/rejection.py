@@ -1,0 +1,104 @@
+"""Rejection fine-tuning: sample, keep what succeeded, imitate it, again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+from agl.errors import checked_options
+from agl.mdp.conditions import Where, condition, reward
+from agl.trainer.algorithms.imitation import IMITATION_RATE, imitated
+from agl.trainer.algorithms.sampled import SampledSteps
+from agl.trainer.algorithms.training import LocalTraining
+from agl.trainer.objectives.advantages import CallAdvantage, StepAdvantages
+from agl.trainer.run.batches import Batches
+from agl.trainer.run.config import require_positive
+from agl.trainer.run.run import Run, require_tasks
+from agl.trainer.runners.protocol import RolloutResult
+from agl.trainer.traces.choice import Candidate, check_per_task, choose
+
+
+@checked_options
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RFT(LocalTraining):
+    """Rejection fine-tuning, also called expert iteration: in each round the policy samples every task, and imitates
+    those of its rollouts that are good enough; the next round goes on from there.
+
+    Sources: STaR, arXiv 2203.14465 (here each round goes on from the last one's weights); ReST-EM, arXiv 2312.06585.
+
+    Attributes:
+        rounds: how many. samples: rollouts per task and round. tasks: of a round; None = all of the dataset.
+        keep: which rollouts are imitated: a condition such as `agl.reward() >= 1`, or a function of an attempt.
+        per_task: at most so many of a task's, the best and then the oldest; None for all.
+        epochs: passes over what was kept in a round. minibatches: optimiser steps per pass.
+    """
+
+    rounds: int = 3
+    samples: int = 4
+    tasks: int | None = None
+    keep: Where = reward() >= 1
+    per_task: int | None = None
+    epochs: int | None = 2
+    minibatches: int = 8
+    learning_rate: float = IMITATION_RATE
+    val_every: int = 1
+    checkpoint_every: int | None = 1
+
+    def __post_init__(self) -> None:
+        require_positive(
+            rounds=self.rounds, samples=self.samples, tasks=self.tasks, minibatches=self.minibatches
+        )
+        check_per_task(self.per_task)
+        condition(self.keep, option="keep")
+        LocalTraining.__post_init__(self)
+
+    def _learner_settings(self) -> dict[str, Any]:
+        return {"policy_loss": "nll", "epochs": self.epochs, "minibatches": self.minibatches}
+
+    async def make_steps(self, run: Run) -> _Rounds:
+        return _Rounds(self, run)
+
+
+class _Rounds(SampledSteps):
+    settings: RFT
+
+    def __init__(self, settings: RFT, run: Run) -> None:
+        require_tasks(run.train, "the training dataset")
+        batches = Batches(run.train, min(settings.tasks or len(run.train), len(run.train)), run.seed)
+        super().__init__(settings, run, settings.rounds, batches, settings.samples)
+
+    def advantages(self, results: Seq[RolloutResult], step: int) -> StepAdvantages:
+        """Each call that is imitated is worth 1.
+
+        Raises:
+            NoTrainableDataError: no rollout is kept; says what their rewards were.
+        """
+        attempts = [(r.rollout, r.attempt_trajectory) for r in results if r.attempt_trajectory is not None]
+        chosen = choose(
+            (Candidate(attempt, rollout.task, rollout.created_at) for rollout, attempt in attempts),
+            where=self.settings.keep,
+            per_task=self.settings.per_task,
+        ).require()
+        calls = [
+            CallAdvantage(
+                t.call.id,
+                t.call.rollout_id,
+                t.call.policy,
+                t.reward,
+                attempt.reward or 0.0,
+                chosen.weights.get(t.call.id, 0.0),
+                None if t.call.id in chosen.weights else f"not kept ({chosen.where}), or the same as another",
+            )
+            for _, attempt in attempts
+            for t in attempt.trajectory.transitions
+        ]
+        kept = {t.group for t in chosen.trajectories}
+        return StepAdvantages(
+            chosen.trajectories,
+            chosen.weights,
+            tuple(calls),
+            dropped_groups=0,
+            zero_variance_groups=0,
+            flat_groups=frozenset(rollout.group for rollout, _ in attempts) - kept,
+        )

@@ -1,0 +1,167 @@
+"""Steps that sample: rollouts of some tasks, what each of their calls is worth, and an update of the policies."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import abstractmethod
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+
+from agl.errors import NoTrainableDataError, StalePolicyError
+from agl.mdp.sequence import TrainingRow, merge
+from agl.trainer.algorithms.record import Rows, Sample, facts, record
+from agl.trainer.algorithms.training import LocalTraining, Steps, publish, train
+from agl.trainer.objectives.advantages import FLAT, StepAdvantages
+from agl.trainer.run.batches import Batches
+from agl.trainer.run.policies import Policies
+from agl.trainer.run.run import Run, require_some
+from agl.trainer.runners.protocol import RolloutResult
+
+
+class SampledSteps(Steps[Sample]):
+    """Steps of an algorithm that learns from what the policies have just sampled.
+
+    Args:
+        settings: of the algorithm. run: the run. total: its steps. batches: the tasks of each step.
+        group_size: rollouts per task. max_staleness: by how many updates the weights that sampled may be older.
+    """
+
+    why_flat = "all rollouts of each task had the same return"
+    """Why a step with rollouts has nothing to learn from, for people."""
+
+    def __init__(
+        self,
+        settings: LocalTraining,
+        run: Run,
+        total: int,
+        batches: Batches,
+        group_size: int,
+        max_staleness: int = 0,
+    ) -> None:
+        super().__init__(run, total)
+        self.settings, self.batches, self.group_size = settings, batches, group_size
+        self.max_staleness, self.ahead = max_staleness, bool(max_staleness)
+
+    @abstractmethod
+    def advantages(self, results: Seq[RolloutResult], step: int) -> StepAdvantages:
+        """What each call of these rollouts is worth."""
+
+    def learns(self, rows: Seq[TrainingRow]) -> bool:
+        """Whether an update on these rows would change the policy."""
+        return any(row.n_actions and np.any(row.advantages) for row in rows)
+
+    async def sample(self, step: int) -> tuple[list[RolloutResult], int]:
+        """The step's rollouts, and how many tasks were sampled in place of useless ones."""
+        return await self.rollouts(self.batches.indices(step), step), 0
+
+    async def rollouts(self, indices: Seq[int], step: int, first: int = 0) -> list[RolloutResult]:
+        """Rollouts of the tasks with these indices; `first`: place of the first task, when the step has had others."""
+        return await self.run.rollouts(
+            [(i, self.run.train[i]) for i in indices],
+            mode="train",
+            step=step,
+            group_size=self.group_size,
+            metadata=self.settings.metadata(self.run),
+            first=first,
+        )
+
+    async def rows(self, policies: Policies, sample: Sample, step: int) -> Rows:
+        """The step's training rows. Raises as `make_rows`."""
+        # Off the event loop: long rollouts take seconds.
+        return await asyncio.to_thread(make_rows, sample, policies, step, self.max_staleness)
+
+    async def prepare(self, policies: Policies, step: int) -> Sample:
+        """The step's rollouts and what their calls are worth.
+
+        Raises:
+            AglError: all rollouts failed.
+        """
+        began, earlier = time.monotonic(), policies.prompt_tokens
+        results, resampled = await self.sample(step)
+        succeeded = require_some(results, f"step {step + 1}")
+        advantages = self.advantages(results, step)
+        # A policy without a call: its pattern matches no agent's name, or its agent is seldom called.
+        agents = dict.fromkeys(
+            a for r in succeeded if r.attempt_trajectory is not None for a in r.attempt_trajectory.agents
+        )
+        for name in self.run.selection.policies:
+            if all(c.policy != name for c in advantages.calls):
+                self.run.progress.note(
+                    f"step {step + 1}: no agent of policy {name!r} was called; agents seen: {', '.join(agents)}"
+                )
+        prompt_tokens = policies.prompt_tokens - earlier
+        return Sample(results, succeeded, advantages, resampled, time.monotonic() - began, prompt_tokens)
+
+    async def update(
+        self, policies: Policies, prepared: Sample, step: int, ahead: asyncio.Task[Sample] | None
+    ) -> dict[str, Any]:
+        run, sample = self.run, prepared
+        assert run.gateway is not None
+        # Each policy learns from its own calls alone, and every sampled token is in one row.
+        rows = await self.rows(policies, sample, step)
+        self.updating = True
+        due = {name: r for name, r in rows.items() if self.learns(r)}
+        metrics: dict[str, Mapping[str, float]] = {}
+        if due:
+            if self.max_staleness:
+                metrics = await train(policies, due)
+                if ahead is not None:
+                    # All of its calls are of the weights before this update, so that a resumed run, which finds these
+                    # rollouts in the store, equals one that was never stopped.
+                    await asyncio.wait([ahead])
+            # Requests are held, so that no answer is sampled from two versions of the weights.
+            async with run.gateway.hold():
+                metrics = metrics or await train(policies, due)
+                await asyncio.gather(*(publish(policies[name], r, step) for name, r in due.items()))
+        else:
+            run.progress.note(f"step {step + 1}: no update: {self.why_flat}")
+
+        await record(run, policies, sample.advantages.calls, rows, step)
+        for name in due:
+            await run.store.add_policy_version(run.run_id, name, policies[name].version, step + 1)
+        return facts(sample, policies, rows, metrics) | {
+            "rollouts_per_second": len(sample.results) / max(1e-9, sample.seconds),
+            "engine/prompt_tokens_computed": sample.prompt_tokens["computed"],
+            "engine/prompt_tokens_reused": sample.prompt_tokens["reused"],
+        }
+
+
+def make_rows(sample: Sample, policies: Policies, step: int, max_staleness: int = 0) -> Rows:
+    """Merge each policy's calls into training rows.
+
+    Raises:
+        NoTrainableDataError: no row of any policy holds a token to train, although no group was left out as flat.
+        StalePolicyError: a call was sampled by weights that are more than `max_staleness` updates older than those in
+            training, or by later ones.
+    """
+    advantages = sample.advantages
+    trajectories = {name: advantages.of(name) for name in policies.names}
+    rows = {name: [row for t in ts for row in merge(t, advantages.advantages)] for name, ts in trajectories.items()}
+    flat = any(c.dropped == FLAT and c.policy in rows for c in advantages.calls)
+    if not flat and not any(row.n_actions for policy_rows in rows.values() for row in policy_rows):
+        if advantages.dropped_groups:
+            why = f"{advantages.dropped_groups} group(s) kept no two to compare"
+        else:
+            why = "none of their answers is whole" if advantages.calls else "they made no call"
+        raise NoTrainableDataError(
+            f"step {step + 1} has nothing to train on: {len(sample.succeeded)} of {len(sample.results)} rollouts "
+            f"succeeded, and {why}",
+            hint="see why rollouts fail with agl explain, or raise max_attempts",
+            step=step + 1,
+        )
+    for name, version in policies.versions.items():
+        for call in (transition.call for t in trajectories[name] for transition in t.transitions):
+            if not 0 <= version - call.policy_version <= max_staleness:
+                raise StalePolicyError(
+                    f"call {call.id} was sampled by version {call.policy_version} of policy {call.policy!r}, but "
+                    f"version {version} is being trained and max_staleness is {max_staleness}",
+                    rollout=call.rollout_id,
+                    attempt=call.attempt,
+                    agent=call.agent,
+                    step=step + 1,
+                )
+    return rows
