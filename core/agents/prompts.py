@@ -64,7 +64,7 @@ def load_prompts(directory: str | Path) -> dict[str, Resource]:
         written = json.loads(path.read_bytes())
         resources = {name: resource_from_json(value) for name, value in written.items()}
     except OSError as error:
-        raise ConfigError(f"there are no prompts in {directory}: {path} {error.strerror}", hint=hint) from error
+        raise ConfigError(f"there are no prompts in {directory}: {path}: {error.strerror}", hint=hint) from error
     except (ValueError, KeyError, AttributeError) as error:
         raise ConfigError(f"{path} does not hold prompts: {type(error).__name__}: {error}", hint=hint) from error
     for name, resource in resources.items():
