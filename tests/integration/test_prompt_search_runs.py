@@ -163,7 +163,10 @@ def test_failed_rollout_scores_lowest_and_its_error_is_feedback(tmp_path: Path) 
 
 
 def test_most_fail(tmp_path: Path) -> None:
-    with rule_provider() as provider, pytest.raises(RolloutError, match=r"4 of 4 rollouts failed; .*no answer to val 0"):
+    with (
+        rule_provider() as provider,
+        pytest.raises(RolloutError, match=r"4 of 4 rollouts failed; .*no answer to val 0"),
+    ):
         fit(gepa(provider.url), failing_agent(provider.url, lambda task, text: True), tmp_path, max_attempts=1)
 
 

@@ -118,8 +118,8 @@ def _earner(span: Span, index: SpanIndex, numbers: Mapping[str, str]) -> str:
     """Which call a reward's span was emitted for."""
     call_id = span.attributes.get(semconv.REWARD_CALL)
     call = next((c for c in index.calls if c.id == call_id), None) or index.rewarded_call(span.parent_id)
-    if call is not None and call.span_id in numbers:
-        return numbers[call.span_id]
+    if call is not None and (number := numbers.get(call.span_id or "")) is not None:
+        return number
     for outer in index.upwards(span.parent_id):
         if outer.span_id in numbers:
             return numbers[outer.span_id]

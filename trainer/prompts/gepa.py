@@ -69,7 +69,7 @@ class GEPA(PromptSearch):
         return {"algorithm": "GEPA", "batch_size": self.batch_size, "merge": self.merge}
 
     async def search(self, work: Search) -> Candidate:
-        import gepa
+        from gepa.api import optimize
 
         run, bridge = work.run, _Bridge(asyncio.get_running_loop())
         train: list[_Item] = [("train", task) for task in enumerate(run.train)]
@@ -81,8 +81,8 @@ class GEPA(PromptSearch):
 
         adapter = _Adapter(work, bridge, asker(self.reflection))
 
-        def optimize() -> Candidate:
-            result = gepa.optimize(
+        def evolve() -> Candidate:
+            result = optimize(
                 seed_candidate=dict(work.start),
                 trainset=train,
                 valset=val,
@@ -102,7 +102,7 @@ class GEPA(PromptSearch):
             assert isinstance(best, Mapping)
             return best
 
-        return await bridge.run(optimize)
+        return await bridge.run(evolve)
 
 
 class _Adapter:
