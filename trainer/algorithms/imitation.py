@@ -49,8 +49,7 @@ class SFT(LocalTraining):
         require_positive(batch_size=self.batch_size)
         if not isinstance(self.data, Traces):
             raise ConfigError(
-                f"data= is a {type(self.data).__name__}",
-                hint='for example agl.traces("runs/a", where=agl.reward() >= 1)',
+                f"data= is a {type(self.data).__name__}", hint='for example agl.traces("runs/a", where=agl.reward() >= 1)'
             )
         LocalTraining.__post_init__(self)
 
@@ -98,13 +97,7 @@ class _Imitation(Steps[Seq[Trajectory]]):
             self._unserved = {}
         calls = [
             CallAdvantage(
-                t.call.id,
-                t.call.rollout_id,
-                trajectory.policy,
-                t.reward,
-                trajectory.total_reward,
-                weights[t.call.id],
-                None,
+                t.call.id, t.call.rollout_id, trajectory.policy, t.reward, trajectory.total_reward, weights[t.call.id], None
             )
             for trajectory in prepared
             for t in trajectory.transitions

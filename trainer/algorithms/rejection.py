@@ -46,7 +46,9 @@ class RFT(LocalTraining):
     checkpoint_every: int | None = 1
 
     def __post_init__(self) -> None:
-        require_positive(rounds=self.rounds, samples=self.samples, tasks=self.tasks, minibatches=self.minibatches)
+        require_positive(
+            rounds=self.rounds, samples=self.samples, tasks=self.tasks, minibatches=self.minibatches
+        )
         check_per_task(self.per_task)
         condition(self.keep, option="keep")
         LocalTraining.__post_init__(self)
