@@ -11,6 +11,7 @@ _NAMES = {
     "agl.agents": ("Agent", "LitAgent", "Outcome", "RolloutInfo", "Tracer", "rollout"),
     "agl.agents.command": ("CommandAgent",),
     "agl.agents.hooks": ("Hook",),
+    "agl.agents.prompts": ("load_prompts", "save_prompts"),
     "agl.agents.registry": ("wrap",),
     "agl.agents.resources": ("LLM", "Dataset", "NamedResources", "PromptTemplate", "SystemPrompt"),
     "agl.errors": ("AglError",),

@@ -13,6 +13,8 @@ from agl.agents import Tracer as Tracer
 from agl.agents import rollout as rollout
 from agl.agents.command import CommandAgent as CommandAgent
 from agl.agents.hooks import Hook as Hook
+from agl.agents.prompts import load_prompts as load_prompts
+from agl.agents.prompts import save_prompts as save_prompts
 from agl.agents.registry import wrap as wrap
 from agl.agents.resources import LLM as LLM
 from agl.agents.resources import Dataset as Dataset

@@ -6,6 +6,7 @@ differs from its resource is an error, so that an edit of it is never ignored.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import urllib.parse
@@ -78,6 +79,12 @@ def load_prompts(directory: str | Path) -> dict[str, Resource]:
                 hint=f"{FILE} is what is used: edit the prompt there and delete {text_file.name}",
             )
     return resources
+
+
+def prompts_digest(prompts: Mapping[str, Resource]) -> str:
+    """12 hex digits that tell one set of prompts from another."""
+    written = json.dumps({name: resource_to_json(prompt) for name, prompt in prompts.items()}, sort_keys=True)
+    return hashlib.blake2b(written.encode(), digest_size=6).hexdigest()
 
 
 def replacements(resources: Mapping[str, Resource]) -> SystemPrompts | None:

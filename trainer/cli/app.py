@@ -53,7 +53,7 @@ _ALGORITHM_OPTIONS = (
 )  # fmt: skip
 _TRAINER_OPTIONS = (
     "timeout", "seed", "runners", "host", "port", "gateways", "store", "max_attempts", "silent_seconds", "log",
-    "project", "name",
+    "project", "name", "prompts",
 )  # fmt: skip
 """Options of `agl train` that the algorithm and the trainer take under the same name."""
 
@@ -88,6 +88,7 @@ def train(
     temperature: Annotated[float, typer.Option(help="Of training's sampling.")] = 1.0,
     max_response_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 1024,
     val_every: Annotated[int, typer.Option(help="Steps between validations.", min=1)] = 10,
+    prompts: Annotated[Path | None, typer.Option(help="A directory of prompts that the agents get.")] = None,
     lora_rank: Annotated[int | None, typer.Option(help="Train a LoRA adapter of this rank.", min=1)] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     workers: Annotated[int, typer.Option(help="Rollouts at once.", min=1)] = 8,
@@ -230,6 +231,7 @@ def evaluate(
         int | None, typer.Option(help="Longest answer; as the agent asks if left out.", min=1)
     ] = None,
     workers: Annotated[int, typer.Option(help="Rollouts at once.", min=1)] = 8,
+    prompts: Annotated[Path | None, typer.Option(help="A directory of prompts that the agents get.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds per rollout.")] = 600.0,
     max_attempts: Annotated[int, typer.Option(help="Tries per rollout.", min=1)] = 2,
     out: Annotated[Path | None, typer.Option(help="The evaluation's directory.")] = None,
@@ -260,6 +262,7 @@ def evaluate(
         success=success,
         temperature=temperature,
         max_response_tokens=max_response_tokens,
+        prompts=prompts,
         n_workers=workers,
         timeout=timeout,
         max_attempts=max_attempts,

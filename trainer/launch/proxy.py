@@ -1,8 +1,8 @@
 """A proxy for a launched program: takes its spans, and passes its model calls to their own provider and records them.
 
 Invariant: a call passes byte for byte, except for a system prompt that is replaced, and a stream as it comes, with the
-program's own key, which is never stored. The URL holds a secret, so that no other program can use it, and is valid while
-the program runs.
+program's own key, which is never stored. The URL holds a secret, so that no other program can use it, and is valid
+while the program runs.
 """
 
 from __future__ import annotations

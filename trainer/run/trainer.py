@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 from agl._version import __version__
 from agl.agents.agent import Agent, Tracer, as_agent
 from agl.agents.hooks import Hook
+from agl.agents.prompts import load_prompts, replacements
 from agl.agents.registry import switched_on
 from agl.agents.resources import Dataset, as_tasks
 from agl.credit import Credit, Uniform
@@ -138,6 +139,9 @@ class Trainer:
             of `n_workers`.
         capture_content: whether texts are recorded in addition to the tokens.
         initial_resources: what rollouts receive in addition to `llm`.
+        prompts: a directory of prompts (`agl.save_prompts`, `agl.GEPA`, `agl.APO`), which rollouts receive, too. Its
+            system prompts are put in the place of the agents' own, its templates in that of `initial_resources`. None
+            = the algorithm's `prompts`.
         hooks: an `agl.Hook`, or several, called around every attempt.
         progress: show progress.
         callbacks: an `agl.Callback`, or several, which see each step and may end training, as `agl.EarlyStopping` does.
@@ -169,6 +173,7 @@ class Trainer:
         gateways: int | None = None,
         capture_content: bool = True,
         initial_resources: Mapping[str, Any] | None = None,
+        prompts: str | Path | None = None,
         hooks: Hook | Iterable[Hook] | None = None,
         progress: bool = True,
         callbacks: Callback | Iterable[Callback] | None = None,
@@ -180,6 +185,9 @@ class Trainer:
             raise ConfigError(f"algorithm= is {algorithm!r}", hint="for example agl.GRPO(model=..., steps=200)")
         self.algorithm = algorithm
         self.tracers: tuple[Tracer, ...] = _as_tuple(tracer)
+        prompts = prompts or getattr(algorithm, "prompts", None)
+        resources = {**(initial_resources or {}), **({} if prompts is None else load_prompts(prompts))}
+        replacements(resources)  # checks them
         self.config = RunConfig(
             selection=select(agents),
             credit=credit or Uniform(),
@@ -195,7 +203,7 @@ class Trainer:
             port=port,
             gateways=gateways,
             capture_content=capture_content,
-            initial_resources=dict(initial_resources or {}),
+            initial_resources=resources,
             hooks=_as_tuple(hooks),
         )
         self.store = store
