@@ -36,6 +36,7 @@ from rules import (
 import agl
 from agl.agents.prompts import load_prompts
 from agl.errors import ConfigError, NoAgentMatchedError, RolloutError
+from agl.trainer.store import open_store
 
 
 def test_apo_finds_every_rule(tmp_path: Path) -> None:
@@ -254,6 +255,23 @@ def test_reflections_are_no_rollouts(tmp_path: Path) -> None:
     assert result.history[-1]["prompts/rollouts"] == sum(s.body["model"] == "obedient" for s in provider.seen)
 
 
+def test_tasks_and_prompts_are_no_settings(tmp_path: Path) -> None:
+    """What is recorded of a run goes to trackers."""
+    with rule_provider() as provider:
+        result = fit(gepa(provider.url, budget=12), template_agent(provider.url), tmp_path)
+
+    async def config() -> dict[str, Any]:
+        store = await open_store(result.store)
+        [run] = await store.query_runs(run_ids=[result.run_id])
+        await store.close()
+        return dict(run.config)
+
+    settings = asyncio.run(config())
+    assert (settings["algorithm.budget"], settings["initial_resources"]) == (12, ["prompt"])
+    assert not any(text in json.dumps(settings) for text in ("held out", "train 1", START, provider.url))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gepa", "apo"])
 def test_kill_9_and_resume_repeats_nothing(tmp_path: Path, name: str) -> None:
     """The search is killed while the second reflection is asked; resumed, it asks and runs only what is missing."""
@@ -298,3 +316,20 @@ def test_process_runners_get_each_candidate(tmp_path: Path) -> None:
         options = {"runners": "process", "n_workers": 2, "initial_resources": {**RESOURCES, **model}}
         result = fit(gepa(provider.url), "rules:environment_agent", tmp_path, **options)
     assert result.history[-1]["held_out/reward"] == 1.0
+
+
+def test_goes_on_from_the_prompts_of_an_earlier_search(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"initial_resources": None, "agents": "writer"}
+    with rule_provider() as provider:
+        agent = two_agents(provider.url)
+        first = fit(gepa(provider.url, budget=14), agent, tmp_path / "first", **options)
+        second = fit(
+            gepa(provider.url), agent, tmp_path / "second", **options, prompts=str(tmp_path / "first" / "prompts")
+        )
+    assert first.prompts["writer"] != "You write. {braces}"
+    assert first.history[-1]["held_out/reward"] < 1.0
+    assert second.prompts["writer"].startswith(first.prompts["writer"])
+    assert second.history[-1]["held_out/reward"] == 1.0
+    [prompt] = load_prompts(tmp_path / "second" / "prompts").values()
+    assert isinstance(prompt, agl.SystemPrompt)
+    assert prompt.observed == "You write. {braces}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agl import semconv
@@ -68,13 +68,13 @@ class Component:
         return frozenset(_fields(text)) if is_formatted else frozenset()
 
 
-def templates(resources: Mapping[str, object]) -> list[Component]:
-    """The prompt templates among named resources.
+def known_prompts(resources: Mapping[str, object]) -> list[Component]:
+    """The prompts among named resources.
 
     Raises:
         ConfigError: one of them is no valid template.
     """
-    components = [Component(n, r) for n, r in resources.items() if isinstance(r, PromptTemplate)]
+    components = [Component(n, r) for n, r in resources.items() if isinstance(r, PromptTemplate | SystemPrompt)]
     for component in components:
         try:
             _ = component.fields
@@ -86,11 +86,13 @@ def templates(resources: Mapping[str, object]) -> list[Component]:
     return components
 
 
-def observed_prompts(rollouts: Sequence[Sequence[Span]], selection: Selection) -> list[Component]:
+def observed_prompts(
+    rollouts: Sequence[Sequence[Span]], selection: Selection, known: Collection[str] = ()
+) -> list[Component]:
     """The system prompts that the selected agents sent in each of their calls.
 
     Args:
-        rollouts: the spans of each rollout that was looked at.
+        rollouts: the spans of each rollout that was looked at. known: agents to leave out.
 
     Raises:
         NoAgentMatchedError: no selected agent made a call.
@@ -110,7 +112,7 @@ def observed_prompts(rollouts: Sequence[Sequence[Span]], selection: Selection) -
             "agl.PromptTemplate(...)}",
         )
     components = []
-    for agent in selected:
+    for agent in (agent for agent in selected if agent not in known):
         sent = [prompts for of_rollout in calls for name, prompts in of_rollout if name == agent]
         constant = [
             text for text in dict.fromkeys(sent[0]) if text.strip() and all(text in prompts for prompts in sent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from agl.agents.resources import LLM, Dataset
@@ -43,7 +43,7 @@ class GEPA(PromptSearch):
 
     reflection: LLM | Callable[[str], Any]
     budget: int
-    held_out: Dataset[Any] | Iterable[Any] | float | None = None
+    held_out: Dataset[Any] | Iterable[Any] | float | None = field(default=None, metadata={"recorded": False})
     batch_size: int = 3
     perfect_score: float | None = 1.0
     merge: bool = False

@@ -21,10 +21,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from agl.agents.prompts import save_prompts
-from agl.agents.resources import Dataset, as_tasks, resource_to_json
+from agl.agents.resources import Dataset, SystemPrompt, as_tasks, resource_to_json
 from agl.errors import AglError, ConfigError, DatasetError
 from agl.trainer.gateway.access import SamplingRules
-from agl.trainer.prompts.components import Component, difference, observed_prompts, templates
+from agl.trainer.prompts.components import Component, difference, known_prompts, observed_prompts
 from agl.trainer.prompts.feedback import describe
 from agl.trainer.prompts.reflection import Reflections
 from agl.trainer.report.statistics import mean_interval, sign_flip_test, success_interval
@@ -199,14 +199,15 @@ class Search:
         self._began = time.monotonic()
 
     async def find_components(self) -> None:
-        """Find the texts to change: templates among the resources, and system prompts by a first look at some tasks."""
-        run, found = self.run, templates(self.run.config.initial_resources)
+        """Find the texts to change: prompts among the resources, and system prompts by a first look at some tasks."""
+        run, found = self.run, known_prompts(self.run.config.initial_resources)
         everyone = all(pattern == "*" for pattern, _ in run.selection.rules)
         if not (found and everyone):
             results = await self.rollouts({}, list(enumerate(run.train[:FIRST_LOOK_TASKS])), "train")
             require_some(results, "the first look at the agent's prompts")
             spans = [await run.store.query_spans(r.rollout.rollout_id, r.attempt) for r in results]
-            found += observed_prompts(spans, run.selection)
+            known = {c.resource.agent for c in found if isinstance(c.resource, SystemPrompt)}
+            found += observed_prompts(spans, run.selection, known)
         self.components = {component.name: component for component in found}
         if len(self.components) < len(found):
             names = [component.name for component in found]

@@ -364,9 +364,13 @@ class Trainer:
         settings = {name: getattr(self.config, name) for name in _SETTINGS}
         algorithm = self.algorithm
         if is_dataclass(algorithm):
-            settings |= {f"algorithm.{f.name}": getattr(algorithm, f.name) for f in fields(algorithm)}
+            # Tasks are no settings, and trackers get these.
+            recorded = [f.name for f in fields(algorithm) if f.metadata.get("recorded", True)]
+            settings |= {f"algorithm.{name}": getattr(algorithm, name) for name in recorded}
         elif (plan := getattr(algorithm, "plan", None)) is not None:
             settings |= {f"algorithm.{key}": value for key, value in plan.settings.items()}
+        elif callable(own := getattr(algorithm, "settings", None)):
+            settings |= {f"algorithm.{key}": value for key, value in own().items()}
         # Resources are prompts: their names say what there was.
         settings["initial_resources"] = sorted(self.config.initial_resources)
         settings |= {"seed": self.seed, "train_tasks": train, "val_tasks": val, "agl": __version__}
