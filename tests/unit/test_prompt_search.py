@@ -27,10 +27,13 @@ def test_gepa_finds_every_rule(tmp_path: Path) -> None:
     text = result.prompts["prompt"]
     assert all(f"be {rule}" in text for rule in ("polite", "metric", "brief"))
     assert "{question}" in text
-    start, end = result.history[-2:]
-    assert (start["held_out/start/reward"], end["held_out/reward"]) == (0.0, 1.0)
+    end = result.history[-1]
+    assert (end["held_out/start/reward"], end["held_out/reward"]) == (0.0, 1.0)
     assert load_prompts(tmp_path / "prompts") == {"prompt": agl.PromptTemplate(text)}
     assert end["prompts/best"] == 1.0
+    # Five of five: Wilson's interval, and 2 / 2**5, as five differences may all have either sign.
+    assert end["held_out/score_low"] == pytest.approx(0.5655, abs=1e-4)
+    assert end["held_out/p_value"] == 2 / 2**5
 
 
 @pytest.mark.parametrize("reply", ["", "{", None])
@@ -44,6 +47,7 @@ def test_rubbish_leaves_the_start(tmp_path: Path, reply: Any) -> None:
     # Nothing but the start was run: four validation tasks, three training tasks at a time, the held-out tasks once.
     assert result.history[-1]["prompts/candidates"] == 1
     assert ran == 4 + 9 + 5
+    assert result.history[-1]["held_out/start/reward"] == result.history[-1]["held_out/reward"] == 0.0
 
 
 def test_needs_a_third_split(tmp_path: Path) -> None:

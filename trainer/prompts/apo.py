@@ -135,7 +135,7 @@ class APO(PromptSearch, Generic[T_task]):
         best, best_score = work.start, float("-inf")
         self._found(work, best)
         if self.run_initial_validation:
-            best_score = _mean(await self._evaluate(work, [(best, val)], "val"))[0]
+            best_score = _means(await self._evaluate(work, [(best, val)], "val"))[0]
         beam: list[Candidate] = [best]
         for round_ in range(self.beam_rounds):
             if run.stop_reason is not None:
@@ -143,13 +143,13 @@ class APO(PromptSearch, Generic[T_task]):
             children = await self._children(work, round_, beam, train, rng)
             pool = _distinct([*beam, *children])
             tasks = rng.sample(val, min(self.val_batch_size, len(val)))
-            scores = _mean(await self._evaluate(work, [(candidate, tasks) for candidate in pool], "val"))
+            scores = _means(await self._evaluate(work, [(candidate, tasks) for candidate in pool], "val"))
             # Of equals the older one comes first.
             order = sorted(range(len(pool)), key=lambda i: -scores[i])
             beam = [pool[i] for i in order[: self.beam_width]]
             leader_score = scores[order[0]]
             if len(tasks) < len(val) and (beam[0] != best or best_score == float("-inf")):
-                leader_score = _mean(await self._evaluate(work, [(beam[0], val)], "val"))[0]
+                leader_score = _means(await self._evaluate(work, [(beam[0], val)], "val"))[0]
             if (beam[0] != best and leader_score > best_score) or best_score == float("-inf"):
                 best, best_score = beam[0], leader_score
                 self._found(work, best)
@@ -206,7 +206,7 @@ class APO(PromptSearch, Generic[T_task]):
         self._best = {name: component.with_text(best[name]) for name, component in work.components.items()}
 
 
-def _mean(scored: Sequence[Sequence[Scored]]) -> list[float]:
+def _means(scored: Sequence[Sequence[Scored]]) -> list[float]:
     return [sum(s.score for s in rollouts) / len(rollouts) for rollouts in scored]
 
 

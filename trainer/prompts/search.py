@@ -18,8 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-
 from agl.agents.prompts import save_prompts
 from agl.agents.resources import Dataset, SystemPrompt, as_tasks, resource_to_json
 from agl.errors import AglError, ConfigError, DatasetError
@@ -218,7 +216,8 @@ class Search:
     async def evaluate(
         self, pairs: Sequence[tuple[Candidate, Sequence[IndexedTask]]], split: Split
     ) -> list[list[Scored]]:
-        """Run candidates on tasks, all at once, and record one entry of the history for each pair.
+        """Run candidates on tasks, all at once, and record one entry of the history for each pair; none for held-out
+        tasks.
 
         Raises:
             AglError: most rollouts failed, not because of the candidate; the error of the first one.
@@ -237,7 +236,11 @@ class Search:
             scored.append(self._scored(results))
             before += len(results)
             self._candidates.add(_digest(dict(candidate)))
-            await self._record(first + i + 1, split, results, scored[-1], before)
+            if split in ("train", "val"):
+                mean = _mean(scored[-1])
+                if split == "val" and len(results) == len(self.run.val):
+                    self.best = max(self.best, mean)
+                await self._record(first + i + 1, _facts(split, scored[-1]), f"{split} {mean:.3f}", before)
         return scored
 
     async def rollouts(self, candidate: Candidate, tasks: Sequence[IndexedTask], split: Split) -> list[RolloutResult]:
@@ -251,17 +254,23 @@ class Search:
         return [await describe(store, s.result, s.score, candidate.values()) for s in scored]
 
     async def finish(self, best: Candidate, held_out: Sequence[Any]) -> None:
-        """Measure the start and the best candidate on the held-out tasks, and save the prompts."""
+        """Save the prompts, and measure the start and the best candidate on the held-out tasks."""
         run, tasks = self.run, list(enumerate(held_out))
-        if tasks:
-            [start] = await self.evaluate([(self.start, tasks)], "held_out/start")
-            result = start if best == self.start else (await self.evaluate([(best, tasks)], "held_out"))[0]
-            run.progress.note(_comparison([s.score for s in start], [s.score for s in result]))
         resources = {name: component.with_text(best[name]) for name, component in self.components.items()}
         folder = run.directory / "prompts"
         save_prompts(folder, resources)
         await self._version(best, "best")
         run.prompts = dict(best)
+        if tasks:
+            [start] = await self.evaluate([(self.start, tasks)], "held_out/start")
+            result = start if dict(best) == self.start else (await self.evaluate([(best, tasks)], "held_out"))[0]
+            facts = _facts("held_out/start", start) | _facts("held_out", result)
+            facts["held_out/p_value"] = sign_flip_test([a.score - b.score for a, b in zip(result, start, strict=True)])
+            await self._record(self._step, facts, f"held out {_mean(result):.3f}", self._rollouts)
+            run.progress.note(
+                f"held out, {len(tasks)} tasks: start {_shown(start)} -> result {_shown(result)}, "
+                f"p = {facts['held_out/p_value']:.3g}"
+            )
         if self.reflections is not None and (rejected := self.reflections.rejected):
             lines = [f"  {n}x {why}" for why, n in rejected.most_common()]
             run.progress.note("\n".join([f"{rejected.total()} texts were rejected before they were run:", *lines]))
@@ -321,51 +330,49 @@ class Search:
             scored.append(Scored(r, trajectory.reward, rewards))
         return scored
 
-    async def _record(
-        self,
-        step: int,
-        split: Split,
-        results: Sequence[RolloutResult],
-        scored: Sequence[Scored],
-        total: int,
-    ) -> None:
+    async def _record(self, step: int, facts: Mapping[str, float], shown: str, total: int) -> None:
+        """Add an entry to the history, after `total` rollouts; of one that a stopped run has recorded, here alone."""
         run = self.run
-        mean = math.fsum(s.score for s in scored) / len(scored)
-        if split == "val" and len(scored) == len(run.val):
-            self.best = max(self.best, mean)
-        succeeded = [r for r in results if r.error is None]
-        entry: dict[str, Any] = {"step": step, **mean_rewards(succeeded, split)}
-        entry |= {f"{split}/failed_rollouts": len(results) - len(succeeded), f"{split}/score": mean}
+        entry: dict[str, Any] = {"step": step, **facts}
         entry |= {"prompts/rollouts": total, "prompts/candidates": len(self._candidates)}
+        parts = [shown]
         if math.isfinite(self.best):
             entry["prompts/best"] = self.best
+            parts.append(f"best {self.best:.3f}")
         if self.reflections is not None:
             entry["prompts/rejected"] = self.reflections.rejected.total()
-        facts = [f"{split} {mean:.3f}", *([f"best {self.best:.3f}"] if math.isfinite(self.best) else [])]
         if step <= self._done:
             run.history.append(entry)
         else:
             rate = self._executed / max(1e-9, time.monotonic() - self._began)
-            facts.append(f"{rate:.1f} rollouts/s")
+            parts.append(f"{rate:.1f} rollouts/s")
             await run.record(entry | {"prompts/rollouts_per_second": rate})
-        run.progress.advance(total, facts, important=split != "train")
+        run.progress.advance(total, parts, important="train/score" not in facts)
 
 
-def _comparison(start: Sequence[float], result: Sequence[float]) -> str:
-    """Both means on the held-out tasks with 95 % intervals, and how sure the difference is."""
+def _facts(split: Split, scored: Sequence[Scored]) -> dict[str, float]:
+    """What an evaluation adds to the history: rewards by name, of the rollouts that did not fail; how many failed; the
+    mean score and its 95 % interval."""
+    succeeded = [s.result for s in scored if s.result.error is None]
+    facts = {**mean_rewards(succeeded, split), f"{split}/failed_rollouts": len(scored) - len(succeeded)}
+    low, high = _interval(scored)
+    return facts | {f"{split}/score": _mean(scored), f"{split}/score_low": low, f"{split}/score_high": high}
 
-    def shown(scores: Sequence[float]) -> str:
-        mean = f"{math.fsum(scores) / len(scores):.3f}"
-        if set(scores) <= {0.0, 1.0}:
-            low, high = success_interval(scores)
-        elif len(scores) > 1:
-            low, high = mean_interval(scores)
-        else:
-            return mean
-        return f"{mean} [{float(low):.3f}, {float(high):.3f}]"
 
-    p = sign_flip_test(np.asarray(result) - np.asarray(start))
-    return f"held out, {len(start)} tasks: start {shown(start)} -> result {shown(result)}, p = {p:.3g}"
+def _mean(scored: Sequence[Scored]) -> float:
+    return math.fsum(s.score for s in scored) / len(scored)
+
+
+def _interval(scored: Sequence[Scored]) -> tuple[float, float]:
+    scores = [s.score for s in scored]
+    low, high = success_interval(scores) if set(scores) <= {0.0, 1.0} else mean_interval(scores)
+    return float(low), float(high)
+
+
+def _shown(scored: Sequence[Scored]) -> str:
+    low, high = _interval(scored)
+    failed = sum(s.result.error is not None for s in scored)
+    return f"{_mean(scored):.3f} [{low:.3f}, {high:.3f}]" + (f" ({failed} failed)" if failed else "")
 
 
 def _digest(value: Any) -> str:
