@@ -2,9 +2,10 @@
 
     python benchmarks/ways_to_learn.py [--rounds 3] [--tasks 160] [--held-out 256] [--out DIR]
 
-A round is 8 rollouts of each of `--tasks` tasks; GRPO and distillation get as many rollouts as `--rounds` rounds have. All
-begin with the same policy and the same tasks, and are measured once, together, by `agl.evaluate` on tasks that none has
-seen: success with its 95 % interval. Fine-tuning on everything that the policy sampled is the control: it must not help.
+A round is 8 rollouts of each of `--tasks` tasks; GRPO gets as many rollouts as `--rounds` rounds have, distillation
+half of them. All begin with the same policy and the same tasks, and are measured once, together, by `agl.evaluate` on
+tasks that none has seen: success with its 95 % interval. Fine-tuning on everything that the policy sampled is the
+control: it must not help.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ class Ways:
 
         first = self.first_round(directory)
         sft = {"model": model, "epochs": 2, "batch_size": 32, "learning_rate": RATE, **POLICY}
-        self.train("SFT on everything", agl.SFT(data=agl.traces(first), **sft), n, ())
-        good = agl.traces(first, where=agl.reward() >= 1)
+        self.train("SFT on everything", agl.SFT(data=agl.traces(first, mode="dev"), **sft), n, ())
+        good = agl.traces(first, where=agl.reward() >= 1, mode="dev")
         self.train("SFT on what succeeded", agl.SFT(data=good, **sft), n, ())
 
         grpo = {"group_size": SAMPLES, "batch_size": 16, "learning_rate": RATE, "minibatches": 4, **POLICY}
@@ -88,9 +89,7 @@ class Ways:
         self.train("GRPO", agl.GRPO(model=model, steps=steps, schedule="linear", **grpo), self.rounds * n)
         after = steps - n // (16 * SAMPLES)
         begun = self.policies["RFT, round 1"]
-        self.train(
-            "RFT, then GRPO", agl.GRPO(model=begun, steps=after, schedule="linear", **grpo), self.rounds * n
-        )
+        self.train("RFT, then GRPO", agl.GRPO(model=begun, steps=after, schedule="linear", **grpo), self.rounds * n)
         teacher = self.policies["GRPO"]
         half = steps // 2
         distill = {"model": model, "group_size": SAMPLES, "batch_size": 16, "minibatches": 4, "learning_rate": RATE}
@@ -135,7 +134,9 @@ def main() -> None:
     print("|---|---|---|---|---|")
     for name, report in evaluation.policies.items():
         success, low, high = (100 * x for x in (report.success.value, report.success.low, report.success.high))
-        print(f"| {name} | {ways.rollouts[name]:,} | {success:.1f} | {low:.1f} to {high:.1f} | {ways.seconds[name]:.0f} |")
+        print(
+            f"| {name} | {ways.rollouts[name]:,} | {success:.1f} | {low:.1f} to {high:.1f} | {ways.seconds[name]:.0f} |"
+        )
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ class PromptSearch(ABC):
         try:
             await run.start(lambda mode: SamplingRules(), "", routed=False)
             if run.resume:
-                await run.resume_from(0, {}, replayed=done)
+                await run.replay(done)
             work = Search(run, done)
             await work.find_components()
             settings = {
@@ -288,7 +288,8 @@ class Search:
         results = await self.run.rollouts(
             tasks,
             mode=mode,
-            step=step,
+            # As in training: a validation has the number of the steps that are done, its own entry's.
+            step=step if mode == "train" else step + 1,
             metadata={"split": split},
             resources_id=await self._version(candidate) if candidate else None,
         )

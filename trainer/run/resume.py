@@ -21,22 +21,20 @@ class ResumableRollouts:
     The resumed weights are those that sampled them, or at most `max_staleness` updates newer (in training; a validation
     is of the resumed weights), so they need not be run again. Rollouts of later steps are run
     again: there the weights are equal only up to rounding. Without `versions` no policy answers: agents keep their own
-    models; with `replayed`, the rollouts of every step count, and of so many steps those that failed.
+    models.
     """
 
     store: Store
     selection: Selection
     versions: Mapping[str, int]
     max_staleness: int = 0
-    replayed: int | None = None
     rollouts: dict[tuple[str, int | None, int], Rollout] = field(default_factory=dict)
 
     async def pop(self, new: NewRollout) -> RolloutResult | None:
         """The result that this rollout had before the run was stopped; None if it has to be run."""
         old = self.rollouts.pop((new.mode, new.step, new.index), None)
-        if old is None or (old.seed, old.task, old.group) != (new.seed, new.task, new.group):
-            return None
-        if old.resources_id != new.resources_id:
+        same = ("seed", "task", "group", "resources_id")
+        if old is None or any(getattr(old, name) != getattr(new, name) for name in same):
             return None
         if old.status == "failed":
             reason = (await self.store.query_attempts(old.rollout_id))[-1].error
@@ -56,14 +54,7 @@ class ResumableRollouts:
 
 
 async def reconcile(
-    store: Store,
-    run_id: str,
-    step: int,
-    selection: Selection,
-    versions: Mapping[str, int],
-    max_staleness: int = 0,
-    *,
-    replayed: int | None = None,
+    store: Store, run_id: str, step: int, selection: Selection, versions: Mapping[str, int], max_staleness: int = 0
 ) -> ResumableRollouts:
     """Bring the store in line with the weights that a run resumes with: unfinished rollouts are cancelled, and calls
     that were trained in later steps are recorded as not trained.
@@ -71,18 +62,14 @@ async def reconcile(
     Args:
         step: how many steps are done in those weights. versions: of those weights, by policy.
         max_staleness: how many updates older the weights of the next step's rollouts may be.
-        replayed: see `ResumableRollouts`.
     """
-    resumable = ResumableRollouts(store, selection, versions, max_staleness, replayed)
-    unfinished = await store.query_rollouts(run_id=run_id, status=["queuing", "preparing", "running"])
-    if unfinished:
-        await store.cancel_rollouts([r.rollout_id for r in unfinished])
+    resumable = ResumableRollouts(store, selection, versions, max_staleness)
+    await _cancel_unfinished(store, run_id)
     reason = f"the run was stopped, and resumes from step {step}"
     for later in itertools.count(step):
         rollouts = await store.query_rollouts(run_id=run_id, step=later)
         for rollout in rollouts:
-            counts = rollout.status == "succeeded" or (rollout.status == "failed" and later < (replayed or 0))
-            if counts and (later == step or replayed is not None):
+            if later == step and rollout.status == "succeeded":
                 resumable.rollouts[rollout.mode, rollout.step, rollout.index] = rollout
             undone = [
                 replace(t, tokens=0, sequence=None, dropped=reason)
@@ -94,3 +81,22 @@ async def reconcile(
         if not rollouts and later > step:
             return resumable
     return resumable
+
+
+async def replayable(store: Store, run_id: str, selection: Selection, recorded: int) -> ResumableRollouts:
+    """Every rollout of a run without policies that had succeeded, and those that had failed in the first `recorded`
+    steps of its history; unfinished ones are cancelled. A run that failures have ended tries those again."""
+    resumable = ResumableRollouts(store, selection, {})
+    await _cancel_unfinished(store, run_id)
+    for rollout in await store.query_rollouts(run_id=run_id, status=["succeeded", "failed"]):
+        # The entry of a training step counts it as done.
+        entry = (rollout.step or 0) + (rollout.mode == "train")
+        if rollout.status == "succeeded" or entry <= recorded:
+            resumable.rollouts[rollout.mode, rollout.step, rollout.index] = rollout
+    return resumable
+
+
+async def _cancel_unfinished(store: Store, run_id: str) -> None:
+    unfinished = await store.query_rollouts(run_id=run_id, status=["queuing", "preparing", "running"])
+    if unfinished:
+        await store.cancel_rollouts([r.rollout_id for r in unfinished])

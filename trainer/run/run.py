@@ -32,7 +32,7 @@ from agl.trainer.run.callbacks import Callbacks
 from agl.trainer.run.config import LOOPBACK, RunConfig
 from agl.trainer.run.progress import Progress
 from agl.trainer.run.recorder import Recorder
-from agl.trainer.run.resume import ResumableRollouts, reconcile
+from agl.trainer.run.resume import ResumableRollouts, reconcile, replayable
 from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.lease_guard import LeaseGuard
 from agl.trainer.runners.local import LocalRunner
@@ -320,18 +320,21 @@ class Run:
         return RayRunner(self._cluster, *workers, options=config.runners, n_workers=n_workers, on_failure=self.fail)
 
     async def resume_from(
-        self, step: int, versions: Mapping[str, int], max_staleness: int = 0, *, replayed: int | None = None
+        self, step: int, versions: Mapping[str, int], max_staleness: int = 0, *, sampled: bool = True
     ) -> None:
         """Continue a stopped run: `step` steps are done, in the weights of these versions.
 
         Rollouts of the next step that had ended are not run again, if their weights are at most `max_staleness` updates
-        older; unfinished ones are cancelled. With `replayed` nothing is trained, and the run does everything again with
-        the rollouts that it finds: those of every step, of the first `replayed` steps the failed ones, too.
+        older; unfinished ones are cancelled.
+
+        Args:
+            sampled: whether each step has rollouts.
 
         Raises:
             StoreError: the run's own store does not hold the last of these steps.
         """
-        if step and self.own_store and not await self.store.query_rollouts(run_id=self.run_id, step=step - 1, limit=1):
+        must_have = sampled and step and self.own_store
+        if must_have and not await self.store.query_rollouts(run_id=self.run_id, step=step - 1, limit=1):
             raise StoreError(
                 f"the run's store holds no rollout of step {step}, and the checkpoint was made after it: the file was "
                 "emptied or replaced, or its journal (run.db-wal) was deleted",
@@ -339,13 +342,14 @@ class Run:
                 run=self.run_id,
                 store=self.directory / "run.db",
             )
-        self._resumable = await reconcile(
-            self.store, self.run_id, step, self.selection, versions, max_staleness, replayed=replayed
-        )
-        if replayed is not None:
-            return
+        self._resumable = await reconcile(self.store, self.run_id, step, self.selection, versions, max_staleness)
         if n := len(self._resumable.rollouts):
             self.progress.note(f"{n} rollouts of step {step + 1} had ended before the run was stopped; they count")
+
+    async def replay(self, recorded: int) -> None:
+        """Continue a stopped run that trains nothing by doing everything again: a rollout that had ended is not run
+        again, nor is one that had failed in the first `recorded` steps of the history."""
+        self._resumable = await replayable(self.store, self.run_id, self.selection, recorded)
 
     async def stop(self) -> None:
         """End the workers and the gateway; open rollouts are cancelled in the store."""

@@ -22,6 +22,7 @@ from agl.mdp.builder import AttemptTrajectory
 from agl.mdp.conditions import Where, condition
 from agl.mdp.selection import AgentFilter, Selection, select
 from agl.mdp.types import Call, Trajectory, Transition
+from agl.trainer.traces.conversations import Conversation
 
 _OTHERS = "of rollouts left out"
 
@@ -39,6 +40,7 @@ class Candidate:
         created_at: when it was enqueued, seconds since the epoch.
         retokenised: ids of the calls whose tokens were made from texts.
         refused: reason -> number of calls for which no tokens could be made; they are not in `attempt`.
+        conversations: call id -> its texts, for exports; empty otherwise.
     """
 
     attempt: AttemptTrajectory
@@ -46,6 +48,7 @@ class Candidate:
     created_at: float = 0.0
     retokenised: frozenset[str] = frozenset()
     refused: Mapping[str, int] = field(default_factory=dict)
+    conversations: Mapping[str, Conversation] = field(default_factory=dict)
 
     @property
     def n_calls(self) -> int:
@@ -83,6 +86,7 @@ class Chosen:
             "calls_left_out/<reason>"; "calls_retokenised", those of the kept calls whose tokens were made from texts.
         rewards: name -> range of all rollouts that were seen; "reward" is the total.
         where: the condition, as text.
+        candidates: the rollouts that are kept, in their order.
     """
 
     trajectories: tuple[Trajectory, ...]
@@ -90,6 +94,7 @@ class Chosen:
     counts: Mapping[str, int]
     rewards: Mapping[str, RewardRange]
     where: str = ""
+    candidates: tuple[Candidate, ...] = ()
 
     def __str__(self) -> str:
         counts = self.counts
@@ -178,7 +183,7 @@ class Choice:
     def refusal(self, candidate: Candidate) -> str | None:
         """Why a rollout is out, whatever its calls are; None if that depends on them."""
         if self._fulfils is not None and not self._fulfils(candidate.attempt):
-            return "not where"
+            return "condition not met"
         task = self._tasks.get(_task_digest(candidate))
         worst = None if task is None or self._per_task is None else task.worst(self._per_task)
         rank = _rank(candidate, self._counts["rollouts"])
@@ -219,6 +224,7 @@ class Choice:
         counts = Counter(self._counts)
         trajectories: list[Trajectory] = []
         weights: dict[str, float] = {}
+        kept: list[Candidate] = []
         trained: set[bytes] = set()
         entries = (entry for task in self._tasks.values() for entry in task.entries.values())
         for entry in sorted(entries, key=lambda e: e.number):
@@ -236,11 +242,13 @@ class Choice:
                 counts["calls_retokenised"] += transition.call.id in entry.candidate.retokenised
             counts["calls_kept"] += len(transitions)
             counts["rollouts_kept" if transitions else "rollouts_left_out/without a call to train"] += 1
+            if transitions:
+                kept.append(entry.candidate)
             whole = replace(entry.candidate.attempt.trajectory, transitions=tuple(transitions))
             trajectories += [whole.of(policy) for policy in whole.policies]
         known = {name: n for name, n in counts.items() if n or "left_out/" not in name}
         where = "" if self._where is None else str(getattr(self._where, "__name__", self._where))
-        return Chosen(tuple(trajectories), weights, known, dict(self._rewards), where)
+        return Chosen(tuple(trajectories), weights, known, dict(self._rewards), where, tuple(kept))
 
     def _out(self, n_calls: int, reason: str) -> None:
         self._counts[f"rollouts_left_out/{reason}"] += 1

@@ -12,16 +12,16 @@ from agl.trainer.store.base import NewRollout, Store
 
 
 async def copy_rollout(
-    record: Record, attempt: int, store: Store, run_id: str, trained: Mapping[str, Call], metadata: Mapping[str, Any]
+    record: Record, store: Store, run_id: str, trained: Mapping[str, Call], metadata: Mapping[str, Any]
 ) -> None:
-    """Copy one attempt of a rollout, as a rollout of mode "collect" of this run, with its id. Does nothing if the store
-    has it: this is the store that it came from, or the run is resumed.
+    """Copy the attempt of a rollout that is imitated, as a rollout of mode "collect" of this run, with its id. Does
+    nothing if the store has it: this is the store that it came from, or the run is resumed.
 
     Args:
-        record: of the rollout. attempt: which of its attempts. store, run_id: where to; no worker asks for rollouts of
-            the run yet. trained: call id -> the call with the tokens that are trained. metadata: of the copy.
+        record: of the rollout. store, run_id: where to; no worker asks for rollouts of the run yet.
+        trained: call id -> the call with the tokens that are trained, of one attempt. metadata: of the copy.
     """
-    source = record.rollout
+    source, attempt = record.rollout, next(iter(trained.values())).attempt
     new = NewRollout(
         source.task,
         mode="collect",
@@ -39,7 +39,7 @@ async def copy_rollout(
     place: dict[str, Any] = {"rollout_id": leased.rollout.rollout_id, "attempt": leased.attempt.attempt}
     calls = [trained.get(call.id, call) for call in record.calls if call.attempt == attempt]
     recorded = {call.id for call in calls}
-    calls += [call for call in trained.values() if call.rollout_id == source.rollout_id and call.id not in recorded]
+    calls += [call for call_id, call in trained.items() if call_id not in recorded]
     await store.add_calls([replace(call, **place) for call in calls])
     await store.add_spans([replace(span, **place) for span in record.spans if span.attempt == attempt])
     await store.update_attempt(**place, status="succeeded")

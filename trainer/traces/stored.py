@@ -18,10 +18,10 @@ from agl.trainer.report.export.rows import Record, RolloutFilter, records
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Mode
 from agl.trainer.store.location import find_store
-from agl.trainer.traces.choice import Choice, Chosen, Weight, check_per_task
+from agl.trainer.traces.choice import Candidate, Choice, Chosen, Weight, check_per_task
 from agl.trainer.traces.student import RecordedAttempt
 
-READ_MODES: tuple[Mode, ...] = ("train", "collect")
+READ_MODES: tuple[Mode, ...] = ("train", "collect", "dev")
 """Rollouts that are read where no mode is named: on the tasks of validations the policy is measured."""
 
 
@@ -99,6 +99,18 @@ class Traces:
             model: a Hugging Face directory or hub id, or the directory of a run or checkpoint.
         """
         return run_in_thread(self.choose({DEFAULT_POLICY: model}, renderer=renderer))
+
+    async def candidates(self, selection: Selection | None = None) -> AsyncIterator[Candidate]:
+        """The rollouts that succeeded, with the texts of their calls in place of the students' tokens.
+
+        Args:
+            selection: agent -> policy; None for the default policy alone.
+        """
+        students = self.students(selection)
+        async for record in self.records():
+            attempt = self.recorded(record, students)
+            if attempt is not None:
+                yield attempt.with_texts()
 
     async def records(self) -> AsyncIterator[Record]:
         """The rollouts of all stores, page by page, the oldest of each first.

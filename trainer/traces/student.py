@@ -22,6 +22,7 @@ from agl.trainer.engines.base import Sampling
 from agl.trainer.gateway.calls import ChatRequest, rendered_prompt
 from agl.trainer.gateway.sessions import Sessions
 from agl.trainer.rendering.rendering import Rendering
+from agl.trainer.report.export.json_files import to_json
 from agl.trainer.report.export.rows import Record
 from agl.trainer.traces.choice import Candidate
 from agl.trainer.traces.conversations import Conversation, NoConversationError, finish_reason, of_calls, of_span
@@ -93,6 +94,25 @@ class RecordedAttempt:
                 refused[str(reason)] += 1
         return self._candidate(calls, frozenset(made), refused)
 
+    def with_texts(self) -> Candidate:
+        """The attempt with the texts of its calls. In place of tokens, calls that no gateway sampled have the bytes of
+        their texts, which tell calls apart."""
+        refused = Counter(self._others)
+        calls: list[Call] = []
+        texts: dict[str, Conversation] = {}
+        for call in self._calls:
+            if call.policy is None:
+                continue
+            conversation = self._conversations[call.id]
+            if call.error is not None:
+                calls.append(call)
+            elif isinstance(conversation, NoConversationError):
+                refused[str(conversation)] += 1
+            else:
+                texts[call.id] = conversation
+                calls.append(call if call.id in self._sampled else _as_bytes(call, conversation))
+        return replace(self._candidate(calls, frozenset(), refused), conversations=texts)
+
     def _candidate(self, calls: Sequence[Call], made: frozenset[str], refused: Mapping[str, int]) -> Candidate:
         rollout = self._record.rollout
         index = SpanIndex(calls, self._spans)
@@ -142,6 +162,15 @@ def _is_own(rendering: Rendering, call: Call, conversation: Conversation | NoCon
         return False
     # A tool that was forced is begun in the prompt.
     return np.array_equal(prompt, call.prompt_ids[: prompt.size])
+
+
+def _as_bytes(call: Call, conversation: Conversation) -> Call:
+    prompt, response = (
+        np.frombuffer(to_json(texts), np.uint8).astype(np.int32)
+        for texts in ([conversation.messages, conversation.tools], conversation.answer)
+    )
+    logprobs = float_array(np.zeros(response.size, np.float32))
+    return replace(call, prompt_ids=int_array(prompt), response_ids=int_array(response), logprobs=logprobs)
 
 
 def _rendered(rendering: Rendering, sessions: Sessions, call: Call, conversation: Conversation) -> Call:
