@@ -135,6 +135,21 @@ def test_anthropics_blocks_keep_their_fields(provider: Provider) -> None:
     assert block == text("Own.", **CACHED)
 
 
+def test_what_the_caller_holds_stays_as_it_is(provider: Provider) -> None:
+    from openai._models import FinalRequestOptions
+    from openai.types.chat import ChatCompletion
+
+    client = openai.OpenAI(base_url=provider.url, api_key="sk-own", max_retries=0)
+    body = {"model": "own", "messages": [{"role": "system", "content": "Own."}, USER]}
+    options = FinalRequestOptions.construct(method="post", url="/chat/completions", json_data=body)
+    with attempt(agl.SystemPrompt("writer", "Better.", "Own.")):
+        for _ in range(2):
+            client.request(ChatCompletion, options)
+    assert sent(provider) == ["Better."] * 2
+    body = dict(options.json_data)  # type: ignore[arg-type]
+    assert body["messages"][0] == {"role": "system", "content": "Own."}
+
+
 @pytest.mark.parametrize("capture", [True, False])
 def test_another_prompt_is_left_and_told(capture: bool, provider: Provider) -> None:
     prompts = {"better": agl.SystemPrompt("writer", "Better.", "Own."), "c": agl.SystemPrompt("critic", "C", "c")}
@@ -189,8 +204,10 @@ def test_a_run_trains_with_the_prompts_that_it_is_given(
     assert [call.request["messages"][0]["content"] for calls in done.calls for call in calls] == ["Write well."] * 2
     assert done.rewards == [1.0, 1.0]
     told = [r.getMessage() for r in caplog.records if "was not used" in r.getMessage()]
-    assert len(told) == 1
-    assert "the system prompt 'other' was not used" in told[0]
+    assert told == [
+        "the system prompt 'other' was not used: no request of 'writes' had the prompt that it replaces, but only "
+        "others that were replaced"
+    ]
 
 
 @agl.rollout
