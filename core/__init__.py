@@ -27,7 +27,9 @@ _NAMES = {
         "GRPO",
         "GSPO",
         "PPO",
+        "RFT",
         "RLOO",
+        "SFT",
         "Baseline",
         "DrGRPO",
         "Overlong",
@@ -45,6 +47,7 @@ _NAMES = {
     "agl.trainer.run.trainer": ("Result", "Trainer"),
     "agl.trainer.runners.options": ("RayRunners",),
     "agl.trainer.service.client": ("Client",),
+    "agl.trainer.traces.stored": ("traces",),
     "agl.trainer.verl.algorithm": ("VERL",),
 }
 """Module -> the public names that it holds."""

@@ -42,7 +42,9 @@ from agl.trainer.algorithms import DAPO as DAPO
 from agl.trainer.algorithms import GRPO as GRPO
 from agl.trainer.algorithms import GSPO as GSPO
 from agl.trainer.algorithms import PPO as PPO
+from agl.trainer.algorithms import RFT as RFT
 from agl.trainer.algorithms import RLOO as RLOO
+from agl.trainer.algorithms import SFT as SFT
 from agl.trainer.algorithms import Baseline as Baseline
 from agl.trainer.algorithms import DrGRPO as DrGRPO
 from agl.trainer.algorithms import Overlong as Overlong
@@ -65,6 +67,7 @@ from agl.trainer.run.trainer import Result as Result
 from agl.trainer.run.trainer import Trainer as Trainer
 from agl.trainer.runners.options import RayRunners as RayRunners
 from agl.trainer.service.client import Client as Client
+from agl.trainer.traces.stored import traces as traces
 from agl.trainer.verl.algorithm import VERL as VERL
 
 __all__: list[str]

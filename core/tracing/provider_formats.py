@@ -19,7 +19,7 @@ _SAMPLING = ("temperature", "top_p", "max_tokens")
 
 
 def request_messages(body: Json) -> dict[str, Any]:
-    """The messages of a request, with its system prompt."""
+    """The messages of a request, with its system prompt and its tools."""
     messages = next((body[k] for k in ("messages", "input", "prompt") if body.get(k) is not None), None)
     if messages is None:
         return {}
@@ -28,7 +28,12 @@ def request_messages(body: Json) -> dict[str, Any]:
         messages = [{"role": "user", "content": messages}]
     if instructions and isinstance(messages, list):
         messages = [{"role": "system", "content": instructions}, *messages]
-    return {semconv.INPUT_MESSAGES: json.dumps(messages, default=str)}
+    facts = {semconv.INPUT_MESSAGES: json.dumps(messages, default=str)}
+    if body.get("tools"):
+        facts[semconv.TOOL_DEFINITIONS] = json.dumps(body["tools"], default=str)
+    if previous := body.get("previous_response_id") or body.get("conversation"):
+        facts[semconv.PREVIOUS_RESPONSE] = str(previous)
+    return facts
 
 
 def settings(body: Json) -> dict[str, Any]:

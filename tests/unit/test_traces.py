@@ -71,7 +71,7 @@ def test_rollouts_are_chosen_by_reward_and_task() -> None:
     chosen = choose(candidates, where=agl.reward() >= 1, per_task=2)
     # The best, then the oldest; the call of e is the one of a, which is out.
     assert kept(chosen) == ["b/0", "c/0", "e/0"]
-    assert chosen.counts["rollouts_left_out/not where"] == 2
+    assert chosen.counts["rollouts_left_out/condition not met"] == 2
     assert chosen.counts["rollouts_left_out/more than per_task"] == 1
     check_counts(chosen)
     assert kept(choose(candidates, where="reward<1")) == ["d/0"]
@@ -171,7 +171,7 @@ def test_a_condition_that_keeps_nothing_names_what_was_seen() -> None:
     with pytest.raises(NoTrainableDataError) as caught:
         choose(rollouts, where=agl.reward() >= 1).require()
     text = str(caught.value)
-    assert "nothing is left of 5 rollouts to train on (5 not where)" in text
+    assert "nothing is left of 5 rollouts to train on (5 condition not met)" in text
     assert "reward: 0 to 0.4, mean 0.2, of 5; tool: 0.25 to 0.25" in text
     assert "where= is reward >= 1" in text
     with pytest.raises(NoTrainableDataError, match="1 cut at its limit"):

@@ -2,6 +2,8 @@
 
 from agl.trainer.algorithms.baseline import Baseline
 from agl.trainer.algorithms.family import DAPO, GRPO, GSPO, PPO, RLOO, DrGRPO, REINFORCEPlusPlus
+from agl.trainer.algorithms.imitation import SFT
+from agl.trainer.algorithms.rejection import RFT
 from agl.trainer.algorithms.shaping import Overlong
 from agl.trainer.run.algorithm import Algorithm
 
@@ -10,7 +12,9 @@ __all__ = [
     "GRPO",
     "GSPO",
     "PPO",
+    "RFT",
     "RLOO",
+    "SFT",
     "Algorithm",
     "Baseline",
     "DrGRPO",

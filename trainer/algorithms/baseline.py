@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from agl.errors import ConfigError, checked_options, nearest
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.local.config import policy_directory
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.run.config import require_positive
-from agl.trainer.run.frozen_policy import FrozenPolicy, policy_directory
+from agl.trainer.run.frozen_policy import FrozenPolicy
 from agl.trainer.run.run import Run, measurement, require_tasks
 from agl.trainer.store.base import Mode
 

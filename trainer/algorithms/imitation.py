@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 from agl.errors import ConfigError, checked_options
 from agl.mdp.sequence import merge
-from agl.mdp.types import Trajectory
+from agl.mdp.types import Call, Trajectory
 from agl.trainer.algorithms.record import Rows, learned, record
+from agl.trainer.algorithms.settings import IMITATION_RATE
 from agl.trainer.algorithms.training import LocalTraining, Steps, publish, train
 from agl.trainer.objectives.advantages import CallAdvantage
 from agl.trainer.run.batches import Batches
@@ -21,9 +22,7 @@ from agl.trainer.run.policies import Policies
 from agl.trainer.run.run import Run
 from agl.trainer.traces import Traces
 from agl.trainer.traces.choice import Chosen
-
-IMITATION_RATE = 1e-5
-"""A usual learning rate where answers are imitated: every token pulls the same way, unlike in a policy gradient."""
+from agl.trainer.traces.copying import copy_rollout
 
 
 @checked_options
@@ -49,7 +48,8 @@ class SFT(LocalTraining):
         require_positive(batch_size=self.batch_size)
         if not isinstance(self.data, Traces):
             raise ConfigError(
-                f"data= is a {type(self.data).__name__}", hint='for example agl.traces("runs/a", where=agl.reward() >= 1)'
+                f"data= is a {type(self.data).__name__}",
+                hint='for example agl.traces("runs/a", where=agl.reward() >= 1)',
             )
         LocalTraining.__post_init__(self)
 
@@ -58,12 +58,25 @@ class SFT(LocalTraining):
 
     async def make_steps(self, run: Run) -> _Imitation:
         chosen = await self.data.choose(self.models(run), run.selection, renderer=self.renderer)
-        run.progress.note(str(chosen))
-        return _Imitation(self, run, chosen.require())
+        run.progress.note(str(chosen.require()))
+        await self._copy(run, chosen)
+        return _Imitation(self, run, chosen)
+
+    async def _copy(self, run: Run, chosen: Chosen) -> None:
+        """Put what is imitated into the run's store."""
+        calls: dict[str, dict[str, Call]] = {}
+        for trajectory in chosen.trajectories:
+            rollout = calls.setdefault(trajectory.rollout_id, {})
+            rollout.update({t.call.id: t.call for t in trajectory.transitions})
+        async for source in self.data.records():
+            if (trained := calls.pop(source.rollout.rollout_id, None)) is not None:
+                await copy_rollout(source, run.store, run.run_id, trained, self.metadata(run))
 
 
 class _Imitation(Steps[Seq[Trajectory]]):
     """Batches of rollouts; the weights are served where somebody asks them: for a validation, and at the end."""
+
+    samples = False
 
     def __init__(self, settings: SFT, run: Run, chosen: Chosen) -> None:
         self.settings, self.chosen = settings, chosen
@@ -97,7 +110,13 @@ class _Imitation(Steps[Seq[Trajectory]]):
             self._unserved = {}
         calls = [
             CallAdvantage(
-                t.call.id, t.call.rollout_id, trajectory.policy, t.reward, trajectory.total_reward, weights[t.call.id], None
+                t.call.id,
+                t.call.rollout_id,
+                trajectory.policy,
+                t.reward,
+                trajectory.total_reward,
+                weights[t.call.id],
+                None,
             )
             for trajectory in prepared
             for t in trajectory.transitions

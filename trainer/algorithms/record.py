@@ -71,9 +71,7 @@ async def record(run: Run, policies: Policies, calls: Seq[CallAdvantage], rows: 
     )
 
 
-def facts(
-    sample: Sample, policies: Policies, rows: Rows, metrics: Mapping[str, Mapping[str, float]]
-) -> dict[str, Any]:
+def facts(sample: Sample, policies: Policies, rows: Rows, metrics: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """What a step that sampled adds to `run.history`; `rows` and `metrics` as in `learned`."""
     advantages = sample.advantages
     return {

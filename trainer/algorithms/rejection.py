@@ -8,8 +8,8 @@ from typing import Any
 
 from agl.errors import checked_options
 from agl.mdp.conditions import Where, condition, reward
-from agl.trainer.algorithms.imitation import IMITATION_RATE, imitated
 from agl.trainer.algorithms.sampled import SampledSteps
+from agl.trainer.algorithms.settings import IMITATION_RATE
 from agl.trainer.algorithms.training import LocalTraining
 from agl.trainer.objectives.advantages import CallAdvantage, StepAdvantages
 from agl.trainer.run.batches import Batches
@@ -46,9 +46,7 @@ class RFT(LocalTraining):
     checkpoint_every: int | None = 1
 
     def __post_init__(self) -> None:
-        require_positive(
-            rounds=self.rounds, samples=self.samples, tasks=self.tasks, minibatches=self.minibatches
-        )
+        require_positive(rounds=self.rounds, samples=self.samples, tasks=self.tasks, minibatches=self.minibatches)
         check_per_task(self.per_task)
         condition(self.keep, option="keep")
         LocalTraining.__post_init__(self)

@@ -18,6 +18,9 @@ from agl.trainer.objectives.advantages import GROUPED
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.run import Run
 
+IMITATION_RATE = 1e-5
+"""A usual learning rate where answers are imitated: every token pulls the same way, unlike in a policy gradient."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSettings:

@@ -42,11 +42,12 @@ class Steps(Generic[P]):
         run: the run. total: its steps.
 
     Attributes:
-        ahead: whether the next step is prepared while this one is learned.
+        samples: whether each step has rollouts. ahead: whether the next step is prepared while this one is learned.
         rewarded: whether a rollout without a reward has failed.
         updating: set by `update` from when weights change: until the step is over, they are those of no step.
     """
 
+    samples = True
     ahead = False
     rewarded = True
     updating = False
@@ -86,7 +87,7 @@ class LocalTraining(TrainingSettings):
             state = await checkpoints.restore(run, policies, identity, self) if run.resume else None
             start = state.step if state else 0
             if run.resume:
-                await run.resume_from(start, policies.versions, int(steps.ahead))
+                await run.resume_from(start, policies.versions, int(steps.ahead), sampled=steps.samples)
             if run.train or run.val:
                 await run.start(self._rules, policies.names[0], register=policies.serve, rewarded=steps.rewarded)
             policies.on_death(run.fail)

@@ -491,28 +491,67 @@ StoreOption = Annotated[
 @app.command()
 def export(
     out: Annotated[Path, typer.Option(help="The folder that the files go to.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="rollouts: everything. For other trainers, one file: sft (calls to imitate), pairs (preferences), "
+            "rewards (rollouts with theirs)."
+        ),
+    ] = "rollouts",
     store: StoreOption = None,
     format: Annotated[
-        str, typer.Option(help="jsonl, parquet (three tables), or json (a file per rollout, by date and agent).")
-    ] = "jsonl",
+        str | None,
+        typer.Option(
+            help="rollouts: jsonl, parquet (three tables), or json (a file per rollout, by date and agent). "
+            "sft: tokens (for TRL, with --model) or messages (OpenAI's)."
+        ),
+    ] = None,
     run_id: Annotated[str | None, typer.Option("--run", help="Of this training run alone.", metavar="ID")] = None,
     mode: Annotated[str | None, typer.Option(help="train, val, dev or collect alone.")] = None,
     since: Annotated[str | None, typer.Option(help="Not before this date or time (UTC), or age: 12h, 7d.")] = None,
     tokens: Annotated[bool, typer.Option(help="Token ids and log-probs of calls, or their numbers alone.")] = True,
+    where: Annotated[
+        str | None, typer.Option(help='Rollouts with these rewards: "reward>=1", "correct>=1 & length<0.2".')
+    ] = None,
+    agents: Annotated[str | None, typer.Option(help="Calls of these agents: names or globs, comma separated.")] = None,
+    per_task: Annotated[int | None, typer.Option(help="At most so many rollouts (pairs) of a task.", min=1)] = None,
+    margin: Annotated[float, typer.Option(help="Pairs: the smallest difference of two rewards.", min=0.0)] = 0.0,
+    model: Annotated[
+        str | None, typer.Option(help="sft as tokens: the model to be trained, for its tokenizer.", metavar="DIR")
+    ] = None,
+    renderer: Annotated[str | None, typer.Option(help="Its renderer, if not chosen by the model.")] = None,
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:
     """Write rollouts, spans and model calls into files for other programs."""
+    from agl.errors import ConfigError
     from agl.trainer.cli import export as exporting
     from agl.trainer.report.export.rows import RolloutFilter
 
-    which = RolloutFilter(run_id, mode, exporting.since(since))  # type: ignore[arg-type]
-    facts = exporting.export_files(store, out, format, which, tokens=tokens, quiet=quiet)
+    if what == "rollouts":
+        for name, value in {"--where": where, "--agents": agents, "--per-task": per_task, "--model": model}.items():
+            if value is not None:
+                raise ConfigError(f"{name} is for sft, pairs and rewards", hint="agl export sft --out DIR ...")
+        which = RolloutFilter(run_id, mode, exporting.since(since))  # type: ignore[arg-type]
+        facts = exporting.export_files(store, out, format or "jsonl", which, tokens=tokens, quiet=quiet)
+        said = f"{facts['rollouts']} rollouts, {facts['spans']} spans, {facts['calls']} calls in {facts['out']}"
+    else:
+        options = {
+            "stores": store,
+            "where": where,
+            "agents": agents.split(",") if agents else None,
+            "per_task": per_task,
+            "run": run_id,
+            "mode": mode,
+            "since": exporting.since(since),
+        }
+        facts = exporting.export_examples(
+            what, out, options, format=format, model=model, renderer=renderer, margin=margin
+        )
+        said = f"{facts['rows']} rows in {facts['file']}: {facts['chosen']}"
     _write(json_file, facts)
     if not quiet:
-        typer.echo(
-            printable(f"{facts['rollouts']} rollouts, {facts['spans']} spans, {facts['calls']} calls in {facts['out']}")
-        )
+        typer.echo(printable(said))
 
 
 trace = typer.Typer(help="Read traces: which agent spoke, which tool ran.", no_args_is_help=True)

@@ -29,6 +29,15 @@ def export_files(
     return _with_store(store, lambda opened: to_files(opened, out, format, which, tokens=tokens, quiet=quiet))
 
 
+def export_examples(what: str, out: Path, options: dict[str, Any], **choices: Any) -> dict[str, Any]:
+    """Write what other trainers learn from. `options`: of `Traces`; `choices`: of `files.write`, whose facts this
+    returns."""
+    from agl.trainer.traces.files import write
+    from agl.trainer.traces.stored import Traces
+
+    return run_in_thread(write(Traces(**options), what, out, **choices))  # type: ignore[arg-type]
+
+
 def export_traces(
     store: str | None,
     rollouts: Sequence[str],

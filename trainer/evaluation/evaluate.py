@@ -21,9 +21,9 @@ from agl.errors import CheckpointError, ConfigError
 from agl.trainer.algorithms.baseline import Baseline
 from agl.trainer.evaluation.evaluation import Evaluation, RolloutQuery, Success
 from agl.trainer.http.aio import run_in_thread
+from agl.trainer.local.config import policy_directory
 from agl.trainer.run.checkpoints import latest_checkpoint, read_facts, require_same
 from agl.trainer.run.config import require_positive
-from agl.trainer.run.frozen_policy import policy_directory
 from agl.trainer.run.progress import Progress
 from agl.trainer.run.run import require_tasks
 from agl.trainer.run.trainer import Trainer

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from agl.mdp.outcomes import TOOL_RESULTS, UNKNOWN_TOOLS
 from agl.mdp.types import IntArray
 from agl.trainer.engines.base import Completion, Engine, Sampling
-from agl.trainer.gateway.sessions import SessionMatch
+from agl.trainer.gateway.sessions import ForkCause, SessionMatch
 from agl.trainer.rendering.normalise import with_tool_names
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.rendering.toolparsers import ParsedMessage
@@ -98,6 +98,29 @@ class Reply:
 
 OnTokens = Callable[[Choice, Sequence[int]], None]
 """Called with a choice and its newly sampled ids, as they come."""
+
+
+def rendered_prompt(
+    rendering: Rendering, request: ChatRequest, match: SessionMatch
+) -> tuple[IntArray, IntArray, SessionMatch]:
+    """Prompt ids, the forced beginning of the answer in them, and `match`, as a fork if the template cannot continue.
+
+    Shapes: int32 [P], int32 [F].
+    """
+    if match.parent is not None:
+        parent = match.parent
+        new = with_tool_names(request.messages)[match.new :]
+        system = request.messages[0].get("role") in ("system", "developer")
+        arguments = (parent.prompt_ids, parent.response_ids, new, request.tools)
+        extended = rendering.extend(*arguments, history_has_system=system)
+        if extended is not None:
+            prompt = rendering.force(extended, request.tools, request.force_tool)
+            buffer, ids = parent.shared(prompt.ids)
+            return ids, prompt.forced_ids, replace(match, buffer=buffer)
+        cause = rendering.fork_reason(*arguments, history_has_system=system)
+        match = replace(match, parent=None, new=0, cause=ForkCause.TEMPLATE, detail=cause)
+    prompt = rendering.prompt(request.messages, request.tools, force_tool=request.force_tool)
+    return prompt.ids, prompt.forced_ids, match
 
 
 def cut_at_stop(parsed: ParsedMessage, stop: Sequence[str]) -> ParsedMessage:

@@ -27,13 +27,13 @@ from agl.trainer.gateway.calls import (
     ServedPolicy,
     assistant_message,
     cut_at_stop,
+    rendered_prompt,
     request_record,
 )
 from agl.trainer.gateway.errors import RequestError, invalid_key, refusal
 from agl.trainer.gateway.gate import Gate
-from agl.trainer.gateway.sessions import ForkCause, SessionMatch, text_of
+from agl.trainer.gateway.sessions import SessionMatch, text_of
 from agl.trainer.gateway.turns import LARGE_BYTES, LARGE_MESSAGES
-from agl.trainer.rendering.normalise import with_tool_names
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.store.base import Store
 
@@ -255,17 +255,17 @@ class Gateway:
     async def _rendered(
         self, access: Access, served: ServedPolicy, request: ChatRequest
     ) -> tuple[IntArray, IntArray, SessionMatch]:
-        """What `_prompt` returns, made on the event loop or, of a large request, in its attempt's turn."""
+        """What `rendered_prompt` returns, made on the event loop or, of a large request, in its attempt's turn."""
         match_arguments = (served.name, request.messages, request.tools)
         if _is_large(request.messages, LARGE_MESSAGES, LARGE_BYTES):
             async with access.turns as turn:
                 match = await turn.run(access.sessions.match, *match_arguments)
-                return await turn.run(_prompt, served.rendering, request, match)
+                return await turn.run(rendered_prompt, served.rendering, request, match)
         match = access.sessions.match(*match_arguments)
         if not _is_large(request.messages[match.new :], OFF_LOOP_MESSAGES, OFF_LOOP_SIZE):
-            return _prompt(served.rendering, request, match)
+            return rendered_prompt(served.rendering, request, match)
         async with access.turns as turn:
-            return await turn.run(_prompt, served.rendering, request, match)
+            return await turn.run(rendered_prompt, served.rendering, request, match)
 
     async def _reply(
         self,
@@ -399,27 +399,6 @@ def _sampling(served: ServedPolicy, rules: SamplingRules, requested: Sampling, p
         stop_token_ids=served.stop_token_ids,
         top_logprobs=requested.top_logprobs,
     )
-
-
-def _prompt(rendering: Rendering, request: ChatRequest, match: SessionMatch) -> tuple[IntArray, IntArray, SessionMatch]:
-    """Prompt ids, the forced beginning of the answer in them, and `match`, as a fork if the template cannot continue.
-
-    Shapes: int32 [P], int32 [F].
-    """
-    if match.parent is not None:
-        parent = match.parent
-        new = with_tool_names(request.messages)[match.new :]
-        system = request.messages[0].get("role") in ("system", "developer")
-        arguments = (parent.prompt_ids, parent.response_ids, new, request.tools)
-        extended = rendering.extend(*arguments, history_has_system=system)
-        if extended is not None:
-            prompt = rendering.force(extended, request.tools, request.force_tool)
-            buffer, ids = parent.shared(prompt.ids)
-            return ids, prompt.forced_ids, replace(match, buffer=buffer)
-        cause = rendering.fork_reason(*arguments, history_has_system=system)
-        match = replace(match, parent=None, new=0, cause=ForkCause.TEMPLATE, detail=cause)
-    prompt = rendering.prompt(request.messages, request.tools, force_tool=request.force_tool)
-    return prompt.ids, prompt.forced_ids, match
 
 
 def _is_large(messages: Sequence[Mapping[str, Any]], count: int, size: int) -> bool:

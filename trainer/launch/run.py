@@ -33,8 +33,9 @@ from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.launch import child
 from agl.trainer.launch.proxy import PROVIDERS, RecordingProxy
+from agl.trainer.local.config import policy_directory
 from agl.trainer.local.policy import PolicySpec
-from agl.trainer.run.frozen_policy import FrozenPolicy, policy_directory
+from agl.trainer.run.frozen_policy import FrozenPolicy
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
 from agl.trainer.store.collect import new_rollout, shown_command

@@ -6,6 +6,7 @@ Invariant: a value that could not be used is refused here, when the settings are
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from agl.errors import ConfigError, nearest
@@ -194,3 +195,9 @@ class Policy:
 def _require(holds: bool, name: str, value: Any, what: str) -> None:
     if not holds:
         raise ConfigError(f"{name}={value!r} must be {what}", hint=f"choose another {name}")
+
+
+def policy_directory(model: str) -> str:
+    """The directory of the weights: that of a checkpoint or of a whole run holds it as `policy`."""
+    path = Path(model)
+    return str(path / "policy") if (path / "policy" / "config.json").is_file() else model

@@ -94,7 +94,7 @@ class ChatTemplate:
                 hint="set a chat template with tools, or name the model's renderer with renderer=...",
             )
         try:
-            return self.encode(self.render(self._normalise(messages), tools, True))
+            return self.encode(self.render(self.normalise(messages), tools, True))
         except TemplateError as error:
             roles = ", ".join(str(m.get("role")) for m in messages)
             raise ConfigError(
@@ -105,7 +105,7 @@ class ChatTemplate:
         self, prompt: IntArray, response: IntArray, new: Sequence[Message], tools: Tools, system: bool
     ) -> list[int] | str:
         """The ids to put after `prompt` and `response`, or the reason of the fork."""
-        messages = self._normalise(new)
+        messages = self.normalise(new)
         if self._short_ids and messages[0]["role"] == "tool":
             messages = with_native_ids(messages, [call.id for call in self.parse(response, tools, prompt).tool_calls])
         reasoning = False
@@ -138,7 +138,8 @@ class ChatTemplate:
         ids = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
         return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def _normalise(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    def normalise(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """The messages in the form that `render` takes."""
         normal = normalise(messages, parse_arguments=True, developer=False)
         return rename_call_ids(normal, lambda i, name, count: short_id(i)) if self._short_ids else normal
 

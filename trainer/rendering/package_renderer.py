@@ -78,7 +78,7 @@ class PackageRenderer:
         """
         tool_list = list(tools) if tools else None
         try:
-            return self._renderer.render_ids(self._normalise(messages), tools=tool_list, add_generation_prompt=True)
+            return self._renderer.render_ids(self.normalise(messages), tools=tool_list, add_generation_prompt=True)
         except (ValueError, TypeError, KeyError) as error:
             roles = ", ".join(str(m.get("role")) for m in messages)
             raise ConfigError(
@@ -90,7 +90,7 @@ class PackageRenderer:
     ) -> list[int] | str:
         """The ids to put after `prompt` and `response`, or the reason of the fork."""
         old, sampled = prompt.tolist(), response.tolist()
-        messages = self._normalise(new)
+        messages = self.normalise(new)
         if self._kimi and messages[0]["role"] == "tool":
             messages = with_native_ids(messages, [call.id for call in self.parse(response, tools, prompt).tool_calls])
         stopped = bool(sampled) and sampled[-1] in self._stops
@@ -163,7 +163,8 @@ class PackageRenderer:
             else:
                 yield Malformed(raw)
 
-    def _normalise(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    def normalise(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """The messages in the form that `render` takes."""
         normal = normalise(messages, parse_arguments=True, developer=self._developer)
         return rename_call_ids(normal, _kimi_id) if self._kimi else normal
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from agl.errors import ConfigError
 from agl.mdp.types import IntArray, int_array
 from agl.trainer.rendering.detokenizer import Detokenizer
-from agl.trainer.rendering.normalise import Message, Tools
+from agl.trainer.rendering.normalise import Message, Tools, normalise
 from agl.trainer.rendering.toolchoice import opener
 from agl.trainer.rendering.toolparsers import ParsedMessage
 
@@ -164,6 +166,39 @@ class Rendering:
         """Whether a conversation without system message and reasoning is continued exactly at a message of `role`."""
         return self.cannot_extend(role, tools) is None
 
+    def response(self, prompt_ids: Ids, messages: Sequence[Message], answer: Message, tools: Tools = None) -> IntArray:
+        """An answer that another model gave, as this one would have sampled it.
+
+        Args:
+            prompt_ids: of `prompt` or `extend`, for these messages and tools, without forced ids.
+            messages: of the request, whole. answer: the assistant's message that followed. tools: of the request.
+
+        Returns:
+            int32 [R], the token that ends the answer included.
+
+        Raises:
+            ConfigError: the template refuses the messages, or does not write the answer after its generation prompt;
+                or what it writes is read as another message: another text, or other tool calls.
+        """
+        from jinja2.exceptions import TemplateError
+
+        history = self._model.normalise([*messages, answer])
+        try:
+            prompt = self._model.render(history[:-1], tools or None, True)
+            whole = self._model.render(history, tools or None, False)
+        except (TemplateError, ValueError, TypeError, KeyError) as error:
+            raise ConfigError(f"the chat template refuses these messages: {error}") from error
+        if not whole.startswith(prompt):
+            raise ConfigError("the chat template writes no answer after its generation prompt")
+        text = whole[len(prompt) :]
+        ids = self.encode(text)
+        end = next((i + 1 for i, token in enumerate(ids) if token in self.stop_token_ids), None)
+        # A template that writes no end of a turn leaves it to the tokenizer's.
+        ids = ids[:end] if end else [*self.encode(text.rstrip()), *self.stop_token_ids[:1]]
+        if _facts(self.parse(ids, tools, prompt_ids=prompt_ids)) != _facts(answer):
+            raise ConfigError("the answer is another one when it is read back")
+        return int_array(ids)
+
     def parse(
         self, response_ids: Ids, tools: Tools = None, *, forced_ids: Ids = (), prompt_ids: Ids = ()
     ) -> ParsedMessage:
@@ -200,6 +235,15 @@ class Rendering:
         if any(m.get("role") == "assistant" for m in new):
             return _ASSISTANT
         return self._model.extend(_array(prompt), _array(response), new, tools or None, system)
+
+
+def _facts(message: ParsedMessage | Message) -> tuple[str, list[tuple[str, Any]]]:
+    """What two forms of one message agree on: the text but for the space around it, and the tool calls' values."""
+    if isinstance(message, ParsedMessage):
+        return message.content.strip(), [(c.name, json.loads(c.arguments)) for c in message.tool_calls]
+    (normal,) = normalise([message], parse_arguments=True, developer=True)
+    calls = [c["function"] for c in normal.get("tool_calls", ())]
+    return normal["content"].strip(), [(c["name"], c["arguments"]) for c in calls]
 
 
 def _array(ids: Ids) -> IntArray:

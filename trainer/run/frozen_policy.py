@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agl.errors import ConfigError, ModelLoadError
@@ -86,12 +85,6 @@ class FrozenPolicy:
     def serve(self, gateway: Gateway, name: str) -> None:
         """Register it with a gateway as the policy of that name."""
         gateway.serve(name, self.engine, self.rendering, self.stop_token_ids)
-
-
-def policy_directory(model: str) -> str:
-    """The directory of the weights: that of a checkpoint or of a whole run holds it as `policy`."""
-    path = Path(model)
-    return str(path / "policy") if (path / "policy" / "config.json").is_file() else model
 
 
 def _rendering(model: str, renderer: str | None) -> tuple[Rendering, tuple[int, ...]]:

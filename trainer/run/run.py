@@ -317,16 +317,22 @@ class Run:
 
         return RayRunner(self._cluster, *workers, options=config.runners, n_workers=n_workers, on_failure=self.fail)
 
-    async def resume_from(self, step: int, versions: Mapping[str, int], max_staleness: int = 0) -> None:
+    async def resume_from(
+        self, step: int, versions: Mapping[str, int], max_staleness: int = 0, *, sampled: bool = True
+    ) -> None:
         """Continue a stopped run: `step` steps are done, in the weights of these versions.
 
         Rollouts of the next step that had ended are not run again, if their weights are at most `max_staleness` updates
         older; unfinished ones are cancelled.
 
+        Args:
+            sampled: whether each step has rollouts.
+
         Raises:
             StoreError: the run's own store does not hold the last of these steps.
         """
-        if step and self.own_store and not await self.store.query_rollouts(run_id=self.run_id, step=step - 1, limit=1):
+        must_have = sampled and step and self.own_store
+        if must_have and not await self.store.query_rollouts(run_id=self.run_id, step=step - 1, limit=1):
             raise StoreError(
                 f"the run's store holds no rollout of step {step}, and the checkpoint was made after it: the file was "
                 "emptied or replaced, or its journal (run.db-wal) was deleted",

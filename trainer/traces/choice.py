@@ -22,6 +22,7 @@ from agl.mdp.builder import AttemptTrajectory
 from agl.mdp.conditions import Where, condition
 from agl.mdp.selection import AgentFilter, Selection, select
 from agl.mdp.types import Call, Trajectory, Transition
+from agl.trainer.traces.conversations import Conversation
 
 _OTHERS = "of rollouts left out"
 
@@ -39,6 +40,7 @@ class Candidate:
         created_at: when it was enqueued, seconds since the epoch.
         retokenised: ids of the calls whose tokens were made from texts.
         refused: reason -> number of calls for which no tokens could be made; they are not in `attempt`.
+        conversations: call id -> its texts, for exports; empty otherwise.
     """
 
     attempt: AttemptTrajectory
@@ -46,6 +48,7 @@ class Candidate:
     created_at: float = 0.0
     retokenised: frozenset[str] = frozenset()
     refused: Mapping[str, int] = field(default_factory=dict)
+    conversations: Mapping[str, Conversation] = field(default_factory=dict)
 
     @property
     def n_calls(self) -> int:
@@ -83,6 +86,7 @@ class Chosen:
             "calls_left_out/<reason>"; "calls_retokenised", those of the kept calls whose tokens were made from texts.
         rewards: name -> range of all rollouts that were seen; "reward" is the total.
         where: the condition, as text.
+        candidates: the rollouts that are kept, in their order.
     """
 
     trajectories: tuple[Trajectory, ...]
@@ -90,6 +94,18 @@ class Chosen:
     counts: Mapping[str, int]
     rewards: Mapping[str, RewardRange]
     where: str = ""
+    candidates: tuple[Candidate, ...] = ()
+
+    def __str__(self) -> str:
+        counts = self.counts
+        made = counts["calls_retokenised"]
+        out = ", ".join(
+            f"{n} {name.partition('/')[2]}" for name, n in counts.items() if name.startswith("calls_left_out/")
+        )
+        return (
+            f"{counts['calls_kept']} of {counts['calls']} calls of {counts['rollouts_kept']} of {counts['rollouts']} "
+            f"rollouts are trained{f', {made} of them re-tokenised' if made else ''}{f'; not: {out}' if out else ''}"
+        )
 
     def require(self) -> Chosen:
         """Itself, if there is a call to train.
@@ -139,59 +155,123 @@ def choose(
     Raises:
         ConfigError: an option has an impossible value, or `weight` gives one.
     """
-    fulfils = condition(where)
-    selection = None if agents is None else select(agents)
-    check_per_task(per_task)
-    counts: Counter[str] = Counter(rollouts=0, rollouts_kept=0, calls=0, calls_kept=0, calls_retokenised=0)
-    rewards: dict[str, RewardRange] = {}
-    tasks: dict[bytes, _Task] = {}
-    for number, candidate in enumerate(candidates):
-        counts.update(rollouts=1, calls=candidate.n_calls)
-        _add_rewards(rewards, candidate.attempt)
-        if fulfils is not None and not fulfils(candidate.attempt):
-            _leave_out(counts, candidate, "not where")
-            continue
-        entry = _Entry.of(number, candidate, selection)
-        if entry.n_trained == 0:
-            counts.update(entry.reasons)
-            counts["rollouts_left_out/without a call to train"] += 1
-            continue
-        task = tasks.setdefault(_digest(task_key(candidate.task).encode()), _Task())
-        for other, reason in task.add(entry, per_task):
-            _leave_out(counts, other.candidate, reason)
+    choice = Choice(where=where, agents=agents, per_task=per_task, weight=weight)
+    for candidate in candidates:
+        choice.add(candidate)
+    return choice.chosen()
 
-    trajectories: list[Trajectory] = []
-    weights: dict[str, float] = {}
-    trained: set[bytes] = set()
-    for entry in sorted((e for task in tasks.values() for e in task.entries.values()), key=lambda e: e.number):
-        counts.update(entry.reasons)
-        rollout_weight = _weight(weight, entry.candidate.attempt)
-        transitions: list[Transition] = []
-        for transition in entry.transitions:
-            digest = call_digest(transition.call)
-            if digest in trained or rollout_weight == 0:
-                counts[f"calls_left_out/{'duplicate' if digest in trained else 'weight 0'}"] += 1
-                continue
-            trained.add(digest)
-            transitions.append(transition)
-            weights[transition.call.id] = rollout_weight
-            counts["calls_retokenised"] += transition.call.id in entry.candidate.retokenised
-        counts["calls_kept"] += len(transitions)
-        counts["rollouts_kept" if transitions else "rollouts_left_out/without a call to train"] += 1
-        whole = replace(entry.candidate.attempt.trajectory, transitions=tuple(transitions))
-        trajectories += [whole.of(policy) for policy in whole.policies]
-    return Chosen(
-        tuple(trajectories),
-        weights,
-        {name: n for name, n in counts.items() if n or "left_out/" not in name},
-        rewards,
-        "" if where is None else str(getattr(where, "__name__", where)),
-    )
+
+class Choice:
+    """What `choose` has kept so far; its options are those of `choose`."""
+
+    def __init__(
+        self,
+        *,
+        where: Where = None,
+        agents: AgentFilter = None,
+        per_task: int | None = None,
+        weight: Weight | None = None,
+    ) -> None:
+        check_per_task(per_task)
+        self._where, self._fulfils = where, condition(where)
+        self._selection = None if agents is None else select(agents)
+        self._per_task, self._weight = per_task, weight
+        self._counts: Counter[str] = Counter(rollouts=0, rollouts_kept=0, calls=0, calls_kept=0, calls_retokenised=0)
+        self._rewards: dict[str, RewardRange] = {}
+        self._tasks: dict[bytes, _Task] = {}
+
+    def refusal(self, candidate: Candidate) -> str | None:
+        """Why a rollout is out, whatever its calls are; None if that depends on them."""
+        if self._fulfils is not None and not self._fulfils(candidate.attempt):
+            return "condition not met"
+        task = self._tasks.get(_task_digest(candidate))
+        worst = None if task is None or self._per_task is None else task.worst(self._per_task)
+        rank = _rank(candidate, self._counts["rollouts"])
+        return "more than per_task" if worst is not None and rank < worst else None
+
+    def leave_out(self, candidate: Candidate, reason: str) -> None:
+        """Count a rollout that is not kept, and its rewards."""
+        self._add_rewards(candidate.attempt)
+        self.skip(candidate.n_calls, reason)
+
+    def skip(self, n_calls: int, reason: str) -> None:
+        """Count a rollout that is no candidate."""
+        self._counts.update(rollouts=1, calls=n_calls)
+        self._out(n_calls, reason)
+
+    def add(self, candidate: Candidate) -> None:
+        """Keep a rollout if it is among the best of its task; it is younger than those added before."""
+        if reason := self.refusal(candidate):
+            self.leave_out(candidate, reason)
+            return
+        entry = _Entry.of(self._counts["rollouts"], candidate, self._selection)
+        self._add_rewards(candidate.attempt)
+        self._counts.update(rollouts=1, calls=candidate.n_calls)
+        if not entry.transitions:
+            self._counts.update(entry.reasons)
+            self._counts["rollouts_left_out/without a call to train"] += 1
+            return
+        task = self._tasks.setdefault(_task_digest(candidate), _Task())
+        for other, reason in task.add(entry, self._per_task):
+            self._out(other.candidate.n_calls, reason)
+
+    def chosen(self) -> Chosen:
+        """The result.
+
+        Raises:
+            ConfigError: `weight` gives an impossible value.
+        """
+        counts = Counter(self._counts)
+        trajectories: list[Trajectory] = []
+        weights: dict[str, float] = {}
+        kept: list[Candidate] = []
+        trained: set[bytes] = set()
+        entries = (entry for task in self._tasks.values() for entry in task.entries.values())
+        for entry in sorted(entries, key=lambda e: e.number):
+            counts.update(entry.reasons)
+            weight = _weight(self._weight, entry.candidate.attempt)
+            transitions: list[Transition] = []
+            for transition in entry.transitions:
+                digest = call_digest(transition.call)
+                if digest in trained or weight == 0:
+                    counts[f"calls_left_out/{'duplicate' if digest in trained else 'weight 0'}"] += 1
+                    continue
+                trained.add(digest)
+                transitions.append(transition)
+                weights[transition.call.id] = weight
+                counts["calls_retokenised"] += transition.call.id in entry.candidate.retokenised
+            counts["calls_kept"] += len(transitions)
+            counts["rollouts_kept" if transitions else "rollouts_left_out/without a call to train"] += 1
+            if transitions:
+                kept.append(entry.candidate)
+            whole = replace(entry.candidate.attempt.trajectory, transitions=tuple(transitions))
+            trajectories += [whole.of(policy) for policy in whole.policies]
+        known = {name: n for name, n in counts.items() if n or "left_out/" not in name}
+        where = "" if self._where is None else str(getattr(self._where, "__name__", self._where))
+        return Chosen(tuple(trajectories), weights, known, dict(self._rewards), where, tuple(kept))
+
+    def _out(self, n_calls: int, reason: str) -> None:
+        self._counts[f"rollouts_left_out/{reason}"] += 1
+        self._counts[f"calls_left_out/{_OTHERS}"] += n_calls
+
+    def _add_rewards(self, attempt: AttemptTrajectory) -> None:
+        values = {} if attempt.reward is None else {"reward": attempt.reward}
+        for one, _ in attempt.credited:
+            # A reward without a name of its own is called "reward", too.
+            if one.name != "reward":
+                values[one.name] = values.get(one.name, 0.0) + one.value
+        for name, value in values.items():
+            known = self._rewards.get(name)
+            self._rewards[name] = RewardRange(1, value, value, value) if known is None else known.add(value)
 
 
 def task_key(task: Any) -> str:
     """A text that is the same for equal tasks: their JSON with sorted keys."""
     return json.dumps(task, sort_keys=True, default=str)
+
+
+def _task_digest(candidate: Candidate) -> bytes:
+    return _digest(task_key(candidate.task).encode())
 
 
 def call_digest(call: Call) -> bytes:
@@ -244,12 +324,21 @@ def _continues_cut(later: Call, call: Call) -> bool:
     return 0 < shared < min(call.response_ids.size - 1, rest.size) and bool(rest[shared] == call.response_ids[-1])
 
 
+_Rank = tuple[float, float, int]
+"""The greatest is the best: by reward, then the oldest."""
+
+
+def _rank(candidate: Candidate, number: int) -> _Rank:
+    reward = candidate.attempt.reward
+    return -math.inf if reward is None else reward, -candidate.created_at, -number
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Entry:
     """A candidate, divided into the calls that can be trained and the counts of those that cannot."""
 
     number: int
-    reward: float
+    rank: _Rank
     digest: bytes
     candidate: Candidate
     transitions: tuple[Transition, ...]
@@ -271,21 +360,12 @@ class _Entry:
                 transitions.append(transition)
         return cls(
             number,
-            -math.inf if attempt.reward is None else attempt.reward,
+            _rank(candidate, number),
             _digest(b"".join(call_digest(t.call) for t in transitions)),
             candidate,
             tuple(transitions),
             {f"calls_left_out/{reason}": n for reason, n in reasons.items()},
         )
-
-    @property
-    def n_trained(self) -> int:
-        return len(self.transitions)
-
-    @property
-    def rank(self) -> tuple[float, float, int]:
-        """The greatest is the best: by reward, then the oldest."""
-        return self.reward, -self.candidate.created_at, -self.number
 
 
 @dataclass(slots=True)
@@ -293,8 +373,16 @@ class _Task:
     """The rollouts of one task that are kept so far, by the digest of their calls."""
 
     entries: dict[bytes, _Entry] = field(default_factory=dict)
-    ranks: list[tuple[tuple[float, float, int], bytes]] = field(default_factory=list)
+    ranks: list[tuple[_Rank, bytes]] = field(default_factory=list)
     """A heap, the worst first; entries that were replaced since are still in it."""
+
+    def worst(self, most: int) -> _Rank | None:
+        """The rank that a rollout must exceed; None while there is room."""
+        if len(self.entries) < most:
+            return None
+        while (worst := self.entries.get(self.ranks[0][1])) is None or worst.rank != self.ranks[0][0]:
+            heapq.heappop(self.ranks)
+        return worst.rank
 
     def add(self, entry: _Entry, most: int | None) -> list[tuple[_Entry, str]]:
         """Keep the entry if it is among the best; returns what is out for that, with the reason."""
@@ -305,31 +393,10 @@ class _Task:
         heapq.heappush(self.ranks, (entry.rank, entry.digest))
         if same is not None:
             return [(same, "duplicate")]
-        out: list[tuple[_Entry, str]] = []
-        while most is not None and len(self.entries) > most:
-            rank, digest = heapq.heappop(self.ranks)
-            worst = self.entries.get(digest)
-            if worst is not None and worst.rank == rank:
-                out.append((self.entries.pop(digest), "more than per_task"))
-        return out
-
-
-def _leave_out(counts: Counter[str], candidate: Candidate, reason: str) -> None:
-    counts[f"rollouts_left_out/{reason}"] += 1
-    counts[f"calls_left_out/{_OTHERS}"] += candidate.n_calls
-
-
-def _add_rewards(rewards: dict[str, RewardRange], attempt: AttemptTrajectory) -> None:
-    names: dict[str, float] = {}
-    if attempt.reward is not None:
-        names["reward"] = attempt.reward
-    for reward, _ in attempt.credited:
-        # A reward without a name of its own is called "reward", too.
-        if reward.name != "reward":
-            names[reward.name] = names.get(reward.name, 0.0) + reward.value
-    for name, value in names.items():
-        known = rewards.get(name)
-        rewards[name] = RewardRange(1, value, value, value) if known is None else known.add(value)
+        if most is None or len(self.entries) <= most:
+            return []
+        self.worst(most)
+        return [(self.entries.pop(heapq.heappop(self.ranks)[1]), "more than per_task")]
 
 
 def _weight(weight: Weight | None, attempt: AttemptTrajectory) -> float:

@@ -47,6 +47,13 @@ class Pairs:
     pairs: tuple[Pair, ...]
     counts: Mapping[str, int]
 
+    def __str__(self) -> str:
+        counts = self.counts
+        return (
+            f"{counts['pairs']} pairs of {counts['rollouts_paired']} of {counts['rollouts']} rollouts of "
+            f"{counts['tasks']} tasks"
+        )
+
     def require(self) -> Pairs:
         """Itself, if there is a pair.
 

@@ -1,0 +1,193 @@
+"""`agl.traces`: which calls of which stores are imitated, and reading them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from agl.errors import ConfigError, NoTrainableDataError, checked_options, nearest
+from agl.mdp.conditions import Where, condition
+from agl.mdp.selection import DEFAULT_POLICY, AgentFilter, Selection, select
+from agl.trainer.http.aio import run_in_thread
+from agl.trainer.local.config import policy_directory
+from agl.trainer.rendering.rendering import Rendering
+from agl.trainer.report.export.rows import Record, RolloutFilter, records
+from agl.trainer.store import open_store
+from agl.trainer.store.base import Mode
+from agl.trainer.store.location import find_store
+from agl.trainer.traces.choice import Candidate, Choice, Chosen, Weight, check_per_task
+from agl.trainer.traces.student import RecordedAttempt
+
+READ_MODES: tuple[Mode, ...] = ("train", "collect")
+"""Rollouts that are read where no mode is named: on the tasks of validations the policy is measured."""
+
+
+@checked_options
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """Rollouts and calls of stores that are to be imitated.
+
+    Every store will do: of trainings, of `agl run`, of evaluations. Calls whose tokens are the student's own are
+    trained as they were sampled; those of other models are rendered with its chat template. Which calls of the
+    rollouts are trained, and which are only context of others, is said at `agl.trainer.traces.choose`.
+
+    Attributes:
+        stores: one or several directories of runs, database files or URLs of stores; None for that of the newest run.
+        where: which rollouts: `agl.reward() >= 1`, its text "reward>=1", or a function of an `AttemptTrajectory`.
+        agents: whose calls: a name, a glob, a pattern, a function, or several; None for every agent's.
+        per_task: maximum number of rollouts of one task, the best and then the oldest; None for all.
+        weight: of a rollout's calls in the loss, >= 0, such as `agl.reward()`; 1 if None.
+        run: the id of the only run to read. mode: "train", "val", "dev" or "collect" alone; None for "train" and
+            "collect". since: enqueued at that time or later, in seconds since the epoch.
+
+    Raises:
+        ConfigError: an unknown option, or an impossible value. StoreError: there is no such store.
+    """
+
+    stores: str | Path | Sequence[str | Path] | None = None
+    where: Where = None
+    agents: AgentFilter = None
+    per_task: int | None = None
+    weight: Weight | None = None
+    run: str | None = None
+    mode: Mode | None = None
+    since: float | None = None
+
+    def __post_init__(self) -> None:
+        stores = [self.stores] if isinstance(self.stores, str | Path | None) else list(self.stores)
+        if not stores or not all(isinstance(store, str | Path | None) for store in stores):
+            raise ConfigError(f"stores= is {self.stores!r}", hint='for example agl.traces("runs/a") or ["a", "b.db"]')
+        for store in stores:
+            find_store(store)
+        condition(self.where)
+        if self.agents is not None:
+            select(self.agents)
+        check_per_task(self.per_task)
+        if self.weight is not None and not callable(self.weight):
+            raise ConfigError(f"weight= is {self.weight!r}", hint="a function of an attempt, such as agl.reward()")
+        if self.mode is not None and self.mode not in get_args(Mode):
+            raise ConfigError(f"there is no mode {self.mode!r}", hint=nearest(str(self.mode), get_args(Mode)))
+
+    async def choose(
+        self, models: Mapping[str, str], selection: Selection | None = None, *, renderer: str | None = None
+    ) -> Chosen:
+        """What is imitated, with the tokens of the students.
+
+        Args:
+            models: policy -> a Hugging Face directory or hub id with its tokenizer and chat template.
+            selection: agent -> policy; None for the default policy alone.
+            renderer: a name from the `renderers` package; None chooses by the model.
+
+        Raises:
+            NoTrainableDataError: the stores have no rollout that fits. `Chosen.require` says why none was chosen.
+            ModelLoadError, StoreError, ConfigError: as they say.
+        """
+        renderings = await asyncio.to_thread(load_renderings, models, renderer)
+        choice = Choice(where=self.where, per_task=self.per_task, weight=self.weight)
+        students = self.students(selection)
+        async for record in self.records():
+            await asyncio.to_thread(self._add, choice, record, students, renderings)
+        return choice.chosen()
+
+    def load(self, model: str, *, renderer: str | None = None) -> Chosen:
+        """As `choose` for one policy, for callers outside an event loop. `str` of the result says what was chosen.
+
+        Args:
+            model: a Hugging Face directory or hub id, or the directory of a run or checkpoint.
+        """
+        return run_in_thread(self.choose({DEFAULT_POLICY: model}, renderer=renderer))
+
+    async def candidates(self, selection: Selection | None = None) -> AsyncIterator[Candidate]:
+        """The rollouts that succeeded, with the texts of their calls in place of the students' tokens.
+
+        Args:
+            selection: agent -> policy; None for the default policy alone.
+        """
+        students = self.students(selection)
+        async for record in self.records():
+            attempt = self.recorded(record, students)
+            if attempt is not None:
+                yield attempt.with_texts()
+
+    async def records(self) -> AsyncIterator[Record]:
+        """The rollouts of all stores, page by page, the oldest of each first.
+
+        Raises:
+            NoTrainableDataError: there is none.
+        """
+        seen = others = 0
+        for store in [self.stores] if isinstance(self.stores, str | Path | None) else self.stores:
+            opened = await open_store(find_store(store))
+            try:
+                for mode in READ_MODES if self.mode is None else (self.mode,):
+                    filter = RolloutFilter(self.run, mode, self.since)
+                    async for record in records(opened, filter, await filter.count(opened)):
+                        seen += 1
+                        yield record
+                if not seen:
+                    others += await RolloutFilter(self.run, None, self.since).count(opened)
+            finally:
+                await opened.close()
+        if not seen:
+            raise NoTrainableDataError(
+                f"no rollout of {self.stores or 'the newest run'} fits, of {others} of other kinds",
+                hint="rollouts of validations and evaluations are read with mode='val' only: do not train on the tasks "
+                "that you measure with"
+                if others
+                else "agl trace ls shows those of a store",
+            )
+
+    @staticmethod
+    def recorded(record: Record, selection: Selection) -> RecordedAttempt | None:
+        """The attempt of a rollout that succeeded, if one did. `selection`: of `students`."""
+        if record.rollout.status != "succeeded":
+            return None
+        attempt = max(a.attempt for a in record.attempts if a.status == "succeeded")
+        return RecordedAttempt(record, attempt, selection)
+
+    def students(self, selection: Selection | None) -> Selection:
+        """Agent -> the policy that imitates it, of the agents that are imitated.
+
+        Args:
+            selection: agent -> policy, of every agent; None for the default policy alone.
+        """
+        every = selection or select()
+        if self.agents is None:
+            return every
+        imitated = select(self.agents)
+
+        def learns(policy: str) -> Callable[[str], bool]:
+            return lambda agent: imitated.policy_for(agent) is not None and every.policy_for(agent) == policy
+
+        return Selection(tuple((learns(policy), policy) for policy in every.policies))
+
+    def _add(self, choice: Choice, record: Record, selection: Selection, renderings: Mapping[str, Rendering]) -> None:
+        attempt = self.recorded(record, selection)
+        if attempt is None:
+            choice.skip(len(record.calls), record.rollout.status)
+        # Most of the time goes into tokens, and most rollouts may not be wanted.
+        elif reason := choice.refusal(attempt.candidate):
+            choice.leave_out(attempt.candidate, reason)
+        else:
+            choice.add(attempt.with_tokens(renderings))
+
+
+def load_renderings(models: Mapping[str, str], renderer: str | None = None) -> dict[str, Rendering]:
+    """Policy -> the rendering of its model; one per model.
+
+    Raises:
+        ModelLoadError: a model has no tokenizer or no chat template. ConfigError: there is no such renderer.
+    """
+    from agl.trainer.local.model import load_tokenizer
+
+    made: dict[str, Rendering] = {}
+    for model in dict.fromkeys(models.values()):
+        made[model] = Rendering(load_tokenizer(policy_directory(model)), renderer=renderer)
+    return {policy: made[model] for policy, model in models.items()}
+
+
+traces = Traces
+"""`agl.traces(...)`"""
