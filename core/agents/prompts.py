@@ -149,10 +149,10 @@ class PromptUse:
     def _why(self, name: str) -> str:
         agent = self._agents[name]
         told = f"the system prompt {name!r} was not used: "
+        if not self._senders:
+            return f"{told}no request was seen; a command that calls its own provider is seen under agl run alone"
         if agent not in self._senders:
-            return (
-                f"{told}agent {agent!r} sent no request; agents that did: {', '.join(sorted(self._senders)) or 'none'}"
-            )
+            return f"{told}agent {agent!r} sent no request; agents that did: {', '.join(sorted(self._senders))}"
         told += f"no request of {agent!r} had the prompt that it replaces"
         if not (seen := self.left.get(agent)):
             return f"{told}, but only others that were replaced"

@@ -28,6 +28,7 @@ from agl.mdp.selection import select
 from agl.tracing.context import RolloutContext
 from agl.tracing.inferred import completed
 from agl.tracing.system_prompts import replace_system_prompts, system_prompts
+from agl.trainer.service.settings import RUN_OPTIONS, SECTIONS
 
 anthropic = Late("anthropic")
 
@@ -236,6 +237,11 @@ def test_a_command_that_is_trained_gets_its_prompt(tmp_path: Path) -> None:
 def test_a_prompt_survives_json() -> None:
     prompt = agl.SystemPrompt("writer", "Bétter.", "Own.")
     assert resource_from_json(json.loads(json.dumps(resource_to_json(prompt)))) == prompt
+
+
+def test_a_client_of_a_training_server_names_no_directory_of_the_server() -> None:
+    assert "prompts" not in RUN_OPTIONS
+    assert "prompts" in SECTIONS["training"]
 
 
 def test_two_prompts_for_one_place_are_an_error() -> None:
