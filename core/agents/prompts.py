@@ -150,7 +150,7 @@ class PromptUse:
         agent = self._agents[name]
         told = f"the system prompt {name!r} was not used: "
         if not self._senders:
-            return f"{told}no request was seen; a command that calls its own provider is seen under agl run alone"
+            return f"{told}no request was seen"
         if agent not in self._senders:
             return f"{told}agent {agent!r} sent no request; agents that did: {', '.join(sorted(self._senders))}"
         told += f"no request of {agent!r} had the prompt that it replaces"
