@@ -24,6 +24,7 @@ _NAMES = {
     "agl.rewards.air": ("AIR", "air"),
     "agl.trainer.algorithms": (
         "DAPO",
+        "DPO",
         "GRPO",
         "GSPO",
         "PPO",
@@ -31,6 +32,7 @@ _NAMES = {
         "RLOO",
         "SFT",
         "Baseline",
+        "Distill",
         "DrGRPO",
         "Overlong",
         "REINFORCEPlusPlus",

@@ -39,6 +39,7 @@ from agl.rewards import operation as operation
 from agl.rewards.air import AIR as AIR
 from agl.rewards.air import air as air
 from agl.trainer.algorithms import DAPO as DAPO
+from agl.trainer.algorithms import DPO as DPO
 from agl.trainer.algorithms import GRPO as GRPO
 from agl.trainer.algorithms import GSPO as GSPO
 from agl.trainer.algorithms import PPO as PPO
@@ -46,6 +47,7 @@ from agl.trainer.algorithms import RFT as RFT
 from agl.trainer.algorithms import RLOO as RLOO
 from agl.trainer.algorithms import SFT as SFT
 from agl.trainer.algorithms import Baseline as Baseline
+from agl.trainer.algorithms import Distill as Distill
 from agl.trainer.algorithms import DrGRPO as DrGRPO
 from agl.trainer.algorithms import Overlong as Overlong
 from agl.trainer.algorithms import REINFORCEPlusPlus as REINFORCEPlusPlus

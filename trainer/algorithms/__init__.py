@@ -1,14 +1,17 @@
 """Algorithms: what decides which rollouts are run and how a policy changes by them."""
 
 from agl.trainer.algorithms.baseline import Baseline
+from agl.trainer.algorithms.distill import Distill
 from agl.trainer.algorithms.family import DAPO, GRPO, GSPO, PPO, RLOO, DrGRPO, REINFORCEPlusPlus
 from agl.trainer.algorithms.imitation import SFT
+from agl.trainer.algorithms.preference import DPO
 from agl.trainer.algorithms.rejection import RFT
 from agl.trainer.algorithms.shaping import Overlong
 from agl.trainer.run.algorithm import Algorithm
 
 __all__ = [
     "DAPO",
+    "DPO",
     "GRPO",
     "GSPO",
     "PPO",
@@ -17,6 +20,7 @@ __all__ = [
     "SFT",
     "Algorithm",
     "Baseline",
+    "Distill",
     "DrGRPO",
     "Overlong",
     "REINFORCEPlusPlus",

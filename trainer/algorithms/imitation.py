@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,7 +14,7 @@ from agl.mdp.sequence import merge
 from agl.mdp.types import Call, Trajectory
 from agl.trainer.algorithms.record import Rows, learned, record
 from agl.trainer.algorithms.settings import IMITATION_RATE
-from agl.trainer.algorithms.training import LocalTraining, Steps, publish, train
+from agl.trainer.algorithms.training import LocalTraining, Steps, publish
 from agl.trainer.objectives.advantages import CallAdvantage
 from agl.trainer.run.batches import Batches
 from agl.trainer.run.config import require_positive
@@ -56,37 +56,46 @@ class SFT(LocalTraining):
     def _learner_settings(self) -> dict[str, Any]:
         return {"policy_loss": "nll"}
 
-    async def make_steps(self, run: Run) -> _Imitation:
+    async def make_steps(self, run: Run) -> RecordedSteps:
         chosen = await self.data.choose(self.models(run), run.selection, renderer=self.renderer)
         run.progress.note(str(chosen.require()))
-        await self._copy(run, chosen)
-        return _Imitation(self, run, chosen)
-
-    async def _copy(self, run: Run, chosen: Chosen) -> None:
-        """Put what is imitated into the run's store."""
-        calls: dict[str, dict[str, Call]] = {}
-        for trajectory in chosen.trajectories:
-            rollout = calls.setdefault(trajectory.rollout_id, {})
-            rollout.update({t.call.id: t.call for t in trajectory.transitions})
-        async for source in self.data.records():
-            if (trained := calls.pop(source.rollout.rollout_id, None)) is not None:
-                await copy_rollout(source, run.store, run.run_id, trained, self.metadata(run))
+        await copy_rollouts(self.data, chosen.trajectories, run, self.metadata(run))
+        return RecordedSteps(self, run, chosen)
 
 
-class _Imitation(Steps[Seq[Trajectory]]):
+async def copy_rollouts(
+    data: Traces, trajectories: Iterable[Trajectory], run: Run, metadata: Mapping[str, Any]
+) -> None:
+    """Put the rollouts that a run learns from into its store, so that what was trained can be looked at there.
+
+    Args:
+        data: where they are. trajectories: theirs, with the calls that are trained. metadata: of the copies.
+    """
+    calls: dict[str, dict[str, Call]] = {}
+    for trajectory in trajectories:
+        calls.setdefault(trajectory.rollout_id, {}).update({t.call.id: t.call for t in trajectory.transitions})
+    async for source in data.records():
+        if (trained := calls.pop(source.rollout.rollout_id, None)) is not None:
+            await copy_rollout(source, run.store, run.run_id, trained, metadata)
+
+
+class RecordedSteps(Steps[Seq[Trajectory]]):
     """Batches of rollouts; the weights are served where somebody asks them: for a validation, and at the end."""
 
     samples = False
 
-    def __init__(self, settings: SFT, run: Run, chosen: Chosen) -> None:
+    def __init__(self, settings: Any, run: Run, chosen: Chosen) -> None:
         self.settings, self.chosen = settings, chosen
         self._unserved: Rows = {}
-        by_rollout: dict[str, list[Trajectory]] = {}
+        units: dict[str, list[Trajectory]] = {}
         for trajectory in chosen.trajectories:
-            by_rollout.setdefault(trajectory.rollout_id, []).append(trajectory)
-        rollouts = list(by_rollout.values())
-        self.batches = Batches(rollouts, min(settings.batch_size, len(rollouts)), run.seed)
+            units.setdefault(self.unit(trajectory), []).append(trajectory)
+        self.batches = Batches(list(units.values()), min(settings.batch_size, len(units)), run.seed)
         super().__init__(run, settings.steps or self.batches.steps_per_epoch() * (settings.epochs or 1))
+
+    def unit(self, trajectory: Trajectory) -> str:
+        """What a trajectory belongs to, all of which is in one batch: its rollout."""
+        return trajectory.rollout_id
 
     async def prepare(self, policies: Policies, step: int) -> Seq[Trajectory]:
         return [t for i in self.batches.indices(step) for t in self.batches.tasks[i]]
@@ -102,7 +111,7 @@ class _Imitation(Steps[Seq[Trajectory]]):
         rows = await asyncio.to_thread(_rows, prepared, policies.names, weights)
         self.updating = True
         due = {name: r for name, r in rows.items() if any(row.n_actions for row in r)}
-        metrics = await train(policies, due)
+        metrics = await self.learn(policies, due, prepared)
         self._unserved = {**self._unserved, **due}
         if step + 1 == self.total or (run.val and (step + 1) % self.settings.val_every == 0):
             async with run.gateway.hold() if run.gateway is not None else contextlib.nullcontext():

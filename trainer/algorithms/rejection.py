@@ -8,15 +8,15 @@ from typing import Any
 
 from agl.errors import checked_options
 from agl.mdp.conditions import Where, condition, reward
-from agl.trainer.algorithms.sampled import SampledSteps
+from agl.trainer.algorithms.sampled import SampledSteps, advantages_of_chosen, candidates
 from agl.trainer.algorithms.settings import IMITATION_RATE
 from agl.trainer.algorithms.training import LocalTraining
-from agl.trainer.objectives.advantages import CallAdvantage, StepAdvantages
+from agl.trainer.objectives.advantages import StepAdvantages
 from agl.trainer.run.batches import Batches
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.run import Run, require_tasks
 from agl.trainer.runners.protocol import RolloutResult
-from agl.trainer.traces.choice import Candidate, check_per_task, choose
+from agl.trainer.traces.choice import check_per_task, choose
 
 
 @checked_options
@@ -72,31 +72,5 @@ class _Rounds(SampledSteps):
         Raises:
             NoTrainableDataError: no rollout is kept; says what their rewards were.
         """
-        attempts = [(r.rollout, r.attempt_trajectory) for r in results if r.attempt_trajectory is not None]
-        chosen = choose(
-            (Candidate(attempt, rollout.task, rollout.created_at) for rollout, attempt in attempts),
-            where=self.settings.keep,
-            per_task=self.settings.per_task,
-        ).require()
-        calls = [
-            CallAdvantage(
-                t.call.id,
-                t.call.rollout_id,
-                t.call.policy,
-                t.reward,
-                attempt.reward or 0.0,
-                chosen.weights.get(t.call.id, 0.0),
-                None if t.call.id in chosen.weights else f"not kept ({chosen.where}), or the same as another",
-            )
-            for _, attempt in attempts
-            for t in attempt.trajectory.transitions
-        ]
-        kept = {t.group for t in chosen.trajectories}
-        return StepAdvantages(
-            chosen.trajectories,
-            chosen.weights,
-            tuple(calls),
-            dropped_groups=0,
-            zero_variance_groups=0,
-            flat_groups=frozenset(rollout.group for rollout, _ in attempts) - kept,
-        )
+        chosen = choose(candidates(results), where=self.settings.keep, per_task=self.settings.per_task).require()
+        return advantages_of_chosen(results, chosen, f"not kept ({chosen.where}), or the same as another")

@@ -14,12 +14,13 @@ import numpy as np
 from agl.errors import NoTrainableDataError, StalePolicyError
 from agl.mdp.sequence import TrainingRow, merge
 from agl.trainer.algorithms.record import Rows, Sample, facts, record
-from agl.trainer.algorithms.training import LocalTraining, Steps, publish, train
-from agl.trainer.objectives.advantages import FLAT, StepAdvantages
+from agl.trainer.algorithms.training import LocalTraining, Steps, publish
+from agl.trainer.objectives.advantages import FLAT, CallAdvantage, StepAdvantages
 from agl.trainer.run.batches import Batches
 from agl.trainer.run.policies import Policies
 from agl.trainer.run.run import Run, require_some
 from agl.trainer.runners.protocol import RolloutResult
+from agl.trainer.traces import Candidate, Chosen
 
 
 class SampledSteps(Steps[Sample]):
@@ -108,14 +109,14 @@ class SampledSteps(Steps[Sample]):
         metrics: dict[str, Mapping[str, float]] = {}
         if due:
             if self.max_staleness:
-                metrics = await train(policies, due)
+                metrics = await self.learn(policies, due, sample)
                 if ahead is not None:
                     # All of its calls are of the weights before this update, so that a resumed run, which finds these
                     # rollouts in the store, equals one that was never stopped.
                     await asyncio.wait([ahead])
             # Requests are held, so that no answer is sampled from two versions of the weights.
             async with run.gateway.hold():
-                metrics = metrics or await train(policies, due)
+                metrics = metrics or await self.learn(policies, due, sample)
                 await asyncio.gather(*(publish(policies[name], r, step) for name, r in due.items()))
         else:
             run.progress.note(f"step {step + 1}: no update: {self.why_flat}")
@@ -128,6 +129,46 @@ class SampledSteps(Steps[Sample]):
             "engine/prompt_tokens_computed": sample.prompt_tokens["computed"],
             "engine/prompt_tokens_reused": sample.prompt_tokens["reused"],
         }
+
+
+def candidates(results: Seq[RolloutResult]) -> list[Candidate]:
+    """The rollouts of a step that succeeded, to choose from."""
+    return [
+        Candidate(r.attempt_trajectory, r.rollout.task, r.rollout.created_at)
+        for r in results
+        if r.attempt_trajectory is not None
+    ]
+
+
+def advantages_of_chosen(results: Seq[RolloutResult], chosen: Chosen, otherwise: str) -> StepAdvantages:
+    """What each call is worth where some of them were chosen: its weight.
+
+    Args:
+        results: the step's rollouts. chosen: of them. otherwise: why the others are not trained.
+    """
+    attempts = [(r.rollout, r.attempt_trajectory) for r in results if r.attempt_trajectory is not None]
+    calls = [
+        CallAdvantage(
+            t.call.id,
+            t.call.rollout_id,
+            t.call.policy,
+            t.reward,
+            attempt.reward or 0.0,
+            chosen.weights.get(t.call.id, 0.0),
+            None if t.call.id in chosen.weights else otherwise,
+        )
+        for _, attempt in attempts
+        for t in attempt.trajectory.transitions
+    ]
+    groups = {t.group for t in chosen.trajectories}
+    return StepAdvantages(
+        chosen.trajectories,
+        chosen.weights,
+        tuple(calls),
+        dropped_groups=0,
+        zero_variance_groups=0,
+        flat_groups=frozenset(rollout.group for rollout, _ in attempts) - groups,
+    )
 
 
 def make_rows(sample: Sample, policies: Policies, step: int, max_staleness: int = 0) -> Rows:

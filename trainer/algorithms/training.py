@@ -55,6 +55,16 @@ class Steps(Generic[P]):
     def __init__(self, run: Run, total: int) -> None:
         self.run, self.total = run, total
 
+    async def begin(self, policies: Policies) -> None:
+        """Called once before the first step, when the policies are loaded and nothing was sampled yet."""
+
+    async def close(self) -> None:
+        """End what `begin` has begun; called however the run ends."""
+
+    async def learn(self, policies: Policies, rows: Rows, prepared: P) -> dict[str, Mapping[str, float]]:
+        """Update the policies that have rows; the learner's metrics by policy."""
+        return await train(policies, rows)
+
     @abstractmethod
     async def prepare(self, policies: Policies, step: int) -> P:
         """What step `step` (from 0) learns from. Changes nothing."""
@@ -84,6 +94,7 @@ class LocalTraining(TrainingSettings):
         identity = self.identity(run, steps.total)
         policies = await self._load(run, steps.total)
         try:
+            await steps.begin(policies)
             state = await checkpoints.restore(run, policies, identity, self) if run.resume else None
             start = state.step if state else 0
             if run.resume:
@@ -110,7 +121,7 @@ class LocalTraining(TrainingSettings):
             try:
                 await run.stop()
             finally:
-                await policies.close()
+                await asyncio.gather(steps.close(), policies.close())
                 run.progress.stop()
 
     async def _train(
@@ -191,13 +202,20 @@ class LocalTraining(TrainingSettings):
         return await Policies.start(spec, run.selection.policies, run.policies, self.renderer)
 
 
-async def train(policies: Policies, rows: Rows) -> dict[str, Mapping[str, float]]:
+async def train(
+    policies: Policies, rows: Rows, pairs: Mapping[str, Seq[tuple[str, str]]] | None = None
+) -> dict[str, Mapping[str, float]]:
     """Update the policies that have rows; the learner's metrics by policy.
+
+    Args:
+        pairs: by policy, the rollouts to compare, (chosen, rejected), where the loss is "dpo".
 
     Raises:
         TrainingError: an update that is not finite.
     """
-    metrics = await asyncio.gather(*(policies[name].train(r) for name, r in rows.items()))
+    metrics = await asyncio.gather(
+        *(policies[name].train(r, pairs=(pairs or {}).get(name, ())) for name, r in rows.items())
+    )
     return dict(zip(rows, metrics, strict=True))
 
 

@@ -133,6 +133,10 @@ class LocalPolicy:
         """float32 [T - 1]: log-probs of `token_ids[1:]` by the learner's forward pass."""
         return await self._command("logprobs", token_ids=np.asarray(token_ids, np.int32), temperature=temperature)
 
+    async def sequence_logprobs(self, sequences: Seq[TrainingRow]) -> list[FloatArray]:
+        """float32 [T] per row: each token's log-prob in its own context, by the learner's forward pass."""
+        return await self._command("sequence_logprobs", sequences=list(sequences))
+
     async def engine_logprobs(self, token_ids: IntArray, *, temperature: float = 1.0) -> FloatArray:
         """float32 [T - 1]: log-probs of `token_ids[1:]` by the engine's cached decoding."""
         return await self._command(

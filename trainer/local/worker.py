@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from agl.trainer.local.learner.learner import Learner
     from agl.trainer.local.model import LoadedPolicy
 
-LEARNER_COMMANDS = {"train", "logprobs", "save_model", "save_state"}
+LEARNER_COMMANDS = {"train", "logprobs", "sequence_logprobs", "save_model", "save_state"}
 """Commands that read or write the weights in training, and do not touch the engine."""
 _RECEIVE = 1 << 20
 
@@ -71,6 +71,7 @@ class Worker:
             "train": self.train,
             "publish": self.publish,
             "logprobs": self.logprobs,
+            "sequence_logprobs": self.sequence_logprobs,
             "engine_logprobs": self.engine_logprobs,
             "save_model": self.save_model,
             "export_weights": self.export_weights,
@@ -197,6 +198,10 @@ class Worker:
     def logprobs(self, policy: str, token_ids: IntArray, temperature: float) -> FloatArray:
         """Log-probs by the learner's forward pass."""
         return self._policies[policy].learner.logprobs(token_ids, temperature)
+
+    def sequence_logprobs(self, policy: str, sequences: list[TrainingRow]) -> list[FloatArray]:
+        """Log-probs of whole rows by the learner's forward pass."""
+        return self._policies[policy].learner.sequence_logprobs(sequences)
 
     def engine_logprobs(self, policy: str, token_ids: IntArray, temperature: float) -> FloatArray:
         """Log-probs by the engine's cached decoding."""

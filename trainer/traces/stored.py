@@ -21,7 +21,7 @@ from agl.trainer.store.location import find_store
 from agl.trainer.traces.choice import Candidate, Choice, Chosen, Weight, check_per_task
 from agl.trainer.traces.student import RecordedAttempt
 
-READ_MODES: tuple[Mode, ...] = ("train", "collect")
+READ_MODES: tuple[Mode, ...] = ("train", "collect", "dev")
 """Rollouts that are read where no mode is named: on the tasks of validations the policy is measured."""
 
 

@@ -1,0 +1,230 @@
+"""On-policy distillation: the student samples, and a teacher says of each of its tokens how good it was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agl.errors import ConfigError, checked_options, nearest
+from agl.mdp.sequence import TrainingRow
+from agl.trainer.algorithms.record import Rows, Sample
+from agl.trainer.algorithms.sampled import SampledSteps
+from agl.trainer.algorithms.training import LocalTraining
+from agl.trainer.local.config import LearnerConfig
+from agl.trainer.local.policy import PolicySpec
+from agl.trainer.objectives.advantages import CallAdvantage, StepAdvantages
+from agl.trainer.run.batches import Batches
+from agl.trainer.run.config import require_positive
+from agl.trainer.run.policies import Policies
+from agl.trainer.run.run import Run, require_tasks
+from agl.trainer.run.teacher import Teacher
+from agl.trainer.runners.protocol import RolloutResult
+
+if TYPE_CHECKING:
+    from agl.trainer.engines.vllm import VLLMEngine
+
+    OneTeacher = str | Path | VLLMEngine
+
+
+@checked_options
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distill(LocalTraining):
+    """On-policy distillation: the student samples its own rollouts, and each token's advantage is the teacher's
+    log-prob of it less the student's when it was sampled. That is a policy gradient on the reverse KL divergence,
+    KL(student || teacher), of each token. Rewards are recorded and reported as ever, but not needed.
+
+    Sources: Agarwal et al., arXiv 2306.13649; "On-Policy Distillation" (Thinking Machines Lab, 2025), with its
+    advantage (tinker-cookbook's `distillation/train_on_policy.py`, discount 0).
+
+    Attributes:
+        teacher: a Hugging Face directory or hub id, the directory of a run or checkpoint, which is loaded next to the
+            student; or `agl.VLLMEngine(...)`, a server that holds it. With several policies one for all, or one each
+            by name. Its tokenizer has to be the student's.
+        on_policy: the student samples. Imitating what a teacher has sampled is `agl.SFT`.
+        group_size: rollouts per task. batch_size: tasks per step. minibatches: optimiser steps per step.
+        max_staleness: 1 samples the next step's rollouts while a step is learned; see `agl.GRPO`.
+        teacher_dtype: of the teacher's weights where it is loaded here: "float32", "bfloat16" or "auto" (float32).
+    """
+
+    teacher: Any
+    on_policy: bool = True
+    group_size: int = 4
+    batch_size: int = 16
+    minibatches: int = 1
+    max_staleness: int = 0
+    teacher_dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        require_positive(group_size=self.group_size, batch_size=self.batch_size, minibatches=self.minibatches)
+        if not self.on_policy:
+            raise ConfigError(
+                "Distill(on_policy=False) has nothing to sample",
+                hint="record the teacher on your tasks (agl run, agl.Baseline), then agl.SFT(data=agl.traces(...))",
+            )
+        if self.max_staleness not in (0, 1):
+            raise ConfigError(f"max_staleness={self.max_staleness} is not 0 or 1", hint="1 overlaps by one step")
+        for teacher in self.teacher.values() if isinstance(self.teacher, Mapping) else [self.teacher]:
+            if isinstance(teacher, str | Path):
+                continue
+            from agl.trainer.engines.vllm import VLLMEngine
+
+            if not isinstance(teacher, VLLMEngine):
+                raise ConfigError(
+                    f"teacher= is {teacher!r}", hint='a model\'s directory, or agl.VLLMEngine("http://gpu:8000")'
+                )
+            if self.temperature != 1.0:
+                raise ConfigError(
+                    f"temperature={self.temperature:g} with a teacher at {teacher.url}",
+                    hint="leave it at 1: vLLM gives a text's log-probs at no other",
+                )
+        LocalTraining.__post_init__(self)
+
+    def _learner_settings(self) -> dict[str, Any]:
+        return {"minibatches": self.minibatches}
+
+    def identity(self, run: Run, steps: int) -> dict[str, Any]:
+        # A server may move, and its name is known only when it was asked.
+        teachers = self.teachers(run.selection.policies)
+        names = {name: str(t) if isinstance(t, str | Path) else "vllm" for name, t in teachers.items()}
+        return LocalTraining.identity(replace(self, teacher=names), run, steps)
+
+    async def make_steps(self, run: Run) -> DistillSteps:
+        return DistillSteps(self, run)
+
+    def teachers(self, policies: Seq[str]) -> dict[str, OneTeacher]:
+        """The teacher of each policy.
+
+        Raises:
+            ConfigError: they have other names than the policies.
+        """
+        if not isinstance(self.teacher, Mapping):
+            return {name: self.teacher for name in policies}
+        if wrong := set(self.teacher) ^ set(policies):
+            name = min(wrong)
+            what = f"has no policy {name!r}" if name in policies else f"has {name!r}, to which no agent is sent"
+            raise ConfigError(f"teacher= {what}", hint=nearest(name, policies))
+        return {name: self.teacher[name] for name in policies}
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Judged(Sample):
+    """A step's rollouts with their rows, each of whose tokens has an advantage of its own."""
+
+    rows: Rows
+
+
+class DistillSteps(SampledSteps):
+    """The steps of on-policy distillation.
+
+    Args:
+        settings: of the algorithm. run: the run, which has training tasks.
+    """
+
+    settings: Distill
+    rewarded = False
+    why_flat = "the teacher finds all that was sampled as likely as the student does"
+
+    def __init__(self, settings: Distill, run: Run) -> None:
+        require_tasks(run.train, "the training dataset")
+        batches = Batches(run.train, settings.batch_size, run.seed)
+        total = settings.steps or batches.steps_per_epoch() * (settings.epochs or 1)
+        super().__init__(settings, run, total, batches, settings.group_size, settings.max_staleness)
+        self._teachers: dict[str, Teacher] = {}
+
+    async def begin(self, policies: Policies) -> None:
+        """Load the teachers, or connect to them.
+
+        Raises:
+            ConfigError: a teacher has another tokenizer than its student, or a shorter context.
+            ModelLoadError, EngineError: one cannot be loaded or reached.
+        """
+        settings = self.settings
+        learner = LearnerConfig(max_tokens_per_microbatch=settings.max_tokens_per_microbatch)
+        spec = PolicySpec(
+            "", device=settings.device, dtype=settings.teacher_dtype, threads=settings.threads, learner=learner
+        )
+        loaded: dict[Any, Teacher] = {}
+        for name, teacher in settings.teachers(policies.names).items():
+            key = str(teacher) if isinstance(teacher, str | Path) else id(teacher), policies[name].spec.model
+            if key not in loaded:
+                loaded[key] = self._teachers[name] = await Teacher.start(teacher, policies[name], spec)
+            self._teachers[name] = loaded[key]
+
+    async def close(self) -> None:
+        await asyncio.gather(*(teacher.close() for teacher in set(self._teachers.values())))
+
+    def advantages(self, results: Seq[RolloutResult], step: int) -> StepAdvantages:
+        """Of every call 0: the teacher was not asked yet."""
+        attempts = [r.attempt_trajectory for r in results if r.attempt_trajectory is not None]
+        calls = [
+            CallAdvantage(
+                t.call.id,
+                t.call.rollout_id,
+                t.call.policy,
+                t.reward,
+                attempt.reward or 0.0,
+                0.0,
+                None if t.trainable else f"its answer was {t.call.finish_reason}",
+            )
+            for attempt in attempts
+            for t in attempt.trajectory.transitions
+        ]
+        return StepAdvantages(
+            tuple(part for attempt in attempts for part in attempt.trajectories.values()),
+            {c.call_id: 0.0 for c in calls},
+            tuple(calls),
+            dropped_groups=0,
+            zero_variance_groups=0,
+            flat_groups=frozenset(),
+        )
+
+    async def prepare(self, policies: Policies, step: int) -> _Judged:
+        sample = await super().prepare(policies, step)
+        rows = await super().rows(policies, sample, step)
+        judged = dict(zip(rows, await asyncio.gather(*(self._judge(n, r) for n, r in rows.items())), strict=True))
+        worth: dict[str, float] = {}
+        for row in (row for policy_rows in judged.values() for row in policy_rows):
+            for k, call_id in enumerate(row.call_ids):
+                if (trained_T := row.action_mask & (row.calls == k)).any():
+                    worth[call_id] = float(row.advantages[trained_T].mean())
+        calls = tuple(replace(c, advantage=worth.get(c.call_id, 0.0)) for c in sample.advantages.calls)
+        advantages = replace(sample.advantages, calls=calls)
+        return _Judged(
+            sample.results,
+            sample.succeeded,
+            advantages,
+            sample.resampled,
+            sample.seconds,
+            sample.prompt_tokens,
+            rows=judged,
+        )
+
+    async def rows(self, policies: Policies, sample: Sample, step: int) -> Rows:
+        assert isinstance(sample, _Judged)
+        return sample.rows
+
+    async def update(
+        self, policies: Policies, prepared: Sample, step: int, ahead: asyncio.Task[Sample] | None
+    ) -> dict[str, Any]:
+        assert isinstance(prepared, _Judged)
+        entry = await super().update(policies, prepared, step, ahead)
+        for name, rows in prepared.rows.items():
+            if any(row.n_actions for row in rows):
+                prefix = "" if len(policies) == 1 else f"{name}/"
+                advantages_N = np.concatenate([row.advantages[row.action_mask] for row in rows])
+                entry[f"{prefix}train/reverse_kl"] = -float(advantages_N.mean())
+        return entry
+
+    async def _judge(self, policy: str, rows: list[TrainingRow]) -> list[TrainingRow]:
+        """The rows, with the teacher's log-probs less those of the sampler as advantages."""
+        logprobs = await self._teachers[policy].logprobs(rows)
+        return [
+            replace(row, advantages=np.where(row.action_mask, x - row.logprobs, np.float32(0)))
+            for row, x in zip(rows, logprobs, strict=True)
+        ]

@@ -1,0 +1,158 @@
+"""Direct preference optimisation: of two rollouts of one task, the better one becomes likelier than the worse."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from agl.errors import ConfigError, checked_options
+from agl.mdp.builder import AttemptTrajectory
+from agl.mdp.sequence import TrainingRow
+from agl.mdp.types import Trajectory
+from agl.trainer.algorithms.imitation import RecordedSteps, copy_rollouts
+from agl.trainer.algorithms.record import Rows, Sample
+from agl.trainer.algorithms.sampled import SampledSteps, advantages_of_chosen, candidates
+from agl.trainer.algorithms.training import LocalTraining, Steps, train
+from agl.trainer.objectives.advantages import StepAdvantages
+from agl.trainer.run.batches import Batches
+from agl.trainer.run.config import require_positive
+from agl.trainer.run.policies import Policies
+from agl.trainer.run.run import Run, require_tasks
+from agl.trainer.runners.protocol import RolloutResult
+from agl.trainer.traces import Candidate, Chosen, Pairs, Traces, pairs
+from agl.trainer.traces.stored import load_renderings
+
+
+@checked_options
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DPO(LocalTraining):
+    """Direct preference optimisation on pairs of rollouts of one task, whose rewards say which is the better one.
+
+    A rollout counts whole: the log-probs of all its trained tokens, over all its calls, are summed. Both sides of a
+    pair are compared with the model that training began with, which is kept next to the policy (with LoRA it is the
+    model without the adapter).
+
+    Source: arXiv 2305.18290, eq. 7.
+
+    Attributes:
+        data: the rollouts to pair, `agl.traces(...)`: its `where` says which may be the better one, its `per_task` how
+            many pairs a task has at most. None samples them: `group_size` rollouts per task, `batch_size` tasks a step.
+        beta: how strongly the policy is held to the reference.
+        margin: smallest difference of the rewards of a pair. by: the reward that is compared, such as
+            `agl.reward("correct")`; None = all of it.
+        batch_size: pairs per step of recorded data.
+    """
+
+    needs_tasks: ClassVar[bool] = False
+
+    data: Traces | None = None
+    beta: float = 0.1
+    margin: float = 0.0
+    by: Callable[[AttemptTrajectory], float | None] | None = None
+    group_size: int = 4
+    batch_size: int = 16
+
+    def __post_init__(self) -> None:
+        require_positive(batch_size=self.batch_size, group_size=self.group_size)
+        if self.data is not None and not isinstance(self.data, Traces):
+            raise ConfigError(f"data= is a {type(self.data).__name__}", hint='for example agl.traces("runs/a")')
+        if self.data is not None and self.data.weight is not None:
+            raise ConfigError("DPO takes no weights", hint="leave out weight= of agl.traces, or use agl.SFT")
+        if self.data is None and self.group_size < 2:
+            raise ConfigError("group_size is 1, so no rollout has another to be paired with", hint="use at least 2")
+        if self.loss_agg != "token-mean":
+            raise ConfigError(
+                f"loss_agg={self.loss_agg!r} with DPO", hint="leave it out: the loss is a mean over pairs"
+            )
+        pairs([], margin=self.margin, by=self.by)
+        LocalTraining.__post_init__(self)
+
+    def _learner_settings(self) -> dict[str, Any]:
+        return {"policy_loss": "dpo"}
+
+    async def make_steps(self, run: Run) -> Steps[Any]:
+        if self.data is None:
+            return _SampledPairs(self, run)
+        found = await self._recorded(self.data, run)
+        run.progress.note(_described(found.require()))
+        await copy_rollouts(self.data, _sides(found).trajectories, run, self.metadata(run))
+        return _RecordedPairs(self, run, found)
+
+    async def _recorded(self, data: Traces, run: Run) -> Pairs:
+        """The pairs of recorded rollouts, with the tokens of the run's policies."""
+        renderings = await asyncio.to_thread(load_renderings, self.models(run), self.renderer)
+        students = data.students(run.selection)
+        recorded: list[Candidate] = []
+        async for record in data.records():
+            if (attempt := data.recorded(record, students)) is not None:
+                recorded.append(await asyncio.to_thread(attempt.with_tokens, renderings))
+        return pairs(recorded, where=data.where, per_task=data.per_task, margin=self.margin, by=self.by)
+
+
+class _RecordedPairs(RecordedSteps):
+    """Batches of pairs."""
+
+    def __init__(self, settings: DPO, run: Run, found: Pairs) -> None:
+        # A pair of two rollouts may be one for each of several policies.
+        self.rejected = {p.chosen.rollout_id: p.rejected.rollout_id for p in found.pairs}
+        self.chosen_of = {rejected: chosen for chosen, rejected in self.rejected.items()}
+        super().__init__(settings, run, _sides(found))
+
+    def unit(self, trajectory: Trajectory) -> str:
+        return self.chosen_of.get(trajectory.rollout_id, trajectory.rollout_id)
+
+    async def learn(self, policies: Policies, rows: Rows, prepared: Seq[Trajectory]) -> dict[str, Mapping[str, float]]:
+        return await train(policies, rows, {name: _paired(r, self.rejected) for name, r in rows.items()})
+
+
+class _SampledPairs(SampledSteps):
+    """Pairs of what the policies have just sampled."""
+
+    settings: DPO
+    why_flat = "no two rollouts of a task make a pair"
+
+    def __init__(self, settings: DPO, run: Run) -> None:
+        require_tasks(run.train, "the training dataset")
+        batches = Batches(run.train, settings.batch_size, run.seed)
+        total = settings.steps or batches.steps_per_epoch() * (settings.epochs or 1)
+        super().__init__(settings, run, total, batches, settings.group_size)
+
+    def advantages(self, results: Seq[RolloutResult], step: int) -> StepAdvantages:
+        """Of every call of a better rollout 1, of a worse one -1."""
+        found = pairs(candidates(results), margin=self.settings.margin, by=self.settings.by)
+        self.rejected = {p.chosen.rollout_id: p.rejected.rollout_id for p in found.pairs}
+        return advantages_of_chosen(results, _sides(found), "it is in no pair")
+
+    async def rows(self, policies: Policies, sample: Sample, step: int) -> Rows:
+        if not sample.advantages.trajectories:
+            return {name: [] for name in policies.names}
+        return await super().rows(policies, sample, step)
+
+    async def learn(self, policies: Policies, rows: Rows, prepared: Sample) -> dict[str, Mapping[str, float]]:
+        return await train(policies, rows, {name: _paired(r, self.rejected) for name, r in rows.items()})
+
+
+def _sides(found: Pairs) -> Chosen:
+    """Both sides of all pairs; a call's weight is 1 on the better side and -1 on the worse."""
+    trajectories = tuple(side for pair in found.pairs for side in (pair.chosen, pair.rejected))
+    weights = {
+        t.call.id: sign
+        for pair in found.pairs
+        for side, sign in ((pair.chosen, 1.0), (pair.rejected, -1.0))
+        for t in side.transitions
+    }
+    return Chosen(trajectories, weights, found.counts, {})
+
+
+def _paired(rows: Seq[TrainingRow], rejected: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The pairs of rollouts that have tokens to train among these rows."""
+    trained = {row.rollout_id for row in rows if row.n_actions}
+    return [pair for pair in rejected.items() if trained.issuperset(pair)]
+
+
+def _described(found: Pairs) -> str:
+    counts = found.counts
+    return f"{counts['pairs']} pairs of {counts['rollouts_paired']} of {counts['rollouts']} rollouts are compared"
