@@ -144,8 +144,9 @@ OPTIONS: Mapping[str, TypeAdapter[Any]] = {
 }
 RUN_OPTIONS = frozenset(
     {*SECTIONS["training"], "agents", "air_enabled", "credit", "timeout", "max_attempts", "seed", "silent_seconds"}
+    - {"prompts"}
 )
-"""Options that a client can set for its run."""
+"""Options that a client can set for its run: none that names a file of the server."""
 
 
 @dataclass(frozen=True, slots=True)
