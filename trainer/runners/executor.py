@@ -18,15 +18,14 @@ import orjson
 from agl import semconv, tracing
 from agl.agents.agent import Agent, Outcome, RolloutInfo
 from agl.agents.hooks import Hook
-from agl.agents.resources import LLM, Task
+from agl.agents.prompts import replacements
+from agl.agents.resources import LLM, SystemPrompt, Task
 from agl.errors import AglError, CaptureError, RewardError, RolloutError, RolloutTimeoutError
 from agl.mdp.spans import Span
 from agl.rewards.emit import as_rewards, record
 from agl.trainer.runners.protocol import Coordinator, Lease, Report
 
 log = logging.getLogger("agl.runner")
-
-OUTPUT = "agl.output"
 
 
 class Executor:
@@ -94,7 +93,8 @@ class Executor:
             prompts=lease.gateway is None,
             on_span_end=self.on_span_end,
         )
-        resources = dict(lease.resources)
+        context.system_prompts = replacements(lease.resources)
+        resources = {name: r for name, r in lease.resources.items() if not isinstance(r, SystemPrompt)}
         if lease.gateway is not None:
             context.gateway_url, context.key = lease.gateway, lease.key or ""
             name = urllib.parse.quote(self.agent.name, safe="")
@@ -131,7 +131,7 @@ class Executor:
                 for reward in as_rewards(outcome.reward, agents=agents, **where):
                     record(reward)
             if context.capture_content and outcome.output is not None:
-                scope.span.set_attribute(OUTPUT, _as_text(outcome.output))
+                scope.span.set_attribute(semconv.OUTPUT, _as_text(outcome.output))
 
         def record_failure(scope: tracing.Scope, error: Exception) -> None:
             # The agent's own failure can have a reward; a failure of the infrastructure never has one.
