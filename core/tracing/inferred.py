@@ -179,6 +179,7 @@ def _chat(inference: SpanInference, call: Call) -> Span:
         semconv.FINISH_REASONS: [call.finish_reason],
         semconv.INPUT_TOKENS: int(call.prompt_ids.size),
         semconv.OUTPUT_TOKENS: int(call.response_ids.size),
+        **{name: call.request.get(name) for name in (semconv.SYSTEM_PROMPTS, semconv.SYSTEM_PROMPT_LEFT)},
         **request_messages(call.request),
         semconv.OUTPUT_MESSAGES: json.dumps([dict(call.response)]) if call.response else None,
     }

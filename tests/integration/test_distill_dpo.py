@@ -161,7 +161,7 @@ def test_two_policies_with_adapters_have_a_teacher_each(untrained_model: Path, t
 
     from agl.adapters.openai_agents import OpenAIAgentsTracer
 
-    provider = OpenAIProvider(base_url="http://provider.invalid/v1", api_key="sk-nobody")
+    provider = OpenAIProvider(base_url="http://provider.invalid/v1", api_key="sk-nobody", use_responses=False)
     left, right = (Agent(name=name, instructions=name, model=provider.get_model("m")) for name in ("left", "right"))
 
     @agl.rollout
@@ -348,7 +348,7 @@ def test_pairs_of_what_was_just_sampled(untrained_model: Path, tmp_path: Path) -
     result = fit(algorithm, judged, tmp_path)
     assert [e["policy_version"] for e in result.history] == [1, 2]
     assert result.history[0]["learner/loss"] == pytest.approx(np.log(2), rel=1e-4)
-    signs = [(r.total_reward, {c.advantage for c in r.calls}) for r in reports(result)]
+    signs = [(r.total_reward, {c.trained.advantage for c in r.calls if c.trained}) for r in reports(result)]
     assert {s for _, signs_ in signs for s in signs_} <= {1.0, -1.0, 0.0}
     assert np.mean([r for r, s in signs if s == {1.0}]) > np.mean([r for r, s in signs if s == {-1.0}])
 

@@ -108,6 +108,7 @@ def train(
     temperature: Annotated[float | None, typer.Option(help="Of training's sampling.", show_default="1.0")] = None,
     max_response_tokens: Annotated[int | None, typer.Option(help="Longest answer.", show_default="1024", min=1)] = None,
     val_every: Annotated[int | None, typer.Option(help="Steps between validations.", show_default="10", min=1)] = None,
+    prompts: Annotated[Path | None, typer.Option(help="A directory of prompts that the agents get.")] = None,
     lora_rank: Annotated[int | None, typer.Option(help="Train a LoRA adapter of this rank.", min=1)] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.", show_default="auto")] = None,
     workers: Annotated[int | None, typer.Option(help="Rollouts at once.", show_default="8", min=1)] = None,
@@ -254,6 +255,7 @@ def evaluate(
         int | None, typer.Option(help="Longest answer; as the agent asks if left out.", min=1)
     ] = None,
     workers: Annotated[int, typer.Option(help="Rollouts at once.", min=1)] = 8,
+    prompts: Annotated[Path | None, typer.Option(help="A directory of prompts that the agents get.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds per rollout.")] = 600.0,
     max_attempts: Annotated[int, typer.Option(help="Tries per rollout.", min=1)] = 2,
     out: Annotated[Path | None, typer.Option(help="The evaluation's directory.")] = None,
@@ -284,6 +286,7 @@ def evaluate(
         success=success,
         temperature=temperature,
         max_response_tokens=max_response_tokens,
+        prompts=prompts,
         n_workers=workers,
         timeout=timeout,
         max_attempts=max_attempts,
@@ -349,6 +352,9 @@ def run(
     agents: Annotated[
         list[str] | None, typer.Option(help="It answers these agents only (name or glob; repeatable).")
     ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Put this directory's system prompts in the place of the agents'.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of its sampling.")] = 0,
     json_file: Json = None,
     quiet: Quiet = False,
@@ -369,6 +375,7 @@ def run(
         model=model,
         engine=engine,
         agents=agents or (),
+        prompts=prompts,
         seed=seed,
         capture_content=os.environ.get("AGL_CAPTURE_CONTENT", "1") != "0",
     )

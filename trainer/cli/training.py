@@ -61,7 +61,7 @@ def configured(options: Mapping[str, Any]) -> tuple[LocalTraining, dict[str, Any
     directory = settings.values.get("out")
     return algorithm, {
         **settings.run_options(),
-        **{name: options[name] for name in ("runners", "log", "project", "name")},
+        **{name: options[name] for name in ("runners", "log", "project", "name", "prompts")},
         "air": settings.get("air_enabled"),
         "host": settings.get("host"),
         "store": settings.get("store"),

@@ -33,7 +33,7 @@ from agl.trainer.run.config import LOOPBACK, RunConfig
 from agl.trainer.run.group_reward import score_group
 from agl.trainer.run.progress import Progress
 from agl.trainer.run.recorder import Recorder
-from agl.trainer.run.resume import ResumableRollouts, reconcile
+from agl.trainer.run.resume import ResumableRollouts, reconcile, replayable
 from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.lease_guard import LeaseGuard
 from agl.trainer.runners.local import LocalRunner
@@ -81,6 +81,7 @@ class Run:
         serve: makes the gateway reachable; None: a server at `config.host` and `config.port`.
         gateway: made by `start`, unless the algorithm has set one.
         checkpoint: the last one. policy_paths: the trained policies' directories by name.
+        prompts: the texts that a prompt search ended with, by name.
         recorder: keeps the run's history; made from the others if None. callbacks: see it, and may end the run.
     """
 
@@ -100,6 +101,7 @@ class Run:
     gateway: Gateway | None = None
     checkpoint: Path | None = None
     policy_paths: dict[str, Path] = field(default_factory=dict)
+    prompts: dict[str, str] = field(default_factory=dict)
     recorder: Recorder = field(default=None)  # type: ignore[assignment]
     callbacks: Callbacks = field(default_factory=Callbacks)
     _endpoint: Endpoint | None = None
@@ -345,6 +347,11 @@ class Run:
         if n := len(self._resumable.rollouts):
             self.progress.note(f"{n} rollouts of step {step + 1} had ended before the run was stopped; they count")
 
+    async def replay(self, recorded: int) -> None:
+        """Continue a stopped run that trains nothing by doing everything again: a rollout that had ended is not run
+        again, nor is one that had failed in the first `recorded` steps of the history."""
+        self._resumable = await replayable(self.store, self.run_id, self.selection, recorded)
+
     async def stop(self) -> None:
         """End the workers and the gateway; open rollouts are cancelled in the store."""
         if self._runner is not None:
@@ -376,6 +383,7 @@ class Run:
         metadata: Mapping[str, Any] | None = None,
         first: int = 0,
         announce: bool = True,
+        resources_id: str | None = None,
     ) -> list[RolloutResult]:
         """Run every task `group_size` times and wait for all of them.
 
@@ -384,6 +392,8 @@ class Run:
                 the place and the repetition, so a validation draws the same each time.
             first: place of the first task, when the step has had others.
             announce: whether progress restarts its count.
+            resources_id: of a version of the resources in the store, which these rollouts get in addition to the run's
+                initial ones, or in their place.
 
         Returns:
             One result per rollout, tasks in order, repetitions next to each other.
@@ -402,6 +412,7 @@ class Run:
                 group=f"{mode}-{step}-{place}",
                 index=place * group_size + k,
                 seed=seed_of(self.seed, mode, seed_step, place, index, k),
+                resources_id=resources_id,
                 config=config,
                 metadata={"task_index": index, **(metadata or {})},
                 rollout_id=new_rollout_id(),

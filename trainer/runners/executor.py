@@ -18,7 +18,8 @@ import orjson
 from agl import semconv, tracing
 from agl.agents.agent import Agent, Outcome, RolloutInfo
 from agl.agents.hooks import Hook
-from agl.agents.resources import LLM, Task
+from agl.agents.prompts import replacements
+from agl.agents.resources import LLM, SystemPrompt, Task
 from agl.errors import AglError, CaptureError, RewardError, RolloutError, RolloutTimeoutError
 from agl.mdp.spans import Span
 from agl.rewards.emit import as_rewards, record
@@ -92,7 +93,8 @@ class Executor:
             prompts=lease.gateway is None,
             on_span_end=self.on_span_end,
         )
-        resources = dict(lease.resources)
+        context.system_prompts = replacements(lease.resources)
+        resources = {name: r for name, r in lease.resources.items() if not isinstance(r, SystemPrompt)}
         if lease.gateway is not None:
             context.gateway_url, context.key = lease.gateway, lease.key or ""
             name = urllib.parse.quote(self.agent.name, safe="")
