@@ -44,6 +44,7 @@ _NAMES = {
     "agl.trainer.evaluation.evaluate": ("evaluate", "evaluate_async"),
     "agl.trainer.evaluation.evaluation": ("Evaluation",),
     "agl.trainer.local.config": ("LoraSpec", "Policy"),
+    "agl.trainer.prompts": ("APO", "GEPA"),
     "agl.trainer.report.explain": ("explain",),
     "agl.trainer.run.callbacks": ("Callback", "EarlyStopping"),
     "agl.trainer.run.trainer": ("Result", "Trainer"),

@@ -62,6 +62,8 @@ from agl.trainer.evaluation.evaluate import evaluate_async as evaluate_async
 from agl.trainer.evaluation.evaluation import Evaluation as Evaluation
 from agl.trainer.local.config import LoraSpec as LoraSpec
 from agl.trainer.local.config import Policy as Policy
+from agl.trainer.prompts import APO as APO
+from agl.trainer.prompts import GEPA as GEPA
 from agl.trainer.report.explain import explain as explain
 from agl.trainer.run.callbacks import Callback as Callback
 from agl.trainer.run.callbacks import EarlyStopping as EarlyStopping

@@ -40,7 +40,7 @@ class CommandAgent(Agent):
 
     Args:
         command: the program and its arguments; no shell is involved.
-        reward: (task, output) -> float or dict of floats.
+        reward: (task, output) -> float or dict of floats; None = another one, `Trainer(group_reward=)`.
         name: the agent's name; that of the script or program if None.
         cwd: its working directory.
         env: variables added to its environment: {name: value}, or names of those that are passed on from this process.
@@ -54,7 +54,7 @@ class CommandAgent(Agent):
         self,
         command: Sequence[str],
         *,
-        reward: RewardFunction,
+        reward: RewardFunction | None,
         name: str | None = None,
         cwd: str | Path | None = None,
         env: Variables | None = None,

@@ -78,7 +78,8 @@ class RunCoordinator:
     Args:
         store: where rollouts come from and results are recorded. gateway: None routes nothing.
         selection: which agents are trained. rules: mode -> the trainer's sampling rules.
-        resources: for every rollout; None = those that the store holds under its `resources_id`, or the latest.
+        resources: for every rollout, with those that the store holds under its `resources_id` in their place or in
+            addition; None = those of the store alone, under that id or the latest.
         model: the name that agents see for the policy. run_id: the run whose rollouts are leased; None = any.
         on_result: called with each result. air: the rules that reward tool outcomes, calls and handoffs, if any.
         rewarded: whether an attempt without a reward has failed.
@@ -475,12 +476,16 @@ class RunCoordinator:
         return trajectory
 
     async def _resources(self, rollout: Rollout) -> Mapping[str, Any]:
-        if self.resources is not None:
-            return self.resources
+        own = self.resources or {}
+        if self.resources is not None and rollout.resources_id is None:
+            return own
         stored = await self.store.get_resources(rollout.resources_id)
         if stored is None:
-            return {}
-        return {name: resource_from_json(r) for name, r in stored[1].items() if isinstance(r, Mapping) and "type" in r}
+            return own
+        return {
+            **own,
+            **{name: resource_from_json(r) for name, r in stored[1].items() if isinstance(r, Mapping) and "type" in r},
+        }
 
     async def _is_open(self, lease: Lease) -> bool:
         attempts = await self.store.query_attempts(lease.rollout.rollout_id)

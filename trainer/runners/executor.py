@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("agl.runner")
 
-OUTPUT = "agl.output"
-
 
 class Executor:
     """Runs one agent, any number of attempts at once. Lives on the caller's event loop.
@@ -160,7 +158,7 @@ class Executor:
                 for reward in as_rewards(outcome.reward, agents=agents, **where):
                     record(reward)
             if context.capture_content and outcome.output is not None:
-                scope.span.set_attribute(OUTPUT, _as_text(outcome.output))
+                scope.span.set_attribute(semconv.OUTPUT, _as_text(outcome.output))
 
         def record_failure(scope: tracing.Scope, error: Exception) -> None:
             # The agent's own failure can have a reward; a failure of the infrastructure never has one.
