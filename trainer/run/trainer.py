@@ -369,8 +369,9 @@ class Trainer:
             settings |= {f"algorithm.{name}": getattr(algorithm, name) for name in recorded}
         elif (plan := getattr(algorithm, "plan", None)) is not None:
             settings |= {f"algorithm.{key}": value for key, value in plan.settings.items()}
-        elif callable(own := getattr(algorithm, "settings", None)):
-            settings |= {f"algorithm.{key}": value for key, value in own().items()}
+        else:
+            own: Any = getattr(algorithm, "settings", None)
+            settings |= {f"algorithm.{key}": value for key, value in own().items()} if callable(own) else {}
         # Resources are prompts: their names say what there was.
         settings["initial_resources"] = sorted(self.config.initial_resources)
         settings |= {"seed": self.seed, "train_tasks": train, "val_tasks": val, "agl": __version__}
