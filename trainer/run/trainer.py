@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from inspect import ismethod
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -369,9 +370,8 @@ class Trainer:
             settings |= {f"algorithm.{name}": getattr(algorithm, name) for name in recorded}
         elif (plan := getattr(algorithm, "plan", None)) is not None:
             settings |= {f"algorithm.{key}": value for key, value in plan.settings.items()}
-        else:
-            own: Any = getattr(algorithm, "settings", None)
-            settings |= {f"algorithm.{key}": value for key, value in own().items()} if callable(own) else {}
+        elif ismethod(own := getattr(algorithm, "settings", None)):
+            settings |= {f"algorithm.{key}": value for key, value in own().items()}
         # Resources are prompts: their names say what there was.
         settings["initial_resources"] = sorted(self.config.initial_resources)
         settings |= {"seed": self.seed, "train_tasks": train, "val_tasks": val, "agl": __version__}
