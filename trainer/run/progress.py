@@ -103,14 +103,21 @@ class Progress:
 
     def step(self, entry: dict[str, Any]) -> None:
         """A step ended."""
-        parts = [f"reward {entry['train/reward']:.3f}"]
-        if "val/reward" in entry:
-            parts.append(f"val {entry['val/reward']:.3f}")
+        shown = (
+            ("train/reward", "reward"),
+            ("learner/nll", "nll"),
+            ("learner/reward_margin", "margin"),
+            ("val/reward", "val"),
+        )
+        parts = [f"{name} {entry[key]:.3f}" for key, name in shown if key in entry]
         if entry.get("train/dropped_groups"):
             parts.append(f"dropped {entry['train/dropped_groups']} groups")
         if entry.get("train/failed_rollouts"):
             parts.append(f"failed {entry['train/failed_rollouts']}")
-        parts.append(f"{entry['rollouts_per_second']:.0f} rollouts/s")
+        if "rollouts_per_second" in entry:
+            parts.append(f"{entry['rollouts_per_second']:.0f} rollouts/s")
+        elif "train/tokens" in entry:
+            parts.append(f"{entry['train/tokens'] / max(1e-9, entry['seconds']):,.0f} tokens/s")
         self.advance(entry["step"], parts, important="val/reward" in entry)
 
     def advance(self, done: int, facts: Sequence[str], *, important: bool = False) -> None:

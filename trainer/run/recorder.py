@@ -68,7 +68,7 @@ class Recorder:
         # Then the run: metrics belong to a run that the store knows.
         await self.store.put_run(self.run)
         await add_entry(self.store, self.run.run_id, entry)
-        if "rollouts_per_second" in entry:
+        if "seconds" in entry:
             self.progress.step(entry)
         self._note_loggers()
 

@@ -30,6 +30,7 @@ from agl.trainer.local.config import Policy
 from agl.trainer.report.statistics import mean_interval
 from agl.trainer.run.callbacks import Callbacks
 from agl.trainer.run.config import LOOPBACK, RunConfig
+from agl.trainer.run.group_reward import score_group
 from agl.trainer.run.progress import Progress
 from agl.trainer.run.recorder import Recorder
 from agl.trainer.run.resume import ResumableRollouts, reconcile, replayable
@@ -234,7 +235,7 @@ class Run:
             run_id=self.run_id,
             on_result=self._on_result,
             air=config.air,
-            rewarded=rewarded,
+            rewarded=rewarded and config.group_reward is None,
             capture_content=config.capture_content,
             # The death of a process on this machine is noticed; that of a remote one shows only by its silence.
             silent_seconds=None if config.runners in ("local", "process") else config.silent_seconds,
@@ -433,11 +434,34 @@ class Run:
                     self.progress.rolled_out(result)
                     future.set_result(result)
             await self.store.enqueue_rollouts(to_run)
-            return list(await asyncio.gather(*futures))
+            groups = [
+                asyncio.ensure_future(self._group(futures[i : i + group_size]))
+                for i in range(0, len(futures), group_size)
+            ]
+            try:
+                return [result for group in await asyncio.gather(*groups) for result in group]
+            finally:
+                for group in groups:
+                    group.cancel()
         finally:
             for r in new:
                 if (future := self._pending.get(str(r.rollout_id))) is not None and future.done():
                     self._pending.pop(str(r.rollout_id))
+
+    async def _group(self, rollouts: Sequence[asyncio.Future[RolloutResult]]) -> list[RolloutResult]:
+        """The results of one task's rollouts, compared with each other as soon as all have ended."""
+        results = list(await asyncio.gather(*rollouts))
+        if self.config.group_reward is None:
+            return results
+        try:
+            scored = await score_group(self.store, self.config.group_reward, results)
+        except Exception as error:
+            self.fail(error)
+            raise
+        error = next((r.error for r, old in zip(scored, results, strict=True) if r.error is not old.error), None)
+        if error is not None:
+            self.progress.note(f"a group is dropped: {error}")
+        return scored
 
     def _on_result(self, result: RolloutResult) -> None:
         self.progress.rolled_out(result)

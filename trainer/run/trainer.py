@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from inspect import ismethod
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from agl.credit import Credit, Uniform
 from agl.errors import CheckpointError, ConfigError, checked_options
 from agl.mdp.selection import AgentFilter, select
 from agl.rewards.air import AIR, rule_set
+from agl.rewards.function import GroupReward
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.local.config import Policy
 from agl.trainer.loggers.base import Logger, Tracker
@@ -124,6 +124,8 @@ class Trainer:
         policies: {policy: agl.Policy(...)}, where a policy of `agents` differs from the algorithm's settings.
         credit: how rewards become returns; `agl.credit.Uniform()` if None.
         air: rules that reward tool outcomes, calls and handoffs: True = `agl.air`, or an `agl.AIR()` of your own.
+        group_reward: scores the rollouts of each task against each other: `agl.rewards.RankJudge(model)`. The agent's
+            own rewards, if any, are added.
         n_workers: rollouts that run at once.
         store: "sqlite:///run.db", a path, or an open store, which stays open; None keeps it in the run's directory.
         directory: where checkpoints and the store go; `agl-runs/<run id>` if None.
@@ -160,6 +162,7 @@ class Trainer:
         policies: Mapping[str, Policy] | None = None,
         credit: Credit | None = None,
         air: bool | AIR | None = None,
+        group_reward: GroupReward | None = None,
         n_workers: int = 8,
         store: str | Store | None = None,
         directory: str | Path | None = None,
@@ -194,6 +197,7 @@ class Trainer:
             credit=credit or Uniform(),
             policies=dict(policies or {}),
             air=rule_set(air),
+            group_reward=group_reward,
             n_workers=n_workers,
             max_attempts=max_attempts,
             timeout=timeout,
@@ -370,7 +374,7 @@ class Trainer:
             settings |= {f"algorithm.{name}": getattr(algorithm, name) for name in recorded}
         elif (plan := getattr(algorithm, "plan", None)) is not None:
             settings |= {f"algorithm.{key}": value for key, value in plan.settings.items()}
-        elif ismethod(own := getattr(algorithm, "settings", None)):
+        elif (own := getattr(algorithm, "settings", None)) is not None:
             settings |= {f"algorithm.{key}": value for key, value in own().items()}
         # Resources are prompts: their names say what there was.
         settings["initial_resources"] = sorted(self.config.initial_resources)
