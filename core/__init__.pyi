@@ -13,11 +13,14 @@ from agl.agents import Tracer as Tracer
 from agl.agents import rollout as rollout
 from agl.agents.command import CommandAgent as CommandAgent
 from agl.agents.hooks import Hook as Hook
+from agl.agents.prompts import load_prompts as load_prompts
+from agl.agents.prompts import save_prompts as save_prompts
 from agl.agents.registry import wrap as wrap
 from agl.agents.resources import LLM as LLM
 from agl.agents.resources import Dataset as Dataset
 from agl.agents.resources import NamedResources as NamedResources
 from agl.agents.resources import PromptTemplate as PromptTemplate
+from agl.agents.resources import SystemPrompt as SystemPrompt
 from agl.errors import AglError as AglError
 from agl.mdp import Call as Call
 from agl.mdp import Reward as Reward
@@ -59,6 +62,8 @@ from agl.trainer.evaluation.evaluate import evaluate_async as evaluate_async
 from agl.trainer.evaluation.evaluation import Evaluation as Evaluation
 from agl.trainer.local.config import LoraSpec as LoraSpec
 from agl.trainer.local.config import Policy as Policy
+from agl.trainer.prompts import APO as APO
+from agl.trainer.prompts import GEPA as GEPA
 from agl.trainer.report.explain import explain as explain
 from agl.trainer.run.callbacks import Callback as Callback
 from agl.trainer.run.callbacks import EarlyStopping as EarlyStopping

@@ -75,6 +75,10 @@ class RewardError(AglError):
     """A reward that is missing or not a finite number."""
 
 
+class JudgeError(RewardError):
+    """A judge whose endpoint cannot be reached or refuses every request."""
+
+
 class RolloutError(AglError):
     """A rollout that failed: the agent raised, or its output could not be scored."""
 

@@ -77,7 +77,25 @@ class PromptTemplate:
         return self.template.format(**values)
 
 
-Resource = LLM | PromptTemplate | Any
+@dataclass(frozen=True, slots=True)
+class SystemPrompt:
+    """The system prompt of an agent, sent in the place of the agent's own; the agent itself is unchanged.
+
+    It is put into the agent's requests whose system prompt is exactly `observed`. Other requests of the agent are sent
+    unchanged.
+
+    Attributes:
+        agent: whose requests.
+        text: what is sent.
+        observed: the agent's own system prompt, as its requests have it.
+    """
+
+    agent: str
+    text: str
+    observed: str
+
+
+Resource = LLM | PromptTemplate | SystemPrompt | Any
 NamedResources = dict[str, Resource]
 
 
@@ -143,6 +161,8 @@ def resource_to_json(value: Resource) -> Any:
         }
     if isinstance(value, PromptTemplate):
         return {"type": "prompt_template", "template": value.template, "engine": value.engine}
+    if isinstance(value, SystemPrompt):
+        return {"type": "system_prompt", "agent": value.agent, "text": value.text, "observed": value.observed}
     return {"type": "value", "value": value}
 
 
@@ -153,6 +173,8 @@ def resource_from_json(value: Mapping[str, Any]) -> Resource:
         return LLM(value["endpoint"], value["model"], None, dict(value.get("sampling_parameters", {})))
     if kind == "prompt_template":
         return PromptTemplate(value["template"], value.get("engine", "f-string"))
+    if kind == "system_prompt":
+        return SystemPrompt(value["agent"], value["text"], value["observed"])
     return value.get("value")
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from agl import semconv, tracing
+from agl.agents.prompts import load_prompts, replacements
 from agl.agents.registry import adapters
 from agl.instrument.import_hooks import when_imported
 from agl.mdp.selection import select
@@ -89,6 +90,8 @@ class _Program:
                 attempt.key,
                 attempt.capture_content,
             )
+            if attempt.prompts is not None:
+                self.rollout.system_prompts = replacements(load_prompts(attempt.prompts))
         self.rollout.prompts = True
         self.rollout.spans = deque(maxlen=KEPT_SPANS)
         self.rollout.on_span_end = self.exporter.put

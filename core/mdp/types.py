@@ -40,8 +40,8 @@ class Reward:
     Attributes:
         name: what is rewarded; "reward" if the user named nothing.
         value: a finite number, float64.
-        source: where it comes from: "return" (the result of the agent or of `reward=`), "emit" (`agl.emit_reward`) or
-            "air".
+        source: where it comes from: "return" (the result of the agent or of `reward=`), "emit" (`agl.emit_reward`),
+            "air" or "group" (`Trainer(group_reward=)`).
         span_id: the span it was emitted in (hex, 16 digits); None for a reward of the whole rollout.
         primary: whether it counts towards returns; a dict of rewards has one primary entry.
         agent: the only agent that it is for, where a reward of the whole rollout names one.

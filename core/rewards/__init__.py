@@ -14,6 +14,7 @@ _NAMES = {
     "agl.rewards.graders.combine": ("Weighted",),
     "agl.rewards.graders.judge": ("LLMJudge",),
     "agl.rewards.graders.maths": ("MathAnswer",),
+    "agl.rewards.graders.rank": ("RankJudge",),
     "agl.rewards.graders.schema": ("JSONSchema",),
     "agl.rewards.graders.sql": ("SQLResult",),
     "agl.rewards.graders.structure": ("Depth", "Structure"),

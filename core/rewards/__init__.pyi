@@ -14,6 +14,7 @@ from agl.rewards.graders.collaboration import TokenBudget as TokenBudget
 from agl.rewards.graders.combine import Weighted as Weighted
 from agl.rewards.graders.judge import LLMJudge as LLMJudge
 from agl.rewards.graders.maths import MathAnswer as MathAnswer
+from agl.rewards.graders.rank import RankJudge as RankJudge
 from agl.rewards.graders.schema import JSONSchema as JSONSchema
 from agl.rewards.graders.sql import SQLResult as SQLResult
 from agl.rewards.graders.structure import Depth as Depth

@@ -1,14 +1,37 @@
-"""Calls a reward function, sync or async, with the trace of the attempt if it has an argument for it."""
+"""What a reward can be: a function of one rollout, which `RewardCaller` calls, or a comparison of a task's rollouts."""
 
 from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from agl.errors import ConfigError
 from agl.rewards.trace import Trace
+
+
+class GroupReward(Protocol):
+    """What `Trainer(group_reward=...)` takes: `agl.rewards.RankJudge`, or a class of your own."""
+
+    @property
+    def label(self) -> str:
+        """The reward's name."""
+        ...
+
+    async def score(self, task: Any, traces: Sequence[Trace]) -> Sequence[float | Mapping[str, float]]:
+        """The rewards of one task's rollouts, in their order; a dict names several.
+
+        Raises:
+            RewardError: they cannot be scored; the group is dropped.
+            JudgeError: nothing can be scored now; the run ends.
+        """
+        ...
+
+
+def is_group_reward(value: Any) -> bool:
+    """Whether a reward compares rollouts."""
+    return callable(getattr(value, "score", None)) and not callable(value)
 
 
 class RewardCaller:
@@ -25,6 +48,13 @@ class RewardCaller:
     """
 
     def __init__(self, reward: Callable[..., Any]) -> None:
+        if not callable(reward):
+            raise ConfigError(
+                f"reward= is {reward!r}",
+                hint=f"a {type(reward).__name__} compares rollouts: agl.Trainer(group_reward=...)"
+                if is_group_reward(reward)
+                else "a function (task, output) -> float, or a grader of agl.rewards",
+            )
         self.reward = reward
         self._awaitable = getattr(reward, "call_async", None)
         self.is_async = (

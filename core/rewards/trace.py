@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agl import semconv, tracing
 from agl.mdp.selection import AgentFilter, select
 from agl.mdp.spans import Span
+from agl.mdp.types import Call
+from agl.tracing.inferred import completed, with_messages
+from agl.tracing.provider_formats import tool_results
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,7 @@ class Trace:
     Attributes:
         rollout_id, attempt: identify the attempt.
         agent: the outermost agent.
-        spans: of the attempt, without its root span, which is still open while rewards are computed.
+        spans: of the attempt; while it runs without its root span, which is still open then.
     """
 
     rollout_id: str
@@ -38,6 +41,51 @@ class Trace:
             return None
         rollout = scope.rollout
         return Trace(rollout.rollout_id, rollout.attempt, rollout.agent, tuple(rollout.spans))
+
+    @classmethod
+    def of_attempt(cls, rollout_id: str, attempt: int, spans: Sequence[Span], calls: Sequence[Call]) -> Trace:
+        """The trace of an attempt that has ended, as it was stored; its calls have their whole conversations."""
+        spans = with_messages(completed(spans, calls), calls)
+        root = next((s for s in spans if s.parent_id is None), None)
+        return cls(rollout_id, attempt, (root.agent if root else None) or "agent", tuple(spans))
+
+    @property
+    def output(self) -> str | None:
+        """The text of what the agent gave; None while it runs, and where content was not captured."""
+        root = next((s for s in self.spans if s.parent_id is None), None)
+        output = root.attributes.get(semconv.OUTPUT) if root else None
+        return None if output is None else str(output)
+
+    @property
+    def conversation(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+        """(agent, message) of everything that agents were sent and said, each once, as it was said first.
+
+        A tool's result that no agent was sent is a message of role "tool", too. Of an agent that keeps its own model
+        while another is trained, what it was sent is not recorded: there are its answers and tools alone.
+        """
+        sent = {call.span_id: _messages(call, semconv.INPUT_MESSAGES) for call in self.calls}
+        known = {i for messages in sent.values() for i in tool_results({"messages": messages})}
+        ids = {tool.span_id: tool.attributes.get(semconv.TOOL_CALL_ID) for tool in self.tools}
+        # Where results are sent, those of tools without an id are among them.
+        unsent = [s for s in self.tools if ids[s.span_id] not in known and (ids[s.span_id] or not known)]
+        said: list[tuple[str, Mapping[str, Any]]] = []
+        earlier: dict[str, list[list[Any]]] = {}
+        for span in sorted([*self.calls, *unsent], key=lambda s: s.start):
+            agent = span.agent or self.agent
+            if span.operation == semconv.EXECUTE_TOOL:
+                facts = span.attributes
+                text = facts.get(semconv.TOOL_CALL_RESULT, span.status_message)
+                call = f"{facts.get(semconv.TOOL_NAME)}({facts.get(semconv.TOOL_CALL_ARGUMENTS, '')})"
+                said.append((agent, {"role": "tool", "name": call, "content": text}))
+                continue
+            prompt = sent[span.span_id]
+            starts = [len(p) for p in earlier.setdefault(agent, []) if prompt[: len(p)] == p]
+            new = prompt[max(starts, default=0) :]
+            while starts and new and _is_answer(new[0]):
+                new = new[1:]
+            earlier[agent].append(prompt)
+            said += [(agent, m) for m in [*new, *_messages(span, semconv.OUTPUT_MESSAGES)] if isinstance(m, Mapping)]
+        return tuple(said)
 
     @property
     def calls(self) -> tuple[Span, ...]:
@@ -87,6 +135,28 @@ def response_text(call: Span) -> str | None:
     if messages is None:
         return None
     return "\n".join(text for message in json.loads(messages) if (text := message_text(message)))
+
+
+def message_line(agent: str, message: Mapping[str, Any]) -> str:
+    """A message of an agent's conversation for a reader, with its tool calls."""
+    role, rest = message.get("role", "?"), {k: v for k, v in message.items() if k != "role" and v}
+    content = rest.pop("content", None)
+    parts = [content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)] if content else []
+    parts += [json.dumps(rest, ensure_ascii=False)] if rest else []
+    return f"{agent} | {role}: {' '.join(parts)}"
+
+
+def _messages(call: Span, name: str) -> list[Any]:
+    """What a `chat` span says under a name; a text stands for a user's message."""
+    messages = json.loads(str(call.attributes.get(name) or "[]"))
+    return messages if isinstance(messages, list) else [{"role": "user", "content": messages}]
+
+
+def _is_answer(message: Any) -> bool:
+    """Whether a message of a request repeats what a model answered before."""
+    return isinstance(message, Mapping) and (
+        message.get("role") in ("assistant", "model") or message.get("type") in ("function_call", "reasoning")
+    )
 
 
 def message_text(message: Any) -> str:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agl import semconv
@@ -144,6 +144,34 @@ def completed(spans: Sequence[Span], calls: Sequence[Call] = ()) -> list[Span]:
     return [*spans, *inferred]
 
 
+def with_messages(spans: Sequence[Span], calls: Sequence[Call]) -> list[Span]:
+    """The spans; those of gateway calls have the whole conversation that the call was sent, and its response.
+
+    Args:
+        spans: `completed` ones, where a call may have none of its own. calls: in order of arrival.
+    """
+    sent: dict[str, list[Any]] = {}
+    by_id = {call.id: call for call in calls}
+    for call in calls:
+        parent = by_id.get(call.parent_id or "")
+        history = [*sent.get(parent.id, []), dict(parent.response)] if parent and parent.response else []
+        sent[call.id] = [*history, *call.request.get("messages", [])]
+    # Of several calls in one span, one that did not fail counts.
+    ordered = sorted(calls, key=lambda call: call.error is None)
+    by_span = {span_id: call for call in ordered for span_id in (call.span_id, _digest(call.id))}
+    result = []
+    for span in spans:
+        call = by_span.get(span.span_id) if span.operation == semconv.CHAT else None
+        if call is not None:
+            messages = {
+                semconv.INPUT_MESSAGES: json.dumps(sent[call.id], default=str),
+                semconv.OUTPUT_MESSAGES: json.dumps([dict(call.response)] if call.response else [], default=str),
+            }
+            span = replace(span, attributes={**span.attributes, **messages})
+        result.append(span)
+    return result
+
+
 def _chat(inference: SpanInference, call: Call) -> Span:
     facts = {
         semconv.ROUTED: call.policy is not None or None,
@@ -151,6 +179,7 @@ def _chat(inference: SpanInference, call: Call) -> Span:
         semconv.FINISH_REASONS: [call.finish_reason],
         semconv.INPUT_TOKENS: int(call.prompt_ids.size),
         semconv.OUTPUT_TOKENS: int(call.response_ids.size),
+        **{name: call.request.get(name) for name in (semconv.SYSTEM_PROMPTS, semconv.SYSTEM_PROMPT_LEFT)},
         **request_messages(call.request),
         semconv.OUTPUT_MESSAGES: json.dumps([dict(call.response)]) if call.response else None,
     }

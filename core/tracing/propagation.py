@@ -28,6 +28,7 @@ class AttemptEnvironment:
         gateway_url, key: of the policy that serves selected agents; None and "" when nothing is routed.
         agents: names and globs of the selected agents.
         capture_content: whether texts are recorded.
+        prompts: the directory whose prompts are put in the place of agents' own; None when nothing is replaced.
         replaced: environment variable -> its value before it was pointed at `agl run`; None = it was not set. A process
             in which agl routes the calls itself restores them.
     """
@@ -42,6 +43,7 @@ class AttemptEnvironment:
     key: str = ""
     agents: tuple[str, ...] = ("*",)
     capture_content: bool = True
+    prompts: str | None = None
     replaced: Mapping[str, str | None] = field(default_factory=dict)
 
     def restore(self, environ: MutableMapping[str, str]) -> None:

@@ -1,5 +1,7 @@
 """Routing: inside a rollout, a selected agent's SDK request goes to the gateway; every other request is unchanged.
 
+Where a rollout replaces agents' system prompts, this is done here, too, wherever the request goes.
+
 The openai and anthropic SDKs have one choke point, the client's `request` method, which also sees raw-response posts,
 bound methods cached before the patch, and clients made earlier. A selected request is sent by a separate client, which
 knows the gateway but none of the user's keys, headers, proxies or cookies.
@@ -25,6 +27,7 @@ from agl import semconv
 from agl.tracing import context, in_process
 from agl.tracing.context import Scope
 from agl.tracing.provider_formats import request_messages
+from agl.tracing.system_prompts import NamedTexts, replace_system_prompts
 
 GENERATION_PATHS = {
     # The longest first: `/chat/completions` also ends in `/completions`.
@@ -243,6 +246,8 @@ class _RoutedRequest:
     def client_to_send(self, *, is_async: bool) -> Any:
         """The client to send with: ours, with rewritten options, for a selected agent; otherwise the user's."""
         rollout = self.scope.rollout
+        if rollout.system_prompts is not None and not self.scope.untrained:
+            self._replace_system_prompts(rollout.system_prompts.get(self.scope.agent))
         if rollout.gateway_url is None:
             self._record_messages()
             return self.client
@@ -259,24 +264,40 @@ class _RoutedRequest:
         self._rewrite(rollout.gateway_url)
         return _gateway_client(self.sdk, is_async=is_async)
 
+    def _replace_system_prompts(self, texts: NamedTexts | None) -> None:
+        if texts is None:
+            return
+        replaced = replace_system_prompts(self.options.json_data, texts)
+        if replaced.names:
+            self._copy_options().json_data = replaced.body
+        span = self.scope.span
+        # A framework's call of several requests is recorded as one.
+        if self.scope.kind == semconv.CHAT and (replaced.names or not span.attributes.get(semconv.SYSTEM_PROMPTS)):
+            span.set_attributes(replaced.facts(self.scope.rollout.capture_content))
+
+    def _copy_options(self) -> Any:
+        """Send a copy of the request's options in the place of the caller's, and return it."""
+        self.options = self.options.model_copy() if hasattr(self.options, "model_copy") else self.options.copy()
+        if "options" in self.kwargs:
+            self.kwargs = {**self.kwargs, "options": self.options}
+        else:
+            self.args = (self.args[0], self.options, *self.args[2:])
+        return self.options
+
     def _rewrite(self, gateway_url: str) -> None:
         rollout = self.scope.rollout
-        options = self.options.model_copy() if hasattr(self.options, "model_copy") else self.options.copy()
+        headers = self.options.headers if hasattr(self.options.headers, "items") else {}
+        options = self._copy_options()
         agent = urllib.parse.quote(self.scope.agent, safe="")
         options.url = (
             f"{gateway_url}/rollouts/{rollout.rollout_id}/attempts/{rollout.attempt}/agents/{agent}/v1{self.path}"
         )
-        headers = self.options.headers if hasattr(self.options.headers, "items") else {}
         stainless = {k: v for k, v in headers.items() if k.lower().startswith("x-stainless")}
         options.headers = {**stainless, "Authorization": f"Bearer {rollout.key}", _TRACEPARENT: self.scope.traceparent}
         options.params = {}
         for limit in ("timeout", "max_retries"):
             if type(getattr(options, limit)).__name__ in ("NotGiven", "Omit"):
                 setattr(options, limit, getattr(self.client, limit))
-        if "options" in self.kwargs:
-            self.kwargs = {**self.kwargs, "options": options}
-        else:
-            self.args = (self.args[0], options, *self.args[2:])
 
     def end(self, result: Any) -> Any:
         """End the span; that of a stream ends when it is read to its end."""

@@ -23,6 +23,7 @@ from agl import semconv
 from agl.errors import ConfigError, StoreError
 from agl.mdp.spans import Event, Span
 from agl.mdp.types import Call, float_array, int_array
+from agl.trainer.algorithms.options import Settings
 from agl.trainer.http import local_key
 from agl.trainer.http.auth import Keys
 from agl.trainer.report.explain import renderable
@@ -30,7 +31,6 @@ from agl.trainer.report.rollout_report import describe
 from agl.trainer.report.terminal import console
 from agl.trainer.runners.remote.client import CoordinatorClient
 from agl.trainer.service.server import serving as serve_service
-from agl.trainer.service.settings import Settings
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, RolloutConfig
 from agl.trainer.store.http.client import HttpStore

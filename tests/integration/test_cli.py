@@ -234,3 +234,27 @@ def test_the_quickstarts_facts(tmp_path: Path) -> None:
     assert facts["parameters"] < 3_000_000
     assert (tmp_path / facts["curve"]).read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / facts["checkpoint"] / "run.json").is_file()
+
+
+@pytest.mark.slow
+def test_imitation_from_a_shell(tiny_policy: Path, tmp_path: Path) -> None:
+    """Two rounds of sampling and imitating; then another policy learns from what the first one's rollouts are."""
+    directory = _workspace(tmp_path)
+    (directory / "run.yaml").write_text("training:\n  algorithm: rft\n  rounds: 2\n  samples: 2\n  tasks: 3\n")
+    rft = (*_TRAIN, "--model", tiny_policy, "--config", "run.yaml", "--where", "reward>=0", "--out", "rft")
+    _agl(*rft, "--max-response-tokens", 48, "--set", "minibatches=1", "--json", "rft.json", "--quiet", cwd=directory)
+    facts = json.loads((directory / "rft.json").read_text())
+    assert facts["steps"] == 2
+    assert [entry["train/rollouts"] for entry in facts["history"] if entry["step"]] == [6, 6]
+    assert Path(directory / facts["policy"]).is_dir()
+
+    sft = ("train", "--algorithm", "sft", "--model", tiny_policy, "--data", "rft", "--where", "reward>=0")
+    done = _agl(*sft, "--per-task", 1, "--out", "sft", "--batch-size", 2, "--json", "sft.json", cwd=directory)
+    facts = json.loads((directory / "sft.json").read_text())
+    assert facts["steps"] >= 1
+    assert Path(directory / facts["policy"]).is_dir()
+    assert "rollouts" in done.stderr
+
+    refused = _agl(*sft[:-1], "reward>=5", "--out", "none", cwd=directory, check=False)
+    assert refused.returncode == 1
+    assert "nothing is left of" in " ".join(refused.stderr.split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import subprocess
 import urllib.error
@@ -15,6 +16,7 @@ from provider import Provider, Reply, serve
 
 import agl
 from agl import semconv
+from agl.agents.prompts import save_prompts
 from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
 
 PACKAGE = "openai@6.10.0"
@@ -77,6 +79,23 @@ def test_a_program_on_its_own_model_is_recorded(words: tuple[str], provider: Pro
     assert not holds(folder / "agl-runs", OPENAI_KEY)
     shown = show(folder, "trace", "show", listed(folder)[0]["rollout_id"])
     assert "[calculator]" in shown
+
+
+@pytest.mark.parametrize("words", [(), ("--stream",)], ids=["whole", "stream"])
+def test_a_program_gets_another_system_prompt_and_no_other_byte_changes(
+    words: tuple[str], provider: Provider, folder: Path
+) -> None:
+    command = ("--", "node", "agent.mjs", "What is 12 * 3?", *words)
+    plain = launch(folder, environment(provider), *command)
+    own = [s.raw for s in provider.seen]
+    provider.seen.clear()
+    provider.ids = itertools.count(1)
+    save_prompts(folder / "agl-runs", {"p": agl.SystemPrompt("agent", 'Use\n"it".', "Use the calculator.")})
+    done = launch(folder, environment(provider), "--prompts", "agl-runs", *command)
+    assert (done.returncode, done.stdout) == (0, plain.stdout), done.stderr
+    old, new = b'"content":"Use the calculator."', b'"content":"Use\\n\\"it\\"."'
+    assert [s.raw for s in provider.seen] == [raw.replace(old, new) for raw in own] != own
+    assert facts(folder)["unused_prompts"] == []
 
 
 def test_what_the_provider_refuses_is_recorded_without_the_key(provider: Provider, folder: Path) -> None:

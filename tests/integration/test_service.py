@@ -19,11 +19,11 @@ import agl
 from agl import semconv
 from agl.agents.resources import LLM, RolloutResources
 from agl.errors import ConfigError, DatasetError, ServiceError
+from agl.trainer.algorithms.options import Settings, algorithm_class
 from agl.trainer.http.auth import Keys
 from agl.trainer.quickstart.tasks import arithmetic_tasks, write_jsonl
 from agl.trainer.service.client import client_agent
 from agl.trainer.service.server import serving
-from agl.trainer.service.settings import Settings, algorithm_class
 from agl.trainer.store import open_store
 
 CONFIG = """

@@ -19,11 +19,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Seen:
-    """A request as it came: header names in lower case, body parsed."""
+    """A request as it came: header names in lower case, body parsed and `raw`."""
 
     path: str
     headers: dict[str, str]
     body: dict[str, Any]
+    raw: bytes = field(default=b"", repr=False)
 
     @property
     def text(self) -> str:
@@ -120,9 +121,10 @@ def serve(script: Script | None = None) -> Iterator[Provider]:
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or b"{}")
+            raw = self.rfile.read(int(self.headers.get("content-length", 0)))
+            body = json.loads(raw or b"{}")
             with provider.lock:
-                provider.seen.append(Seen(self.path, {k.lower(): v for k, v in self.headers.items()}, body))
+                provider.seen.append(Seen(self.path, {k.lower(): v for k, v in self.headers.items()}, body, raw))
             _answer(self, provider, body)
 
         def log_message(self, *_: Any) -> None:

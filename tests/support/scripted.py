@@ -232,11 +232,15 @@ class Rig:
             return DefaultAsyncHttpxClient(trust_env=False)
         return in_process.client_class(DefaultAsyncHttpxClient, is_async=True, prepare=lambda _: None)(trust_env=False)
 
-    async def attempt(self, *, seed: int = 0, rules: SamplingRules | None = None, agents: Any = None) -> Attempt:
+    async def attempt(
+        self, *, seed: int = 0, rules: SamplingRules | None = None, agents: Any = None, prompts: Any = None
+    ) -> Attempt:
         """Open the first attempt of a new rollout."""
         (rollout,) = await self.store.enqueue_rollouts([NewRollout(task="t", seed=seed)])
         await self.store.dequeue_rollout("worker")
-        access, key = self.gateway.open_attempt(rollout.rollout_id, 1, selection=select(agents), seed=seed, rules=rules)
+        access, key = self.gateway.open_attempt(
+            rollout.rollout_id, 1, selection=select(agents), seed=seed, rules=rules, system_prompts=prompts
+        )
         if access.admitted is not None:
             await access.admitted
         return Attempt(self, access, key)

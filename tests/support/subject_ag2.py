@@ -16,6 +16,7 @@ class AG2(Subject):
     tracer = AutoGenTracer
     requires = ("ag2.middleware",)
     frameworks = ("ag2", "openai")
+    takes_prompt = True
     ways: ClassVar[tuple[str, ...]] = ("invoke",)
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
     gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "tool_reports", "mcp"})
@@ -35,7 +36,7 @@ class AG2(Subject):
         http = DefaultAsyncHttpxClient(headers={"connection": "close"})
         make = getattr(config, self.config)
         model = make(model="m", base_url=url, api_key=KEY, streaming=stream, max_retries=0, http_client=http)
-        return Agent(name, prompt="be brief", config=model, tools=[tool(add)])
+        return Agent(name, prompt=self.prompt or "be brief", config=model, tools=[tool(add)])
 
     def changed(self) -> Any:
         from ag2 import Agent

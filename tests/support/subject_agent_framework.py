@@ -17,6 +17,7 @@ class AgentFramework(Subject):
     tracer = AgentFrameworkTracer
     requires = ("agent_framework", "agent_framework_openai")
     frameworks = ("agent_framework", "agent_framework_openai", "openai")
+    takes_prompt = True
     ways: ClassVar[tuple[str, ...]] = ("invoke",)
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
     gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "call_errors"})
@@ -24,7 +25,7 @@ class AgentFramework(Subject):
     def agent(self, url: str, name: str) -> Any:
         from agent_framework import Agent, tool
 
-        return _Runs(Agent(self.model(url), name=name, tools=[tool(add)]))
+        return _Runs(Agent(self.model(url), self.prompt, name=name, tools=[tool(add)]))
 
     def model(self, url: str) -> Any:
         return chat_client(url)

@@ -26,7 +26,9 @@ class MessagesLoop(Loop):
 
     def request(self, history: list[Any]) -> dict[str, Any]:
         tool = {"name": "add", "input_schema": PARAMETERS}
-        return {"model": "m", "max_tokens": 99, "messages": history, "tools": [tool]}
+        cached = {"type": "text", "text": self.prompt, "cache_control": {"type": "ephemeral"}}
+        system = {} if self.prompt is None else {"system": [cached]}
+        return {"model": "m", "max_tokens": 99, **system, "messages": history, "tools": [tool]}
 
     def collect(self, events: Iterable[Any]) -> Any:
         from anthropic.types import Message
@@ -71,11 +73,14 @@ class BareAnthropic(Subject):
     sdk = "anthropic"
     response_id = "msg_"
     finish_reasons = ("tool_use", "end_turn")
+    takes_prompt = True
     ways = Loop.ways
     async_ways = Loop.async_ways
 
     def agent(self, url: str, name: str) -> Any:
-        return MessagesLoop(url)
+        loop = MessagesLoop(url)
+        loop.prompt = self.prompt
+        return loop
 
     def wrappable(self, url: str, name: str) -> Any:
         return self.agent(url, name).function(name)

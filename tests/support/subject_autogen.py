@@ -19,6 +19,7 @@ class AutoGen(Subject):
     tracer = AutoGenTracer
     requires = ("autogen_agentchat", "autogen_ext")
     frameworks = ("autogen_agentchat", "autogen_core", "autogen_ext", "openai")
+    takes_prompt = True
     ways: ClassVar[tuple[str, ...]] = ("invoke", "stream")
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
     gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "mcp"})
@@ -26,7 +27,7 @@ class AutoGen(Subject):
     """AutoGen tells the model of a tool's exception and goes on."""
 
     def agent(self, url: str, name: str) -> Any:
-        return _Runs(url, name)
+        return _Runs(url, name, prompt=self.prompt)
 
     def reporting(self, url: str, name: str) -> Any:
         return _Runs(url, name, no_numbers())
@@ -103,20 +104,20 @@ def no_numbers() -> Any:
 
 
 class _Runs:
-    def __init__(self, url: str, name: str, workbench: Any = None) -> None:
-        self.url, self.name = url, name
+    def __init__(self, url: str, name: str, workbench: Any = None, prompt: str | None = None) -> None:
+        # Without a prompt, the first message is the question.
+        self.url, self.name, self.prompt = url, name, prompt
         # An agent has tools or a workbench.
         self.tools: dict[str, Any] = (
             {} if workbench is None else {"tools": (), "workbench": workbench, "reflect_on_tool_use": True}
         )
 
     async def ainvoke(self, question: str) -> str:
-        # The first message is the question.
-        agent = assistant(self.url, self.name, system_message=None, **self.tools)
+        agent = assistant(self.url, self.name, system_message=self.prompt, **self.tools)
         return (await agent.run(task=question)).messages[-1].content
 
     async def astream(self, question: str) -> str:
-        agent = assistant(self.url, self.name, model_client_stream=True, **self.tools)
+        agent = assistant(self.url, self.name, system_message=self.prompt, model_client_stream=True, **self.tools)
         events: AsyncIterator[Any] = agent.run_stream(task=question)
         return [e async for e in events][-1].messages[-1].content.strip()
 

@@ -22,12 +22,11 @@ class LangGraph(LangChain):
     def reporting(self, url: str, name: str) -> Any:
         return self._of(url, name, no_numbers())
 
-    @staticmethod
-    def _of(url: str, name: str, tool: Any) -> Any:
+    def _of(self, url: str, name: str, tool: Any) -> Any:
         from langchain.agents import create_agent
         from langgraph.graph import START, MessagesState, StateGraph
 
         graph = StateGraph(MessagesState)
-        graph.add_node(name, create_agent(chat_model(url), [tool]))
+        graph.add_node(name, create_agent(chat_model(url), [tool], system_prompt=self.prompt))
         graph.add_edge(START, name)
         return _Graph(graph.compile(name=name))

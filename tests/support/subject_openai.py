@@ -35,7 +35,8 @@ class ChatLoop(Loop):
 
     def request(self, history: list[Any]) -> dict[str, Any]:
         tool = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS, "strict": True}}
-        return {"model": "m", "messages": history, "tools": [tool]}
+        system = [] if self.prompt is None else [{"role": "system", "content": self.prompt}]
+        return {"model": "m", "messages": [*system, *history], "tools": [tool]}
 
     def collect(self, events: Iterable[Any]) -> Any:
         from openai.lib.streaming.chat import ChatCompletionStreamState
@@ -67,7 +68,8 @@ class ResponsesLoop(Loop):
 
     def request(self, history: list[Any]) -> dict[str, Any]:
         tool = {"type": "function", "name": "add", "parameters": PARAMETERS, "strict": True}
-        return {"model": "m", "input": history, "tools": [tool]}
+        instructions = {} if self.prompt is None else {"instructions": self.prompt}
+        return {"model": "m", **instructions, "input": history, "tools": [tool]}
 
     def collect(self, events: Iterable[Any]) -> Any:
         return [*events][-1].response
@@ -100,10 +102,13 @@ class BareOpenAI(Subject):
     traces_tools = False
     ways = Loop.ways
     async_ways = Loop.async_ways
-    loop: ClassVar[type[Loop]] = ChatLoop
+    takes_prompt = True
+    loop: ClassVar[type[ChatLoop] | type[ResponsesLoop]] = ChatLoop
 
     def agent(self, url: str, name: str) -> Any:
-        return self.loop(url)
+        loop = self.loop(url)
+        loop.prompt = self.prompt
+        return loop
 
     def wrappable(self, url: str, name: str) -> Any:
         return self.agent(url, name).function(name)

@@ -16,6 +16,7 @@ class OpenAIAgents(Subject):
     tracer = OpenAIAgentsTracer
     requires = ("agents",)
     frameworks = ("agents", "openai")
+    takes_prompt = True
     ways: ClassVar[tuple[str, ...]] = ("invoke", "stream")
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
     gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "response_facts"})
@@ -24,7 +25,7 @@ class OpenAIAgents(Subject):
         from agents import Agent, function_tool
 
         tool = function_tool(add, failure_error_function=None)
-        return _Runs(Agent(name=name, tools=[tool], model=self.model(url)))
+        return _Runs(Agent(name=name, instructions=self.prompt, tools=[tool], model=self.model(url)))
 
     def model(self, url: str) -> Any:
         return chat_model(url)

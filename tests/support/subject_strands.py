@@ -15,12 +15,13 @@ class Strands(Subject):
     tracer = StrandsTracer
     requires = ("strands", "openai")
     frameworks = ("strands", "openai")
+    takes_prompt = True
     ways: ClassVar[tuple[str, ...]] = ("invoke",)
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
     gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "response_facts"})
 
     def agent(self, url: str, name: str) -> Any:
-        return _Runs(url, name)
+        return _Runs(url, name, prompt=self.prompt)
 
     def reporting(self, url: str, name: str) -> Any:
         return _Runs(url, name, (no_numbers(),))
@@ -56,25 +57,26 @@ def no_numbers() -> Any:
     return failing
 
 
-def build(url: str, name: str, tools: tuple[Any, ...] = (), **config: Any) -> Any:
+def build(url: str, name: str, tools: tuple[Any, ...] = (), prompt: str | None = None, **config: Any) -> Any:
     """An agent of that name whose model is at `url`; its tool is `add` if none are given."""
     from strands import Agent, tool
     from strands.models.openai import OpenAIModel
 
     model = OpenAIModel(client_args={"base_url": url, "api_key": KEY, "max_retries": 0}, model_id="m", **config)
-    return Agent(model=model, tools=[*tools] or [tool(add)], name=name, callback_handler=None)
+    options: Any = {"name": name, "system_prompt": prompt, "callback_handler": None}
+    return Agent(model=model, tools=[*tools] or [tool(add)], **options)
 
 
 class _Runs:
-    def __init__(self, url: str, name: str, tools: tuple[Any, ...] = ()) -> None:
-        self.url, self.name, self.tools = url, name, tools
+    def __init__(self, url: str, name: str, tools: tuple[Any, ...] = (), prompt: str | None = None) -> None:
+        self.arguments: Any = (url, name, tools, prompt)
 
     def invoke(self, question: str) -> str:
-        return str(build(self.url, self.name, self.tools)(question)).strip()
+        return str(build(*self.arguments)(question)).strip()
 
     async def ainvoke(self, question: str) -> str:
-        return str(await build(self.url, self.name, self.tools).invoke_async(question)).strip()
+        return str(await build(*self.arguments).invoke_async(question)).strip()
 
     async def astream(self, question: str) -> str:
-        events = [e async for e in build(self.url, self.name, self.tools).stream_async(question)]
+        events = [e async for e in build(*self.arguments).stream_async(question)]
         return "".join(e["data"] for e in events if "data" in e).strip()

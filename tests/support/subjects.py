@@ -72,6 +72,8 @@ class Subject:
         requires: modules without which the subject is left out.
         frameworks: modules that importing the adapter must not import.
         names_agents: whether the framework tells an agent's name; otherwise the rollout's is used.
+        prompt: the system prompt of the agents that `agent` makes; None = none, or one of the framework's.
+        takes_prompt: whether `agent` heeds `prompt`.
         traces_tools: whether tools run by the framework, so that there are tool spans.
         sdk: whose client makes the calls, which is also their `gen_ai.provider.name`.
         response_id: how the provider's ids of responses begin.
@@ -87,6 +89,8 @@ class Subject:
     requires: ClassVar[tuple[str, ...]]
     frameworks: ClassVar[tuple[str, ...]]
     names_agents: ClassVar[bool] = True
+    prompt: str | None = None
+    takes_prompt: ClassVar[bool] = False
     traces_tools: ClassVar[bool] = True
     sdk: ClassVar[str] = "openai"
     response_id: ClassVar[str] = "chatcmpl-"
@@ -139,6 +143,7 @@ class Loop:
 
     ways: ClassVar[tuple[str, ...]] = ("invoke", "stream", "raw", "raw_stream", "raw_body")
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream", "araw", "araw_stream", "araw_body")
+    prompt: str | None = None
     final: ClassVar[str]
     """The method of the streaming helper that gives the whole answer."""
 
@@ -256,6 +261,7 @@ class LangChain(Subject):
     tracer = LangChainTracer
     requires = ("langchain", "langchain_openai")
     frameworks = ("langchain", "langchain_core", "langgraph", "openai")
+    takes_prompt = True
     ways = ("invoke", "stream", "batch")
     async_ways = ("ainvoke", "astream", "astream_events", "abatch")
     gaps: ClassVar[frozenset[str]] = frozenset({"mcp"})
@@ -269,7 +275,7 @@ class LangChain(Subject):
         from langchain.agents import create_agent
         from langchain_core.tools import tool
 
-        return _Graph(create_agent(self.model(url), [tool(add)], name=name))
+        return _Graph(create_agent(self.model(url), [tool(add)], name=name, system_prompt=self.prompt))
 
     def model(self, url: str) -> Any:
         return chat_model(url)

@@ -6,6 +6,7 @@ pytest tests/unit/test_adapter_conformance.py --subject my_subject.py:MyFramewor
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from provider import Provider, Reply, last_tool_call_id, serve
+from provider import Provider, Reply, Seen, last_tool_call_id, serve
 from subjects import KEY, NO_NUMBERS, Subject, ToolFailed, uses_add
 
 import agl
@@ -203,6 +204,29 @@ def test_an_unselected_agent_keeps_its_provider_and_is_traced(
     assert "sum 5" in str(chat.attributes[semconv.OUTPUT_MESSAGES])
     assert (chat.attributes[semconv.INPUT_TOKENS], chat.attributes[semconv.OUTPUT_TOKENS]) == (7, 3)
     assert str(chat.attributes[semconv.URL]).startswith(provider.root)
+
+
+@capability("its system prompt is replaced at the wire, and not another byte", needs="takes_prompt", by_way=True)
+def test_a_system_prompt_is_replaced_and_not_another_byte(subject: Subject, way: str) -> None:
+    subject = copy.copy(subject)
+    subject.prompt, better = 'Add "numbers".\nBe brief.', "Use the tool."
+    sent: list[list[Seen]] = []
+    for texts in (None, {"solver": {subject.prompt: ("better", better)}}):
+        # Each time at another address, for LangChain keeps an address's connections longer than their event loop lives.
+        with serve(uses_add()) as provider, subject.tracer(), tracing.running(rollout := context(subject)):
+            rollout.system_prompts, rollout.prompts = texts, True
+            assert do(subject, way, subject.agent(provider.url, "solver")) == "sum 5"
+        sent.append(provider.seen)
+    own, replaced = sent
+    text, new = json.dumps(subject.prompt).encode(), json.dumps(better).encode()
+    assert [s.raw.count(text) for s in own] == [1, 1]
+    assert [s.raw for s in replaced] == [s.raw.replace(text, new) for s in own]
+    assert [s.path for s in replaced] == [s.path for s in own]
+    headers = [{k: v for k, v in s.headers.items() if k not in ("content-length", "host")} for s in (*own, *replaced)]
+    assert headers[:2] == headers[2:]
+    chats = of(rollout, semconv.CHAT)
+    assert [[*s.attributes[semconv.SYSTEM_PROMPTS]] for s in chats] == [["better"], ["better"]]
+    assert all(better in str(s.attributes[semconv.INPUT_MESSAGES]) for s in chats)
 
 
 def check_alone(subject: Subject, rollout: RolloutContext, gateway: Provider) -> None:

@@ -58,6 +58,10 @@ def test_the_old_module_paths_lead_to_them() -> None:
     assert isinstance(al.algorithm(lambda store: None), al.Algorithm)
     assert al.reward.emit_reward is al.emit_reward
     assert al.GRPO is __import__("agl").GRPO
+    from agl.compat.algorithm import APO
+    from agl.compat.algorithm.apo import APO as APO_of_its_package
+
+    assert APO is APO_of_its_package is al.APO
 
 
 def test_importing_them_loads_neither_torch_nor_a_framework() -> None:
@@ -77,7 +81,7 @@ def test_an_unchanged_program_runs_under_python_m(tmp_path: Path) -> None:
     assert done.stdout.split("\n")[0] == "agl.trainer.compat.trainer True ['--debug']", done.stderr
 
 
-@pytest.mark.parametrize("name", ["APO", "LLMProxy", "WeaveTracer"])
+@pytest.mark.parametrize("name", ["LLMProxy", "WeaveTracer"])
 def test_what_is_missing_says_so_and_what_to_use(name: str) -> None:
     with pytest.raises(ConfigError) as refused:
         getattr(al, name)()

@@ -19,6 +19,7 @@ from agl.mdp.builder import AttemptTrajectory
 from agl.mdp.sequence import merge
 from agl.mdp.types import Call, Reward
 from agl.trainer.traces.choice import Candidate, Chosen, choose
+from agl.trainer.traces.files import chains
 from agl.trainer.traces.pairs import pairs
 
 STOP = 9
@@ -201,6 +202,23 @@ def test_every_call_is_counted_and_merging_trains_what_was_kept(seed: int) -> No
     for one in chosen.trajectories:
         rows = merge(one, chosen.weights)
         assert sum(r.n_actions for r in rows) == sum(t.call.response_ids.size for t in one.transitions)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_a_tree_is_written_as_chains_that_train_each_token_once(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    chosen = choose([candidate("a", random_calls(rng, int(rng.integers(1, 8))), 1.0)])
+    for one in chosen.trajectories:
+        calls = [t.call for t in one.transitions]
+        n_trained = 0
+        for row in merge(one, chosen.weights):
+            for token_ids, trained in chains(row):
+                n_trained += int(trained.sum())
+                assert any(
+                    np.array_equal(token_ids[: c.ids.size], c.ids) and trained[c.prompt_ids.size : c.ids.size].any()
+                    for c in calls
+                )
+        assert n_trained == sum(c.response_ids.size for c in calls)
 
 
 # -- pairs ------------------------------------------------------------------------------------------------------------

@@ -30,7 +30,20 @@ def test_the_lower_bounds_are_the_versions_that_passed(framework: Framework) -> 
 
 
 def test_every_frameworks_extra_and_every_subject_has_a_row() -> None:
-    others = {"local", "server", "postgres", "ray", "verl-core", "verl", "export", "rewards", "track", "vllm", "dev"}
+    others = {
+        "local",
+        "server",
+        "postgres",
+        "ray",
+        "verl-core",
+        "verl",
+        "export",
+        "rewards",
+        "track",
+        "vllm",
+        "prompts",
+    }
+    others |= {"dev"}
     extras = set(PROJECT["optional-dependencies"]) - others
     assert {framework.extra for framework in FRAMEWORKS} - {""} == extras
     assert {name for framework in FRAMEWORKS for name in framework.subjects} == {subject.name for subject in ALL}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal, get_args
 
+from agl.agents.prompts import load_prompts, prompts_digest
 from agl.errors import ConfigError, nearest
 from agl.trainer.algorithms.shaping import Overlong
 from agl.trainer.local.config import Attention, Autocast, EngineName, LearnerConfig, LoraSpec
@@ -44,6 +46,7 @@ class TrainingSettings:
             learner computes; None chooses by the device.
         activation_checkpointing: keep only each layer's input for the backward pass: a third more computation, a
             fraction of the memory.
+        prompts: a directory of prompts, as `Trainer(prompts=...)` takes it: what `agl.GEPA` or `agl.APO` found.
         checkpoint_every: steps between checkpoints; None: each step for small models, else every 10; also at the end
             and on Ctrl-C.
     """
@@ -76,6 +79,7 @@ class TrainingSettings:
     attention: Attention | None = None
     autocast: Autocast | None = None
     activation_checkpointing: bool = False
+    prompts: str | Path | None = None
     checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
@@ -135,11 +139,13 @@ class TrainingSettings:
         settings = replace(self, steps=steps, epochs=None)
         changeable = {
             "checkpoint_every", "threads", "device", "val_every", "activation_checkpointing", "engine", "gpu_memory",
+            "prompts",
         }  # fmt: skip
         identity = {
             "algorithm": type(self).__name__,
             **{f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in changeable},
             "policies": {n: run.policies.get(n) for n in run.selection.policies},
+            "prompts": None if self.prompts is None else prompts_digest(load_prompts(self.prompts)),
         }
         return json.loads(json.dumps(identity, default=str))
 
@@ -202,6 +208,7 @@ class PolicyGradientSettings(TrainingSettings):
             minibatches=self.minibatches,
         )
         _require_known("adv_estimator", self.adv_estimator, Estimator)
+        _require_known("policy_loss", self.policy_loss, PolicyLossKind)
         if self.group_size < 2 and (self.adv_estimator in GROUPED or self.dynamic_sampling):
             raise ConfigError(
                 "group_size is 1, so no rollout has another to be compared with", hint="use at least 2; 8 is usual"

@@ -47,27 +47,25 @@ def quickstart(
     _write(json_file, facts)
 
 
-_ALGORITHM_OPTIONS = (
-    "model", "group_size", "batch_size", "epochs", "learning_rate", "warmup_steps", "schedule", "kl_coef",
-    "temperature", "max_response_tokens", "val_every", "device",
-)  # fmt: skip
-_TRAINER_OPTIONS = (
-    "timeout", "seed", "runners", "host", "port", "gateways", "store", "max_attempts", "silent_seconds", "log",
-    "project", "name",
-)  # fmt: skip
-"""Options of `agl train` that the algorithm and the trainer take under the same name."""
-
-
 @app.command()
 def train(
-    tasks: Annotated[Path, typer.Option(help="Training tasks, one JSON value per line.")],
-    model: Annotated[str, typer.Option(help="Hugging Face directory (or hub id) to train.")],
+    tasks: Annotated[
+        Path | None, typer.Option(help="Training tasks, one JSON value per line; needed where rollouts are sampled.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Hugging Face directory (or hub id) to train.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="grpo, ppo, rloo, ..., sft, rft, distill or dpo.", show_default="grpo")
+    ] = None,
     agent: Annotated[str | None, typer.Option(help="The agent: file.py:name or package.module:name.")] = None,
     agent_command: Annotated[
         str | None, typer.Option(help="Or a command, in any language: the task on stdin, its answer on stdout.")
     ] = None,
     reward: Annotated[
-        str | None, typer.Option(help="Reward function (task, output) -> float: file.py:name or package.module:name.")
+        str | None,
+        typer.Option(
+            help="Reward function (task, output) -> float, or an agl.rewards.RankJudge: file.py:name or "
+            "package.module:name."
+        ),
     ] = None,
     env: Annotated[
         list[str] | None,
@@ -77,30 +75,59 @@ def train(
     agents: Annotated[
         list[str] | None, typer.Option(help="Train only these agents (name or glob; repeatable).")
     ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="sft, dpo: learn from the rollouts of this run, recording or store (repeatable).", metavar="STORE"
+        ),
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(help='Only rollouts whose rewards are so: "reward>=1" (sft, dpo, rft).', metavar="CONDITION"),
+    ] = None,
+    per_task: Annotated[
+        int | None, typer.Option(help="At most so many rollouts of a task (sft, dpo, rft).", min=1)
+    ] = None,
+    air: Annotated[bool, typer.Option("--air", help="Reward tool outcomes by the rules of agl.air.")] = False,
+    credit: Annotated[
+        str | None,
+        typer.Option(help='How rewards become returns: "discounted(0.9)", per_call, ...', show_default="uniform"),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Updates.", min=1)] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the tasks, instead of --steps.", min=1)] = None,
-    group_size: Annotated[int, typer.Option(help="Rollouts per task.", min=2)] = 8,
-    batch_size: Annotated[int, typer.Option(help="Tasks per step.", min=1)] = 16,
-    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-6,
-    warmup_steps: Annotated[int, typer.Option(help="Steps of warm-up.", min=0)] = 0,
-    schedule: Annotated[str, typer.Option(help="constant or linear.")] = "constant",
-    kl_coef: Annotated[float, typer.Option(help="Penalty for leaving the initial policy.")] = 0.0,
-    temperature: Annotated[float, typer.Option(help="Of training's sampling.")] = 1.0,
-    max_response_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 1024,
-    val_every: Annotated[int, typer.Option(help="Steps between validations.", min=1)] = 10,
+    group_size: Annotated[int | None, typer.Option(help="Rollouts per task.", show_default="8", min=2)] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Tasks per step.", show_default="16", min=1)] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Peak learning rate.", show_default="1e-6; 1e-5 for sft, rft")
+    ] = None,
+    warmup_steps: Annotated[int | None, typer.Option(help="Steps of warm-up.", show_default="0", min=0)] = None,
+    schedule: Annotated[str | None, typer.Option(help="constant or linear.", show_default="constant")] = None,
+    kl_coef: Annotated[
+        float | None, typer.Option(help="Penalty for leaving the initial policy.", show_default="0.0")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of training's sampling.", show_default="1.0")] = None,
+    max_response_tokens: Annotated[int | None, typer.Option(help="Longest answer.", show_default="1024", min=1)] = None,
+    val_every: Annotated[int | None, typer.Option(help="Steps between validations.", show_default="10", min=1)] = None,
+    prompts: Annotated[Path | None, typer.Option(help="A directory of prompts that the agents get.")] = None,
     lora_rank: Annotated[int | None, typer.Option(help="Train a LoRA adapter of this rank.", min=1)] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
-    workers: Annotated[int, typer.Option(help="Rollouts at once.", min=1)] = 8,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.", show_default="auto")] = None,
+    workers: Annotated[int | None, typer.Option(help="Rollouts at once.", show_default="8", min=1)] = None,
     runners: Annotated[str, typer.Option(help="local, or remote: rollouts run where `agl runner` does.")] = "local",
-    host: Annotated[str, typer.Option(help="Where remote runners reach this.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Likewise; 0 takes a free one.", min=0, max=65535)] = 0,
-    gateways: Annotated[int, typer.Option(help="Processes that answer the agents' requests.", min=1)] = 1,
+    host: Annotated[str | None, typer.Option(help="Where remote runners reach this.", show_default="127.0.0.1")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Likewise; 0 takes a free one.", show_default="0", min=0, max=65535)
+    ] = None,
+    gateways: Annotated[
+        int | None, typer.Option(help="Processes that answer the agents' requests.", show_default="1", min=1)
+    ] = None,
     store: Annotated[
         str | None, typer.Option(help="A file, postgresql:// or http:// of `agl store`; else --out.")
     ] = None,
-    silent_seconds: Annotated[float, typer.Option(help="How long a remote runner may be silent.")] = 30.0,
-    timeout: Annotated[float, typer.Option(help="Seconds per rollout.")] = 600.0,
-    max_attempts: Annotated[int, typer.Option(help="Tries per rollout.", min=1)] = 2,
+    silent_seconds: Annotated[
+        float | None, typer.Option(help="How long a remote runner may be silent.", show_default="30.0")
+    ] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds per rollout.", show_default="600.0")] = None,
+    max_attempts: Annotated[int | None, typer.Option(help="Tries per rollout.", show_default="2", min=1)] = None,
     out: Annotated[Path | None, typer.Option(help="The run's directory.")] = None,
     log: Annotated[
         list[str] | None,
@@ -108,52 +135,50 @@ def train(
     ] = None,
     project: Annotated[str | None, typer.Option(help="The trackers' project.")] = None,
     name: Annotated[str | None, typer.Option(help="What you call the run.")] = None,
-    seed: Seed = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="Fixes tasks and every request's sampling.", show_default="0")
+    ] = None,
     resume: Resume = False,
     dev: Annotated[bool, typer.Option("--dev", help="A dry run: three tasks, no update.")] = False,
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Show the run in the browser meanwhile.")] = False,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other option, as NAME=VALUE; repeatable.", metavar="N=V")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML with the sections model, training, runtime.")] = None,
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train an agent of your own on your tasks with your reward."""
+    """Train an agent of your own on your tasks with your reward, or a policy on recorded rollouts."""
     options = dict(locals())
     from agl.child_environment import keep_secrets
     from agl.errors import ConfigError
-    from agl.trainer.algorithms import GRPO
+    from agl.trainer.cli.training import configured
     from agl.trainer.evaluation.views import sentences
-    from agl.trainer.local.config import LoraSpec
     from agl.trainer.run.data import read_tasks
     from agl.trainer.run.trainer import Trainer
-    from agl.trainer.runners.loading import load_agent, load_command
+    from agl.trainer.runners.loading import load_agent, load_command, load_group_reward
 
+    built, trainer_options = configured(options)
+    samples = tasks is not None or val is not None or getattr(built, "needs_tasks", True)
     remote_agent = runners == "remote" and agent is None and agent_command is None
-    if (agent is None) == (agent_command is None) and not remote_agent:
-        raise ConfigError("which agent?", hint="name it with --agent file.py:name, or with --agent-command COMMAND")
     runnable: Any = None
-    if not remote_agent:
+    if samples and not remote_agent:
+        if (agent is None) == (agent_command is None):
+            raise ConfigError("which agent?", hint="name it with --agent file.py:name, or with --agent-command COMMAND")
         command = partial(load_command, str(agent_command), reward, env or ())
         runnable = load_agent(agent, reward) if agent is not None else command()
-    train_tasks = read_tasks(tasks)
+    if tasks is None and getattr(built, "needs_tasks", True):
+        raise ConfigError("which tasks?", hint="--tasks FILE, one JSON value per line")
+    train_tasks = read_tasks(tasks) if tasks else []
     val_tasks = read_tasks(val) if val else None
     beside: Any = nullcontext()
     if dashboard:
         from agl.trainer.cli.dashboard import dashboard_beside
 
-        out = out or Path("agl-runs") / f"run-{uuid.uuid4().hex[:8]}"
-        beside = dashboard_beside(store or f"sqlite:///{out / 'run.db'}", out)
-    algorithm = GRPO(
-        **{name: options[name] for name in _ALGORITHM_OPTIONS},
-        steps=steps if steps or epochs else 200,
-        lora=LoraSpec(rank=lora_rank, alpha=2.0 * lora_rank) if lora_rank else None,
-    )
-    trainer = Trainer(
-        algorithm,
-        **{name: options[name] for name in _TRAINER_OPTIONS},
-        agents=agents or None,
-        n_workers=workers,
-        directory=out,
-        progress=not quiet,
-    )
+        place = trainer_options["directory"] or Path("agl-runs") / f"run-{uuid.uuid4().hex[:8]}"
+        trainer_options["directory"] = place
+        beside = dashboard_beside(trainer_options["store"] or f"sqlite:///{place / 'run.db'}", place)
+    trainer = Trainer(built, **trainer_options, group_reward=load_group_reward(reward), progress=not quiet)
     # The trainer has read what it needs; the agent runs here.
     keep_secrets()
     fit = trainer.dev if dev else partial(trainer.fit, val_dataset=val_tasks, resume=resume)
@@ -230,6 +255,7 @@ def evaluate(
         int | None, typer.Option(help="Longest answer; as the agent asks if left out.", min=1)
     ] = None,
     workers: Annotated[int, typer.Option(help="Rollouts at once.", min=1)] = 8,
+    prompts: Annotated[Path | None, typer.Option(help="A directory of prompts that the agents get.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds per rollout.")] = 600.0,
     max_attempts: Annotated[int, typer.Option(help="Tries per rollout.", min=1)] = 2,
     out: Annotated[Path | None, typer.Option(help="The evaluation's directory.")] = None,
@@ -260,6 +286,7 @@ def evaluate(
         success=success,
         temperature=temperature,
         max_response_tokens=max_response_tokens,
+        prompts=prompts,
         n_workers=workers,
         timeout=timeout,
         max_attempts=max_attempts,
@@ -325,6 +352,9 @@ def run(
     agents: Annotated[
         list[str] | None, typer.Option(help="It answers these agents only (name or glob; repeatable).")
     ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Put this directory's system prompts in the place of the agents'.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of its sampling.")] = 0,
     json_file: Json = None,
     quiet: Quiet = False,
@@ -345,6 +375,7 @@ def run(
         model=model,
         engine=engine,
         agents=agents or (),
+        prompts=prompts,
         seed=seed,
         capture_content=os.environ.get("AGL_CAPTURE_CONTENT", "1") != "0",
     )

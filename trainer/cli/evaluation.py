@@ -11,7 +11,7 @@ from agl.trainer.evaluation import views
 from agl.trainer.evaluation.evaluate import evaluate
 from agl.trainer.evaluation.evaluation import Evaluation
 from agl.trainer.run.data import read_tasks
-from agl.trainer.runners.loading import load_agent
+from agl.trainer.runners.loading import load_agent, load_group_reward
 
 
 def named(words: Sequence[str]) -> list[tuple[str, str]]:
@@ -49,7 +49,9 @@ def run_evaluation(
     references = named([against] if against is not None else [])
     evaluated = [*references, *named(policies)]
     held_out = read_tasks(tasks)
-    report = evaluate(load_agent(agent, reward), held_out, evaluated or None, **options)
+    report = evaluate(
+        load_agent(agent, reward), held_out, evaluated or None, reward=load_group_reward(reward), **options
+    )
     report.table()
     for path, text in ((html, views.page), (markdown, views.markdown)):
         if path is not None:

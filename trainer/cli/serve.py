@@ -8,17 +8,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from agl.child_environment import keep_secrets
-from agl.errors import ConfigError
+from agl.trainer.algorithms.options import Settings
 from agl.trainer.dashboard.server import link
 from agl.trainer.http import local_key
 from agl.trainer.http.auth import Keys
 from agl.trainer.report import terminal
 from agl.trainer.service.server import serve
 from agl.trainer.service.service import Service, Split
-from agl.trainer.service.settings import Settings
 
 
 def run_serve(
@@ -45,12 +42,7 @@ def run_serve(
     """
     from agl.trainer.http.aio import run_in_thread
 
-    settings = Settings.of_environment(os.environ)
-    if config is not None:
-        settings = settings.under(Settings.of_file(config))
-    settings = settings.under(_assigned(assignments))
-    for name, value in options.items():
-        settings = settings.under(Settings.of({name: value}, f"--{_OPTIONS.get(name, name)}"))
+    settings = Settings.of_command_line(options, assignments, config, Settings.of_environment(os.environ))
     console = terminal.console(stderr=True)
 
     def on_start(service: Service) -> None:
@@ -75,20 +67,3 @@ def run_serve(
     except KeyboardInterrupt:
         if not quiet:
             console.print("stopped; start it again with the same --out, and it resumes its run")
-
-
-_OPTIONS = {"nworkers": "workers"}
-
-
-def _assigned(assignments: list[str]) -> Settings:
-    settings = Settings()
-    for assignment in assignments:
-        name, equals, text = assignment.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {assignment!r} names no value", hint="write --set learning_rate=1e-5")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--set {name}: {text!r} cannot be read: {error}") from None
-        settings = settings.under(Settings.of({name.strip(): value}, f"--set {assignment}"))
-    return settings

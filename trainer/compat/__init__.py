@@ -21,7 +21,8 @@ _NAMES = {
     "find_reward_spans get_message_value get_object_value get_reward_value is_reward_span operation",
     "litagent": "FunctionalLitAgent LitAgent llm_rollout prompt_rollout rollout",
     "logs": "setup_logging",
-    "missing": "APO ClientServerExecutionStrategy LLMProxy",
+    "missing": "ClientServerExecutionStrategy LLMProxy",
+    "prompts": "APO",
     "runner": "LitAgentRunner Runner",
     "store": "InMemoryLightningStore LightningStore LightningStoreClient LightningStoreServer LightningStoreThreaded",
     "tracer": "AgentOpsTracer DummyTracer OtelTracer Tracer WeaveTracer",
@@ -34,7 +35,7 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names.spli
 
 _SUBMODULES = {
     "adapter": "base messages triplet",
-    "algorithm": "apo base decorator fast verl",
+    "algorithm": "base decorator fast verl",
     "emitter": "annotation exception message object reward",
     "litagent": "decorator litagent",
     "runner": "agent base",
@@ -46,6 +47,8 @@ _SUBMODULES = {
 _MODULES = {
     **{module: module for module in _SUBMODULES},
     **{f"{module}.{name}": module for module, names in _SUBMODULES.items() for name in names.split()},
+    "algorithm.apo": "prompts",
+    "algorithm.apo.apo": "prompts",
     "execution": "",
     "llm_proxy": "missing",
     "logging": "logs",

@@ -7,6 +7,7 @@ from agl.trainer.compat.emitter import *
 from agl.trainer.compat.litagent import *
 from agl.trainer.compat.logs import setup_logging as setup_logging
 from agl.trainer.compat.missing import *
+from agl.trainer.compat.prompts import *
 from agl.trainer.compat.runner import *
 from agl.trainer.compat.store import *
 from agl.trainer.compat.tracer import *

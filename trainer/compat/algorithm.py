@@ -1,4 +1,5 @@
-"""0.3's algorithms: functions and classes that drive rollouts through the store, and VERL, Baseline and APO by name."""
+"""0.3's algorithms: functions and classes that drive rollouts through the store, and VERL, Baseline and APO by
+name."""
 
 from __future__ import annotations
 
@@ -11,15 +12,25 @@ from typing import TYPE_CHECKING, Any
 from agl._alias import make_callable
 from agl.errors import ConfigError, reject_unknown
 from agl.trainer.compat.litagent import LitAgent
-from agl.trainer.compat.missing import APO, refuse, require
+from agl.trainer.compat.missing import refuse, require
 from agl.trainer.compat.store import LightningStore
 
 if TYPE_CHECKING:
+    from agl.trainer.compat.prompts import APO
     from agl.trainer.run.run import Run
 
 __all__ = ["APO", "VERL", "Algorithm", "Baseline", "FastAlgorithm", "FunctionalAlgorithm", "algo"]
 
 _INJECTED = ("store", "adapter", "llm_proxy", "initial_resources", "train_dataset", "val_dataset")
+
+
+def __getattr__(name: str) -> Any:
+    # It brings the training loop with it.
+    if name != "APO":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from agl.trainer.compat.prompts import APO
+
+    return APO
 
 
 class Algorithm:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from agl.errors import ConfigError
 
-__all__ = ["APO", "ClientServerExecutionStrategy", "LLMProxy"]
+__all__ = ["ClientServerExecutionStrategy", "LLMProxy"]
 
 
 def refuse(what: str, instead: str = "docs/from-agent-lightning.md says what is there instead") -> ConfigError:
@@ -41,10 +41,6 @@ class MissingClass:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise refuse(type(self).__name__, self._instead)
-
-
-class APO(MissingClass, instead="write the loop as an @algo function, or train weights with agl.GRPO"):
-    """Prompt optimisation."""
 
 
 class LLMProxy(

@@ -33,7 +33,7 @@ class LightningServer:
         port: int | None = None,
         **settings: Any,
     ) -> None:
-        from agl.trainer.service.settings import Settings
+        from agl.trainer.algorithms.options import Settings
 
         options = {
             "model": model_path,

@@ -15,6 +15,7 @@ from agl.agents.hooks import Hook
 from agl.agents.resources import LLM, Dataset, NamedResources, PromptTemplate, resource_to_json
 from agl.errors import ConfigError
 from agl.mdp import spans as agl_spans
+from agl.tracing.inferred import with_messages
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -324,26 +325,16 @@ def numbered(spans: Sequence[agl_spans.Span]) -> list[Span]:
 def with_calls(spans: Sequence[agl_spans.Span], calls: Sequence[Call]) -> list[agl_spans.Span]:
     """The spans; those of sampled calls have the tokens and messages of their call added."""
     by_span = {call.span_id: call for call in calls if call.span_id}
-    messages: dict[str, list[Any]] = {}
-    """Call id -> the conversation that the call was sent."""
-    by_id = {call.id: call for call in calls}
-    for call in calls:
-        parent = by_id.get(call.parent_id or "")
-        history = [*messages.get(parent.id, []), dict(parent.response)] if parent and parent.response else []
-        messages[call.id] = [*history, *call.request.get("messages", [])]
     result = []
-    for span in spans:
+    for span in with_messages(spans, calls):
         call = by_span.get(span.span_id)
-        if call is None or span.operation != semconv.CHAT:
-            result.append(span)
-            continue
-        facts: Mapping[str, Any] = {
-            PROMPT_TOKEN_IDS: call.prompt_ids.tolist(),
-            RESPONSE_TOKEN_IDS: call.response_ids.tolist(),
-            semconv.INPUT_MESSAGES: json.dumps(messages[call.id], default=str),
-            semconv.OUTPUT_MESSAGES: json.dumps([dict(call.response)] if call.response else [], default=str),
-        }
-        result.append(dataclasses.replace(span, attributes={**span.attributes, **facts}))
+        if call is not None and span.operation == semconv.CHAT:
+            tokens = {
+                PROMPT_TOKEN_IDS: call.prompt_ids.tolist(),
+                RESPONSE_TOKEN_IDS: call.response_ids.tolist(),
+            }
+            span = dataclasses.replace(span, attributes={**span.attributes, **tokens})
+        result.append(span)
     return result
 
 

@@ -18,6 +18,7 @@ from agl._version import __version__
 from agl.agents.registry import wrap
 from agl.agents.resources import Dataset, as_tasks
 from agl.errors import CheckpointError, ConfigError
+from agl.rewards.function import is_group_reward
 from agl.trainer.algorithms.baseline import Baseline
 from agl.trainer.evaluation.evaluation import Evaluation, RolloutQuery, Success
 from agl.trainer.http.aio import run_in_thread
@@ -65,7 +66,8 @@ def evaluate(
             compared with the first one.
         samples: rollouts per task.
         success: the total reward from which on a rollout is a success, or a function of `RolloutSummary`.
-        reward: (task, output) -> float or dict of floats, for an agent that is not wrapped.
+        reward: (task, output) -> float or dict of floats, for an agent that is not wrapped. Or what compares the
+            rollouts of one task and policy, as `Trainer(group_reward=)` takes it, for any agent.
         seed: fixes every request's sampling; the same for each policy.
         temperature, max_response_tokens: where a policy answers, they replace the agent's temperature and bound its
             answers; None leaves that to the agent. A training's validations have the training's own.
@@ -111,7 +113,9 @@ async def evaluate_async(
     dataset = as_tasks(tasks)
     require_tasks(dataset, "the set of held-out tasks")
     evaluated = [_Policy.of(name, policy) for name, policy in _named(policies)]
-    if reward is not None:
+    if is_group_reward(reward):
+        options["group_reward"] = reward
+    elif reward is not None:
         agent = wrap(agent, reward)
     place = Path(directory) if directory is not None else Path("agl-runs") / f"eval-{secrets.token_hex(4)}"
     sampling = {"temperature": temperature, "max_response_tokens": max_response_tokens}

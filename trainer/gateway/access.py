@@ -11,6 +11,7 @@ from typing import Any
 
 from agl.mdp.selection import Selection
 from agl.mdp.types import Call
+from agl.tracing.system_prompts import SystemPrompts
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.sessions import Sessions
 from agl.trainer.gateway.stored_responses import StoredResponses
@@ -44,6 +45,7 @@ class Access:
         rules: the trainer's sampling parameters.
         url: the attempt's base URL, without the agent.
         key_hash: of the attempt's key.
+        system_prompts: what is put in the place of agents' own; None when nothing is replaced.
         sessions: its conversations.
         responses: its stored responses, which a request of the Responses API can continue.
         turns: of its large requests.
@@ -62,6 +64,7 @@ class Access:
     rules: SamplingRules
     url: str
     key_hash: bytes
+    system_prompts: SystemPrompts | None = None
     sessions: Sessions = field(default_factory=Sessions)
     responses: StoredResponses = field(default_factory=StoredResponses)
     turns: Turns = field(default_factory=Turns)
@@ -80,7 +83,8 @@ class Access:
 
     def for_process(self) -> tuple[Any, ...]:
         """What another process needs to serve it: the arguments of `Access`."""
-        return self.rollout_id, self.attempt, self.selection, self.seed, self.rules, self.url, self.key_hash
+        identity = self.rollout_id, self.attempt, self.selection, self.seed, self.rules, self.url, self.key_hash
+        return *identity, self.system_prompts
 
     def request_seed(self, index: int, choice: int, agent_seed: int = 0) -> int:
         """The seed of one answer: 63 bits, fixed by the rollout's seed, attempt, call, choice and the agent's seed."""
@@ -147,12 +151,19 @@ class AccessTable:
         return iter(list(self._open.values()))
 
     def open(
-        self, rollout_id: str, attempt: int, selection: Selection, seed: int, rules: SamplingRules, base_url: str
+        self,
+        rollout_id: str,
+        attempt: int,
+        selection: Selection,
+        seed: int,
+        rules: SamplingRules,
+        base_url: str,
+        system_prompts: SystemPrompts | None = None,
     ) -> tuple[Access, str]:
         """Open an attempt; returns its access and its key, which is not stored."""
         key = f"agl-{secrets.token_urlsafe(24)}"
         url = f"{base_url}/rollouts/{rollout_id}/attempts/{attempt}"
-        access = Access(rollout_id, attempt, selection, seed, rules, url, key_hash(key))
+        access = Access(rollout_id, attempt, selection, seed, rules, url, key_hash(key), system_prompts)
         self._open[rollout_id, attempt] = access
         return access, key
 

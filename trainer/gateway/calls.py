@@ -41,6 +41,7 @@ class ChatRequest:
         sampling: the agent's parameters; its `seed` is one part of each answer's own.
         n: number of answers.
         options: the sampling fields of the client's body, for the record.
+        replaced: facts of the request's replaced system prompts, for the record; None if none were to be replaced.
         failed_tools: ids of the tool calls whose results are marked as errors, in dialects with such a mark.
     """
 
@@ -51,6 +52,7 @@ class ChatRequest:
     n: int = 1
     options: Mapping[str, Any] | None = None
     failed_tools: frozenset[str] = frozenset()
+    replaced: Mapping[str, Any] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -160,7 +162,7 @@ def request_record(
         sampling: the parameters that were applied. answer: the assistant message.
         content: whether messages and tools are stored.
     """
-    record: dict[str, Any] = {"asked": dict(request.options or {})}
+    record: dict[str, Any] = {"asked": dict(request.options or {}), **(request.replaced or {})}
     if sampling is not None:
         record["used"] = {
             name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "max_tokens", "seed")

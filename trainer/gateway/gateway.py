@@ -16,6 +16,7 @@ from typing import Any
 from agl.errors import GatewayError
 from agl.mdp.selection import DEFAULT_POLICY, Selection
 from agl.mdp.types import Call, IntArray, float_array, int_array
+from agl.tracing.system_prompts import SystemPrompts
 from agl.trainer.engines.base import Engine, Sampling
 from agl.trainer.gateway.access import Access, AccessTable, PendingRequest, SamplingRules
 from agl.trainer.gateway.calls import (
@@ -113,15 +114,20 @@ class Gateway:
         selection: Selection,
         seed: int = 0,
         rules: SamplingRules | None = None,
+        system_prompts: SystemPrompts | None = None,
     ) -> tuple[Access, str]:
         """Open an attempt for requests. Returns its access and its key.
+
+        Args:
+            system_prompts: are put into requests of clients without agl, which replaces them in those that it sends.
 
         Raises:
             GatewayError: the gateway does not listen yet.
         """
         if not self.base_url:
             raise GatewayError("the gateway is not listening", hint="start it with GatewayServer.start()")
-        return self._accesses.open(rollout_id, attempt, selection, seed, rules or SamplingRules(), self.base_url)
+        rules = rules or SamplingRules()
+        return self._accesses.open(rollout_id, attempt, selection, seed, rules, self.base_url, system_prompts)
 
     def admit(self, access: Access) -> None:
         """Serve an attempt that another process has opened."""

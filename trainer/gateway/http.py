@@ -7,6 +7,7 @@ import functools
 import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import orjson
@@ -14,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from agl.tracing.system_prompts import NamedTexts, replace_system_prompts
 from agl.trainer.gateway.access import Access, PendingRequest
 from agl.trainer.gateway.calls import Choice, Reply
 from agl.trainer.gateway.dialects.base import Dialect, DialectRequest
@@ -28,6 +30,9 @@ PREFIX = "/rollouts/{rollout}/attempts/{attempt:int}/agents/{agent:path}/v1"
 """Precedes the path of each route: it identifies the attempt and the agent."""
 
 _TRACEPARENT = re.compile(r"^[0-9a-f]{2}-[0-9a-f]{32}-([0-9a-f]{16})-[0-9a-f]{2}$")
+
+_AGL_HEADER = "x-agl-traceparent"
+"""Agl's own client sends it."""
 
 _OTHER_BYTES = 64 * 1024
 """What a body may hold in addition to its prompt."""
@@ -95,10 +100,15 @@ async def read(
     max_context = gateway.served(policy).engine.max_context
     # Without this header the body can have any size.
     length = int(request.headers.get("content-length", LARGE_BYTES))
+    texts = None
+    # What agl's own client sends has been replaced before.
+    if access.system_prompts is not None and _AGL_HEADER not in request.headers:
+        texts = access.system_prompts.get(request.path_params["agent"])
+    capture = gateway.capture_content
     if length < LARGE_BYTES:
-        return _parse(await _body(request, limits, max_context), limits, access, reader)
+        return _parse(await _body(request, limits, max_context), limits, access, reader, texts, capture)
     async with access.turns as turn:
-        return await turn.run(_parse, await _body(request, limits, max_context), limits, access, reader)
+        return await turn.run(_parse, await _body(request, limits, max_context), limits, access, reader, texts, capture)
 
 
 async def _body(request: Request, limits: Limits, max_context: int) -> bytes:
@@ -137,7 +147,14 @@ def _too_large(size: int, limits: Limits, max_context: int) -> RequestError | No
     return None
 
 
-def _parse(body: bytes, limits: Limits, access: Access, reader: Callable[[Any, Access], Read]) -> Read:
+def _parse(
+    body: bytes,
+    limits: Limits,
+    access: Access,
+    reader: Callable[[Any, Access], Read],
+    texts: NamedTexts | None,
+    capture_content: bool,
+) -> Read:
     try:
         if len(body) >= LARGE_BYTES:
             check_json(body, limits.json_depth, limits.json_values)
@@ -151,7 +168,10 @@ def _parse(body: bytes, limits: Limits, access: Access, reader: Callable[[Any, A
     if isinstance(data, dict):
         for fields, name in ((("messages", "input"), "messages"), (("tools",), "tools")):
             _check_count(sum(_count(data.get(field)) for field in fields), name, limits)
-    request = reader(data, access)
+    replaced = None if texts is None else replace_system_prompts(data, texts)
+    request = reader(data if replaced is None else replaced.body, access)
+    if replaced is not None:
+        request = replace(request, chat=replace(request.chat, replaced=replaced.facts(capture_content)))
     # It can continue a stored response.
     _check_count(len(request.chat.messages), "messages", limits)
     return request
@@ -186,7 +206,7 @@ def _begin_request(gateway: Gateway, request: Request, response_id: str) -> Pend
         raise RequestError(429, f"the attempt has {most} requests running; try again", code="too_many_requests")
     # Instrumentation of an HTTP client can put its own span into `traceparent`.
     headers = request.headers
-    span = _TRACEPARENT.match(headers.get("x-agl-traceparent") or headers.get("traceparent", ""))
+    span = _TRACEPARENT.match(headers.get(_AGL_HEADER) or headers.get("traceparent", ""))
     return gateway.begin_request(access, request.path_params["agent"], response_id, span.group(1) if span else None)
 
 

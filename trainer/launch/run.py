@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,13 @@ from anyio.from_thread import start_blocking_portal
 
 from agl import semconv, tracing
 from agl.agents.command import program_name
+from agl.agents.prompts import PromptUse, load_prompts, replacements
+from agl.agents.resources import PromptTemplate, Resource
 from agl.child_environment import child_environment
 from agl.errors import ConfigError
 from agl.instrument import startup
 from agl.mdp.selection import DEFAULT_POLICY, Selection, select
+from agl.mdp.spans import Span
 from agl.texts import printable
 from agl.tracing import propagation
 from agl.tracing.inferred import SpanInference, completed, totals
@@ -29,17 +32,16 @@ from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.launch import child
-from agl.trainer.launch.proxy import PROVIDERS, RecordingProxy
 from agl.trainer.local.config import policy_directory
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.run.frozen_policy import FrozenPolicy
+from agl.trainer.runners.recording_proxy import URLS, RecordingProxy, provider_bases
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
 from agl.trainer.store.collect import new_rollout, shown_command
 from agl.trainer.store.location import store_url
 
 ENGINE_KEY = "VLLM_API_KEY"
-_URLS = {"openai": propagation.OPENAI_URL, "anthropic": propagation.ANTHROPIC_URL}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,7 @@ class LaunchOptions:
         model: the directory of a Hugging Face model or a checkpoint that answers the selected agents. engine: the URL
             of a `vllm serve` that answers them; tokenizer and chat template then come from `model`. Without both
             the command is recorded on its own models. agents: names and globs of the selected agents; all if empty.
+        prompts: a directory of `save_prompts`: its system prompts are put in the place of the agents' own.
         seed: of the policy's sampling. capture_content: whether texts are recorded.
     """
 
@@ -62,6 +65,7 @@ class LaunchOptions:
     model: str | None = None
     engine: str | None = None
     agents: Sequence[str] = ()
+    prompts: Path | None = None
     seed: int = 0
     capture_content: bool = True
 
@@ -97,6 +101,7 @@ class _CommandRollout:
     """A rollout whose command can be started."""
 
     options: LaunchOptions
+    prompts: Mapping[str, Resource]
     store: Store
     url: str
     gateway: Gateway
@@ -115,7 +120,7 @@ class _CommandRollout:
             replacing = propagation.gateway_variables(self.access.url, self.agent, self.context.key)
         else:
             urls = self.proxy.provider_urls(self.gateway.base_url, self.agent)
-            replacing = {_URLS[name]: url for name, url in urls.items()}
+            replacing = {URLS[name]: url for name, url in urls.items()}
         attempt = AttemptEnvironment(
             rollout_id=self.context.rollout_id,
             attempt=self.context.attempt,
@@ -127,6 +132,7 @@ class _CommandRollout:
             key=self.context.key if routed else "",
             agents=tuple(self.options.agents) or ("*",),
             capture_content=self.options.capture_content,
+            prompts=None if self.options.prompts is None else str(self.options.prompts.resolve()),
             replaced={name: os.environ.get(name) for name in replacing},
         )
         environment = child_environment(own_program=True)
@@ -166,12 +172,15 @@ class _CommandRollout:
             "exit_status": process_exit.status,
             "error": error,
             **totals(spans),
+            **({"unused_prompts": _unused(self.prompts, spans)} if self.prompts else {}),
         }
 
 
 @contextlib.asynccontextmanager
 async def _command_rollout(options: LaunchOptions) -> AsyncIterator[_CommandRollout]:
     url = store_url(options.store)
+    prompts = {} if options.prompts is None else load_prompts(options.prompts)
+    system_prompts = replacements(prompts)
     async with contextlib.AsyncExitStack() as stack:
         store = await open_store(url)
         stack.push_async_callback(store.close)
@@ -187,6 +196,8 @@ async def _command_rollout(options: LaunchOptions) -> AsyncIterator[_CommandRoll
         facts = {"agent": agent, "command": shown_command(options.command)}
         if policy is not None:
             facts["model"] = policy.model
+        if options.prompts is not None:
+            facts["prompts"] = str(options.prompts)
         new = new_rollout(task, "dev" if policy else "collect", rollout_id, seed=options.seed, **facts)
         await store.enqueue_rollouts([new])
         attempted_rollout = await store.dequeue_rollout(f"run-{os.getpid()}", run_id=new.run_id)
@@ -197,22 +208,36 @@ async def _command_rollout(options: LaunchOptions) -> AsyncIterator[_CommandRoll
         root = tracing.root(context)
         trace_id, span_id = root.traceparent.split("-")[1:3]
         inference = SpanInference(rollout_id, attempt, trace_id, span_id, options.capture_content)
-        proxy = RecordingProxy(
-            store, inference, {name: os.environ.get(_URLS[name]) or base for name, base in PROVIDERS.items()}
-        )
+        proxy = RecordingProxy(store, inference, provider_bases(os.environ), system_prompts)
         stack.push_async_callback(proxy.close)
         server = GatewayServer(gateway, extra_routes=proxy.routes())
         await server.start()
         # A provider's answer that breaks off breaks off here, too: that is recorded and need not be logged.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         stack.push_async_callback(server.stop)
-        access, context.key = gateway.open_attempt(rollout_id, attempt, selection=selection, seed=options.seed)
-        rollout = _CommandRollout(options, store, url, gateway, proxy, agent, selection, context, root, access)
+        access, context.key = gateway.open_attempt(
+            rollout_id, attempt, selection=selection, seed=options.seed, system_prompts=system_prompts
+        )
+        rollout = _CommandRollout(options, prompts, store, url, gateway, proxy, agent, selection, context, root, access)
         try:
             yield rollout
         finally:
             if not rollout.ended:
                 await rollout.end(child.ProcessExit(-signal.SIGINT, "agl run was stopped before the command ended"))
+
+
+def _unused(prompts: Mapping[str, Resource], spans: Sequence[Span]) -> list[str]:
+    """A sentence for each prompt that the command did not get."""
+    use = PromptUse(prompts)
+    use.add(spans)
+    templates = [name for name, prompt in prompts.items() if isinstance(prompt, PromptTemplate)]
+    return [
+        *use.unused(),
+        *(
+            f"the prompt template {name!r} was not used: it is for agents that take it as an argument"
+            for name in templates
+        ),
+    ]
 
 
 async def _policy(options: LaunchOptions) -> FrozenPolicy | None:
@@ -238,6 +263,8 @@ def show(facts: dict[str, Any], options: LaunchOptions) -> None:
         f"{_count(facts['tools'], 'tool')}; {commands}"
     )
     print(printable(line), file=sys.stderr)
+    for unused in facts.get("unused_prompts", ()):
+        print(printable(f"agl: {unused}"), file=sys.stderr)
 
 
 def _count(n: int, what: str) -> str:

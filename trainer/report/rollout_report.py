@@ -190,7 +190,7 @@ async def describe(
         )
 
     root = next((s for s in spans if s.parent_id is None), None)
-    output = root.attributes.get("agl.output") if root else None
+    output = root.attributes.get(semconv.OUTPUT) if root else None
     recorded = {c.span_id for c in calls}
     return RolloutReport(
         rollout,

@@ -16,7 +16,9 @@ from agl.credit import Credit, Uniform
 from agl.errors import ConfigError, nearest
 from agl.mdp.selection import Selection
 from agl.rewards.air import AIR
+from agl.rewards.function import GroupReward
 from agl.trainer.local.config import Policy
+from agl.trainer.run.group_reward import require_group_reward
 from agl.trainer.runners.options import RayRunners, Runners
 from agl.trainer.runners.remote.coordinator import SILENT_SECONDS
 from agl.trainer.runners.remote.runner import PATIENCE_SECONDS
@@ -32,6 +34,7 @@ class RunConfig:
         selection: which agents are trained, and by which policy.
         credit: how rewards become returns.
         policies: name -> where a policy differs from the algorithm's settings.
+        group_reward: compares the rollouts of each task, once they have ended.
         air: the rules that reward tool outcomes, calls and handoffs, if any.
         n_workers: rollouts that run at once. max_attempts: tries per rollout. timeout: seconds per attempt.
         runners: where rollouts are executed: "local" (this process), "process", Ray, or "remote" (wherever `agl runner`
@@ -49,6 +52,7 @@ class RunConfig:
     selection: Selection
     credit: Credit = field(default_factory=Uniform)
     policies: Mapping[str, Policy] = field(default_factory=dict)
+    group_reward: GroupReward | None = None
     air: AIR | None = None
     n_workers: int = 8
     max_attempts: int = 2
@@ -72,6 +76,7 @@ class RunConfig:
             silent_seconds=self.silent_seconds,
             gateways=self.gateways,
         )
+        require_group_reward(self.group_reward, capture_content=self.capture_content)
         if not isinstance(self.runners, RayRunners) and self.runners not in get_args(Runners):
             raise ConfigError(f"runners={self.runners!r}", hint=nearest(str(self.runners), get_args(Runners)))
         has_key = isinstance(self.runners, RayRunners) or (self.runners == "remote" and self.runner_key is not None)

@@ -4,6 +4,7 @@ elsewhere."""
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -42,13 +43,14 @@ class Progress:
         self._rollouts = 0
         self._failed = 0
         self._expected = 0
+        self._unit = "step"
         self._doing = ""
         self._last_line = 0.0
 
-    def start(self, steps: int, first_step: int = 0) -> None:
-        """Training begins: `steps` in all, `first_step` of them done."""
-        self._steps, self._first_step, self._started = steps, first_step, time.monotonic()
-        self._open("step", steps, first_step)
+    def start(self, steps: int, first_step: int = 0, *, unit: str = "step") -> None:
+        """Training begins, or a search: `steps` in all, `first_step` of them done. `unit`: what they are."""
+        self._steps, self._first_step, self._started, self._unit = steps, first_step, time.monotonic(), unit
+        self._open(unit, steps, first_step)
 
     def began(self, mode: str, step: int, rollouts: int) -> None:
         """Rollouts were enqueued."""
@@ -103,6 +105,7 @@ class Progress:
         """A step ended."""
         shown = (
             ("train/reward", "reward"),
+            ("train/reverse_kl", "reverse KL"),
             ("learner/nll", "nll"),
             ("learner/reward_margin", "margin"),
             ("val/reward", "val"),
@@ -116,17 +119,18 @@ class Progress:
             parts.append(f"{entry['rollouts_per_second']:.0f} rollouts/s")
         elif "train/tokens" in entry:
             parts.append(f"{entry['train/tokens'] / max(1e-9, entry['seconds']):,.0f} tokens/s")
-        self._facts = " · ".join(parts)
-        done = entry["step"]
+        self.advance(entry["step"], parts, important="val/reward" in entry)
+
+    def advance(self, done: int, facts: Sequence[str], *, important: bool = False) -> None:
+        """So many steps are done. `important`: a line is printed however little time has passed since the last."""
+        self._facts = " · ".join(facts)
         if self._bar is not None:
             self._bar.update(self._task, completed=done, facts=self._facts)
-        elif self.enabled and (
-            time.monotonic() - self._last_line > LINE_SECONDS or done == self._steps or "val/reward" in entry
-        ):
+        elif self.enabled and (time.monotonic() - self._last_line > LINE_SECONDS or done == self._steps or important):
             self._last_line = time.monotonic()
             elapsed = time.monotonic() - self._started
-            left = elapsed / max(1, done - self._first_step) * (self._steps - done)
-            self.console.print(f"step {done}/{self._steps} · {self._facts} · ETA {_clock(left)}")
+            left = elapsed / max(1, done - self._first_step) * max(0, self._steps - done)
+            self.console.print(f"{self._unit} {done}/{self._steps} · {self._facts} · ETA {_clock(left)}")
 
     def note(self, text: str) -> None:
         """A line that stays."""

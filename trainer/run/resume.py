@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from agl.errors import AglError
+from agl.errors import AglError, RolloutError
 from agl.mdp.builder import build_trajectory, require_trainable
 from agl.mdp.selection import Selection
 from agl.mdp.span_index import SpanIndex
@@ -33,8 +33,12 @@ class ResumableRollouts:
     async def pop(self, new: NewRollout) -> RolloutResult | None:
         """The result that this rollout had before the run was stopped; None if it has to be run."""
         old = self.rollouts.pop((new.mode, new.step, new.index), None)
-        if old is None or (old.seed, old.task, old.group) != (new.seed, new.task, new.group):
+        same = ("seed", "task", "group", "resources_id")
+        if old is None or any(getattr(old, name) != getattr(new, name) for name in same):
             return None
+        if old.status == "failed":
+            reason = (await self.store.query_attempts(old.rollout_id))[-1].error
+            return RolloutResult(old, old.attempts, None, RolloutError(reason or "the rollout failed"))
         calls = await self.store.query_calls(old.rollout_id, old.attempts)
         allowed = self.max_staleness if new.mode == "train" else 0
         if any(c.policy and not 0 <= self.versions.get(c.policy, -1) - c.policy_version <= allowed for c in calls):
@@ -60,9 +64,7 @@ async def reconcile(
         max_staleness: how many updates older the weights of the next step's rollouts may be.
     """
     resumable = ResumableRollouts(store, selection, versions, max_staleness)
-    unfinished = await store.query_rollouts(run_id=run_id, status=["queuing", "preparing", "running"])
-    if unfinished:
-        await store.cancel_rollouts([r.rollout_id for r in unfinished])
+    await _cancel_unfinished(store, run_id)
     reason = f"the run was stopped, and resumes from step {step}"
     for later in itertools.count(step):
         rollouts = await store.query_rollouts(run_id=run_id, step=later)
@@ -79,3 +81,22 @@ async def reconcile(
         if not rollouts and later > step:
             return resumable
     return resumable
+
+
+async def replayable(store: Store, run_id: str, selection: Selection, recorded: int) -> ResumableRollouts:
+    """Every rollout of a run without policies that had succeeded, and those that had failed in the first `recorded`
+    steps of its history; unfinished ones are cancelled. A run that failures have ended tries those again."""
+    resumable = ResumableRollouts(store, selection, {})
+    await _cancel_unfinished(store, run_id)
+    for rollout in await store.query_rollouts(run_id=run_id, status=["succeeded", "failed"]):
+        # The entry of a training step counts it as done.
+        entry = (rollout.step or 0) + (rollout.mode == "train")
+        if rollout.status == "succeeded" or entry <= recorded:
+            resumable.rollouts[rollout.mode, rollout.step, rollout.index] = rollout
+    return resumable
+
+
+async def _cancel_unfinished(store: Store, run_id: str) -> None:
+    unfinished = await store.query_rollouts(run_id=run_id, status=["queuing", "preparing", "running"])
+    if unfinished:
+        await store.cancel_rollouts([r.rollout_id for r in unfinished])

@@ -30,9 +30,10 @@ from agl.trainer.local.config import Policy
 from agl.trainer.report.statistics import mean_interval
 from agl.trainer.run.callbacks import Callbacks
 from agl.trainer.run.config import LOOPBACK, RunConfig
+from agl.trainer.run.group_reward import score_group
 from agl.trainer.run.progress import Progress
 from agl.trainer.run.recorder import Recorder
-from agl.trainer.run.resume import ResumableRollouts, reconcile
+from agl.trainer.run.resume import ResumableRollouts, reconcile, replayable
 from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.lease_guard import LeaseGuard
 from agl.trainer.runners.local import LocalRunner
@@ -80,6 +81,7 @@ class Run:
         serve: makes the gateway reachable; None: a server at `config.host` and `config.port`.
         gateway: made by `start`, unless the algorithm has set one.
         checkpoint: the last one. policy_paths: the trained policies' directories by name.
+        prompts: the texts that a prompt search ended with, by name.
         recorder: keeps the run's history; made from the others if None. callbacks: see it, and may end the run.
     """
 
@@ -99,6 +101,7 @@ class Run:
     gateway: Gateway | None = None
     checkpoint: Path | None = None
     policy_paths: dict[str, Path] = field(default_factory=dict)
+    prompts: dict[str, str] = field(default_factory=dict)
     recorder: Recorder = field(default=None)  # type: ignore[assignment]
     callbacks: Callbacks = field(default_factory=Callbacks)
     _endpoint: Endpoint | None = None
@@ -232,7 +235,7 @@ class Run:
             run_id=self.run_id,
             on_result=self._on_result,
             air=config.air,
-            rewarded=rewarded,
+            rewarded=rewarded and config.group_reward is None,
             capture_content=config.capture_content,
             # The death of a process on this machine is noticed; that of a remote one shows only by its silence.
             silent_seconds=None if config.runners in ("local", "process") else config.silent_seconds,
@@ -344,6 +347,11 @@ class Run:
         if n := len(self._resumable.rollouts):
             self.progress.note(f"{n} rollouts of step {step + 1} had ended before the run was stopped; they count")
 
+    async def replay(self, recorded: int) -> None:
+        """Continue a stopped run that trains nothing by doing everything again: a rollout that had ended is not run
+        again, nor is one that had failed in the first `recorded` steps of the history."""
+        self._resumable = await replayable(self.store, self.run_id, self.selection, recorded)
+
     async def stop(self) -> None:
         """End the workers and the gateway; open rollouts are cancelled in the store."""
         if self._runner is not None:
@@ -375,6 +383,7 @@ class Run:
         metadata: Mapping[str, Any] | None = None,
         first: int = 0,
         announce: bool = True,
+        resources_id: str | None = None,
     ) -> list[RolloutResult]:
         """Run every task `group_size` times and wait for all of them.
 
@@ -383,6 +392,8 @@ class Run:
                 the place and the repetition, so a validation draws the same each time.
             first: place of the first task, when the step has had others.
             announce: whether progress restarts its count.
+            resources_id: of a version of the resources in the store, which these rollouts get in addition to the run's
+                initial ones, or in their place.
 
         Returns:
             One result per rollout, tasks in order, repetitions next to each other.
@@ -401,6 +412,7 @@ class Run:
                 group=f"{mode}-{step}-{place}",
                 index=place * group_size + k,
                 seed=seed_of(self.seed, mode, seed_step, place, index, k),
+                resources_id=resources_id,
                 config=config,
                 metadata={"task_index": index, **(metadata or {})},
                 rollout_id=new_rollout_id(),
@@ -422,11 +434,34 @@ class Run:
                     self.progress.rolled_out(result)
                     future.set_result(result)
             await self.store.enqueue_rollouts(to_run)
-            return list(await asyncio.gather(*futures))
+            groups = [
+                asyncio.ensure_future(self._group(futures[i : i + group_size]))
+                for i in range(0, len(futures), group_size)
+            ]
+            try:
+                return [result for group in await asyncio.gather(*groups) for result in group]
+            finally:
+                for group in groups:
+                    group.cancel()
         finally:
             for r in new:
                 if (future := self._pending.get(str(r.rollout_id))) is not None and future.done():
                     self._pending.pop(str(r.rollout_id))
+
+    async def _group(self, rollouts: Sequence[asyncio.Future[RolloutResult]]) -> list[RolloutResult]:
+        """The results of one task's rollouts, compared with each other as soon as all have ended."""
+        results = list(await asyncio.gather(*rollouts))
+        if self.config.group_reward is None:
+            return results
+        try:
+            scored = await score_group(self.store, self.config.group_reward, results)
+        except Exception as error:
+            self.fail(error)
+            raise
+        error = next((r.error for r, old in zip(scored, results, strict=True) if r.error is not old.error), None)
+        if error is not None:
+            self.progress.note(f"a group is dropped: {error}")
+        return scored
 
     def _on_result(self, result: RolloutResult) -> None:
         self.progress.rolled_out(result)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agl.mdp.types import Call
+from agl.rewards.trace import message_line
 from agl.trainer.loggers.base import Sample
 from agl.trainer.store.base import Mode, RolloutSummary, Store
 
@@ -50,15 +51,7 @@ async def _sample(store: Store, summary: RolloutSummary) -> Sample:
 
 def _lines(call: Call) -> list[str]:
     messages = [*call.request.get("messages", ()), call.response]
-    return [f"{call.agent} | {_line(message)}" for message in messages if message]
-
-
-def _line(message: Mapping[str, Any]) -> str:
-    role, rest = message.get("role", "?"), {k: v for k, v in message.items() if k != "role" and v}
-    content = rest.pop("content", None)
-    parts = [content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)] if content else []
-    parts += [json.dumps(rest, ensure_ascii=False)] if rest else []
-    return f"{role}: {' '.join(parts)}"
+    return [message_line(call.agent, message) for message in messages if message]
 
 
 def _cut(text: str) -> str:

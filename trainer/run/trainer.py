@@ -8,19 +8,21 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from agl._version import __version__
 from agl.agents.agent import Agent, Tracer, as_agent
 from agl.agents.hooks import Hook
+from agl.agents.prompts import load_prompts, replacements
 from agl.agents.registry import switched_on
 from agl.agents.resources import Dataset, as_tasks
 from agl.credit import Credit, Uniform
 from agl.errors import CheckpointError, ConfigError, checked_options
 from agl.mdp.selection import AgentFilter, select
 from agl.rewards.air import AIR, rule_set
+from agl.rewards.function import GroupReward
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.local.config import Policy
 from agl.trainer.loggers.base import Logger, Tracker
@@ -57,6 +59,7 @@ class Result:
             none or more than one.
         checkpoint: the last checkpoint, for `resume=True`; None if none was written.
         stop_reason: why a callback ended training before its last step; None if none did.
+        prompts: the texts that `agl.GEPA` or `agl.APO` ended with, by name; `directory / "prompts"` holds them, too.
     """
 
     run_id: str
@@ -66,6 +69,7 @@ class Result:
     policies: dict[str, Path]
     checkpoint: Path | None
     stop_reason: str | None = None
+    prompts: dict[str, str] = field(default_factory=dict)
 
     @property
     def policy(self) -> Path | None:
@@ -120,6 +124,8 @@ class Trainer:
         policies: {policy: agl.Policy(...)}, where a policy of `agents` differs from the algorithm's settings.
         credit: how rewards become returns; `agl.credit.Uniform()` if None.
         air: rules that reward tool outcomes, calls and handoffs: True = `agl.air`, or an `agl.AIR()` of your own.
+        group_reward: scores the rollouts of each task against each other: `agl.rewards.RankJudge(model)`. The agent's
+            own rewards, if any, are added.
         n_workers: rollouts that run at once.
         store: "sqlite:///run.db", a path, or an open store, which stays open; None keeps it in the run's directory.
         directory: where checkpoints and the store go; `agl-runs/<run id>` if None.
@@ -136,6 +142,9 @@ class Trainer:
             of `n_workers`.
         capture_content: whether texts are recorded in addition to the tokens.
         initial_resources: what rollouts receive in addition to `llm`.
+        prompts: a directory of prompts (`agl.save_prompts`, `agl.GEPA`, `agl.APO`), which rollouts receive, too. Its
+            system prompts are put in the place of the agents' own, its templates in that of `initial_resources`. None
+            = the algorithm's `prompts`.
         hooks: an `agl.Hook`, or several, called around every attempt.
         progress: show progress.
         callbacks: an `agl.Callback`, or several, which see each step and may end training, as `agl.EarlyStopping` does.
@@ -153,6 +162,7 @@ class Trainer:
         policies: Mapping[str, Policy] | None = None,
         credit: Credit | None = None,
         air: bool | AIR | None = None,
+        group_reward: GroupReward | None = None,
         n_workers: int = 8,
         store: str | Store | None = None,
         directory: str | Path | None = None,
@@ -167,6 +177,7 @@ class Trainer:
         gateways: int | None = None,
         capture_content: bool = True,
         initial_resources: Mapping[str, Any] | None = None,
+        prompts: str | Path | None = None,
         hooks: Hook | Iterable[Hook] | None = None,
         progress: bool = True,
         callbacks: Callback | Iterable[Callback] | None = None,
@@ -178,11 +189,15 @@ class Trainer:
             raise ConfigError(f"algorithm= is {algorithm!r}", hint="for example agl.GRPO(model=..., steps=200)")
         self.algorithm = algorithm
         self.tracers: tuple[Tracer, ...] = _as_tuple(tracer)
+        prompts = prompts or getattr(algorithm, "prompts", None)
+        resources = {**(initial_resources or {}), **({} if prompts is None else load_prompts(prompts))}
+        replacements(resources)  # checks them
         self.config = RunConfig(
             selection=select(agents),
             credit=credit or Uniform(),
             policies=dict(policies or {}),
             air=rule_set(air),
+            group_reward=group_reward,
             n_workers=n_workers,
             max_attempts=max_attempts,
             timeout=timeout,
@@ -193,7 +208,7 @@ class Trainer:
             port=port,
             gateways=gateways,
             capture_content=capture_content,
-            initial_resources=dict(initial_resources or {}),
+            initial_resources=resources,
             hooks=_as_tuple(hooks),
         )
         self.store = store
@@ -337,7 +352,7 @@ class Trainer:
             await run.end("succeeded")
             run.callbacks.raise_error()
             paths, reason = run.policy_paths, run.stop_reason
-            return Result(run.run_id, directory, url, run.history, paths, run.checkpoint, reason)
+            return Result(run.run_id, directory, url, run.history, paths, run.checkpoint, reason, run.prompts)
         finally:
             launch.progress.stop()
             if user_store is None:
@@ -354,9 +369,13 @@ class Trainer:
         settings = {name: getattr(self.config, name) for name in _SETTINGS}
         algorithm = self.algorithm
         if is_dataclass(algorithm):
-            settings |= {f"algorithm.{f.name}": getattr(algorithm, f.name) for f in fields(algorithm)}
+            # Tasks are no settings, and trackers get these.
+            recorded = [f.name for f in fields(algorithm) if f.metadata.get("recorded", True)]
+            settings |= {f"algorithm.{name}": getattr(algorithm, name) for name in recorded}
         elif (plan := getattr(algorithm, "plan", None)) is not None:
             settings |= {f"algorithm.{key}": value for key, value in plan.settings.items()}
+        elif (own := getattr(algorithm, "settings", None)) is not None:
+            settings |= {f"algorithm.{key}": value for key, value in own().items()}
         # Resources are prompts: their names say what there was.
         settings["initial_resources"] = sorted(self.config.initial_resources)
         settings |= {"seed": self.seed, "train_tasks": train, "val_tasks": val, "agl": __version__}

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from agl import semconv
+from agl.agents.prompts import PromptUse, replacements
 from agl.agents.resources import resource_from_json
 from agl.errors import AglError, AttemptOverError, GatewayError, RewardError, RolloutError, RolloutTimeoutError
 from agl.mdp.builder import AttemptTrajectory, build_trajectory, require_trainable
@@ -24,6 +25,7 @@ from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.mdp.types import Call
 from agl.rewards.air import AIR, reward_spans
+from agl.tracing.inferred import completed
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.http.auth import LEASE_HEADER
 from agl.trainer.runners.lease_guard import LeaseGuard
@@ -76,7 +78,8 @@ class RunCoordinator:
     Args:
         store: where rollouts come from and results are recorded. gateway: None routes nothing.
         selection: which agents are trained. rules: mode -> the trainer's sampling rules.
-        resources: for every rollout; None = those that the store holds under its `resources_id`, or the latest.
+        resources: for every rollout, with those that the store holds under its `resources_id` in their place or in
+            addition; None = those of the store alone, under that id or the latest.
         model: the name that agents see for the policy. run_id: the run whose rollouts are leased; None = any.
         on_result: called with each result. air: the rules that reward tool outcomes, calls and handoffs, if any.
         rewarded: whether an attempt without a reward has failed.
@@ -108,6 +111,7 @@ class RunCoordinator:
         self.resources, self.model, self.run_id, self.on_result = resources, model, run_id, on_result
         self.air, self.rewarded, self.capture_content = air, rewarded, capture_content
         self.silent_seconds, self.guard, self.end_worker = silent_seconds, guard, end_worker
+        self._prompt_use = PromptUse(resources) if resources and replacements(resources) else None
         self._lease_tasks: dict[asyncio.Task[Any], str] = {}
         self._open: dict[tuple[str, int], _OpenLease] = {}
         self._lost: dict[str, float] = {}
@@ -190,17 +194,23 @@ class RunCoordinator:
         """The lease of an attempt that was dequeued from the store."""
         rollout, attempt = attempted_rollout.rollout, attempted_rollout.attempt.attempt
         now = time.monotonic()
+        resources = await self._resources(rollout)
         lease = Lease(
             attempted_rollout,
             self.selection,
-            await self._resources(rollout),
+            resources,
             capture_content=self.capture_content,
             model=self.model,
         )
         if self.gateway is not None:
             rules = self.rules(rollout.mode)
             access, key = self.gateway.open_attempt(
-                rollout.rollout_id, attempt, selection=self.selection, seed=rollout.seed, rules=rules
+                rollout.rollout_id,
+                attempt,
+                selection=self.selection,
+                seed=rollout.seed,
+                rules=rules,
+                system_prompts=replacements(resources),
             )
             sampling = {} if rules.temperature is None else {"temperature": rules.temperature}
             if access.admitted is not None:
@@ -329,6 +339,10 @@ class RunCoordinator:
             self._watch_task = None
         for entry in list(self._open.values()):
             await self.close(entry.lease)
+        if self._prompt_use is not None and self._prompt_use.counted:
+            for line in self._prompt_use.unused():
+                log.warning("%s", line)
+            self._prompt_use = None
 
     async def _watch(self) -> None:
         while True:
@@ -392,6 +406,7 @@ class RunCoordinator:
             # What the agent saw is a connection that broke.
             report = replace(report, error=entry.lost, text=None)
         await self.store.add_spans(report.spans)
+        self._count_prompts(report.spans, calls)
         trajectory = None
         if report.error is None:
             try:
@@ -399,6 +414,15 @@ class RunCoordinator:
             except AglError as error:
                 report = replace(report, error=error)
         await self._end_attempt(entry, report.status, report, trajectory)
+
+    def _count_prompts(self, spans: Sequence[Span], calls: Sequence[Call]) -> None:
+        """Count which system prompts were replaced; the first time that one did not fit, say so."""
+        if self._prompt_use is not None:
+            known = set(self._prompt_use.left)
+            self._prompt_use.add(completed(spans, calls))
+            if self._prompt_use.left.keys() - known:
+                for line in self._prompt_use.unused(of_seen_agents=True):
+                    log.warning("%s", line)
 
     async def _end_attempt(
         self, entry: _OpenLease, status: AttemptStatus, report: Report, trajectory: AttemptTrajectory | None
@@ -452,12 +476,16 @@ class RunCoordinator:
         return trajectory
 
     async def _resources(self, rollout: Rollout) -> Mapping[str, Any]:
-        if self.resources is not None:
-            return self.resources
+        own = self.resources or {}
+        if self.resources is not None and rollout.resources_id is None:
+            return own
         stored = await self.store.get_resources(rollout.resources_id)
         if stored is None:
-            return {}
-        return {name: resource_from_json(r) for name, r in stored[1].items() if isinstance(r, Mapping) and "type" in r}
+            return own
+        return {
+            **own,
+            **{name: resource_from_json(r) for name, r in stored[1].items() if isinstance(r, Mapping) and "type" in r},
+        }
 
     async def _is_open(self, lease: Lease) -> bool:
         attempts = await self.store.query_attempts(lease.rollout.rollout_id)

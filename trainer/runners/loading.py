@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import runpy
 import shlex
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from agl.agents.agent import Agent, FunctionAgent, LitAgent, as_agent
 from agl.agents.command import CommandAgent
 from agl.agents.registry import wrap
 from agl.errors import ConfigError, nearest
+from agl.rewards.air import air
+from agl.rewards.function import GroupReward, is_group_reward
 
 _FILE_MODULE = "agl_user_"
 """How the modules of files are named, which no other process can import."""
@@ -56,6 +59,12 @@ def load_object(spec: str, what: str) -> Any:
     return getattr(module, name)
 
 
+def load_group_reward(spec: str | None) -> GroupReward | None:
+    """What a command line names as its reward, if that compares the rollouts of a task."""
+    value = load_object(spec, "--reward") if spec else None
+    return value if is_group_reward(value) else None
+
+
 def load_agent(spec: str, reward: str | None) -> Agent:
     """The agent that a command line names, wrapped with its reward if it needs one.
 
@@ -63,6 +72,8 @@ def load_agent(spec: str, reward: str | None) -> Agent:
         ConfigError: it cannot be loaded, or it needs a reward and `reward` is None.
     """
     value = load_object(spec, "--agent")
+    if load_group_reward(reward) is not None:
+        return as_agent(value) if isinstance(value, Agent | FunctionAgent | LitAgent) else wrap(value)
     reward_function = load_object(reward, "--reward") if reward else None
     if isinstance(value, Agent | FunctionAgent | LitAgent):
         if reward_function is not None:
@@ -87,7 +98,21 @@ def load_command(text: str, reward: str | None, env: Sequence[str] = ()) -> Agen
         words = shlex.split(text)
     except ValueError as error:
         raise ConfigError(f"--agent-command cannot be read: {error}", hint="check its quotes") from None
-    return CommandAgent(words, reward=load_object(reward, "--reward"), env=env)
+    function = None if load_group_reward(reward) is not None else load_object(reward, "--reward")
+    return CommandAgent(words, reward=function, env=env)
+
+
+def load_rules(path: str) -> None:
+    """Run the file whose decorators register AIR's rules.
+
+    Raises:
+        ConfigError: it cannot be run, or registers none.
+    """
+    try:
+        runpy.run_path(path)
+    except Exception as error:
+        raise ConfigError(f"air_rules: {path} cannot be run: {type(error).__name__}: {error}") from error
+    air.require()
 
 
 def _load(path: Path) -> Any:

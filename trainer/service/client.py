@@ -23,19 +23,21 @@ from agl import errors
 from agl.agents.agent import Agent, FunctionAgent, as_agent
 from agl.errors import AglError, ConfigError, DatasetError, ServiceError
 from agl.rewards.air import air as process_air
+from agl.trainer.algorithms.options import RUN_OPTIONS, Settings
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.http.auth import CLIENT_VARIABLE
 from agl.trainer.http.local_key import KeyAuth, split_key
 from agl.trainer.run.data import check_tasks, read_tasks
 from agl.trainer.run.progress import Progress
 from agl.trainer.runners.remote.worker import run_worker
-from agl.trainer.service.settings import RUN_OPTIONS, SERVER_VARIABLE, Settings
 
 log = logging.getLogger("agl.client")
 
 T = TypeVar("T")
 
 URL = "http://127.0.0.1:8000"
+SERVER_VARIABLE = "AGENT_LIGHTNING_SERVER_URL"
+"""The environment variable with the server's address."""
 N_WORKERS = 4
 REACH_SECONDS = 30.0
 """How long to try to reach a server."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from agl.mdp.selection import DEFAULT_POLICY, select
+from agl.trainer.algorithms.options import Settings
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.processes.group import GatewayProcesses
 from agl.trainer.http.auth import Keys
@@ -15,7 +16,6 @@ from agl.trainer.runners.lease_guard import LeaseGuard
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
 from agl.trainer.runners.store_coordinator import StoreCoordinator
 from agl.trainer.service.gateway_mount import GatewayMount, MountPoint
-from agl.trainer.service.settings import Settings
 from agl.trainer.store.base import NO_RUN, Store
 
 

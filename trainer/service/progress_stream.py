@@ -30,8 +30,8 @@ class ProgressStream(Progress):
         self._last_notified = self._start_time = time.monotonic()
         self._start_step = 0
 
-    def start(self, steps: int, first_step: int = 0) -> None:
-        super().start(steps, first_step)
+    def start(self, steps: int, first_step: int = 0, *, unit: str = "step") -> None:
+        super().start(steps, first_step, unit=unit)
         self._start_time, self._start_step = time.monotonic(), first_step
         record = self.record
         record.steps, record.step = steps, first_step

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import runpy
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from agl.errors import ConfigError, GatewayError
-from agl.rewards.air import air
+from agl.errors import GatewayError
+from agl.trainer.algorithms.options import Settings
 from agl.trainer.dashboard.app import ui_routes
 from agl.trainer.gateway.app import build_app as gateway_app
 from agl.trainer.gateway.gateway import Gateway
@@ -19,12 +18,12 @@ from agl.trainer.http.auth import Keys
 from agl.trainer.http.limits import Limits
 from agl.trainer.http.server import HttpServer
 from agl.trainer.run.data import read_tasks
+from agl.trainer.runners.loading import load_rules
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
 from agl.trainer.service.gateway_mount import GatewayMount
 from agl.trainer.service.policy import ServedPolicy
 from agl.trainer.service.routes import build_app, operations
 from agl.trainer.service.service import Service, Split
-from agl.trainer.service.settings import Settings
 from agl.trainer.store import open_store
 from agl.trainer.store.http.openapi import schema as store_schema
 from agl.trainer.store.http.server import StoreRoutes
@@ -47,7 +46,7 @@ async def serving(
     host = settings.get("host")
     keys.check_host(host)
     if settings.get("air_rules"):
-        _load_rules(settings.get("air_rules"))
+        load_rules(settings.get("air_rules"))
     out = Path(settings.get("out"))
     limits = Limits.of_environment()
     async with contextlib.AsyncExitStack() as stack:
@@ -114,16 +113,3 @@ def _facts(settings: Settings) -> dict[str, Any]:
 def _text(file: Path) -> str:
     read_tasks(file)
     return file.read_text(encoding="utf-8")
-
-
-def _load_rules(path: str) -> None:
-    """Run the file whose decorators register AIR's rules.
-
-    Raises:
-        ConfigError: it cannot be run, or registers none.
-    """
-    try:
-        runpy.run_path(path)
-    except Exception as error:
-        raise ConfigError(f"air_rules: {path} cannot be run: {type(error).__name__}: {error}") from error
-    air.require()

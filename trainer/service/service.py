@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 from pydantic_core import to_jsonable_python
 
 from agl.errors import AglError, ConfigError, DatasetError, nearest
+from agl.trainer.algorithms.options import RUN_OPTIONS, Settings
 from agl.trainer.http.limits import Refused
 from agl.trainer.run.data import parse_tasks, read_tasks
 from agl.trainer.run.lock import lock_directory
@@ -24,7 +25,6 @@ from agl.trainer.run.trainer import Trainer
 from agl.trainer.service.gateway_mount import GatewayMount
 from agl.trainer.service.progress_stream import ProgressStream
 from agl.trainer.service.run_record import RunRecord, load_records
-from agl.trainer.service.settings import RUN_OPTIONS, Settings
 from agl.trainer.store.base import Store
 
 log = logging.getLogger("agl.service")
@@ -244,19 +244,11 @@ class Service:
     def _trainer(self, record: RunRecord, settings: Settings) -> Trainer:
         return Trainer(
             settings.algorithm(),
-            agents=settings.get("agents"),
+            **settings.run_options(),
             air=record.air == "server",
-            n_workers=settings.get("nworkers"),
             store=self.store,
             directory=record.directory,
-            seed=settings.get("seed"),
-            max_attempts=settings.get("max_attempts"),
-            timeout=settings.get("timeout"),
             runners="remote",
-            silent_seconds=settings.get("silent_seconds"),
-            capture_content=settings.get("capture_content"),
-            port=settings.get("port"),
-            gateways=settings.get("gateways"),
         )
 
     def policy_file(self, run_id: str, policy: str, name: str | None = None) -> Path:

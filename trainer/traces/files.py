@@ -19,7 +19,7 @@ from agl.mdp.selection import DEFAULT_POLICY
 from agl.mdp.sequence import TrainingRow, merge
 from agl.mdp.types import IntArray, Trajectory
 from agl.trainer.gateway.sessions import digest
-from agl.trainer.rendering.normalise import normalise
+from agl.trainer.rendering.normalise import normalise, rename_call_ids
 from agl.trainer.report.export.json_files import to_json
 from agl.trainer.report.export.to_files import atomic_folder
 from agl.trainer.traces.choice import Choice, Chosen
@@ -229,18 +229,20 @@ def pair_rows(found: Sequence[Pair]) -> tuple[list[dict[str, Any]], Mapping[str,
         if any(len(side) != 1 for side in sides):
             counts["left_out/several conversations in a rollout"] += 1
             continue
-        (better,), (worse,) = sides
-        split = _first_different_answer(better.messages, worse.messages)
-        if split is None or json.dumps(list(better.tools)) != json.dumps(list(worse.tools)):
+        tools = [list(one.tools) for (one,) in sides]
+        # Two rollouts have other ids for the same tool calls.
+        better, worse = (rename_call_ids(_trl(one.messages), lambda _, name, n: f"call{n:05d}") for (one,) in sides)
+        split = _first_different_answer(better, worse)
+        if split is None or json.dumps(tools[0]) != json.dumps(tools[1]):
             counts["left_out/the same answers, or another request"] += 1
             continue
         counts["rows"] += 1
         rows.append(
             {
-                "prompt": _trl(better.messages[:split]),
-                "chosen": _trl(better.messages[split:]),
-                "rejected": _trl(worse.messages[split:]),
-                **_trl_tools(better.tools),
+                "prompt": better[:split],
+                "chosen": better[split:],
+                "rejected": worse[split:],
+                **_trl_tools(tools[0]),
                 "margin": pair.margin,
                 "chosen_reward": pair.candidates[0].attempt.reward,
                 "rejected_reward": pair.candidates[1].attempt.reward,
@@ -285,7 +287,7 @@ def _conversations(chosen: Chosen) -> dict[str, Conversation]:
 
 def _first_different_answer(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> int | None:
     """Index of the last assistant message before which the two conversations are equal; None if there is none."""
-    same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if digest(x) != digest(y)), None)
+    same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
     if same is None:
         return None
     both = [i for i in range(same + 1) if a[i].get("role") == b[i].get("role") == "assistant"]

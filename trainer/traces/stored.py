@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from agl.errors import ConfigError, NoTrainableDataError, checked_options, nearest
 from agl.mdp.conditions import Where, condition
@@ -22,7 +22,7 @@ from agl.trainer.traces.choice import Candidate, Choice, Chosen, Weight, check_p
 from agl.trainer.traces.student import RecordedAttempt
 
 READ_MODES: tuple[Mode, ...] = ("train", "collect", "dev")
-"""Rollouts that are read where no mode is named: on the tasks of validations the policy is measured."""
+"""Rollouts that are read where no mode is named: all but "val", on whose tasks policies are measured."""
 
 
 @checked_options
@@ -40,8 +40,9 @@ class Traces:
         agents: whose calls: a name, a glob, a pattern, a function, or several; None for every agent's.
         per_task: maximum number of rollouts of one task, the best and then the oldest; None for all.
         weight: of a rollout's calls in the loss, >= 0, such as `agl.reward()`; 1 if None.
-        run: the id of the only run to read. mode: "train", "val", "dev" or "collect" alone; None for "train" and
-            "collect". since: enqueued at that time or later, in seconds since the epoch.
+        run: the id of the only run to read. mode: "train", "val", "dev" or "collect" alone; None for all but "val",
+            so that no policy is trained on the tasks that it is measured with.
+        since: enqueued at that time or later, in seconds since the epoch.
 
     Raises:
         ConfigError: an unknown option, or an impossible value. StoreError: there is no such store.
@@ -57,10 +58,9 @@ class Traces:
     since: float | None = None
 
     def __post_init__(self) -> None:
-        stores = [self.stores] if isinstance(self.stores, str | Path | None) else list(self.stores)
-        if not stores or not all(isinstance(store, str | Path | None) for store in stores):
+        if not self._stores or not all(isinstance(store, str | Path | None) for store in self._stores):
             raise ConfigError(f"stores= is {self.stores!r}", hint='for example agl.traces("runs/a") or ["a", "b.db"]')
-        for store in stores:
+        for store in self._stores:
             find_store(store)
         condition(self.where)
         if self.agents is not None:
@@ -70,6 +70,10 @@ class Traces:
             raise ConfigError(f"weight= is {self.weight!r}", hint="a function of an attempt, such as agl.reward()")
         if self.mode is not None and self.mode not in get_args(Mode):
             raise ConfigError(f"there is no mode {self.mode!r}", hint=nearest(str(self.mode), get_args(Mode)))
+
+    @property
+    def _stores(self) -> list[Any]:
+        return list(self.stores) if isinstance(self.stores, list | tuple) else [self.stores]
 
     async def choose(
         self, models: Mapping[str, str], selection: Selection | None = None, *, renderer: str | None = None
@@ -119,7 +123,7 @@ class Traces:
             NoTrainableDataError: there is none.
         """
         seen = others = 0
-        for store in [self.stores] if isinstance(self.stores, str | Path | None) else self.stores:
+        for store in self._stores:
             opened = await open_store(find_store(store))
             try:
                 for mode in READ_MODES if self.mode is None else (self.mode,):

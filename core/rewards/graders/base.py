@@ -21,7 +21,45 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grader:
+class Named:
+    """Something with options that rewards are named after. Threads may share one.
+
+    Attributes:
+        name: its name in a sum; the class's name in lower case if None.
+    """
+
+    name: str | None = None
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    """The packages that it imports, of the extra `rewards`."""
+
+    @property
+    def label(self) -> str:
+        """`name`, or the class's name in lower case."""
+        return self.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(self).__name__).lower()
+
+    def named(self, name: str) -> Self:
+        """The same under another name."""
+        return replace(self, name=name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The options alone: a copy makes new clients, caches and processes."""
+        return {name: value for name, value in vars(self).items() if name in self.__dataclass_fields__}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+
+    def _uninstalled(self, missing: ModuleNotFoundError) -> Exception:
+        if missing.name is None or missing.name.partition(".")[0] not in self.needs:
+            return missing
+        return ConfigError(
+            f"{type(self).__name__} needs the package {missing.name!r}, which is not installed",
+            hint='pip install "agl[rewards]"',
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grader(Named):
     """A reward function with options: (task, output) -> float, within `range`.
 
     What the agent did badly is graded low. What is not its fault (no reference in the task, a database or a judge that
@@ -31,32 +69,19 @@ class Grader:
     Attributes:
         output: the part of the output that is graded: a key or dotted path, a pattern whose last match counts, or a
             function; all of it if None.
-        name: its name in a sum; the class's name in lower case if None.
     """
 
     output: Extractor | None = None
-    name: str | None = None
 
     is_async: ClassVar[bool] = False
     """Whether it can only be awaited, by `call_async`."""
     waits: ClassVar[bool] = False
     """Whether a call takes long enough for an event loop to notice; then `call_async` does it in a thread."""
-    needs: ClassVar[tuple[str, ...]] = ()
-    """The packages that it imports, of the extra `rewards`."""
 
     @property
     def range(self) -> tuple[float, float]:
         """The lowest and the highest value."""
         return 0.0, 1.0
-
-    @property
-    def label(self) -> str:
-        """`name`, or the class's name in lower case."""
-        return self.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(self).__name__).lower()
-
-    def named(self, name: str) -> Self:
-        """The same grader under another name."""
-        return replace(self, name=name)
 
     def grade(self, task: Any, output: Any, trace: Trace | None) -> float:
         """The value. Subclasses define it; `output` is the part that `output=` picked."""
@@ -87,13 +112,6 @@ class Grader:
         def __rmul__(self, weight: float, /) -> Weighted: ...
         def __add__(self, other: Grader, /) -> Weighted: ...
 
-    def __getstate__(self) -> dict[str, Any]:
-        """The options alone: a copy makes new clients, caches and processes."""
-        return {name: value for name, value in vars(self).items() if name in self.__dataclass_fields__}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state)
-
     def _checked(self, value: float) -> float:
         low, high = self.range
         value = float(value)
@@ -109,14 +127,6 @@ class Grader:
                 hint="use it as reward= of a wrapped agent, call it inside a rollout, or pass trace=",
             )
         return trace
-
-    def _uninstalled(self, missing: ModuleNotFoundError) -> Exception:
-        if missing.name is None or missing.name.partition(".")[0] not in self.needs:
-            return missing
-        return ConfigError(
-            f"{type(self).__name__} needs the package {missing.name!r}, which is not installed",
-            hint='pip install "agl[rewards]"',
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

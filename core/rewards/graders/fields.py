@@ -24,13 +24,13 @@ ANSWER_FIELDS = ("answer", "ground_truth", "solution", "expected", "reference", 
 _MISSING = object()
 
 
-def failure(message: str, *, hint: str | None = None) -> RewardError:
+def failure(message: str, *, hint: str | None = None, cls: type[RewardError] = RewardError) -> RewardError:
     """A `RewardError` with the current rollout: a failure that is not the agent's fault."""
     scope = current()
     if scope is None:
-        return RewardError(message, hint=hint)
+        return cls(message, hint=hint)
     rollout = scope.rollout
-    return RewardError(message, hint=hint, rollout=rollout.rollout_id, attempt=rollout.attempt, agent=rollout.agent)
+    return cls(message, hint=hint, rollout=rollout.rollout_id, attempt=rollout.attempt, agent=rollout.agent)
 
 
 def lookup(value: Any, path: str) -> Any:

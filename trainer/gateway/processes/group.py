@@ -25,6 +25,7 @@ from agl.child_environment import child_environment
 from agl.errors import AglError, ConfigError, GatewayError
 from agl.mdp.selection import Selection
 from agl.mdp.types import Call, IntArray
+from agl.tracing.system_prompts import SystemPrompts
 from agl.trainer.engines.base import Completion, Engine, Sampling
 from agl.trainer.gateway.access import Access, SamplingRules
 from agl.trainer.gateway.errors import RequestError
@@ -139,13 +140,15 @@ class GatewayProcesses(Gateway):
         selection: Selection,
         seed: int = 0,
         rules: SamplingRules | None = None,
+        system_prompts: SystemPrompts | None = None,
     ) -> tuple[Access, str]:
         living = self._living()
         if not living:
             raise _failure_of(self._processes)
         counts = [sum(of is process for of, _, _ in self._attempts.values()) for process in living]
         process = living[counts.index(min(counts))]
-        access, key = self._accesses.open(rollout_id, attempt, selection, seed, rules or SamplingRules(), process.url)
+        rules = rules or SamplingRules()
+        access, key = self._accesses.open(rollout_id, attempt, selection, seed, rules, process.url, system_prompts)
         # This process admits none of its requests.
         self._accesses.close(rollout_id, attempt)
         access.port = process.port

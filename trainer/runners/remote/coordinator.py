@@ -70,8 +70,8 @@ def coordinator_routes(
             return Response(status_code=204)
         if lease is None:
             return Response(status_code=204)
-        known = own_workers and coordinator.resources is not None
-        return answer(lease_to_json(lease, selection=not own_workers, resources=not known))
+        known = (coordinator.resources or {}) if own_workers else {}
+        return answer(lease_to_json(lease, selection=not own_workers, known=known))
 
     async def forget(request: Request) -> Response:
         check(request)

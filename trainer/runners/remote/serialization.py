@@ -34,11 +34,11 @@ _ROLLOUT = TypeAdapter(AttemptedRollout)
 _ERROR = TypeAdapter(_Error | None)
 
 
-def lease_to_json(lease: Lease, *, selection: bool = True, resources: bool = True) -> dict[str, Any]:
+def lease_to_json(lease: Lease, *, selection: bool = True, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """A lease without the gateway's address: the worker uses the address at which it reached the server.
 
     Args:
-        selection, resources: whether to include them; otherwise the worker has them already.
+        selection: whether to include it; otherwise the worker has it already. known: resources that it has, too.
 
     Raises:
         ConfigError: `agents=` holds a function, which JSON cannot carry.
@@ -46,7 +46,11 @@ def lease_to_json(lease: Lease, *, selection: bool = True, resources: bool = Tru
     return {
         **_ROLLOUT.dump_python(lease.attempted_rollout, warnings=False),
         "selection": selection_to_json(lease.selection) if selection else None,
-        "resources": {n: resource_to_json(value) for n, value in lease.resources.items()} if resources else None,
+        "resources": {
+            name: resource_to_json(value)
+            for name, value in lease.resources.items()
+            if name not in (known or {}) or (known or {})[name] is not value
+        },
         "routed": lease.gateway is not None,
         "port": lease.port,
         "key": lease.key,
@@ -66,7 +70,7 @@ def lease_from_json(
 
     Args:
         base_url: the address of the coordinator's server, which is the gateway's unless the lease has another port.
-        selection, resources: used where `data` has none.
+        selection: used where `data` has none. resources: those that the worker has, which `data` may replace.
 
     Raises:
         ConfigError: there is no selection, neither in `data` nor here.
@@ -78,8 +82,7 @@ def lease_from_json(
             "the server's rollouts are for its own worker processes",
             hint='start the trainer with runners="remote" for runners on other machines',
         )
-    if data["resources"] is not None:
-        resources = {name: resource_from_json(value) for name, value in data["resources"].items()}
+    sent = {name: resource_from_json(value) for name, value in (data["resources"] or {}).items()}
     attempted_rollout = _ROLLOUT.validate_python(data)
     # By the name by which this worker has reached the server. Servers of earlier versions send no port.
     if (port := data.get("port")) is not None:
@@ -90,7 +93,7 @@ def lease_from_json(
     return Lease(
         attempted_rollout,
         selection,
-        resources or {},
+        {**(resources or {}), **sent},
         gateway=base_url if data["routed"] else None,
         port=port,
         url=f"{base_url}{path}" if data["routed"] else "",

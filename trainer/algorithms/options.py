@@ -1,25 +1,34 @@
-"""The options of `agl serve`, from the environment, a YAML file, the command line and clients, all checked alike.
+"""The options of `agl train` and `agl serve`, from a YAML file, the environment, command line and clients, all checked
+alike.
 
 An option is one word. In the file it stands in its section; everywhere else it stands alone.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from agl import credit as credits
+from agl.credit import Credit
 from agl.errors import ConfigError, nearest
-from agl.trainer.algorithms import DAPO, GRPO, GSPO, PPO, RLOO, DrGRPO, REINFORCEPlusPlus
-from agl.trainer.algorithms.policy_gradient import PolicyGradient
-from agl.trainer.local.config import LoraSpec
+from agl.mdp.conditions import reward
+from agl.trainer.algorithms.distill import Distill
+from agl.trainer.algorithms.family import DAPO, GRPO, GSPO, PPO, RLOO, DrGRPO, REINFORCEPlusPlus
+from agl.trainer.algorithms.imitation import SFT
+from agl.trainer.algorithms.preference import DPO
+from agl.trainer.algorithms.rejection import RFT
+from agl.trainer.algorithms.training import LocalTraining
+from agl.trainer.local.config import EngineName, LoraSpec
 
-ALGORITHMS: Mapping[str, type[PolicyGradient]] = {
+ALGORITHMS: Mapping[str, type[LocalTraining]] = {
     "grpo": GRPO,
     "drgrpo": DrGRPO,
     "rloo": RLOO,
@@ -30,6 +39,10 @@ ALGORITHMS: Mapping[str, type[PolicyGradient]] = {
     # Agent Lightning's paper (arXiv 2508.03680, section 3.3): a rollout's return is credited to each of its calls, and
     # the calls are trained with a single-turn algorithm, GRPO in its experiments. That is GRPO with Uniform credit.
     "lightningrl": GRPO,
+    "sft": SFT,
+    "rft": RFT,
+    "distill": Distill,
+    "dpo": DPO,
 }
 """By name, in lower case and without dashes and underscores; "reinforce++" is another spelling."""
 
@@ -38,9 +51,8 @@ ENVIRONMENT = {
     "LIGHTNING_RL_ALGORITHM": "algorithm",
     "AGL_DATABASE_URL": "store",
 }
-SERVER_VARIABLE = "AGENT_LIGHTNING_SERVER_URL"
-"""The environment variable with the server's address for clients."""
-
+_FLAGS = {"nworkers": "workers", "air_enabled": "air", "keep": "where"}
+"""Option -> its flag, where that has another name."""
 _CLOSED = re.compile(r"(gpt-[345]|chatgpt|o[134](-|$)|claude-|gemini-)", re.IGNORECASE)
 
 
@@ -54,6 +66,7 @@ class ModelOptions:
         gpus: 0 = CPU, 1 = a GPU; None = a GPU where there is one.
         engine: the URL of a `vllm serve` that holds the policy, which is then served and not trained; its key is
             VLLM_API_KEY. Tokenizer and chat template come from `name`, or from the server's model if `name` is empty.
+            With an algorithm, what samples here: "torch" or "vllm".
     """
 
     name: str = ""
@@ -72,7 +85,9 @@ class RuntimeOptions:
 
     Attributes:
         nworkers: rollouts that each client runs at once. agents: which agents are trained (names, globs); None = all.
-        air_enabled: reward tool outcomes by rule: those of `air_rules`, a Python file on the server, or the client's.
+        air_enabled: reward tool outcomes by rule: those of `air_rules`, a Python file on the server, or the client's;
+            those of `agl train` may be in the agent's file, too.
+        credit: how rewards become returns: the name of a class of `agl.credit`, such as `discounted(0.9)`.
         auto_instrumentation: always on. timeout: seconds per rollout. max_attempts: tries per rollout.
         silent_seconds: how long a client may be silent before its rollouts are run again.
         seed: of training. capture_content: whether texts are recorded in addition to the tokens.
@@ -84,6 +99,7 @@ class RuntimeOptions:
     agents: str | list[str] | None = None
     air_enabled: bool = False
     air_rules: str | None = None
+    credit: str = "uniform"
     auto_instrumentation: bool = True
     timeout: float | None = 600.0
     max_attempts: int = 2
@@ -98,18 +114,26 @@ class RuntimeOptions:
 
 
 _OF_MODEL = {f.name for f in fields(ModelOptions)} | {"model", "device", "lora"}
+_AS_TEXT: Mapping[str, Any] = {"keep": str, "by": str, "teacher": str | dict[str, str]}
+"""Options that are objects in Python -> what stands for them here."""
+_CREDITS = ("Uniform", "Discounted", "PerCall", "PerAgent", "Cooperative", "Competitive", "TurnGroups")
 
 
 def _types(cls: type, names: Iterable[str]) -> dict[str, TypeAdapter[Any]]:
-    hints = typing.get_type_hints(cls)
+    hints = {**typing.get_type_hints(cls), **_AS_TEXT}
     return {name: TypeAdapter(hints[name]) for name in names}
+
+
+def _of_algorithm(cls: type[LocalTraining]) -> set[str]:
+    """The options of section `training` that an algorithm has."""
+    return {f.name for f in fields(cls)} - _OF_MODEL - {"data"}
 
 
 SECTIONS: Mapping[str, Mapping[str, TypeAdapter[Any]]] = {
     "model": _types(ModelOptions, (f.name for f in fields(ModelOptions))),
     "training": {
         "algorithm": TypeAdapter(str),
-        **_types(PolicyGradient, (f.name for f in fields(PolicyGradient) if f.name not in _OF_MODEL)),
+        **{name: kind for cls in ALGORITHMS.values() for name, kind in _types(cls, _of_algorithm(cls)).items()},
     },
     "runtime": _types(RuntimeOptions, (f.name for f in fields(RuntimeOptions))),
 }
@@ -119,9 +143,10 @@ OPTIONS: Mapping[str, TypeAdapter[Any]] = {
     for name, kind in options.items()
 }
 RUN_OPTIONS = frozenset(
-    {*SECTIONS["training"], "agents", "air_enabled", "timeout", "max_attempts", "seed", "silent_seconds"}
+    {*SECTIONS["training"], "agents", "air_enabled", "credit", "timeout", "max_attempts", "seed", "silent_seconds"}
+    - {"prompts"}
 )
-"""Options that a client can set for its run."""
+"""Options that a client can set for its run: none that names a file of the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +183,44 @@ class Settings:
             if environ.get(variable):
                 merged = merged.under(cls.of({name: environ[variable]}, variable))
         return merged
+
+    @classmethod
+    def of_assignments(cls, assignments: Iterable[str]) -> Settings:
+        """The options of `--set NAME=VALUE`; values are YAML.
+
+        Raises:
+            ConfigError: not of that form; or as for `of`.
+        """
+        import yaml
+
+        settings = cls()
+        for assignment in assignments:
+            name, equals, text = assignment.partition("=")
+            if not equals:
+                raise ConfigError(f"--set {assignment!r} names no value", hint="write --set learning_rate=1e-5")
+            try:
+                value = yaml.safe_load(text)
+            except yaml.YAMLError as error:
+                raise ConfigError(f"--set {name}: {text!r} cannot be read: {error}") from None
+            settings = settings.under(cls.of({name.strip(): value}, f"--set {assignment}"))
+        return settings
+
+    @classmethod
+    def of_command_line(
+        cls, flags: Mapping[str, Any], assignments: Iterable[str], config: Path | None, base: Settings
+    ) -> Settings:
+        """The options of a command: `base`, overridden by the file, by assignments, by flags.
+
+        Args:
+            flags: option -> value, None where it was left out.
+        """
+        settings = base if config is None else base.under(cls.of_file(config))
+        values, origins = {}, {}
+        for name, value in flags.items():
+            flag = cls.of({name: value}, f"--{_FLAGS.get(name, name).replace('_', '-')}")
+            values |= flag.values
+            origins |= flag.origins
+        return settings.under(cls.of_assignments(assignments)).under(cls(values, origins))
 
     @classmethod
     def of_file(cls, path: str | Path) -> Settings:
@@ -221,7 +284,7 @@ class Settings:
         """
         name = self.get("model")
         if not name:
-            raise ConfigError("which model?", hint="--model DIR, model: name: in --config, or LIGHTNING_MODEL_PATH")
+            raise ConfigError("which model?", hint="--model DIR, or model: name: in --config")
         if _CLOSED.match(name) and not Path(name).exists():
             raise ConfigError(
                 f"{self.origins.get('model', 'model')}: {name!r} cannot be trained: its provider keeps its weights",
@@ -230,28 +293,70 @@ class Settings:
             )
         return name
 
-    def algorithm(self) -> PolicyGradient:
-        """The algorithm with its settings.
+    def credit(self) -> Credit:
+        """How rewards become returns.
 
         Raises:
-            ConfigError: there is no such algorithm, or settings contradict each other.
+            ConfigError: there is no such credit, or it has no such options.
+        """
+        text, origin = self.get("credit"), self.origins.get("credit", "credit")
+        match = re.fullmatch(r"\s*([\w-]+)\s*(\(.*\))?\s*", text)
+        by_word = {_word(name): name for name in _CREDITS}
+        if match is None or _word(match[1]) not in by_word:
+            raise ConfigError(f"{origin}: there is no credit {text!r}", hint=nearest(text, by_word))
+        try:
+            call = ast.parse(f"f{match[2] or '()'}", mode="eval").body
+            assert isinstance(call, ast.Call)
+            values = [ast.literal_eval(value) for value in call.args]
+            options = {str(option.arg): ast.literal_eval(option.value) for option in call.keywords}
+            return getattr(credits, by_word[_word(match[1])])(*values, **options)
+        except (SyntaxError, ValueError, TypeError) as error:
+            raise ConfigError(f"{origin}: credit {text!r}: {error}", hint="for example discounted(0.9)") from None
+
+    def run_options(self) -> dict[str, Any]:
+        """What `agl.Trainer` is given, whoever starts the run."""
+        names = ("agents", "seed", "max_attempts", "timeout", "silent_seconds", "capture_content", "port", "gateways")
+        return {name: self.get(name) for name in names} | {"n_workers": self.get("nworkers"), "credit": self.credit()}
+
+    def algorithm(self, steps: int | None = None, **objects: Any) -> LocalTraining:
+        """The algorithm with its settings.
+
+        Args:
+            steps: of an algorithm that samples, where no option says how long it trains; None = one epoch.
+            objects: further options of it, which no text can express.
+
+        Raises:
+            ConfigError: there is no such algorithm, settings contradict each other, or one does not apply to it.
         """
         cls = algorithm_class(self.get("algorithm"), self.origins.get("algorithm", "algorithm"))
-        if self.get("engine") is not None:
+        engine = self.get("engine")
+        if engine is not None and engine not in typing.get_args(EngineName):
             raise ConfigError(
                 f"{self.origins['engine']}: the weights that another server holds cannot be trained here",
                 hint="leave the algorithm out to serve them unchanged, or the engine to train the model",
             )
-        names = {f.name for f in fields(cls)} & set(SECTIONS["training"])
-        options = {k: v for k, v in self.values.items() if k in names}
-        if not {"steps", "epochs"} & set(options):
-            options["epochs"] = 1
-        for name in ("dtype", "max_context", "renderer", "threads"):
+        names = _of_algorithm(cls)
+        defaults = {f.name: f.default for f in fields(cls)}
+        for name, default in defaults.items():
+            if default is MISSING and name not in {"model", *objects, *self.values}:
+                how = "--data STORE of agl train" if name == "data" else f"--set {name}=..."
+                raise ConfigError(f"{cls.__name__} needs {name}=", hint=how)
+        options: dict[str, Any] = {}
+        for name, value in self.values.items():
+            if name in SECTIONS["training"] and name != "algorithm":
+                if name not in names:
+                    origin = self.origins[name]
+                    raise ConfigError(f"{origin}: {cls.__name__} has no option {name!r}", hint=nearest(name, names))
+                options[name] = reward(value) if name == "by" else value
+        if not {"steps", "epochs"} & set(options) and defaults["steps"] is defaults["epochs"] is None:
+            options |= {"steps": steps} if steps and getattr(cls, "needs_tasks", True) else {"epochs": 1}
+        for name in ("dtype", "max_context", "renderer", "threads", "engine"):
             if name in self.values:
                 options[name] = self.values[name]
         rank = self.get("lora_rank")
         lora = LoraSpec(rank=rank, alpha=2.0 * rank) if rank else None
-        return cls(model=self.model(), device=self.device, lora=lora, **options)
+        options |= {"model": self.model(), "device": self.device, "lora": lora, **objects}
+        return cls(**options)
 
     def check(self) -> None:
         """Check that the options fit together, before anything is started.
@@ -271,18 +376,22 @@ class Settings:
             )
 
 
-def algorithm_class(name: str | None, origin: str = "algorithm") -> type[PolicyGradient]:
+def algorithm_class(name: str | None, origin: str = "algorithm") -> type[LocalTraining]:
     """The algorithm of that name.
 
     Raises:
         ConfigError: there is no such algorithm.
     """
-    word = re.sub(r"[-_ ]", "", (name or "").lower()).replace("++", "plusplus")
+    word = _word(name or "").replace("++", "plusplus")
     if word not in ALGORITHMS:
-        script_only = {"verl": "VERL", "apo": "APO", "baseline": "Baseline"}
+        script_only = {"verl": "VERL", "gepa": "GEPA", "apo": "APO", "baseline": "Baseline"}
         hint = f"agl.{script_only[word]} is used in a script" if word in script_only else nearest(word, ALGORITHMS)
         raise ConfigError(f"{origin}: there is no algorithm {name!r}", hint=hint)
     return ALGORITHMS[word]
+
+
+def _word(name: str) -> str:
+    return re.sub(r"[-_ ]", "", name.lower())
 
 
 def _checked(kind: TypeAdapter[Any], name: str, value: Any, origin: str) -> Any:

@@ -1,7 +1,8 @@
-"""A proxy for a launched program: takes its spans, and passes its model calls to their own provider and records them.
+"""A proxy for a program: takes its spans, and passes its model calls to their own provider and records them.
 
-Invariant: a call passes byte for byte, a stream as it comes, with the program's own key, which is never stored. The URL
-holds a secret, so that no other program can use it, and is valid while the program runs.
+Invariant: a call passes byte for byte, except for a system prompt that is replaced, and a stream as it comes, with the
+program's own key, which is never stored. The URL holds a secret, so that no other program can use it, and is valid
+while the program runs.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import re
 import secrets
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import httpx
 import orjson
@@ -23,14 +25,14 @@ from starlette.routing import Route
 
 from agl import semconv
 from agl.mdp.spans import Span
-from agl.tracing import otlp
+from agl.tracing import otlp, propagation
 from agl.tracing.inferred import SpanInference
 from agl.tracing.provider_formats import ResponseAccumulator, request_messages, settings, tool_results
 from agl.tracing.sdk_hooks import GENERATION_PATHS
-from agl.trainer.gateway import http
+from agl.tracing.system_prompts import NamedTexts, Replaced, SystemPrompts, replace_system_prompts
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.http.limits import Refused, json_body
-from agl.trainer.store.base import Store
+from agl.trainer.http.responses import answer
 
 RECORDED_BYTES = 16 * 1024 * 1024
 """How much of an answer is recorded; all of it passes."""
@@ -38,6 +40,8 @@ CONNECT_SECONDS, SILENT_SECONDS = 20.0, 900.0
 """How long a provider may take to accept a connection, and how long it may be silent."""
 PROVIDERS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com"}
 """Base URLs of providers for which the environment names no other."""
+URLS = {"openai": propagation.OPENAI_URL, "anthropic": propagation.ANTHROPIC_URL}
+"""The environment variables that name them."""
 
 _ATTEMPT = "/rollouts/{rollout}/attempts/{attempt:int}"
 _CONNECTION_HEADERS = frozenset(
@@ -55,22 +59,43 @@ _CONNECTION_HEADERS = frozenset(
 )
 """Headers that belong to one connection and are not forwarded (RFC 9110, section 7.6.1)."""
 _KEY_HEADERS = ("authorization", "x-api-key", "api-key")
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+"""A text in JSON."""
 _READABLE_ENCODINGS = ("gzip", "deflate", "identity")
 """Encodings of answers that can be recorded."""
 
 
+class SpanStore(Protocol):
+    """Where spans are added: a `Store`, for one."""
+
+    async def add_spans(self, spans: Sequence[Span]) -> None: ...
+
+
+def provider_bases(environment: Mapping[str, str]) -> dict[str, str]:
+    """Provider -> the base URL that a program with these variables uses."""
+    return {name: environment.get(URLS[name]) or base for name, base in PROVIDERS.items()}
+
+
 class RecordingProxy:
-    """What one launched program talks to: takes its spans and forwards its calls to providers.
+    """What one program talks to: takes its spans and forwards its calls to providers.
 
     Args:
         store: where spans are added. inference: makes the spans of the attempt's calls. providers: name -> base URL.
+        system_prompts: what is put in the place of agents' own.
 
     Attributes:
         secret: proves that a request is the program's.
     """
 
-    def __init__(self, store: Store, inference: SpanInference, providers: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        store: SpanStore,
+        inference: SpanInference,
+        providers: Mapping[str, str],
+        system_prompts: SystemPrompts | None = None,
+    ) -> None:
         self.store, self.inference, self.providers = store, inference, dict(providers)
+        self.system_prompts = system_prompts or {}
         self.secret = secrets.token_urlsafe(24)
         self._hash = hashlib.sha256(self.secret.encode()).digest()
         self._open = True
@@ -82,11 +107,14 @@ class RecordingProxy:
         self._client.headers.clear()
 
     def routes(self) -> list[Route]:
-        """Routes that are served in addition to the gateway's."""
+        """Routes that are served in addition to the gateway's: those of calls, and one for spans."""
+        return [Route(f"{_ATTEMPT}/v1/traces", self._spans, methods=["POST"]), *self.call_routes()]
+
+    def call_routes(self) -> list[Route]:
+        """The routes of calls. A program that has no others cannot send spans, and so no rewards."""
         calls = f"{_ATTEMPT}/keys/{{key}}/agents/{{agent:path}}"
         methods = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
         return [
-            Route(f"{_ATTEMPT}/v1/traces", self._spans, methods=["POST"]),
             Route(f"{calls}/openai/v1/{{path:path}}", self._openai, methods=methods),
             Route(f"{calls}/anthropic/{{path:path}}", self._anthropic, methods=methods),
         ]
@@ -127,7 +155,7 @@ class RecordingProxy:
         except ValueError as error:
             raise RequestError(400, str(error)) from None
         await self.store.add_spans(spans)
-        return http.answer({})
+        return answer({})
 
     async def _openai(self, request: Request) -> Response:
         return await self._forward(request, "openai")
@@ -141,9 +169,12 @@ class RecordingProxy:
         body = await _body(request)
         path = f"/{request.path_params['path']}"
         is_call = request.method == "POST" and path.endswith(GENERATION_PATHS[provider])
+        replaced = None
+        if is_call and (texts := self.system_prompts.get(request.path_params["agent"])) is not None:
+            body, replaced = _with_system_prompts(body, texts)
         call = None
         if is_call and not path.endswith("/count_tokens"):
-            call = _Call(self.inference, request, provider, base, body)
+            call = _Call(self.inference, request, provider, base, body, replaced)
             await self._add(call.tools())
         raw = request.scope.get("raw_path", request.url.path.encode()).decode("ascii", "replace")
         # The path with the program's own escapes.
@@ -205,8 +236,16 @@ class RecordingProxy:
 class _Call:
     """One forwarded call: its request, and its answer once that is read."""
 
-    def __init__(self, inference: SpanInference, request: Request, provider: str, base: str, body: bytes) -> None:
-        self.inference, self.provider, self.base = inference, provider, base
+    def __init__(
+        self,
+        inference: SpanInference,
+        request: Request,
+        provider: str,
+        base: str,
+        body: bytes,
+        replaced: Replaced | None,
+    ) -> None:
+        self.inference, self.provider, self.base, self.replaced = inference, provider, base, replaced
         self.agent = request.path_params["agent"]
         self.started = self.ended = time.time()
         self.client = request.headers.get("user-agent")
@@ -255,6 +294,7 @@ class _Call:
             semconv.URL: _without_credentials(self.base),
             semconv.WIRE_CALLS: 1,
             "http.response.status_code": self.status,
+            **(self.replaced.facts(content) if self.replaced is not None else {}),
             **(request_messages(self.body) if content else {}),
             **self.answer.facts(content),
         }
@@ -270,6 +310,42 @@ class _Call:
         for key in self.keys:
             text = text.replace(key, "[key]")
         return text
+
+
+def _with_system_prompts(body: bytes, texts: NamedTexts) -> tuple[bytes, Replaced]:
+    """The bytes of a request with its system prompts replaced, and what was."""
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        data = None
+    replaced = replace_system_prompts(data, texts)
+    if not replaced.names:
+        return body, replaced
+    # The n-th text of the bytes is the n-th of the value, keys included: no other byte has to change.
+    strings = [*_strings(data)], [*_strings(replaced.body)]
+    literals = [*_STRING.finditer(body)]
+    if not len(literals) == len(strings[0]) == len(strings[1]):
+        # A prompt in several parts became one, or an object has a key twice.
+        return orjson.dumps(replaced.body), replaced
+    pieces, end = [], 0
+    for literal, old, new in zip(literals, *strings, strict=True):
+        if old != new:
+            pieces += [body[end : literal.start()], orjson.dumps(new)]
+            end = literal.end()
+    return b"".join([*pieces, body[end:]]), replaced
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every text of a JSON value with the keys of its objects, in the order in which they are written."""
+    stack = [value]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            stack.extend(x for pair in reversed(value.items()) for x in reversed(pair))
+        elif isinstance(value, list):
+            stack.extend(reversed(value))
 
 
 async def _body(request: Request) -> bytes:

@@ -1,0 +1,152 @@
+"""A rollout as text for the model that rewrites prompts: what each agent said and did, what earned it which reward."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from agl import semconv
+from agl.mdp.outcomes import tool_outcomes
+from agl.mdp.span_index import SpanIndex
+from agl.mdp.spans import Span
+from agl.mdp.types import Reward
+from agl.rewards.trace import message_text
+from agl.trainer.run.run import reward_label
+from agl.trainer.runners.protocol import RolloutResult
+from agl.trainer.store.base import Store
+
+MAX_CHARACTERS = 2000
+"""Of one text; of a longer one, beginning and end are shown."""
+
+
+async def describe(store: Store, result: RolloutResult, score: float, hidden: Iterable[str] = ()) -> dict[str, str]:
+    """What happened in the last attempt of a rollout, by heading.
+
+    Args:
+        score: of the rollout. hidden: texts of messages that are not repeated, the prompts themselves.
+    """
+    rollout_id, attempt = result.rollout.rollout_id, result.attempt
+    spans = sorted(await store.query_spans(rollout_id, attempt), key=lambda s: s.start)
+    index = SpanIndex(await store.query_calls(rollout_id, attempt), spans)
+    chats = [s for s in spans if s.operation == semconv.CHAT and not s.attributes.get(semconv.UNTRAINED)]
+    numbers = _numbers(chats)
+    task = result.rollout.task
+    record = {"Task": _cut(task if isinstance(task, str) else json.dumps(task, ensure_ascii=False, default=str))}
+    for agent in dict.fromkeys(s.agent or "agent" for s in chats):
+        own = [s for s in chats if (s.agent or "agent") == agent]
+        record[f"Agent {agent}"] = "\n".join(_conversation(own, set(hidden)))
+    if tools := [
+        f"{o.agent} called {o.tool}({_cut(json.dumps(o.arguments, ensure_ascii=False, default=str))}): "
+        + (f"FAILED: {_cut(o.error)}" if o.error is not None else _cut(o.output or "no result"))
+        for o in tool_outcomes(index)
+    ]:
+        record["Tools"] = "\n".join(tools)
+    if index.root is not None and (output := index.root.attributes.get("agl.output")) is not None:
+        record["Output"] = _cut(str(output))
+    lines = [f"score {score:g}"]
+    for span in spans:
+        if (reward := Reward.of_span(span.attributes, span.parent_id)) is not None:
+            counts = "" if reward.primary else " (not part of the score)"
+            lines.append(
+                f"{reward_label(reward)} = {reward.value:g}{counts}, earned by {_earner(span, index, numbers)}"
+            )
+    if result.error is not None:
+        attempts = await store.query_attempts(rollout_id)
+        lines.append(f"the rollout failed: {_cut(attempts[-1].error or str(result.error), tail=True)}")
+    record["Feedback"] = "\n".join(lines)
+    return record
+
+
+def _numbers(chats: Sequence[Span]) -> dict[str, str]:
+    """Span id of a call -> how it is called in texts."""
+    counts: dict[str, int] = {}
+    numbers = {}
+    for span in chats:
+        agent = span.agent or "agent"
+        counts[agent] = counts.get(agent, 0) + 1
+        numbers[span.span_id] = f"call {counts[agent]} of {agent}"
+    return numbers
+
+
+def _conversation(chats: Sequence[Span], hidden: set[str]) -> list[str]:
+    lines: list[str] = []
+    before: list[Any] = []
+    for number, span in enumerate(chats, 1):
+        messages = _messages(span, semconv.INPUT_MESSAGES)
+        new = messages[len(before) :] if before and messages[: len(before)] == before else messages
+        lines.append(f"call {number}")
+        for message in new:
+            role, text = _role(message), _message(message)
+            # What the agent itself said is shown with its call, what tools returned with the tools.
+            if text and text not in hidden and role not in ("assistant", "tool"):
+                lines.append(f"{role}: {_cut(text)}")
+        for message in _messages(span, semconv.OUTPUT_MESSAGES):
+            lines.append(f"assistant: {_cut(_message(message))}")
+        if span.status == "error":
+            lines.append(f"the call failed: {_cut(span.status_message or 'unknown')}")
+        before = messages
+    return lines
+
+
+def _messages(span: Span, name: str) -> list[Any]:
+    try:
+        messages = json.loads(span.attributes.get(name) or "[]")
+    except (TypeError, ValueError):
+        return []
+    return messages if isinstance(messages, list) else [messages]
+
+
+def _role(message: Any) -> str:
+    if not isinstance(message, Mapping):
+        return "user"
+    return "tool" if message.get("type") == "function_call_output" else str(message.get("role") or "assistant")
+
+
+def _message(message: Any) -> str:
+    text = message_text(message)
+    if not isinstance(message, Mapping):
+        return text
+    if not text and isinstance(message.get("parts"), list):
+        text = "\n".join(str(p["content"]) for p in message["parts"] if isinstance(p, Mapping) and p.get("content"))
+    tools = [t.get("function", t) for t in message.get("tool_calls") or () if isinstance(t, Mapping)]
+    called = ", ".join(f"{t.get('name')}({t.get('arguments')})" for t in tools)
+    return f"{text}\n[calls {called}]".strip() if called else text
+
+
+def _earner(span: Span, index: SpanIndex, numbers: Mapping[str, str]) -> str:
+    """Which call a reward's span was emitted for."""
+    call_id = span.attributes.get(semconv.REWARD_CALL)
+    call = next((c for c in index.calls if c.id == call_id), None) or index.rewarded_call(span.parent_id)
+    if call is not None and (number := numbers.get(call.span_id or "")) is not None:
+        return number
+    for outer in index.upwards(span.parent_id):
+        if outer.span_id in numbers:
+            return numbers[outer.span_id]
+        if outer.operation == semconv.EXECUTE_TOOL:
+            tool = f"tool {outer.attributes.get(semconv.TOOL_NAME)}"
+            issuer = _issuer(outer, index, numbers)
+            return f"{issuer}, by its {tool}" if issuer else tool
+        if outer.operation == semconv.INVOKE_AGENT and outer.parent_id is not None:
+            # As for returns: the last call of an agent that is not the outermost.
+            within = [number for span_id, number in numbers.items() if index.within(span_id, outer.span_id)]
+            return within[-1] if within else f"agent {outer.agent}"
+    return "the whole rollout"
+
+
+def _issuer(tool: Span, index: SpanIndex, numbers: Mapping[str, str]) -> str | None:
+    """The call whose answer holds the tool call's id, where no gateway recorded it."""
+    tool_call_id = str(tool.attributes.get(semconv.TOOL_CALL_ID) or "")
+    for span_id, number in numbers.items():
+        if tool_call_id and tool_call_id in str(index.spans[span_id].attributes.get(semconv.OUTPUT_MESSAGES) or ""):
+            return number
+    return None
+
+
+def _cut(text: str, *, tail: bool = False) -> str:
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    if tail:
+        return f"… {text[-MAX_CHARACTERS:]}"
+    half = MAX_CHARACTERS // 2
+    return f"{text[:half]} … {text[-half:]}"
