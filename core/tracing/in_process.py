@@ -26,7 +26,8 @@ _servers: dict[tuple[str, int], _Server] = {}
 _mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Mailbox] = weakref.WeakKeyDictionary()
 
 # A forked child has the entries of its parent's servers, but not the threads that they run in.
-os.register_at_fork(after_in_child=_servers.clear)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_servers.clear)
 
 
 def listen(host: str, port: int, app: Callable[..., Awaitable[None]], tasks: set[asyncio.Task[Any]]) -> None:
@@ -212,7 +213,7 @@ class _Exchange:
 
     def __init__(self, server: _Server, request: Any, deliver: Callable[[Any], None]) -> None:
         self.began = time.perf_counter()
-        self._server, self._request, self._deliver = server, request, deliver
+        self._server, self._request, self._client = server, request, deliver
         self._body: bytes | None = request.content
         self._start: Any = None
         self._complete = False
@@ -232,6 +233,12 @@ class _Exchange:
                 self._server.mailbox.post(self._gone.set)
             except RuntimeError as error:
                 log.debug("hanging up: %s", error)
+
+    def _deliver(self, item: Any) -> None:
+        try:
+            self._client(item)
+        except RuntimeError:  # its loop was closed, as a connection would be
+            self._gone.set()
 
     def _create_task(self) -> None:
         task = asyncio.get_running_loop().create_task(self._run())

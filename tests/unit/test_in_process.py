@@ -158,6 +158,21 @@ async def test_requests_run_outside_of_the_rollout_that_sends_them() -> None:
     assert seen == [None]
 
 
+@in_loop
+async def test_a_client_whose_loop_is_closed_has_hung_up() -> None:
+    async with serving(ScriptedEngine(quick_tokenizer(), ["one two three"], paused=True)) as rig:
+        sdk = client(await rig.attempt())
+
+        def ask_and_leave() -> None:
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(sdk.chat.completions.create(**ASK, stream=True))
+            loop.close()
+
+        await asyncio.to_thread(ask_and_leave)
+        rig.engine.resume.set()
+        await until(lambda: rig.engine.running == 0)
+
+
 @contextlib.contextmanager
 def application(app: Any) -> Iterator[str]:
     """An ASGI application on a loop in another thread."""
