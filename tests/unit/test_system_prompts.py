@@ -30,7 +30,7 @@ from agl.mdp.spans import Span
 from agl.tracing.context import RolloutContext
 from agl.tracing.inferred import completed
 from agl.tracing.system_prompts import replace_system_prompts, system_prompts
-from agl.trainer.service.settings import RUN_OPTIONS, SECTIONS
+from agl.trainer.algorithms.options import RUN_OPTIONS, SECTIONS
 from agl.trainer.store import open_store
 
 anthropic = Late("anthropic")
