@@ -117,6 +117,7 @@ def test_each_call_is_recorded_with_the_mean_of_its_tokens_advantages(
     (entry,) = result.history
     assert (entry["train/rollouts"], entry["train/failed_rollouts"], entry["policy_version"]) == (4, 0, 1)
     assert entry["learner/abs_log_ratio"] < 1e-3
+    assert "train/reward" not in entry
     model = AutoModelForCausalLM.from_pretrained(teacher)
 
     async def calls() -> list[Any]:

@@ -13,6 +13,8 @@ from roles import WRITER, asked_to_write, writes
 import agl
 from agl.trainer.quickstart.policy import Recipe, Stage, make_policy
 
+pytestmark = pytest.mark.slow
+
 
 @agl.rollout
 async def writer(task: Any, llm: agl.LLM) -> float | None:
@@ -45,13 +47,9 @@ def distill(student: Path, teacher: Any, **changes: Any) -> agl.Distill:
     } | changes)  # fmt: skip
 
 
-def fit(algorithm: Any, directory: Path, *, resume: bool = False, **options: Any) -> agl.Result:
-    trainer = agl.Trainer(algorithm, **{"n_workers": 16, "directory": directory, "progress": False, **options})
-    return trainer.fit(writer, tasks(256, 0), tasks(64, 1, measured=True), resume=resume)
-
-
 def test_the_student_becomes_as_good_as_its_teacher(role_policy: Path, teacher: Path, tmp_path: Path) -> None:
-    result = fit(distill(role_policy, teacher), tmp_path)
+    trainer = agl.Trainer(distill(role_policy, teacher), n_workers=16, directory=tmp_path, progress=False)
+    result = trainer.fit(writer, tasks(256, 0), tasks(64, 1, measured=True))
     successes = [h["val/reward"] for h in result.history if "val/reward" in h]
     divergences = [h["train/reverse_kl"] for h in result.history if "train/reverse_kl" in h]
     print(successes, divergences)

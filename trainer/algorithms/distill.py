@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -214,6 +215,8 @@ class DistillSteps(SampledSteps):
     ) -> dict[str, Any]:
         assert isinstance(prepared, _Judged)
         entry = await super().update(policies, prepared, step, ahead)
+        if math.isnan(entry["train/reward"]):
+            del entry["train/reward"]  # no rollout has one
         for name, rows in prepared.rows.items():
             if any(row.n_actions for row in rows):
                 prefix = "" if len(policies) == 1 else f"{name}/"

@@ -208,6 +208,7 @@ class PolicyGradientSettings(TrainingSettings):
             minibatches=self.minibatches,
         )
         _require_known("adv_estimator", self.adv_estimator, Estimator)
+        _require_known("policy_loss", self.policy_loss, PolicyLossKind)
         if self.group_size < 2 and (self.adv_estimator in GROUPED or self.dynamic_sampling):
             raise ConfigError(
                 "group_size is 1, so no rollout has another to be compared with", hint="use at least 2; 8 is usual"

@@ -105,6 +105,7 @@ class Progress:
         """A step ended."""
         shown = (
             ("train/reward", "reward"),
+            ("train/reverse_kl", "reverse KL"),
             ("learner/nll", "nll"),
             ("learner/reward_margin", "margin"),
             ("val/reward", "val"),
