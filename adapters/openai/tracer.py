@@ -61,7 +61,11 @@ def _facts(response: Any, content: bool) -> dict[str, Any]:
         **_usage(values.get("usage")),
     }
     if content:
-        messages = [m.model_dump(exclude_none=True, warnings=False) for c in choices if (m := fields(c).get("message")) is not None]
+        messages = [
+            m.model_dump(exclude_none=True, warnings=False)
+            for c in choices
+            if (m := fields(c).get("message")) is not None
+        ]
         messages += [item.model_dump(exclude_none=True, warnings=False) for item in output]
         if messages:
             facts[semconv.OUTPUT_MESSAGES] = json.dumps(messages, default=str)

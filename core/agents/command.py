@@ -35,7 +35,8 @@ class CommandAgent(Agent):
     stdin and in AGL_TASK; its stdout, without surrounding white space, is its output. OPENAI_BASE_URL, OPENAI_API_KEY,
     ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY point its clients at the policy, as one agent of this name. Of this
     process's environment it gets what `agl.child_environment.ALLOWED` lists (PATH, HOME, proxies, ...) and what `env`
-    names. An agent that is not trained needs its provider's key so: `env=["OPENAI_API_KEY"]`.
+    names. An agent that is not trained needs its provider's key so: `env=["OPENAI_API_KEY"]`. Its calls pass a proxy on
+    loopback, where they are recorded and its system prompt may be replaced; the key stays the command's.
 
     Args:
         command: the program and its arguments; no shell is involved.
@@ -77,7 +78,9 @@ class CommandAgent(Agent):
 
 def program_name(command: Sequence[str]) -> str:
     """The name of a command: that of the script if an interpreter runs one, else the program's."""
-    scripts = [Path(word) for word in command[1:] if Path(word).suffix and not word.startswith("-")]
+    # A program given as text (`python -c`) is none; in a URL, its lines would match no route.
+    words = [word for word in command[1:] if word.isprintable() and not word.startswith("-")]
+    scripts = [Path(word) for word in words if Path(word).suffix]
     return (scripts[0] if scripts else Path(command[0])).stem
 
 
@@ -130,6 +133,9 @@ def _environment(name: str, task: Any, env: Variables) -> dict[str, str]:
     if rollout.gateway_url is not None and rollout.selection.policy_for(name) is not None:
         url = f"{rollout.gateway_url}/rollouts/{rollout.rollout_id}/attempts/{rollout.attempt}"
         environment |= propagation.gateway_variables(url, name, rollout.key)
+        environment |= propagation.without_proxy(environment)
+    elif rollout.recorder is not None:
+        environment |= rollout.recorder(name, environment)
         environment |= propagation.without_proxy(environment)
     return environment
 

@@ -121,7 +121,7 @@ class PromptUse:
         self.left: dict[str, Counter[str]] = {}
         self.counted = 0
         self._agents = {name: r.agent for name, r in resources.items() if isinstance(r, SystemPrompt)}
-        self._others: set[str] = set()
+        self._senders: set[str] = set()
 
     def add(self, spans: Iterable[Span]) -> None:
         """Count an attempt's requests."""
@@ -130,8 +130,7 @@ class PromptUse:
             if span.operation != semconv.CHAT:
                 continue
             names = span.attributes.get(semconv.SYSTEM_PROMPTS)
-            if names is None:
-                self._others.add(span.agent or "")
+            self._senders.add(span.agent or "")
             for name in names or ():
                 self.requests[name] = self.requests.get(name, 0) + 1
             if names is not None and not names:
@@ -150,15 +149,19 @@ class PromptUse:
     def _why(self, name: str) -> str:
         agent = self._agents[name]
         told = f"the system prompt {name!r} was not used: "
-        if seen := self.left.get(agent):
-            shown = ", ".join(f"{text!r} ({n}x)" if text else f"none ({n}x)" for text, n in seen.most_common(3))
-            more = f" and {len(seen) - 3} more" if len(seen) > 3 else ""
-            return (
-                f"{told}no request of {agent!r} had the prompt that it replaces. They had {shown}{more}. An agent that "
-                "builds its prompt anew at each call needs an agl.PromptTemplate resource instead"
-            )
-        calls = ", ".join(sorted(self._others | set(self.left))) or "none"
-        return f"{told}agent {agent!r} sent no request; agents that did: {calls}"
+        if not self._senders:
+            return f"{told}no request was seen"
+        if agent not in self._senders:
+            return f"{told}agent {agent!r} sent no request; agents that did: {', '.join(sorted(self._senders))}"
+        told += f"no request of {agent!r} had the prompt that it replaces"
+        if not (seen := self.left.get(agent)):
+            return f"{told}, but only others that were replaced"
+        shown = ", ".join(f"{text!r} ({n}x)" if text else f"none ({n}x)" for text, n in seen.most_common(3))
+        more = f" and {len(seen) - 3} more" if len(seen) > 3 else ""
+        return (
+            f"{told}. They had {shown}{more}. An agent that builds its prompt anew at each call needs an "
+            "agl.PromptTemplate resource instead"
+        )
 
 
 def _texts(resource: Resource) -> tuple[str, ...]:

@@ -45,6 +45,7 @@ class RolloutContext:
         key: this attempt's key for the gateway.
         capture_content: whether texts are recorded.
         prompts: whether the messages of requests that are not routed are recorded, too; the gateway records the others.
+        recorder: (agent, environment) -> variables that lead a command's calls past who records them; None without one.
         system_prompts: what is sent in the place of agents' system prompts; None when nothing is replaced.
         spans: finished spans, in the order in which they ended.
         on_span_end: called with each finished span, in the thread that ended it.
@@ -61,6 +62,7 @@ class RolloutContext:
     capture_content: bool = True
     prompts: bool = False
     system_prompts: SystemPrompts | None = None
+    recorder: Callable[[str, Mapping[str, str]], Mapping[str, str]] | None = None
     spans: MutableSequence[Span] = field(default_factory=list)
     on_span_end: Callable[[Span], None] | None = None
     open: dict[Scope, bool] = field(default_factory=dict)

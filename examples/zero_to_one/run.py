@@ -3,8 +3,8 @@
     python run.py                                                        # everything here, on the CPU
     python run.py --student DIR --strong-url https://api.../v1 --strong-model NAME   # key in OPENAI_API_KEY
 
-Without `--student` the student is a model of 0.5M parameters with random weights, without `--strong-url` the strong model
-is `strong_model.py`.
+Without `--student` the student is a model of 0.5M parameters with random weights, without `--strong-url` the strong
+model is `strong_model.py`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 from miniature import GAIN, gain, train
 from provider import Reply, serve
 from running import say
-from scripted import ScriptedRollouts
+from scripted import Asked, ScriptedRollouts, quick_tokenizer
 
 import agl
 from agl.errors import JudgeError
@@ -52,8 +52,13 @@ def routed(task: Any, llm: agl.LLM) -> None:
 
 def test_rollouts_in_other_processes_are_judged_where_the_trainer_is(tmp_path: Path) -> None:
     with serve(prefers(len)) as provider:
-        left = itertools.cycle(WORDS)
-        algorithm = ScriptedRollouts(lambda asked: next(left), group_size=4)
+        left: dict[str, Iterator[str]] = {}
+
+        def said_next(asked: Asked) -> str:
+            task = quick_tokenizer().decode(asked.prompt_ids.tolist())
+            return next(left.setdefault(task, itertools.cycle(WORDS)))
+
+        algorithm = ScriptedRollouts(said_next, group_size=4)
         trainer = agl.Trainer(
             algorithm, directory=tmp_path, n_workers=2, progress=False, runners="process", group_reward=judge(provider)
         )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from provider import Provider, Reply, serve
 from running import say
-from scripted import Asked, ScriptedRollouts
+from scripted import Asked, ScriptedRollouts, quick_tokenizer
 
 import agl
 from agl.errors import JudgeError, RewardError
@@ -51,9 +51,14 @@ def judge(provider: Provider, **options: Any) -> RankJudge:
 
 
 def in_turn() -> Any:
-    """A policy that answers with `WORDS`, again and again."""
-    left = itertools.cycle(WORDS)
-    return lambda asked: next(left)
+    """A policy that answers each task with `WORDS`, again and again."""
+    left: dict[str, Iterator[str]] = {}
+
+    def answer(asked: Asked) -> str:
+        task = quick_tokenizer().decode(asked.prompt_ids.tolist())
+        return next(left.setdefault(task, itertools.cycle(WORDS)))
+
+    return answer
 
 
 def fit(provider: Provider, directory: Path, tasks: int = 3, *, who: Any = agent, **options: Any) -> ScriptedRollouts:
@@ -217,12 +222,13 @@ def test_groups_are_scored_while_others_run_and_a_bound_holds(provider: Provider
             return await super().ask_async(question)
 
     rank = Slow("m", base_url=provider.url, api_key="k", votes=4, concurrency=3)
+    answer = in_turn()
 
     def script(asked: Asked) -> str:
         nonlocal first
         if first and provider.seen:
             first = False
-        return WORDS[len(algorithm.engine.asked) % 4]
+        return answer(asked)
 
     algorithm = ScriptedRollouts(script, group_size=4)
     trainer = agl.Trainer(algorithm, directory=tmp_path, n_workers=2, progress=False, group_reward=rank)

@@ -22,8 +22,8 @@ OWN = {
 """Settings of the algorithm that the policy process does not know by that name."""
 DERIVED = {"epochs", "critic", "total_steps", "loss_scale_factor", "seed"}
 """The learner's settings that follow from others."""
-DEFAULTS = {"dual_clip", "share_prefixes"}
-"""The learner's settings that no algorithm changes."""
+DEFAULTS = {"dual_clip", "share_prefixes", "beta"}
+"""The learner's settings that no policy gradient changes; `beta` is of `agl.DPO`."""
 OF_THE_RUN = {"name", "seed", "learner"}
 """What a policy process has from elsewhere than the algorithm's fields of the same name."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import sys
@@ -25,9 +26,12 @@ from agl.agents.prompts import PromptUse, replacements
 from agl.agents.resources import resource_from_json, resource_to_json
 from agl.errors import ConfigError
 from agl.mdp.selection import select
+from agl.mdp.spans import Span
 from agl.tracing.context import RolloutContext
 from agl.tracing.inferred import completed
 from agl.tracing.system_prompts import replace_system_prompts, system_prompts
+from agl.trainer.algorithms.options import RUN_OPTIONS, SECTIONS
+from agl.trainer.store import open_store
 
 anthropic = Late("anthropic")
 
@@ -135,6 +139,21 @@ def test_anthropics_blocks_keep_their_fields(provider: Provider) -> None:
     assert block == text("Own.", **CACHED)
 
 
+def test_what_the_caller_holds_stays_as_it_is(provider: Provider) -> None:
+    from openai._models import FinalRequestOptions
+    from openai.types.chat import ChatCompletion
+
+    client = openai.OpenAI(base_url=provider.url, api_key="sk-own", max_retries=0)
+    body = {"model": "own", "messages": [{"role": "system", "content": "Own."}, USER]}
+    options = FinalRequestOptions.construct(method="post", url="/chat/completions", json_data=body)
+    with attempt(agl.SystemPrompt("writer", "Better.", "Own.")):
+        for _ in range(2):
+            client.request(ChatCompletion, options)
+    assert sent(provider) == ["Better."] * 2
+    body = dict(options.json_data)  # type: ignore[arg-type]
+    assert body["messages"][0] == {"role": "system", "content": "Own."}
+
+
 @pytest.mark.parametrize("capture", [True, False])
 def test_another_prompt_is_left_and_told(capture: bool, provider: Provider) -> None:
     prompts = {"better": agl.SystemPrompt("writer", "Better.", "Own."), "c": agl.SystemPrompt("critic", "C", "c")}
@@ -189,8 +208,10 @@ def test_a_run_trains_with_the_prompts_that_it_is_given(
     assert [call.request["messages"][0]["content"] for calls in done.calls for call in calls] == ["Write well."] * 2
     assert done.rewards == [1.0, 1.0]
     told = [r.getMessage() for r in caplog.records if "was not used" in r.getMessage()]
-    assert len(told) == 1
-    assert "the system prompt 'other' was not used" in told[0]
+    assert told == [
+        "the system prompt 'other' was not used: no request of 'writes' had the prompt that it replaces, but only "
+        "others that were replaced"
+    ]
 
 
 @agl.rollout
@@ -201,24 +222,79 @@ def writes(task: Any, llm: agl.LLM, resources: Any) -> float:
     return float(sorted(resources) == ["llm", "plan"])
 
 
+PROGRAM = """
+import json, os, urllib.request as u
+messages = [{"role": "system", "content": "Write."}, {"role": "user", "content": "q"}]
+headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+body = json.dumps({"model": "own", "messages": messages}).encode()
+u.urlopen(u.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)).read()
+"""
+
+
 def test_a_command_that_is_trained_gets_its_prompt(tmp_path: Path) -> None:
-    program = (
-        "import json, os, urllib.request as u\n"
-        "messages = [{'role': 'system', 'content': 'Write.'}, {'role': 'user', 'content': 'q'}]\n"
-        "headers = {'content-type': 'application/json', 'authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']}\n"
-        "body = json.dumps({'model': 'm', 'messages': messages}).encode()\n"
-        "u.urlopen(u.Request(os.environ['OPENAI_BASE_URL'] + '/chat/completions', body, headers)).read()\n"
-    )
-    command = agl.CommandAgent([sys.executable, "-c", program], reward=lambda task, output: 1.0, name="writer")
+    command = agl.CommandAgent([sys.executable, "-c", PROGRAM], reward=lambda task, output: 1.0, name="writer")
     done = fit(command, [{}], tmp_path, initial_resources={"p": agl.SystemPrompt("writer", "Better.", "Write.")})
     [[call]] = done.calls
     assert call.request["messages"][0]["content"] == "Better."
     assert call.request[semconv.SYSTEM_PROMPTS] == ["p"]
 
 
+def test_a_command_on_its_own_model_gets_its_prompt_and_is_recorded(tmp_path: Path, provider: Provider) -> None:
+    env = {"OPENAI_BASE_URL": provider.url, "OPENAI_API_KEY": "sk-own-0123456789"}
+    command = agl.CommandAgent([sys.executable, "-c", PROGRAM], reward=lambda task, output: 1.0, name="writer", env=env)
+    prompts = {"p": agl.SystemPrompt("writer", "Better.", "Write.")}
+    trainer = agl.Trainer(agl.Baseline(), directory=tmp_path, progress=False, initial_resources=prompts)
+    result = trainer.fit(command, ["a", "b", "c"])
+    assert result.history[0]["train/reward"] == 1.0
+    assert [s.body["messages"][0]["content"] for s in provider.seen] == ["Better."] * 3
+    assert {s.headers["authorization"] for s in provider.seen} == {"Bearer sk-own-0123456789"}
+
+    async def spans() -> list[list[Span]]:
+        store = await open_store(result.store)
+        found = [await store.query_spans(r.rollout_id) for r in await store.query_rollouts()]
+        await store.close()
+        return found
+
+    for attempt in asyncio.run(spans()):
+        (chat,) = (s for s in attempt if s.operation == semconv.CHAT)
+        (root,) = (s for s in attempt if s.parent_id is None)
+        assert (chat.agent, chat.parent_id, chat.trace_id) == ("writer", root.span_id, root.trace_id)
+        assert chat.attributes[semconv.SYSTEM_PROMPTS] == ["p"]
+        assert "Better." in chat.attributes[semconv.INPUT_MESSAGES]
+        assert chat.attributes[semconv.INPUT_TOKENS] == 7
+    assert "sk-own" not in (tmp_path / "run.db").read_bytes().decode(errors="ignore")
+
+
+def test_a_command_on_its_own_model_cannot_send_spans(tmp_path: Path, provider: Provider) -> None:
+    program = """
+import json, os, re, urllib.error, urllib.request as u
+url = os.environ["OPENAI_BASE_URL"]
+root, secret = re.fullmatch("(.*)/keys/(.*)/agents/.*", url).groups()
+headers = {"content-type": "application/json", "authorization": "Bearer " + secret}
+for target in (root + "/v1/traces", url.replace(secret, "other") + "/models"):
+    try:
+        print(u.urlopen(u.Request(target, b"{}", headers)).status)
+    except urllib.error.HTTPError as error:
+        print(error.code)
+"""
+    answers = []
+    env = {"OPENAI_BASE_URL": provider.url}
+    command = agl.CommandAgent(
+        [sys.executable, "-c", program], reward=lambda task, output: float(answers.append(output) is None), env=env
+    )
+    agl.Trainer(agl.Baseline(), directory=tmp_path, progress=False).fit(command, ["a"])
+    assert answers == ["404\n401"]
+    assert provider.seen == []
+
+
 def test_a_prompt_survives_json() -> None:
     prompt = agl.SystemPrompt("writer", "Bétter.", "Own.")
     assert resource_from_json(json.loads(json.dumps(resource_to_json(prompt)))) == prompt
+
+
+def test_a_client_of_a_training_server_names_no_directory_of_the_server() -> None:
+    assert "prompts" not in RUN_OPTIONS
+    assert "prompts" in SECTIONS["training"]
 
 
 def test_two_prompts_for_one_place_are_an_error() -> None:

@@ -166,6 +166,7 @@ def test_what_is_imitated(train: Any, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["--algorithm", "grop"], "--algorithm: there is no algorithm 'grop'\n  -> did you mean 'grpo'"),
+        (["--algorithm", "gepa"], "agl.GEPA is used in a script"),
         (["--set", "bacth_size=3"], "there is no option 'bacth_size'\n  -> did you mean 'batch_size'"),
         (["--set", "batch_size=lots"], "--set batch_size=lots: batch_size is 'lots'"),
         (["--set", "batch_size"], "--set 'batch_size' names no value"),

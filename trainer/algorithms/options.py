@@ -144,8 +144,9 @@ OPTIONS: Mapping[str, TypeAdapter[Any]] = {
 }
 RUN_OPTIONS = frozenset(
     {*SECTIONS["training"], "agents", "air_enabled", "credit", "timeout", "max_attempts", "seed", "silent_seconds"}
+    - {"prompts"}
 )
-"""Options that a client can set for its run."""
+"""Options that a client can set for its run: none that names a file of the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +384,7 @@ def algorithm_class(name: str | None, origin: str = "algorithm") -> type[LocalTr
     """
     word = _word(name or "").replace("++", "plusplus")
     if word not in ALGORITHMS:
-        script_only = {"verl": "VERL", "apo": "APO", "baseline": "Baseline"}
+        script_only = {"verl": "VERL", "gepa": "GEPA", "apo": "APO", "baseline": "Baseline"}
         hint = f"agl.{script_only[word]} is used in a script" if word in script_only else nearest(word, ALGORITHMS)
         raise ConfigError(f"{origin}: there is no algorithm {name!r}", hint=hint)
     return ALGORITHMS[word]

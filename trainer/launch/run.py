@@ -32,17 +32,16 @@ from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.launch import child
-from agl.trainer.launch.proxy import PROVIDERS, RecordingProxy
 from agl.trainer.local.config import policy_directory
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.run.frozen_policy import FrozenPolicy
+from agl.trainer.runners.recording_proxy import URLS, RecordingProxy, provider_bases
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
 from agl.trainer.store.collect import new_rollout, shown_command
 from agl.trainer.store.location import store_url
 
 ENGINE_KEY = "VLLM_API_KEY"
-_URLS = {"openai": propagation.OPENAI_URL, "anthropic": propagation.ANTHROPIC_URL}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +120,7 @@ class _CommandRollout:
             replacing = propagation.gateway_variables(self.access.url, self.agent, self.context.key)
         else:
             urls = self.proxy.provider_urls(self.gateway.base_url, self.agent)
-            replacing = {_URLS[name]: url for name, url in urls.items()}
+            replacing = {URLS[name]: url for name, url in urls.items()}
         attempt = AttemptEnvironment(
             rollout_id=self.context.rollout_id,
             attempt=self.context.attempt,
@@ -209,12 +208,7 @@ async def _command_rollout(options: LaunchOptions) -> AsyncIterator[_CommandRoll
         root = tracing.root(context)
         trace_id, span_id = root.traceparent.split("-")[1:3]
         inference = SpanInference(rollout_id, attempt, trace_id, span_id, options.capture_content)
-        proxy = RecordingProxy(
-            store,
-            inference,
-            {name: os.environ.get(_URLS[name]) or base for name, base in PROVIDERS.items()},
-            system_prompts,
-        )
+        proxy = RecordingProxy(store, inference, provider_bases(os.environ), system_prompts)
         stack.push_async_callback(proxy.close)
         server = GatewayServer(gateway, extra_routes=proxy.routes())
         await server.start()

@@ -374,7 +374,7 @@ class Trainer:
             settings |= {f"algorithm.{name}": getattr(algorithm, name) for name in recorded}
         elif (plan := getattr(algorithm, "plan", None)) is not None:
             settings |= {f"algorithm.{key}": value for key, value in plan.settings.items()}
-        elif callable(own := getattr(algorithm, "settings", None)):
+        elif (own := getattr(algorithm, "settings", None)) is not None:
             settings |= {f"algorithm.{key}": value for key, value in own().items()}
         # Resources are prompts: their names say what there was.
         settings["initial_resources"] = sorted(self.config.initial_resources)

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import threading
 import urllib.parse
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from agl import semconv, tracing
 from agl.agents.agent import Agent, Outcome, RolloutInfo
+from agl.agents.command import CommandAgent
 from agl.agents.hooks import Hook
 from agl.agents.prompts import replacements
 from agl.agents.resources import LLM, SystemPrompt, Task
@@ -24,6 +26,10 @@ from agl.errors import AglError, CaptureError, RewardError, RolloutError, Rollou
 from agl.mdp.spans import Span
 from agl.rewards.emit import as_rewards, record
 from agl.trainer.runners.protocol import Coordinator, Lease, Report
+
+if TYPE_CHECKING:
+    # A worker without commands needs no server.
+    from agl.trainer.runners.command_recorder import CommandRecorder
 
 log = logging.getLogger("agl.runner")
 
@@ -48,6 +54,8 @@ class Executor:
         self.agent, self.coordinator, self.hooks, self.runner = agent, coordinator, tuple(hooks), runner
         self.on_span_end = on_span_end
         self._agents = _AgentLoop()
+        self._recorder: CommandRecorder | None = None
+        self._listening: asyncio.Future[None] | None = None
 
     def start(self) -> None:
         """Start the agents' loop."""
@@ -56,6 +64,9 @@ class Executor:
     async def stop(self) -> None:
         """End the agents' loop and what runs there; bounded."""
         await asyncio.to_thread(self._agents.stop)
+        if self._recorder is not None:
+            await self._recorder.stop()
+            self._recorder = None
 
     async def attempt(self, lease: Lease) -> Report:
         """Execute a lease and send its report to the coordinator.
@@ -104,6 +115,9 @@ class Executor:
         try:
             info = RolloutInfo(rollout.rollout_id, attempt, rollout.mode, rollout.step)
             await self._hook("on_rollout_start", lease)
+            routed = lease.gateway is not None and lease.selection.policy_for(self.agent.name) is not None
+            if isinstance(self.agent, CommandAgent) and not routed:
+                await self._record_commands(context)
             await self._run(context, Task.of(rollout.task), resources, info, lease)
         except TimeoutError:
             error = RolloutTimeoutError(
@@ -117,7 +131,20 @@ class Executor:
             error = self._with_place(raised, lease)
         finally:
             tracing.close(context)
+            if self._recorder is not None:
+                await self._recorder.close(context)
         return Report(tuple(context.spans), error)
+
+    async def _record_commands(self, context: tracing.RolloutContext) -> None:
+        """Have calls recorded that commands of this attempt send to their own providers."""
+        if self._recorder is None:
+            from agl.trainer.runners.command_recorder import CommandRecorder
+
+            self._recorder = CommandRecorder()
+            self._listening = asyncio.ensure_future(self._recorder.start())
+        assert self._listening is not None
+        await asyncio.shield(self._listening)
+        context.recorder = functools.partial(self._recorder.variables, context)
 
     async def _run(
         self, context: tracing.RolloutContext, task: Any, resources: dict[str, Any], info: RolloutInfo, lease: Lease

@@ -41,7 +41,8 @@ class Traces:
         per_task: maximum number of rollouts of one task, the best and then the oldest; None for all.
         weight: of a rollout's calls in the loss, >= 0, such as `agl.reward()`; 1 if None.
         run: the id of the only run to read. mode: "train", "val", "dev" or "collect" alone; None for all but "val",
-            so that no policy is trained on the tasks that it is measured with. since: enqueued at that time or later, in seconds since the epoch.
+            so that no policy is trained on the tasks that it is measured with.
+        since: enqueued at that time or later, in seconds since the epoch.
 
     Raises:
         ConfigError: an unknown option, or an impossible value. StoreError: there is no such store.

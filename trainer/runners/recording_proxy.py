@@ -1,4 +1,4 @@
-"""A proxy for a launched program: takes its spans, and passes its model calls to their own provider and records them.
+"""A proxy for a program: takes its spans, and passes its model calls to their own provider and records them.
 
 Invariant: a call passes byte for byte, except for a system prompt that is replaced, and a stream as it comes, with the
 program's own key, which is never stored. The URL holds a secret, so that no other program can use it, and is valid
@@ -14,8 +14,8 @@ import re
 import secrets
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import httpx
 import orjson
@@ -25,15 +25,14 @@ from starlette.routing import Route
 
 from agl import semconv
 from agl.mdp.spans import Span
-from agl.tracing import otlp
+from agl.tracing import otlp, propagation
 from agl.tracing.inferred import SpanInference
 from agl.tracing.provider_formats import ResponseAccumulator, request_messages, settings, tool_results
 from agl.tracing.sdk_hooks import GENERATION_PATHS
 from agl.tracing.system_prompts import NamedTexts, Replaced, SystemPrompts, replace_system_prompts
-from agl.trainer.gateway import http
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.http.limits import Refused, json_body
-from agl.trainer.store.base import Store
+from agl.trainer.http.responses import answer
 
 RECORDED_BYTES = 16 * 1024 * 1024
 """How much of an answer is recorded; all of it passes."""
@@ -41,6 +40,8 @@ CONNECT_SECONDS, SILENT_SECONDS = 20.0, 900.0
 """How long a provider may take to accept a connection, and how long it may be silent."""
 PROVIDERS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com"}
 """Base URLs of providers for which the environment names no other."""
+URLS = {"openai": propagation.OPENAI_URL, "anthropic": propagation.ANTHROPIC_URL}
+"""The environment variables that name them."""
 
 _ATTEMPT = "/rollouts/{rollout}/attempts/{attempt:int}"
 _CONNECTION_HEADERS = frozenset(
@@ -64,8 +65,19 @@ _READABLE_ENCODINGS = ("gzip", "deflate", "identity")
 """Encodings of answers that can be recorded."""
 
 
+class SpanStore(Protocol):
+    """Where spans are added: a `Store`, for one."""
+
+    async def add_spans(self, spans: Sequence[Span]) -> None: ...
+
+
+def provider_bases(environment: Mapping[str, str]) -> dict[str, str]:
+    """Provider -> the base URL that a program with these variables uses."""
+    return {name: environment.get(URLS[name]) or base for name, base in PROVIDERS.items()}
+
+
 class RecordingProxy:
-    """What one launched program talks to: takes its spans and forwards its calls to providers.
+    """What one program talks to: takes its spans and forwards its calls to providers.
 
     Args:
         store: where spans are added. inference: makes the spans of the attempt's calls. providers: name -> base URL.
@@ -77,7 +89,7 @@ class RecordingProxy:
 
     def __init__(
         self,
-        store: Store,
+        store: SpanStore,
         inference: SpanInference,
         providers: Mapping[str, str],
         system_prompts: SystemPrompts | None = None,
@@ -95,11 +107,14 @@ class RecordingProxy:
         self._client.headers.clear()
 
     def routes(self) -> list[Route]:
-        """Routes that are served in addition to the gateway's."""
+        """Routes that are served in addition to the gateway's: those of calls, and one for spans."""
+        return [Route(f"{_ATTEMPT}/v1/traces", self._spans, methods=["POST"]), *self.call_routes()]
+
+    def call_routes(self) -> list[Route]:
+        """The routes of calls. A program that has no others cannot send spans, and so no rewards."""
         calls = f"{_ATTEMPT}/keys/{{key}}/agents/{{agent:path}}"
         methods = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
         return [
-            Route(f"{_ATTEMPT}/v1/traces", self._spans, methods=["POST"]),
             Route(f"{calls}/openai/v1/{{path:path}}", self._openai, methods=methods),
             Route(f"{calls}/anthropic/{{path:path}}", self._anthropic, methods=methods),
         ]
@@ -140,7 +155,7 @@ class RecordingProxy:
         except ValueError as error:
             raise RequestError(400, str(error)) from None
         await self.store.add_spans(spans)
-        return http.answer({})
+        return answer({})
 
     async def _openai(self, request: Request) -> Response:
         return await self._forward(request, "openai")
