@@ -134,7 +134,8 @@ class LocalPolicy:
         return await self._command("logprobs", token_ids=np.asarray(token_ids, np.int32), temperature=temperature)
 
     async def sequence_logprobs(self, sequences: Seq[TrainingRow]) -> list[FloatArray]:
-        """float32 [T] per row: each token's log-prob in its own context, by the learner's forward pass."""
+        """float32 [T] per row: each trained token's log-prob in its own context, by the learner's forward pass; 0
+        elsewhere."""
         return await self._command("sequence_logprobs", sequences=list(sequences))
 
     async def engine_logprobs(self, token_ids: IntArray, *, temperature: float = 1.0) -> FloatArray:

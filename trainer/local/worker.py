@@ -200,8 +200,8 @@ class Worker:
         return self._policies[policy].learner.logprobs(token_ids, temperature)
 
     def sequence_logprobs(self, policy: str, sequences: list[TrainingRow]) -> list[FloatArray]:
-        """Log-probs of whole rows by the learner's forward pass."""
-        return self._policies[policy].learner.sequence_logprobs(sequences)
+        """Log-probs of the rows' trained tokens by the learner's forward pass."""
+        return self._policies[policy].learner.sequence_logprobs(sequences, trained_only=True)
 
     def engine_logprobs(self, policy: str, token_ids: IntArray, temperature: float) -> FloatArray:
         """Log-probs by the engine's cached decoding."""

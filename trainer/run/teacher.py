@@ -73,8 +73,7 @@ class Teacher:
             EngineError: it failed.
         """
         if isinstance(self._model, LocalPolicy):
-            values = await self._model.sequence_logprobs(rows)
-            return [np.where(row.action_mask, v, np.float32(0)) for row, v in zip(rows, values, strict=True)]
+            return await self._model.sequence_logprobs(rows) if rows else []
         return list(await asyncio.gather(*(self._ask(row) for row in rows)))
 
     async def close(self) -> None:

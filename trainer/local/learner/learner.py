@@ -321,11 +321,13 @@ class Learner:
         """float32 [T - 1]: log-probs of `token_ids[1:]`, each after the tokens before it, without autocast."""
         return self.sequence_logprobs([chain(token_ids, temperature)])[0][1:]
 
-    def sequence_logprobs(self, sequences: Seq[TrainingRow]) -> list[FloatArray]:
-        """float32 [T] per row: each token's log-prob in its own context, without autocast; 0 for a first token."""
+    def sequence_logprobs(self, sequences: Seq[TrainingRow], *, trained_only: bool = False) -> list[FloatArray]:
+        """float32 [T] per row: each token's log-prob in its own context, without autocast; 0 for a first token, and
+        with `trained_only` for each that is not trained."""
         self._check(sequences)
         self._use()
-        return self._forward(self._policy_without_autocast, sequences, [s.parents >= 0 for s in sequences])
+        wanted = [s.action_mask if trained_only else s.parents >= 0 for s in sequences]
+        return self._forward(self._policy_without_autocast, sequences, wanted)
 
     def _reference_logprobs(self, rows: Seq[TrainingRow]) -> list[FloatArray]:
         assert self._reference is not None
