@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Sequence
 from typing import Any
@@ -62,7 +61,7 @@ class ChatTemplate:
         self._control_texts = tuple(control)
         self._bridge = TemplateBridge(self.render, self.encode, control, eos)
         self._format = self._tool_format()
-        self._cached_ids = functools.lru_cache(_CACHED_PROMPTS)(lambda text: int_array(self._ids(*orjson.loads(text))))
+        self._cached: dict[bytes, IntArray] = {}
         self._depends_on_time = "strftime_now" in source
 
     @property
@@ -100,7 +99,12 @@ class ChatTemplate:
             return self._ids(messages, tools)
         if self._depends_on_time or len(text) > _CACHED_BYTES:
             return self._ids(messages, tools)
-        return self._cached_ids(text)
+        ids = self._cached.get(text)
+        if ids is None:
+            if len(self._cached) >= _CACHED_PROMPTS:
+                self._cached.clear()
+            ids = self._cached[text] = int_array(self._ids(messages, tools))
+        return ids
 
     def _ids(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         if tools and self._format is None:
