@@ -228,3 +228,20 @@ def test_agl_serve_does_not_train_it(tmp_path: Path):
         at.until(lambda: done.poll() is not None, SECONDS, "its end")
         assert done.returncode != 0
         assert "another server holds" in at.text("server.log")
+
+
+def test_a_server_teaches_as_the_same_model_in_a_directory_does(server, tiny_policy, tmp_path):
+    """The student is the teacher: what a server with this model says of its tokens is what the learner says."""
+    students = {}
+    for name, teacher in (("served", agl.VLLMEngine(server.url)), ("loaded", str(tiny_policy))):
+        distill = agl.Distill(
+            model=str(tiny_policy), teacher=teacher, steps=1, group_size=2, batch_size=4, max_response_tokens=48,
+            max_context=200, val_every=10,
+        )  # fmt: skip
+        result = agl.Trainer(distill, n_workers=8, directory=tmp_path / name, progress=False).fit(
+            agl.wrap(build_agent()), arithmetic_tasks(4, seed=0, split="train")
+        )
+        students[name] = result.history[0]
+    assert students["served"]["train/calls"] == students["loaded"]["train/calls"] > 0
+    assert abs(students["served"]["train/reverse_kl"]) < 1e-4
+    assert students["served"]["train/reverse_kl"] == pytest.approx(students["loaded"]["train/reverse_kl"], abs=1e-4)

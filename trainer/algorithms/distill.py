@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -52,6 +52,8 @@ class Distill(LocalTraining):
         max_staleness: 1 samples the next step's rollouts while a step is learned; see `agl.GRPO`.
         teacher_dtype: of the teacher's weights where it is loaded here: "float32", "bfloat16" or "auto" (float32).
     """
+
+    rewarded: ClassVar[bool] = False
 
     teacher: Any
     on_policy: bool = True
@@ -128,7 +130,6 @@ class DistillSteps(SampledSteps):
     """
 
     settings: Distill
-    rewarded = False
     why_flat = "the teacher finds all that was sampled as likely as the student does"
 
     def __init__(self, settings: Distill, run: Run) -> None:

@@ -85,6 +85,8 @@ class RecordedSteps(Steps[Seq[Trajectory]]):
     samples = False
 
     def __init__(self, settings: Any, run: Run, chosen: Chosen) -> None:
+        if len(run.train):
+            run.progress.note("the training tasks are not sampled: this learns from recorded rollouts")
         self.settings, self.chosen = settings, chosen
         self._unserved: Rows = {}
         units: dict[str, list[Trajectory]] = {}

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -43,13 +43,11 @@ class Steps(Generic[P]):
 
     Attributes:
         samples: whether each step has rollouts. ahead: whether the next step is prepared while this one is learned.
-        rewarded: whether a rollout without a reward has failed.
         updating: set by `update` from when weights change: until the step is over, they are those of no step.
     """
 
     samples = True
     ahead = False
-    rewarded = True
     updating = False
 
     def __init__(self, run: Run, total: int) -> None:
@@ -85,6 +83,9 @@ class Steps(Generic[P]):
 class LocalTraining(TrainingSettings):
     """An algorithm with the embedded engine and learner."""
 
+    rewarded: ClassVar[bool] = True
+    """Whether a rollout without a reward has failed."""
+
     @abstractmethod
     async def make_steps(self, run: Run) -> Steps[Any]:
         """The run's steps; nothing is loaded yet."""
@@ -100,7 +101,7 @@ class LocalTraining(TrainingSettings):
             if run.resume:
                 await run.resume_from(start, policies.versions, int(steps.ahead), sampled=steps.samples)
             if run.train or run.val:
-                await run.start(self._rules, policies.names[0], register=policies.serve, rewarded=steps.rewarded)
+                await run.start(self._rules, policies.names[0], register=policies.serve, rewarded=self.rewarded)
             policies.on_death(run.fail)
             await run.begin(steps.total, start)
             for name, policy in policies:
@@ -171,7 +172,7 @@ class LocalTraining(TrainingSettings):
         require_tasks(run.train, "the dataset")
         policies = await self._load(run, 1)
         try:
-            await run.start(self._rules, policies.names[0], register=policies.serve)
+            await run.start(self._rules, policies.names[0], register=policies.serve, rewarded=self.rewarded)
             tasks = list(enumerate(run.train))[:n_tasks]
             return await run.rollouts(tasks, mode="dev", step=0, metadata=self.metadata(run))
         finally:
