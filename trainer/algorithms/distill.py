@@ -15,17 +15,17 @@ import numpy as np
 from agl.errors import ConfigError, checked_options, nearest
 from agl.mdp.sequence import TrainingRow
 from agl.trainer.algorithms.record import Rows, Sample
-from agl.trainer.algorithms.sampled import SampledSteps
+from agl.trainer.algorithms.sampled import SampledSteps, advantages_of_chosen
 from agl.trainer.algorithms.training import LocalTraining
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.policy import PolicySpec
-from agl.trainer.objectives.advantages import CallAdvantage, StepAdvantages
-from agl.trainer.run.batches import Batches
+from agl.trainer.objectives.advantages import StepAdvantages
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.policies import Policies
-from agl.trainer.run.run import Run, require_tasks
+from agl.trainer.run.run import Run
 from agl.trainer.run.teacher import Teacher
 from agl.trainer.runners.protocol import RolloutResult
+from agl.trainer.traces import Chosen
 
 if TYPE_CHECKING:
     from agl.trainer.engines.vllm import VLLMEngine
@@ -133,10 +133,13 @@ class DistillSteps(SampledSteps):
     why_flat = "the teacher finds all that was sampled as likely as the student does"
 
     def __init__(self, settings: Distill, run: Run) -> None:
-        require_tasks(run.train, "the training dataset")
-        batches = Batches(run.train, settings.batch_size, run.seed)
-        total = settings.steps or batches.steps_per_epoch() * (settings.epochs or 1)
-        super().__init__(settings, run, total, batches, settings.group_size, settings.max_staleness)
+        super().__init__(
+            settings,
+            run,
+            batch_size=settings.batch_size,
+            group_size=settings.group_size,
+            max_staleness=settings.max_staleness,
+        )
         self._teachers: dict[str, Teacher] = {}
 
     async def begin(self, policies: Policies) -> None:
@@ -164,27 +167,9 @@ class DistillSteps(SampledSteps):
     def advantages(self, results: Seq[RolloutResult], step: int) -> StepAdvantages:
         """Of every call 0: the teacher was not asked yet."""
         attempts = [r.attempt_trajectory for r in results if r.attempt_trajectory is not None]
-        calls = [
-            CallAdvantage(
-                t.call.id,
-                t.call.rollout_id,
-                t.call.policy,
-                t.reward,
-                attempt.reward or 0.0,
-                0.0,
-                None if t.trainable else f"its answer was {t.call.finish_reason}",
-            )
-            for attempt in attempts
-            for t in attempt.trajectory.transitions
-        ]
-        return StepAdvantages(
-            tuple(part for attempt in attempts for part in attempt.trajectories.values()),
-            {c.call_id: 0.0 for c in calls},
-            tuple(calls),
-            dropped_groups=0,
-            zero_variance_groups=0,
-            flat_groups=frozenset(),
-        )
+        parts = tuple(part for attempt in attempts for part in attempt.trajectories.values())
+        everything = Chosen(parts, {t.call.id: 0.0 for part in parts for t in part.transitions}, {}, {})
+        return advantages_of_chosen(results, everything, "its agent is not trained")
 
     async def prepare(self, policies: Policies, step: int) -> _Judged:
         sample = await super().prepare(policies, step)

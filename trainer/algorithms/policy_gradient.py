@@ -12,8 +12,7 @@ from agl.trainer.algorithms.sampled import SampledSteps
 from agl.trainer.algorithms.settings import PolicyGradientSettings
 from agl.trainer.algorithms.training import LocalTraining
 from agl.trainer.objectives.advantages import StepAdvantages, compute_advantages
-from agl.trainer.run.batches import Batches
-from agl.trainer.run.run import Run, require_tasks
+from agl.trainer.run.run import Run
 from agl.trainer.runners.protocol import RolloutResult
 
 
@@ -35,10 +34,13 @@ class PolicyGradientSteps(SampledSteps):
     settings: PolicyGradient
 
     def __init__(self, settings: PolicyGradient, run: Run) -> None:
-        require_tasks(run.train, "the training dataset")
-        batches = Batches(run.train, settings.batch_size, run.seed)
-        total = settings.steps or batches.steps_per_epoch() * (settings.epochs or 1)
-        super().__init__(settings, run, total, batches, settings.group_size, settings.max_staleness)
+        super().__init__(
+            settings,
+            run,
+            batch_size=settings.batch_size,
+            group_size=settings.group_size,
+            max_staleness=settings.max_staleness,
+        )
 
     def learns(self, rows: Seq[TrainingRow]) -> bool:
         # A value head and penalties learn from rollouts that are all alike, too.

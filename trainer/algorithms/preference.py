@@ -17,10 +17,9 @@ from agl.trainer.algorithms.record import Rows, Sample
 from agl.trainer.algorithms.sampled import SampledSteps, advantages_of_chosen, candidates
 from agl.trainer.algorithms.training import LocalTraining, Steps, train
 from agl.trainer.objectives.advantages import StepAdvantages
-from agl.trainer.run.batches import Batches
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.policies import Policies
-from agl.trainer.run.run import Run, require_tasks
+from agl.trainer.run.run import Run
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.traces import Candidate, Chosen, Pairs, Traces, pairs
 from agl.trainer.traces.stored import load_renderings
@@ -115,10 +114,7 @@ class _SampledPairs(SampledSteps):
     why_flat = "no two rollouts of a task make a pair"
 
     def __init__(self, settings: DPO, run: Run) -> None:
-        require_tasks(run.train, "the training dataset")
-        batches = Batches(run.train, settings.batch_size, run.seed)
-        total = settings.steps or batches.steps_per_epoch() * (settings.epochs or 1)
-        super().__init__(settings, run, total, batches, settings.group_size)
+        super().__init__(settings, run, batch_size=settings.batch_size, group_size=settings.group_size)
 
     def advantages(self, results: Seq[RolloutResult], step: int) -> StepAdvantages:
         """Of every call of a better rollout 1, of a worse one -1."""

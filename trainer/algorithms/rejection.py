@@ -12,9 +12,8 @@ from agl.trainer.algorithms.sampled import SampledSteps, advantages_of_chosen, c
 from agl.trainer.algorithms.settings import IMITATION_RATE
 from agl.trainer.algorithms.training import LocalTraining
 from agl.trainer.objectives.advantages import StepAdvantages
-from agl.trainer.run.batches import Batches
 from agl.trainer.run.config import require_positive
-from agl.trainer.run.run import Run, require_tasks
+from agl.trainer.run.run import Run
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.traces.choice import check_per_task, choose
 
@@ -62,9 +61,8 @@ class _Rounds(SampledSteps):
     settings: RFT
 
     def __init__(self, settings: RFT, run: Run) -> None:
-        require_tasks(run.train, "the training dataset")
-        batches = Batches(run.train, min(settings.tasks or len(run.train), len(run.train)), run.seed)
-        super().__init__(settings, run, settings.rounds, batches, settings.samples)
+        tasks = settings.tasks and min(settings.tasks, len(run.train))
+        super().__init__(settings, run, batch_size=tasks, group_size=settings.samples, total=settings.rounds)
 
     def advantages(self, results: Seq[RolloutResult], step: int) -> StepAdvantages:
         """Each call that is imitated is worth 1.

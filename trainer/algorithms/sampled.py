@@ -18,7 +18,7 @@ from agl.trainer.algorithms.training import LocalTraining, Steps, publish
 from agl.trainer.objectives.advantages import FLAT, CallAdvantage, StepAdvantages
 from agl.trainer.run.batches import Batches
 from agl.trainer.run.policies import Policies
-from agl.trainer.run.run import Run, require_some
+from agl.trainer.run.run import Run, require_some, require_tasks
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.traces import Candidate, Chosen
 
@@ -27,8 +27,13 @@ class SampledSteps(Steps[Sample]):
     """Steps of an algorithm that learns from what the policies have just sampled.
 
     Args:
-        settings: of the algorithm. run: the run. total: its steps. batches: the tasks of each step.
-        group_size: rollouts per task. max_staleness: by how many updates the weights that sampled may be older.
+        settings: of the algorithm. run: the run, which has training tasks.
+        batch_size: tasks per step; None = all of them. group_size: rollouts per task.
+        total: steps of the run; None = what the settings say.
+        max_staleness: by how many updates the weights that sampled may be older.
+
+    Raises:
+        DatasetError: there is no training task.
     """
 
     why_flat = "all rollouts of each task had the same return"
@@ -38,13 +43,16 @@ class SampledSteps(Steps[Sample]):
         self,
         settings: LocalTraining,
         run: Run,
-        total: int,
-        batches: Batches,
+        *,
+        batch_size: int | None,
         group_size: int,
+        total: int | None = None,
         max_staleness: int = 0,
     ) -> None:
-        super().__init__(run, total)
-        self.settings, self.batches, self.group_size = settings, batches, group_size
+        require_tasks(run.train, "the training dataset")
+        self.settings, self.group_size = settings, group_size
+        self.batches = Batches(run.train, batch_size or len(run.train), run.seed)
+        super().__init__(run, total or settings.steps or self.batches.steps_per_epoch() * (settings.epochs or 1))
         self.max_staleness, self.ahead = max_staleness, bool(max_staleness)
 
     @abstractmethod
@@ -155,7 +163,11 @@ def advantages_of_chosen(results: Seq[RolloutResult], chosen: Chosen, otherwise:
             t.reward,
             attempt.reward or 0.0,
             chosen.weights.get(t.call.id, 0.0),
-            None if t.call.id in chosen.weights else otherwise,
+            f"its answer was {t.call.finish_reason}"
+            if not t.trainable
+            else None
+            if t.call.id in chosen.weights
+            else otherwise,
         )
         for _, attempt in attempts
         for t in attempt.trajectory.transitions
