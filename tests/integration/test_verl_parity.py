@@ -294,7 +294,7 @@ def test_every_step_of_several_mini_batches() -> None:
         lambda *_: seen.append({n: p.grad.clone() for n, p in subject._model.named_parameters() if p.grad is not None})
     )
     metrics = subject.update(rows, lr_scale=0.0)
-    parts = list(_minibatches([LossRow(r, r.logprobs) for r in rows], 3, np.random.default_rng([0, 0])))
+    parts = list(_minibatches([LossRow(r, r.logprobs) for r in rows], 3, np.random.default_rng([0, 0]), ()))
     each = [theirs(policy(), [row.sequence for row in part]) for part in parts]
     assert len(seen) == len(each) == 3
     for gradient, other in zip(seen, each, strict=True):

@@ -13,6 +13,7 @@ class TinyAgents(Subject):
     tracer = TinyAgentsTracer
     frameworks = ("tinyagents", "openai")
     gaps: ClassVar[frozenset[str]] = frozenset({"tool_reports", "mcp"})
+    takes_prompt = True
     ways: ClassVar[tuple[str, ...]] = ("invoke", "stream")
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
 
@@ -27,7 +28,7 @@ class TinyAgents(Subject):
         # A connection kept open would outlive the event loop that it was made in.
         http = DefaultAsyncHttpxClient(headers={"connection": "close"})
         clients: Any = {"client": OpenAI(**settings), "async_client": AsyncOpenAI(**settings, http_client=http)}
-        return Agent(name, "m", tools=[add], **clients)
+        return Agent(name, "m", tools=[add], instructions=self.prompt or "", **clients)
 
     def changed(self) -> Any:
         import openai
