@@ -90,12 +90,9 @@ class Ways:
         after = steps - n // (16 * SAMPLES)
         begun = self.policies["RFT, round 1"]
         self.train("RFT, then GRPO", agl.GRPO(model=begun, steps=after, schedule="linear", **grpo), self.rounds * n)
-        teacher = self.policies["GRPO"]
-        half = steps // 2
-        distill = {"model": model, "group_size": SAMPLES, "batch_size": 16, "minibatches": 4, "learning_rate": RATE}
-        self.train(
-            "distilled from GRPO's", agl.Distill(teacher=teacher, steps=half, **distill, **POLICY), half * 16 * SAMPLES
-        )
+        half, teacher = steps // 2, self.policies["GRPO"]
+        distill = agl.Distill(model=model, teacher=teacher, steps=half, schedule="linear", **grpo)
+        self.train("distilled from GRPO's", distill, half * 16 * SAMPLES)
 
     def first_round(self, rft: Path) -> Path:
         """A store with the rollouts of the first round alone: those of the policy that all begin with."""
