@@ -65,8 +65,8 @@ def test_broken_training_does_not_pass(
     broken: Any, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Broken(LocalPolicy):
-        async def train(self, sequences: list[TrainingRow], *, lr_scale: float = 1.0) -> dict[str, float]:
-            return await super().train(broken(sequences), lr_scale=lr_scale)
+        async def train(self, sequences: list[TrainingRow], **options: Any) -> dict[str, float]:
+            return await super().train(broken(sequences), **options)
 
     monkeypatch.setattr(local_policy, "LocalPolicy", Broken)
     assert gain(train(tiny_policy, tmp_path)) < GAIN
@@ -77,11 +77,11 @@ def test_a_stale_policy_does_not_pass(tiny_policy: Path, tmp_path: Path, monkeyp
     """The engine goes on serving the weights that training began with, and says that they are the new ones."""
 
     class Stale(LocalPolicy):
-        async def train(self, sequences: list[TrainingRow], *, lr_scale: float = 1.0) -> dict[str, float]:
+        async def train(self, sequences: list[TrainingRow], **options: Any) -> dict[str, float]:
             before = tmp_path / "before.pt"
             if not before.exists():
                 await self.save_state(before)
-            metrics = await super().train(sequences, lr_scale=lr_scale)
+            metrics = await super().train(sequences, **options)
             version = self.version
             await self.load_state(before)
             self.version = version

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from call_trees import call, random_calls, trajectories, trajectory
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from tiny_learner import CPU, SHAPE, VOCABULARY, gradients, learner, tiny_model
@@ -358,9 +358,11 @@ class TestSupervised:
 
     @settings(max_examples=25, deadline=None)
     @given(st.integers(0, 10**6), st.sampled_from([None, 40]))
+    @example(82873, None)  # 2e-6 where a part of the model's is rounded to float32
     def test_loss_and_gradient_are_torchs_cross_entropy_on_the_conversations(self, seed: int, limit: int | None):
-        """Each call apart, its prompt labelled -100, as supervised trainers have it; in float64."""
-        model: Any = tiny_model().double()
+        """Each call apart, its prompt labelled -100, as supervised trainers have it; in float64, which transformers'
+        eager attention leaves for its softmax."""
+        model: Any = tiny_model(attention="sdpa").double()
         ts = [*group(3, seed), *rollouts(2, seed)]
         rows = [row for t in ts for row in merge(t, {x.call.id: 1.0 for x in t.transitions})]
         calls = [x.call for t in ts for x in t.transitions if x.trainable and x.call.response_ids.size]

@@ -33,7 +33,7 @@ class LogProbs:
     """What the model computes for N wanted tokens.
 
     Attributes:
-        logprobs: float32 [N].
+        logprobs: float32 [N]; float64 of a model in float64, entropies, too.
         entropies: float32 [N], of the distributions that they were drawn from; None unless requested.
         values: float32 [N], the value head's, of the states before the tokens; None without a value head.
     """
@@ -139,8 +139,9 @@ class LogProbModel:
     def _distribution(
         self, backbone_output: Any, with_entropy: bool, hidden_NH: Tensor, targets_N: Tensor, temperatures_N: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probs and entropies, float32 [N], of the tokens after these hidden states."""
-        logits_NV = self._logits(backbone_output, hidden_NH).float() / temperatures_N[:, None]
+        """Log-probs and entropies [N] of the tokens after these hidden states; in float32, or the model's float64."""
+        logits_NV = self._logits(backbone_output, hidden_NH)
+        logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)) / temperatures_N[:, None]
         logprobs_N = -functional.cross_entropy(logits_NV, targets_N, reduction="none")
         return logprobs_N, entropy(logits_NV) if with_entropy else None
 
