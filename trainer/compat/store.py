@@ -346,7 +346,7 @@ class LightningStore:
         Raises:
             ValueError: there is no such rollout, or None for a field that cannot be None.
         """
-        _refuse_none(input=input, status=status, config=config, metadata=metadata)
+        self._refuse_none(input=input, status=status, config=config, metadata=metadata)
         rollout = await self._rollout(rollout_id)
         if status == "cancelled":
             await self.agl_store.cancel_rollouts([rollout_id])
@@ -364,6 +364,11 @@ class LightningStore:
             values["metadata"] = {**(rollout.metadata if metadata is UNSET else metadata), **kept}
         updated = await self.agl_store.update_rollout(rollout_id, values)
         return (await self._with_attempts([updated]))[0]
+
+    def _refuse_none(self, **values: Any) -> None:
+        for name, value in values.items():
+            if value is None:
+                raise ValueError(f"{name} is None; leave it out to keep it")
 
     async def _rollout(self, rollout_id: str) -> base.Rollout:
         found = await self._existing([rollout_id])
@@ -417,7 +422,7 @@ class LightningStore:
         Raises:
             ValueError: there is no such attempt, or None for a field that cannot be None.
         """
-        _refuse_none(status=status, worker_id=worker_id, last_heartbeat_time=last_heartbeat_time, metadata=metadata)
+        self._refuse_none(status=status, worker_id=worker_id, last_heartbeat_time=last_heartbeat_time, metadata=metadata)
         attempt = await self._attempt(rollout_id, attempt_id)
         number = attempt.sequence_id
         if last_heartbeat_time is not UNSET:
@@ -450,8 +455,10 @@ class LightningStore:
     # -- workers ------------------------------------------------------------------------------------------------------
     async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] = UNSET) -> T.Worker:
         """Record a worker's heartbeat, with what it reports about itself."""
-        if heartbeat_stats is None:
-            raise TypeError("heartbeat_stats is None; leave it out to keep those of before")
+        try:
+            self._refuse_none(heartbeat_stats=heartbeat_stats)
+        except ValueError as error:
+            raise TypeError(str(error)) from None
         stats = {} if heartbeat_stats is UNSET else {"heartbeat_stats": heartbeat_stats}
         return await self._note_worker(worker_id, last_heartbeat_time=time.time(), **stats)
 
@@ -814,6 +821,18 @@ class LightningStoreClient(LightningStore):
         return own
 
 
+    def _refuse_none(self, **values: Any) -> None:
+        from aiohttp import ClientResponseError, RequestInfo
+        from multidict import CIMultiDict, CIMultiDictProxy
+        from yarl import URL
+
+        try:
+            super()._refuse_none(**values)
+        except ValueError as error:
+            request = RequestInfo(URL(self.server_address), "POST", CIMultiDictProxy(CIMultiDict()))
+            raise ClientResponseError(request, (), status=400, message=str(error)) from error
+
+
 def __getattr__(name: str) -> Any:
     if name == "LightningStoreServer":  # 0.3's package has it; its module needs this one
         from agl.trainer.compat.store_server import LightningStoreServer
@@ -848,12 +867,6 @@ def _no_attempt(rollout_id: str, attempt_id: str) -> NotFoundError:
     return NotFoundError(
         f"Attempt {attempt_id} not found", hint="take it from rollout.attempt.attempt_id", rollout=rollout_id
     )
-
-
-def _refuse_none(**values: Any) -> None:
-    for name, value in values.items():
-        if value is None:
-            raise ValueError(f"{name} is None; leave it out to keep it")
 
 
 def _attempt_note(rollout_id: str, attempt_id: str = "") -> str:

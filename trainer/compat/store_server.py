@@ -149,9 +149,10 @@ class LightningStoreServer(_Delegate):
             self._loop.call_soon_threadsafe(self._loop.stop)
             if not isinstance(error, StoreError):
                 raise
-            log.error("%s", error)
+            reason = error.message[:1].lower() + error.message[1:].replace("Address already", "address already")
+            log.error("the store's server does not start: %s", reason)
             raise ServerStartError(
-                f"the store's server did not start up within its time: {error.message}", hint=error.hint
+                f"the store's server did not start up within its time: {reason}", hint=error.hint
             ) from error
         self._server, self._url_of_server = server, server.url
         args.port = int(server.url.rpartition(":")[2])
