@@ -17,18 +17,21 @@ from agl.errors import ConfigError
 _NAMES = {
     "adapter": "Adapter LlmProxyTraceToTriplet TraceAdapter TraceToMessages TraceToTripletBase TracerTraceToTriplet",
     "algorithm": "VERL Algorithm Baseline FastAlgorithm FunctionalAlgorithm algo",
+    "components": "build_component",
+    "execution": "ClientServerExecutionStrategy ExecutionEvent ExecutionStrategy MultiprocessingEvent "
+    "SharedMemoryExecutionStrategy ThreadingEvent",
     "emitter": "emit_annotation emit_exception emit_message emit_object emit_reward find_final_reward "
     "find_reward_spans get_message_value get_object_value get_reward_value is_reward_span operation",
     "litagent": "FunctionalLitAgent LitAgent llm_rollout prompt_rollout rollout",
     "logs": "setup_logging",
-    "missing": "ClientServerExecutionStrategy LLMProxy",
+    "missing": "LLMProxy",
     "prompts": "APO",
     "runner": "LitAgentRunner Runner",
     "store": "InMemoryLightningStore LightningStore LightningStoreCapabilities LightningStoreClient "
     "LightningStoreStatistics LightningStoreThreaded",
     "store_server": "LightningStoreServer",
     "tracer": "AgentOpsTracer DummyTracer OtelTracer Tracer WeaveTracer",
-    "trainer": "SharedMemoryExecutionStrategy Trainer",
+    "trainer": "Trainer",
     "types": "LLM Attempt AttemptedRollout Dataset EnqueueRolloutRequest Hook NamedResources PromptTemplate ProxyLLM "
     "PaginatedResult ResourcesUpdate Rollout RolloutConfig RolloutMode RolloutStatus Span TaskInput Triplet Worker "
     "WorkerStatus",
@@ -40,6 +43,7 @@ _SUBMODULES = {
     "adapter": "base messages triplet",
     "algorithm": "base decorator fast verl",
     "emitter": "annotation exception message object reward",
+    "execution": "base client_server events shared_memory",
     "litagent": "decorator litagent",
     "runner": "agent base",
     "store": "base memory mongo threading",
@@ -52,7 +56,7 @@ _MODULES = {
     **{f"{module}.{name}": module for module, names in _SUBMODULES.items() for name in names.split()},
     "algorithm.apo": "prompts",
     "algorithm.apo.apo": "prompts",
-    "execution": "",
+    "trainer.init_utils": "components",
     "llm_proxy": "missing",
     "logging": "logs",
     "reward": "emitter",

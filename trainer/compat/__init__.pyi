@@ -3,7 +3,9 @@ from typing import Any
 
 from agl.trainer.compat.adapter import *
 from agl.trainer.compat.algorithm import *
+from agl.trainer.compat.components import build_component as build_component
 from agl.trainer.compat.emitter import *
+from agl.trainer.compat.execution import *
 from agl.trainer.compat.litagent import *
 from agl.trainer.compat.logs import setup_logging as setup_logging
 from agl.trainer.compat.missing import *

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import inspect
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from agl import tracing
 from agl.agents import agent as agl_agent
 from agl.agents.agent import Agent, Outcome, RolloutInfo
 from agl.errors import ConfigError
-from agl.mdp.spans import Span, from_otel
+from agl.mdp.spans import Span
 from agl.trainer.compat import types as T
 from agl.trainer.compat.emitter import find_final_reward
 from agl.trainer.compat.missing import require
@@ -23,6 +23,7 @@ from agl.trainer.compat.store import LightningStore
 __all__ = ["FunctionalLitAgent", "LitAgent", "llm_rollout", "prompt_rollout", "rollout"]
 
 V = TypeVar("V")
+log = logging.getLogger("agl.compat")
 MAIN_LLM = "main_llm"
 """The name of the policy's endpoint in 0.3; agl's is "llm"."""
 
@@ -194,18 +195,29 @@ def _storeless_rollout(task: Any, info: RolloutInfo) -> T.AttemptedRollout:
 
 
 def _outcome(value: Any) -> Outcome:
-    """The outcome of what 0.3 lets an agent return: a reward, nothing, or spans, which join the attempt's."""
-    if isinstance(value, Outcome):
-        return value
-    if not isinstance(value, list):
+    """The outcome of what 0.3 lets an agent return: a reward, nothing, or spans, which join the attempt's.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if value is None or isinstance(value, Outcome | float | int):
+        if isinstance(value, bool):
+            log.warning("Reward is not a number: %r; it counts as %s", value, float(value))
+        return value if isinstance(value, Outcome) else Outcome(value, value)
+    if isinstance(value, Mapping) and all(isinstance(v, float | int) and not isinstance(v, bool) for v in value.values()):
         return Outcome(value, value)
+    if not isinstance(value, list):
+        raise TypeError(f"Invalid raw result type: {type(value).__name__}. Return a number, None or a list of spans.")
     here = tracing.current()
     assert here is not None
-    spans = [_span(s, here.rollout) for s in value]
+    spans = [_span(s, here.rollout, i) for i, s in enumerate(value, start=1)]
     here.rollout.spans.extend(spans)
     return Outcome(find_final_reward(spans))
 
 
-def _span(value: Any, rollout: tracing.RolloutContext) -> Span:
-    span = value.to_agl() if isinstance(value, T.Span) else from_otel(value)
-    return dataclasses.replace(span, rollout_id=rollout.rollout_id, attempt=rollout.attempt)
+def _span(value: Any, rollout: tracing.RolloutContext, number: int) -> Span:
+    """A span that an agent returned, the `number`th, as one of its attempt's."""
+    attempt = T.attempt_id(rollout.rollout_id, rollout.attempt)
+    if not isinstance(value, T.Span):
+        value = T.Span.from_opentelemetry(value, rollout.rollout_id, attempt, number)
+    return value.model_copy(update={"rollout_id": rollout.rollout_id, "attempt_id": attempt}).to_agl()

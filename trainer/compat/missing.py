@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from agl.errors import ConfigError
 
-__all__ = ["ClientServerExecutionStrategy", "LLMProxy"]
+__all__ = ["LLMProxy"]
 
 
 def refuse(what: str, instead: str = "docs/from-agent-lightning.md says what is there instead") -> ConfigError:
@@ -48,7 +48,3 @@ class LLMProxy(
     instead="leave it out: the trainer has a gateway; for another model give initial_resources={'llm': LLM(...)}",
 ):
     """0.3's model proxy; the trainer has a gateway instead."""
-
-
-class ClientServerExecutionStrategy(MissingClass, instead="leave strategy= out: runners share this process"):
-    """Runners in other processes."""

@@ -218,7 +218,7 @@ class HookAdapter(agl_hooks.Hook):
         await self._hook.on_trace_end(tracer=self._runner.tracer, **self._facts(rollout))
 
     async def on_rollout_end(self, *, agent: Any, runner: Any, rollout: Any, spans: Sequence[Any]) -> None:
-        ordered = T.numbered(T.with_calls(sorted(spans, key=lambda s: s.start), ()))
+        ordered = T.numbered(T.without_root(T.with_calls(sorted(spans, key=lambda s: s.start), ())))
         await self._hook.on_rollout_end(spans=ordered, **self._facts(rollout))
 
     def _facts(self, rollout: Any) -> dict[str, Any]:

@@ -664,7 +664,7 @@ class LightningStore:
                 return T.PaginatedResult([], limit, offset, 0)
         stored = await self.agl_store.query_spans(rollout_id, number)
         calls = await self.agl_store.query_calls(rollout_id, number)
-        spans = T.numbered(T.with_calls(stored, calls))
+        spans = T.numbered(T.without_root(T.with_calls(stored, calls)))
         exact = {"trace_id": trace_id, "span_id": span_id, "parent_id": parent_id, "name": name}
         among = {field: None if value is None else (value,) for field, value in exact.items()}
         contains = {

@@ -58,6 +58,8 @@ TaskInput = Any
 ProxyLLM = LLM
 """Each rollout gets a separate endpoint, so there is nothing to rewrite."""
 
+AGL_ANNOTATION = "agentlightning.annotation"
+"""0.3's name of a span with a reward."""
 MODE = "agl.compat.mode"
 """Key in a rollout's metadata: the mode as requested ("test" and None are stored as "dev")."""
 SEQUENCE_ID = "agl.compat.sequence_id"
@@ -273,7 +275,14 @@ class Span(_PydanticMethods):
 
     @classmethod
     def of(cls, span: agl_spans.Span, sequence_id: int) -> Span:
-        attributes = dict(span.attributes)
+        attributes, name = dict(span.attributes), span.name
+        if span.operation == semconv.REWARD and attributes.get(semconv.REWARD_PRIMARY, True) and name != AGL_ANNOTATION:
+            # What an agent returned, as 0.3 recorded it.
+            name = AGL_ANNOTATION
+            attributes |= {
+                "agentlightning.reward.0.name": attributes.get(semconv.REWARD_NAME, "primary"),
+                "agentlightning.reward.0.value": attributes[semconv.REWARD_VALUE],
+            }
         return cls(
             rollout_id=span.rollout_id,
             attempt_id=attempt_id(span.rollout_id, span.attempt),
@@ -281,7 +290,7 @@ class Span(_PydanticMethods):
             trace_id=span.trace_id,
             span_id=span.span_id,
             parent_id=span.parent_id,
-            name=span.name,
+            name=name,
             status=TraceStatus(status_code=span.status.upper(), description=span.status_message),
             attributes=attributes,
             events=[Event(name=e.name, attributes=dict(e.attributes), timestamp=e.time) for e in span.events],
@@ -309,7 +318,7 @@ class Span(_PydanticMethods):
     @classmethod
     def from_opentelemetry(cls, src: ReadableSpan, rollout_id: str, attempt_id: str, sequence_id: int) -> Span:
         """An SDK span as a span of that attempt."""
-        span = dataclasses.replace(agl_spans.from_otel(src), rollout_id=rollout_id)
+        span = dataclasses.replace(agl_spans.from_otel(_ended(src)), rollout_id=rollout_id)
         return dataclasses.replace(cls.of(span, sequence_id), attempt_id=attempt_id)
 
     @classmethod
@@ -348,6 +357,35 @@ class Span(_PydanticMethods):
     def operation(self) -> str:
         """As `agl.Span.operation`."""
         return str(self.attributes.get(semconv.OPERATION_NAME, ""))
+
+
+def _ended(span: ReadableSpan) -> ReadableSpan:
+    """The span; one without times has those of now."""
+    from opentelemetry.sdk.trace import ReadableSpan as SdkSpan
+
+    if span.start_time is not None and span.end_time is not None:
+        return span
+    now = time.time_ns()
+    return SdkSpan(
+        span.name,
+        span.get_span_context(),
+        span.parent,
+        span.resource,
+        span.attributes,
+        span.events,
+        span.links,
+        status=span.status,
+        start_time=span.start_time or now,
+        end_time=span.end_time or now,
+    )
+
+
+def without_root(spans: Sequence[agl_spans.Span]) -> list[agl_spans.Span]:
+    """The spans without that of the whole attempt, which 0.3 did not have."""
+    roots = {s.span_id for s in spans if s.parent_id is None and s.operation == semconv.INVOKE_AGENT}
+    return [
+        dataclasses.replace(s, parent_id=None) if s.parent_id in roots else s for s in spans if s.span_id not in roots
+    ]
 
 
 def numbered(spans: Sequence[agl_spans.Span]) -> list[Span]:
