@@ -100,10 +100,7 @@ class LitAgent(agl_agent.LitAgent, Generic[V]):
         stored = await self._store.agl_store.get_rollout(info.rollout_id)
         attempt = (await self._store.agl_store.query_attempts(info.rollout_id))[info.attempt - 1]
         rollout = T.AttemptedRollout(**vars(T.Rollout.of(stored)), attempt=T.Attempt.of(attempt))
-        if stored.resources_id is not None:
-            update = await self._store.get_resources_by_id(stored.resources_id)
-        else:
-            update = await self._store.get_latest_resources()
+        update = await self._store.resources_of(stored)
         return rollout, {**named, **(update.resources if update else {})}
 
 
@@ -204,7 +201,9 @@ def _outcome(value: Any) -> Outcome:
         if isinstance(value, bool):
             log.warning("Reward is not a number: %r; it counts as %s", value, float(value))
         return value if isinstance(value, Outcome) else Outcome(value, value)
-    if isinstance(value, Mapping) and all(isinstance(v, float | int) and not isinstance(v, bool) for v in value.values()):
+    if isinstance(value, Mapping) and all(
+        isinstance(v, float | int) and not isinstance(v, bool) for v in value.values()
+    ):
         return Outcome(value, value)
     if not isinstance(value, list):
         raise TypeError(f"Invalid raw result type: {type(value).__name__}. Return a number, None or a list of spans.")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import os
+import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 

@@ -164,7 +164,7 @@ def _facts(rollout: base.Rollout) -> dict[str, Any]:
         "start_time": rollout.created_at,
         "end_time": rollout.ended_at,
         "mode": rollout.metadata[MODE] if MODE in rollout.metadata else {"dev": None}.get(rollout.mode, rollout.mode),
-        "resources_id": rollout.resources_id,
+        "resources_id": rollout.resources_id and resources_name(rollout.resources_id),
         "status": "requeuing" if rollout.status == "queuing" and rollout.attempts else rollout.status,
         "config": RolloutConfig(
             timeout_seconds=config.timeout_seconds,
@@ -217,7 +217,7 @@ class Worker(_PydanticMethods):
 
 
 class PaginatedResult(list[V]):
-    """A page of a query's results: a list that also knows its `limit` (-1 is none), `offset`, and the `total` number."""
+    """A page of a query's results: a list that knows its `limit` (-1 is none), its `offset`, and the `total` number."""
 
     def __init__(self, items: Iterable[V], limit: int, offset: int, total: int) -> None:
         super().__init__(items)
@@ -407,6 +407,16 @@ def with_calls(spans: Sequence[agl_spans.Span], calls: Sequence[Call]) -> list[a
             span = dataclasses.replace(span, attributes={**span.attributes, **tokens})
         result.append(span)
     return result
+
+
+def version_id(name: str) -> str:
+    """The store's id of a later version of the resources with that id."""
+    return f"{name}#{secrets.token_hex(8)}"
+
+
+def resources_name(stored_id: str) -> str:
+    """The id of the resources of which `stored_id` is a version."""
+    return stored_id.partition("#")[0]
 
 
 def attempt_id(rollout_id: str, attempt: int) -> str:
