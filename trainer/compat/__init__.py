@@ -15,19 +15,26 @@ from agl._alias import register
 from agl.errors import ConfigError
 
 _NAMES = {
-    "adapter": "Adapter LlmProxyTraceToTriplet TraceAdapter TraceToMessages TraceToTripletBase TracerTraceToTriplet",
+    "adapter": "Adapter LlmProxyTraceToTriplet OtelTraceAdapter TraceAdapter TraceToMessages TraceToTripletBase "
+    "TracerTraceToTriplet",
     "algorithm": "VERL Algorithm Baseline FastAlgorithm FunctionalAlgorithm algo",
     "emitter": "emit_annotation emit_exception emit_message emit_object emit_reward find_final_reward "
-    "find_reward_spans get_message_value get_object_value get_reward_value is_reward_span operation",
+    "find_reward_spans get_message_value get_object_value get_reward_value get_rewards_from_span is_reward_span operation",
+    "env_var": "LightningEnvVar resolve_bool_env_var resolve_int_env_var resolve_str_env_var",
+    "legacy": "GenericResponse ParallelWorkerBase Resource ResourceUnion RolloutLegacy RolloutRawResult "
+    "RolloutRawResultLegacy Task TaskIfAny",
     "litagent": "FunctionalLitAgent LitAgent llm_rollout prompt_rollout rollout",
     "logs": "setup_logging",
     "missing": "ClientServerExecutionStrategy LLMProxy",
     "prompts": "APO",
     "runner": "LitAgentRunner Runner",
     "store": "InMemoryLightningStore LightningStore LightningStoreClient LightningStoreServer LightningStoreThreaded",
-    "tracer": "AgentOpsTracer DummyTracer OtelTracer Tracer WeaveTracer",
+    "otel_types": "AttributeValue Attributes Event Link OtelResource SpanAttributeNames SpanContext SpanCoreFields "
+    "SpanLike SpanNames SpanRecordingContext StatusCode TraceState TraceStatus",
+    "tracer": "AgentOpsTracer DummyTracer OtelTracer Tracer WeaveTracer clear_active_tracer get_active_tracer "
+    "set_active_tracer",
     "trainer": "SharedMemoryExecutionStrategy Trainer",
-    "types": "LLM Attempt AttemptedRollout Dataset EnqueueRolloutRequest Hook NamedResources PromptTemplate ProxyLLM "
+    "types": "LLM Attempt AttemptStatus AttemptedRollout Dataset EnqueueRolloutRequest Hook NamedResources PromptTemplate ProxyLLM "
     "ResourcesUpdate Rollout RolloutConfig RolloutMode RolloutStatus Span TaskInput Triplet",
 }
 """Module -> its names that are names of this package too."""
@@ -52,7 +59,11 @@ _MODULES = {
     "execution": "",
     "llm_proxy": "missing",
     "logging": "logs",
+    "env_var": "env_var",
     "reward": "emitter",
+    "semconv": "semconv",
+    "utils": "",
+    "utils.otel": "attributes",
 }
 """Path of a module of 0.3 -> the module here that has its names; "" is this package."""
 
