@@ -223,7 +223,9 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
                 answer = json.loads(attributes.get(semconv.OUTPUT_MESSAGES) or "[]")
                 tools = json.loads(attributes.get(semconv.TOOL_DEFINITIONS) or "null")
                 conversations.append({"messages": [*prompt, *answer], "tools": tools})
-            elif semconv.OPERATION_NAME not in attributes and any(_items(attributes, k) for k in ("prompt", "completion")):
+            elif semconv.OPERATION_NAME not in attributes and any(
+                _items(attributes, k) for k in ("prompt", "completion")
+            ):
                 children = [s for s in source if s.parent_id is not None and s.parent_id == span.span_id]
                 conversations.append(_conversation(attributes, children))
         return conversations
@@ -232,7 +234,12 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
 def _conversation(attributes: Mapping[str, Any], children: Sequence[Any]) -> OpenAIMessages:
     """The conversation of one of 0.3's call spans, whose tool calls are spans within it."""
     called = [
-        {"id": t["call"]["id"], "name": t["name"], "arguments": t["parameters"], "type": t["call"].get("type", "function")}
+        {
+            "id": t["call"]["id"],
+            "name": t["name"],
+            "arguments": t["parameters"],
+            "type": t["call"].get("type", "function"),
+        }
         for child in children
         if (t := filter_and_unflatten_attributes(child.attributes or {}, "tool"))
     ]

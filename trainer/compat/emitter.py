@@ -124,9 +124,7 @@ def emit_annotation(annotation: Mapping[str, Any], propagate: bool = True) -> T.
     return _emit(AGL_ANNOTATION, sanitize_attributes(attributes), None, propagate)
 
 
-def emit_message(
-    message: str, attributes: Mapping[str, Any] | None = None, propagate: bool = True
-) -> T.SpanCoreFields:
+def emit_message(message: str, attributes: Mapping[str, Any] | None = None, propagate: bool = True) -> T.SpanCoreFields:
     """Emit a text; TypeError for anything else."""
     if not isinstance(message, str):
         raise TypeError(f"a message is a string, not {message!r}; emit_object takes other values")
@@ -384,7 +382,9 @@ def get_object_value(span: T.SpanLike) -> Any:
 def _value(span: T.SpanLike, key: str, kind: str) -> Any:
     """0.3's attribute, or agl's value of a span of that kind."""
     attributes = span.attributes or {}
-    return attributes.get(key, attributes.get(semconv.VALUE) if attributes.get(semconv.OPERATION_NAME) == kind else None)
+    return attributes.get(
+        key, attributes.get(semconv.VALUE) if attributes.get(semconv.OPERATION_NAME) == kind else None
+    )
 
 
 make_callable(__name__, reward)

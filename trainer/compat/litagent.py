@@ -136,7 +136,6 @@ class FunctionalLitAgent(LitAgent[V]):
         }
         return {name: value() for name, value in values.items() if name in self._parameters}
 
-
     def _llm(self, llm: T.LLM, rollout: Any) -> T.LLM:
         if not (self._strip_proxy and isinstance(llm, T.ProxyLLM)):
             return llm

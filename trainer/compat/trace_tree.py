@@ -221,7 +221,9 @@ class TraceTree:
             if _operation(node.span) or len(root.children) == 1:
                 continue
             own = {n.id for n in node.traverse()}
-            around = [n for n in root.traverse()[1:] if n.id not in own and _length(n) > _length(node) and _encloses(n, node)]
+            around = [
+                n for n in root.traverse()[1:] if n.id not in own and _length(n) > _length(node) and _encloses(n, node)
+            ]
             if around:
                 root.children.remove(node)
                 min(around, key=_length).add_child(node)

@@ -273,9 +273,7 @@ class DummyTracer(Tracer):
 class SpanRecorder:
     """0.3's `DummySpanRecordingContext`: what is recorded on a span while it is open."""
 
-    def __init__(
-        self, name: str, attributes: Mapping[str, Any] | None = None, start_time: float | None = None
-    ) -> None:
+    def __init__(self, name: str, attributes: Mapping[str, Any] | None = None, start_time: float | None = None) -> None:
         self.name = name
         self.attributes = dict(attributes or {})
         self.start_time = time.time() if start_time is None else start_time
@@ -389,9 +387,7 @@ def _core(
 ) -> T.SpanCoreFields:
     now = time.time() if timestamp is None else timestamp
     status = status or T.TraceStatus(status_code="OK")
-    return T.SpanCoreFields(
-        name=name, status=status, attributes=dict(attributes or {}), start_time=now, end_time=now
-    )
+    return T.SpanCoreFields(name=name, status=status, attributes=dict(attributes or {}), start_time=now, end_time=now)
 
 
 _KINDS = {

@@ -373,9 +373,7 @@ class Span(PydanticMethods):
         sequence_id: int | None = None,
     ) -> Span:
         """A span of that attempt, with random ids, from what an emitter returned."""
-        return cls.from_attributes(
-            rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=sequence_id, **vars(core)
-        )
+        return cls.from_attributes(rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=sequence_id, **vars(core))
 
     @property
     def operation(self) -> str:
