@@ -6,9 +6,12 @@ from agl.trainer.compat.algorithm import *
 from agl.trainer.compat.components import build_component as build_component
 from agl.trainer.compat.emitter import *
 from agl.trainer.compat.execution import *
+from agl.trainer.compat.env_var import *
+from agl.trainer.compat.legacy import *
 from agl.trainer.compat.litagent import *
 from agl.trainer.compat.logs import setup_logging as setup_logging
 from agl.trainer.compat.missing import *
+from agl.trainer.compat.otel_types import *
 from agl.trainer.compat.prompts import *
 from agl.trainer.compat.runner import *
 from agl.trainer.compat.store import *

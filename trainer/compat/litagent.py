@@ -109,7 +109,7 @@ class FunctionalLitAgent(LitAgent[V]):
 
     def __init__(self, function: Callable[..., Any], *, strip_proxy: bool = True) -> None:
         super().__init__()
-        self._function = function
+        self._function, self._strip_proxy = function, strip_proxy
         self._parameters = inspect.signature(function).parameters
         functools.update_wrapper(self, function)
 
@@ -128,11 +128,20 @@ class FunctionalLitAgent(LitAgent[V]):
     def _arguments(self, resources: T.NamedResources, rollout: Any) -> dict[str, Any]:
         values: dict[str, Callable[[], Any]] = {
             "rollout": lambda: rollout,
-            "llm": lambda: _first(resources, T.LLM),
+            "llm": lambda: self._llm(_first(resources, T.LLM), rollout),
             "prompt_template": lambda: _first(resources, T.PromptTemplate),
             "resources": lambda: resources,
         }
         return {name: value() for name, value in values.items() if name in self._parameters}
+
+    def _llm(self, llm: T.LLM, rollout: Any) -> T.LLM:
+        if not (self._strip_proxy and isinstance(llm, T.ProxyLLM)):
+            return llm
+        return llm.with_attempted_rollout(rollout)
+
+
+class SignatureError(ConfigError, NotImplementedError):
+    """A function that cannot be an agent; 0.3 raised a NotImplementedError."""
 
 
 def rollout(function: Callable[..., Any] | None = None, *, strip_proxy: bool = True) -> Any:
@@ -147,8 +156,9 @@ def rollout(function: Callable[..., Any] | None = None, *, strip_proxy: bool = T
     known = {"llm", "prompt_template", "rollout", "resources"}
     rest = [n for n in names[1:] if n not in known and _required(function, n)]
     if not names or names[0] in known or rest:
-        raise ConfigError(
-            f"{getattr(function, '__name__', function)!r} takes ({', '.join(names)})",
+        raise SignatureError(
+            f"{getattr(function, '__name__', function)!r} takes ({', '.join(names)}), which does not match any known "
+            "agent patterns",
             hint="take the task first, then any of llm, prompt_template, rollout, resources, by these names",
         )
     return FunctionalLitAgent(function, strip_proxy=strip_proxy)
@@ -217,6 +227,8 @@ def _outcome(value: Any) -> Outcome:
 def _span(value: Any, rollout: tracing.RolloutContext, number: int) -> Span:
     """A span that an agent returned, the `number`th, as one of its attempt's."""
     attempt = T.attempt_id(rollout.rollout_id, rollout.attempt)
-    if not isinstance(value, T.Span):
+    if isinstance(value, T.SpanCoreFields):
+        value = T.Span.from_core_fields(value, sequence_id=number)
+    elif not isinstance(value, T.Span):
         value = T.Span.from_opentelemetry(value, rollout.rollout_id, attempt, number)
     return value.model_copy(update={"rollout_id": rollout.rollout_id, "attempt_id": attempt}).to_agl()
