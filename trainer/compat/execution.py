@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from agl.trainer.compat.components import SpecValueError
 from agl.trainer.compat.store import LightningStore
+from agl.trainer.compat.utils import ExecutionEvent, MultiprocessingEvent, ThreadingEvent
 
 __all__ = [
     "ClientServerExecutionStrategy",
@@ -22,24 +21,6 @@ __all__ = [
 
 Role = Literal["algorithm", "runner", "both"]
 PORT = 4747
-
-
-class ExecutionEvent(Protocol):
-    """An event that asks algorithm and runners to stop."""
-
-    def set(self) -> None: ...
-    def clear(self) -> None: ...
-    def is_set(self) -> bool: ...
-    def wait(self, timeout: float | None = None) -> bool: ...
-
-
-class ThreadingEvent(threading.Event):
-    """One for the threads of this process."""
-
-
-def MultiprocessingEvent(*, ctx: Any = None) -> ExecutionEvent:
-    """One for this process and its children."""
-    return (ctx or multiprocessing).Event()
 
 
 AlgorithmBundle = Callable[[LightningStore, ExecutionEvent], Awaitable[None]]

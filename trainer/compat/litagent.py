@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import inspect
 import logging
@@ -10,13 +11,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from agl import tracing
+from agl import semconv, tracing
 from agl.agents import agent as agl_agent
 from agl.agents.agent import Agent, Outcome, RolloutInfo
 from agl.errors import ConfigError
 from agl.mdp.spans import Span
 from agl.trainer.compat import types as T
-from agl.trainer.compat.emitter import find_final_reward
+from agl.trainer.compat.emitter import get_reward_value
 from agl.trainer.compat.missing import require
 from agl.trainer.compat.store import LightningStore
 
@@ -220,8 +221,18 @@ def _outcome(value: Any) -> Outcome:
     here = tracing.current()
     assert here is not None
     spans = [_span(s, here.rollout, i) for i, s in enumerate(value, start=1)]
-    here.rollout.spans.extend(spans)
-    return Outcome(find_final_reward(spans))
+    last = next((s for s in reversed(spans) if get_reward_value(s) is not None), None)
+    for span in spans:
+        if span is last and span.operation != semconv.REWARD:
+            reward = {
+                semconv.OPERATION_NAME: semconv.REWARD,
+                semconv.REWARD_NAME: "reward",
+                semconv.REWARD_VALUE: get_reward_value(span),
+                semconv.REWARD_SOURCE: "return",
+            }
+            span = dataclasses.replace(span, attributes={**span.attributes, **reward})
+        here.rollout.spans.append(span)
+    return Outcome()
 
 
 def _span(value: Any, rollout: tracing.RolloutContext, number: int) -> Span:

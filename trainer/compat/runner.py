@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +16,7 @@ from agl.trainer.compat import types as T
 from agl.trainer.compat.litagent import LitAgent
 from agl.trainer.compat.store import LightningStore
 from agl.trainer.compat.tracer import AgentOpsTracer
+from agl.trainer.compat.utils import system_snapshot
 
 __all__ = ["LitAgentRunner", "Runner"]
 
@@ -170,7 +169,7 @@ class LitAgentRunner(Generic[V]):
 
         async def beat() -> None:
             while True:
-                await store.update_worker(self.get_worker_id(), {"host": socket.gethostname(), "pid": os.getpid()})
+                await store.update_worker(self.get_worker_id(), system_snapshot())
                 await asyncio.sleep(self.heartbeat_interval)
 
         await runner.start()

@@ -17,7 +17,6 @@ from agl.trainer.compat.components import build_component, instantiate_from_spec
 from agl.trainer.compat.execution import (
     STRATEGIES,
     ClientServerExecutionStrategy,
-    ExecutionEvent,
     ExecutionStrategy,
     SharedMemoryExecutionStrategy,
 )
@@ -26,6 +25,7 @@ from agl.trainer.compat.missing import refuse
 from agl.trainer.compat.runner import HookAdapter, LitAgentRunner
 from agl.trainer.compat.store import LightningStore, as_store
 from agl.trainer.compat.tracer import AgentOpsTracer
+from agl.trainer.compat.utils import ExecutionEvent
 
 if TYPE_CHECKING:
     from agl.trainer.run.trainer import Result

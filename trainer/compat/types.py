@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from agl import semconv
 from agl.agents.hooks import Hook
@@ -17,10 +17,10 @@ from agl.agents.resources import LLM, Dataset, NamedResources, PromptTemplate, r
 from agl.errors import ConfigError
 from agl.mdp import spans as agl_spans
 from agl.tracing.inferred import with_messages
-from agl.trainer.compat.models import PydanticMethods
+from agl.trainer.compat.models import PydanticMethods as _PydanticMethods
 from agl.trainer.compat.otel_types import (
-    AttributeValue,
     Attributes,
+    AttributeValue,
     Event,
     Link,
     OtelResource,
@@ -96,7 +96,7 @@ RESPONSE_TOKEN_IDS = "response_token_ids"
 
 
 @dataclass(kw_only=True)
-class RolloutConfig(PydanticMethods):
+class RolloutConfig(_PydanticMethods):
     """Retries and time limits of a rollout; seconds, None for no limit."""
 
     timeout_seconds: float | None = None
@@ -113,7 +113,7 @@ class RolloutConfig(PydanticMethods):
 
 
 @dataclass(kw_only=True)
-class Attempt(PydanticMethods):
+class Attempt(_PydanticMethods):
     """One try of a rollout; `sequence_id` counts from 1, times are seconds since the epoch."""
 
     rollout_id: str
@@ -142,7 +142,7 @@ class Attempt(PydanticMethods):
 
 
 @dataclass(kw_only=True)
-class Rollout(PydanticMethods):
+class Rollout(_PydanticMethods):
     """A rollout: `input` is the task."""
 
     rollout_id: str
@@ -228,7 +228,7 @@ def _facts(rollout: base.Rollout) -> dict[str, Any]:
 
 
 @dataclass(kw_only=True)
-class EnqueueRolloutRequest(PydanticMethods):
+class EnqueueRolloutRequest(_PydanticMethods):
     """A rollout to enqueue."""
 
     input: TaskInput
@@ -239,7 +239,7 @@ class EnqueueRolloutRequest(PydanticMethods):
 
 
 @dataclass(kw_only=True)
-class ResourcesUpdate(PydanticMethods):
+class ResourcesUpdate(_PydanticMethods):
     """A version of the named resources."""
 
     resources_id: str
@@ -253,7 +253,7 @@ class ResourcesUpdate(PydanticMethods):
 
 
 @dataclass(kw_only=True)
-class Worker(PydanticMethods):
+class Worker(_PydanticMethods):
     """A process that runs attempts; times are seconds since the epoch, None for what has not happened."""
 
     worker_id: str
@@ -281,7 +281,7 @@ class PaginatedResult(list[V]):
 
 
 @dataclass(kw_only=True)
-class Triplet(PydanticMethods):
+class Triplet(_PydanticMethods):
     """One LLM call: its prompt, its response, its reward."""
 
     prompt: Any
@@ -291,7 +291,7 @@ class Triplet(PydanticMethods):
 
 
 @dataclass(kw_only=True)
-class Span(PydanticMethods):
+class Span(_PydanticMethods):
     """A finished span; ids are hex, times seconds since the epoch."""
 
     rollout_id: str
@@ -361,7 +361,7 @@ class Span(PydanticMethods):
             cls.of(span, sequence_id),
             attempt_id=attempt_id,
             links=[Link.from_opentelemetry(link) for link in src.links],
-            context=SpanContext.from_opentelemetry(src.context),  # type: ignore[arg-type]
+            context=SpanContext.from_opentelemetry(src.get_span_context()),  # type: ignore[arg-type]
             parent=SpanContext.from_opentelemetry(src.parent) if src.parent else None,
             resource=OtelResource.from_opentelemetry(src.resource),
         )
