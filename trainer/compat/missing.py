@@ -12,7 +12,6 @@ __all__ = [
     "AgentLightningServer",
     "CollectionBasedLightningStore",
     "DevTaskLoader",
-    "LLMProxy",
 ]
 
 
@@ -95,10 +94,3 @@ class DevTaskLoader(MissingClass, instead="give the tasks to Trainer.dev(agent, 
 
 class CollectionBasedLightningStore(MissingClass, instead="use InMemoryLightningStore(), or LightningStore(URL)"):
     """A store on 0.3's collections."""
-
-
-class LLMProxy(
-    MissingClass,
-    instead="leave it out: the trainer has a gateway; for another model give initial_resources={'llm': LLM(...)}",
-):
-    """0.3's model proxy; the trainer has a gateway instead."""

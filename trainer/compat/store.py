@@ -521,6 +521,9 @@ class LightningStore:
         self, resources_id: str, resources: T.NamedResources, before: T.ResourcesUpdate | None
     ) -> T.ResourcesUpdate:
         body = {name: resource_to_json(value) for name, value in resources.items()}
+        for name, value in resources.items():
+            if isinstance(value, T.ProxyLLM):
+                body[name]["proxy"] = True
         now = time.time()
         body[_FACTS] = {
             "version": before.version + 1 if before else 1,
@@ -576,6 +579,9 @@ class LightningStore:
     def _update(self, stored_id: str, body: Mapping[str, Any]) -> T.ResourcesUpdate:
         facts = body.get(_FACTS, {})
         stored = {k: resource_from_json(v) for k, v in body.items() if k != _FACTS and isinstance(v, Mapping)}
+        for name, value in stored.items():
+            if body[name].get("proxy"):
+                stored[name] = T.ProxyLLM(value.endpoint, value.model, None, value.sampling_parameters)
         return T.ResourcesUpdate(
             resources_id=T.resources_name(stored_id),
             create_time=float(facts.get("created", 0.0)),
