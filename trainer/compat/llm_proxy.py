@@ -206,7 +206,7 @@ class LLMProxy:
         if not (known or self._is_local):
             await JSONResponse({"error": {"message": "the proxy's address holds a secret"}}, 401)(scope, receive, send)
             return
-        rollout = attempt = ""
+        rollout = attempt = "-"  # of no attempt
         if parts[0] == "rollout" and len(parts) > 4 and parts[2] == "attempt":
             rollout, attempt, parts = parts[1], parts[3], parts[4:]
         if parts[0] == "v1":
