@@ -18,6 +18,9 @@ _NAMES = {
     "adapter": "Adapter LlmProxyTraceToTriplet OtelTraceAdapter TraceAdapter TraceToMessages TraceToTripletBase "
     "TracerTraceToTriplet",
     "algorithm": "VERL Algorithm Baseline FastAlgorithm FunctionalAlgorithm algo",
+    "cli": "lightning_cli",
+    "components": "build_component",
+    "execution": "ClientServerExecutionStrategy ExecutionStrategy SharedMemoryExecutionStrategy",
     "emitter": "emit_annotation emit_exception emit_message emit_object emit_reward find_final_reward "
     "find_reward_spans get_message_value get_object_value get_reward_value get_rewards_from_span is_reward_span "
     "operation",
@@ -25,19 +28,22 @@ _NAMES = {
     "legacy": "FilterField FilterOptions GenericResponse ParallelWorkerBase Resource ResourceUnion RolloutLegacy "
     "RolloutRawResult RolloutRawResultLegacy SortOptions Task TaskIfAny",
     "litagent": "FunctionalLitAgent LitAgent llm_rollout prompt_rollout rollout",
+    "llm_proxy": "LLMProxy",
     "logs": "configure_logger setup_logging setup_module_logging",
-    "missing": "AgentLightningClient AgentLightningServer ClientServerExecutionStrategy CollectionBasedLightningStore "
-    "DevTaskLoader LLMProxy",
+    "missing": "AgentLightningClient AgentLightningServer CollectionBasedLightningStore DevTaskLoader",
     "prompts": "APO",
     "runner": "LitAgentRunner Runner",
-    "store": "InMemoryLightningStore LightningStore LightningStoreClient LightningStoreServer LightningStoreThreaded",
+    "store": "InMemoryLightningStore LightningStore LightningStoreCapabilities LightningStoreClient "
+    "LightningStoreStatistics LightningStoreThreaded",
+    "store_server": "LightningStoreServer",
     "otel_types": "AttributeValue Attributes Event Link OtelResource SpanAttributeNames SpanContext SpanCoreFields "
     "SpanLike SpanNames SpanRecordingContext StatusCode TraceState TraceStatus",
     "tracer": "AgentOpsTracer DummyTracer OtelTracer Tracer WeaveTracer clear_active_tracer get_active_tracer "
     "set_active_tracer",
-    "trainer": "SharedMemoryExecutionStrategy Trainer",
+    "trainer": "Trainer",
     "types": "LLM Attempt AttemptStatus AttemptedRollout Dataset EnqueueRolloutRequest Hook NamedResources "
-    "PromptTemplate ProxyLLM ResourcesUpdate Rollout RolloutConfig RolloutMode RolloutStatus Span TaskInput Triplet",
+    "PaginatedResult PromptTemplate ProxyLLM ResourcesUpdate Rollout RolloutConfig RolloutMode RolloutStatus Span "
+    "TaskInput Triplet Worker WorkerStatus",
     "utils": "ExecutionEvent MultiprocessingEvent ThreadingEvent",
 }
 """Module -> its names that are names of this package too."""
@@ -47,9 +53,10 @@ _SUBMODULES = {
     "adapter": "base messages triplet",
     "algorithm": "base decorator fast verl",
     "emitter": "annotation exception message object reward",
+    "execution": "base client_server events shared_memory",
     "litagent": "decorator litagent",
     "runner": "agent base",
-    "store": "base client_server memory threading",
+    "store": "base memory mongo threading",
     "tracer": "agentops base dummy otel weave",
     "trainer": "trainer",
     "types": "core resources tracer",
@@ -59,20 +66,24 @@ _MODULES = {
     **{f"{module}.{name}": module for module, names in _SUBMODULES.items() for name in names.split()},
     "algorithm.apo": "prompts",
     "algorithm.apo.apo": "prompts",
+    "trainer.init_utils": "components",
     "client": "missing",
     "env_var": "env_var",
-    "execution": "",
     "execution.events": "utils",
     "instrumentation": "instrumentation",
     **{f"instrumentation.{name}": "instrumentation" for name in ("agentops", "agentops_langchain", "litellm", "vllm")},
-    "llm_proxy": "missing",
+    "cli": "cli",
+    "cli.store": "cli",
+    "config": "cli",
+    "llm_proxy": "llm_proxy",
     "logging": "logs",
     "reward": "emitter",
+    "store.client_server": "store_server",
+    "utils.server_launcher": "store_server",
     "semconv": "semconv",
     "server": "missing",
     "store.collection": "missing",
     "store.collection.mongo": "missing",
-    "store.mongo": "missing",
     "store.utils": "missing",
     "utils": "utils",
     "utils.id": "utils",
@@ -82,7 +93,7 @@ _MODULES = {
     "utils.system_snapshot": "utils",
 }
 """Path of a module of 0.3 -> the module here that has its names; "" is this package."""
-_FURTHER = {"types": ("otel_types", "legacy"), "llm_proxy": ("missing",)}
+_FURTHER = {"types": ("otel_types", "legacy")}
 """Package of 0.3 -> further modules with names of its modules."""
 
 __all__ = sorted([*_HOME, "install"])  # pyright: ignore[reportUnsupportedDunderAll]

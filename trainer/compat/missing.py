@@ -10,10 +10,8 @@ from agl.errors import ConfigError
 __all__ = [
     "AgentLightningClient",
     "AgentLightningServer",
-    "ClientServerExecutionStrategy",
     "CollectionBasedLightningStore",
     "DevTaskLoader",
-    "LLMProxy",
 ]
 
 
@@ -96,14 +94,3 @@ class DevTaskLoader(MissingClass, instead="give the tasks to Trainer.dev(agent, 
 
 class CollectionBasedLightningStore(MissingClass, instead="use InMemoryLightningStore(), or LightningStore(URL)"):
     """A store on 0.3's collections."""
-
-
-class LLMProxy(
-    MissingClass,
-    instead="leave it out: the trainer has a gateway; for another model give initial_resources={'llm': LLM(...)}",
-):
-    """0.3's model proxy; the trainer has a gateway instead."""
-
-
-class ClientServerExecutionStrategy(MissingClass, instead="leave strategy= out: runners share this process"):
-    """Runners in other processes."""
