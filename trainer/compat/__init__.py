@@ -93,7 +93,7 @@ _MODULES = {
     "utils.system_snapshot": "utils",
 }
 """Path of a module of 0.3 -> the module here that has its names; "" is this package."""
-_FURTHER = {"types": ("otel_types", "legacy")}
+_FURTHER = {"llm_proxy": ("missing", "legacy"), "types": ("otel_types", "legacy")}
 """Package of 0.3 -> further modules with names of its modules."""
 
 __all__ = sorted([*_HOME, "install"])  # pyright: ignore[reportUnsupportedDunderAll]

@@ -63,7 +63,7 @@ _MISSING = {
     "AddReturnTokenIds LightningOpenTelemetry LightningSpanExporter MessageInspectionMiddleware "
     "RolloutAttemptMiddleware StreamConversionMiddleware",
     "use a LightningStoreServer": "ServerDataStore",
-    "give Trainer.fit a logger, or read the store's statistics()": "ConsoleMetricsBackend MetricsBackend "
+    "read the store's statistics()": "ConsoleMetricsBackend MetricsBackend "
     "MultiMetricsBackend PrometheusMetricsBackend get_prometheus_registry setup_multiprocess_prometheus "
     "shutdown_metrics",
     "store.add_otel_span takes the SDK's spans": "handle_otlp_export spans_from_proto",
