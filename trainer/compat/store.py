@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
-from agl.errors import AttemptOverError, NotStoredError, StoreError
+from agl.errors import AttemptOverError, NotStoredError, StoreError, reject_unknown
 from agl.trainer.compat import types as T
 from agl.trainer.compat.missing import MissingClass
 
@@ -808,6 +808,8 @@ class LightningStoreClient(LightningStore):
     """
 
     def __init__(self, server_address: str, **timeouts: Any) -> None:
+        known = ("retry_delays", "health_retry_delays", "request_timeout", "connection_timeout")
+        reject_unknown(timeouts, known, "LightningStoreClient")
         super().__init__(server_address.rstrip("/"))
         self.server_address = server_address
         self._process = os.getpid()
