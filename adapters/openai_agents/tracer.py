@@ -13,7 +13,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from agl import semconv, tracing
 from agl.adapters.base import InstrumentedTracer
@@ -27,6 +27,10 @@ class OpenAIAgentsTracer(InstrumentedTracer):
     """Traces every `Runner.run`, `run_sync` and `run_streamed` inside rollouts."""
 
     modules = ("agents",)
+    answer_errors: ClassVar[Mapping[str, str]] = {
+        "agents.exceptions.ModelBehaviorError": "unparsable",
+        "agents.exceptions.MaxTurnsExceeded": "turns",
+    }
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)
 

@@ -61,7 +61,8 @@ class Agent:
         run: (task, resources, rollout) -> Outcome, or a coroutine of it.
         is_async: whether `run` is awaited on the runner's event loop, not called in a thread.
         tracers: adapters that are on while it runs.
-        error_reward: the reward of a run in which the agent raised; None = such a run is retried, then dropped.
+        error_reward: the reward of a run in which the agent raised. None: such a run is retried, then dropped; one that
+            the policy itself caused (`agl.mdp.faults`) gets the lowest reward of its group.
     """
 
     name: str

@@ -83,6 +83,31 @@ def wrap(agent: Any, reward: RewardFunction | None = None, **options: Any) -> Ag
     )
 
 
+def answer_error_cause(error: BaseException) -> str | None:
+    """What an adapter says of an exception that a framework raises because of a model's answer: a key of
+    `agl.mdp.faults.CAUSES`. None for other exceptions. Also looks at what it was raised from, and into groups.
+    """
+    causes = {name: c for adapter in adapters().values() for name, c in getattr(adapter, "answer_errors", {}).items()}
+    for raised in causes_of(error):
+        for cls in type(raised).__mro__:
+            if (cause := causes.get(f"{cls.__module__}.{cls.__qualname__}")) is not None:
+                return cause
+    return None
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """An exception, what it was raised from, and the members of groups, outermost first."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        raised = waiting.pop(0)
+        if raised is None or id(raised) in seen:
+            continue
+        seen.add(id(raised))
+        yield raised
+        waiting += [raised.__cause__, *(raised.exceptions if isinstance(raised, BaseExceptionGroup) else ())]
+
+
 @contextlib.contextmanager
 def switched_on(tracers: Iterable[Tracer]) -> Iterator[None]:
     """Switch these tracers and those of the bare clients on for a block; those that were on before stay on."""

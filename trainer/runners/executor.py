@@ -21,6 +21,7 @@ from agl.agents.agent import Agent, Outcome, RolloutInfo
 from agl.agents.command import CommandAgent
 from agl.agents.hooks import Hook
 from agl.agents.prompts import replacements
+from agl.agents.registry import answer_error_cause, causes_of
 from agl.agents.resources import LLM, SystemPrompt, Task
 from agl.errors import AglError, CaptureError, RewardError, RolloutError, RolloutTimeoutError
 from agl.mdp.spans import Span
@@ -162,7 +163,12 @@ class Executor:
 
         def record_failure(scope: tracing.Scope, error: Exception) -> None:
             # The agent's own failure can have a reward; a failure of the infrastructure never has one.
-            if agent.error_reward is None or isinstance(error, AglError) or _is_infrastructure(error):
+            if isinstance(error, AglError) or _is_infrastructure(error):
+                raise error
+            scope.span.set_attribute(semconv.AGENT_ERROR, f"{type(error).__name__}: {error}")
+            if (cause := answer_error_cause(error)) is not None:
+                scope.span.set_attribute(semconv.AGENT_ERROR_CAUSE, cause)
+            if agent.error_reward is None:
                 raise error
             scope.span.record_exception(error)
             record_outcome(scope, Outcome(agent.error_reward, f"{type(error).__name__}: {error}"))
@@ -301,10 +307,13 @@ def _in_thread(function: Callable[[], None], name: str) -> asyncio.Future[None]:
 
 def _is_infrastructure(error: BaseException) -> bool:
     """Whether the connection to a model failed rather than the agent; such a failure must never become a reward."""
-    names = {cls.__name__ for cls in type(error).__mro__}
-    if names & {"APIConnectionError", "InternalServerError", "AuthenticationError", "RateLimitError"}:
-        return True
-    return isinstance(error, ConnectionError | OSError)
+    for raised in causes_of(error):
+        names = {cls.__name__ for cls in type(raised).__mro__}
+        if names & {"APIConnectionError", "InternalServerError", "AuthenticationError", "RateLimitError"}:
+            return True
+        if isinstance(raised, ConnectionError):
+            return True
+    return isinstance(error, OSError)
 
 
 def _as_text(value: Any) -> str:
