@@ -8,6 +8,7 @@ a policy: an answer of a frozen model, or of a provider, is never a policy's fau
 from __future__ import annotations
 
 import secrets
+import textwrap
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ CAUSES: Final = {
     "turns": "it used up its turns",
 }
 """The causes, and what each says of an agent."""
+_SHOWN = 160
+"""Characters of an exception in one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,8 @@ class Fault:
     error: str
 
     def __str__(self) -> str:
-        return f"the policy's own failure ({self.cause}): agent {self.agent!r}, {CAUSES[self.cause]}: {self.error}"
+        raised = textwrap.shorten(self.error, _SHOWN, placeholder=" ...")
+        return f"the policy's own failure ({self.cause}): agent {self.agent!r}, {CAUSES[self.cause]}: {raised}"
 
     @classmethod
     def of_spans(cls, spans: Iterable[Span]) -> Fault | None:
