@@ -5,6 +5,7 @@ It happens where the run is, with what was stored, so it is the same whichever r
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,8 +31,8 @@ async def score_faults(
     """The results, in which each rollout that a policy has ended has a reward; it is in the store then.
 
     With what it had earned before, it is the lowest reward of the rollout's group: of those of its rollouts that no
-    policy has ended, else of all these rollouts, else 0. In training, that is; a measurement (any other mode) is never
-    improved by a failure, so there it is 0 at most. Those that have a reward (`error_reward=`, or a stopped run had
+    policy has ended, else of all these rollouts, else 0; or less, if penalties had come to less. In training, that is:
+    in a measurement (any other mode) it is 0 at most. Those that have a reward (`error_reward=`, or a stopped run had
     scored them) keep it.
 
     The reward is the whole rollout's. Two credit rules give such a reward to nobody: for `PerCall` it is that of the
@@ -81,7 +82,8 @@ def _lowest(
 
     [earned] = values(trajectory, fault.call_id)
     others = [value for peer in peers for value in values(peer)] or [0.0]
-    lowest = min(earned, *others, *([0.0] if measured else []))
+    # Penalties that it had before stay: a failure never raises a reward.
+    lowest = min(*others, min(earned, 0.0) if earned < 0 or measured else math.inf)
     agent = fault.agent if isinstance(credit, Competitive) else None
     reward = Reward(NAME, lowest - earned, source=SOURCE, agent=agent)
     return reward, fault.call_id if isinstance(credit, PerCall) else None
