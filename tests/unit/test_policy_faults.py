@@ -241,6 +241,7 @@ def test_it_is_never_imitated_and_never_the_better_one() -> None:
     assert pairs([Candidate(cut, "t"), Candidate(bad, "t")]).pairs == ()
 
 
+@pytest.mark.full
 def test_adapters_name_exceptions_that_exist() -> None:
     for name, adapter in adapters().items():
         for qualified, cause in getattr(adapter, "answer_errors", {}).items():
