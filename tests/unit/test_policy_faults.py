@@ -251,3 +251,24 @@ def test_adapters_name_exceptions_that_exist() -> None:
             found = getattr(importlib.import_module(module), cls)
             assert f"{found.__module__}.{found.__qualname__}" == qualified, name
             assert cause in CAUSES
+
+
+# -- what is the infrastructure's -------------------------------------------------------------------------------------
+
+
+def test_a_connection_error_of_a_frozen_agent_names_it_and_its_url(tmp_path: Path) -> None:
+    import openai
+
+    @agl.rollout
+    def writer(task: Any, llm: agl.LLM) -> float:
+        say(llm, task["question"])
+        with agl.tracing.span("invoke_agent", "judge", agent="judge"):
+            client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="sk", max_retries=0)
+            client.chat.completions.create(model="m", messages=[{"role": "user", "content": "score it"}])
+        return 1.0
+
+    with pytest.raises(RolloutError) as failure:
+        fit(tmp_path, [CUT], writer, agents=["writer"], max_attempts=1, group_size=1)
+    assert "agent 'judge', which is not trained, got no answer from http://127.0.0.1:9/v1" in str(failure.value)
+    assert "APIConnectionError" in str(failure.value)
+    assert "error_reward" not in str(failure.value)

@@ -129,7 +129,7 @@ class Executor:
                 attempt=attempt,
             )
         except Exception as raised:
-            error = self._with_place(raised, lease)
+            error = self._with_place(raised, lease, context.spans)
         finally:
             tracing.close(context)
             if self._recorder is not None:
@@ -225,15 +225,18 @@ class Executor:
                     agent=self.agent.name,
                 ) from error
 
-    def _with_place(self, error: Exception, lease: Lease) -> BaseException:
+    def _with_place(self, error: Exception, lease: Lease, spans: Sequence[Span] = ()) -> BaseException:
         if isinstance(error, CaptureError | RewardError) or (isinstance(error, AglError) and "rollout" in error.where):
             return error
-        rollout_error = RolloutError(
-            f"agent {self.agent.name!r} raised {type(error).__name__}: {error}",
-            hint="it is tried again, then dropped from its group; agl.wrap(..., error_reward=x) scores it instead",
-            rollout=lease.rollout.rollout_id,
-            attempt=lease.attempt,
-        )
+        what = f"agent {self.agent.name!r} raised {type(error).__name__}: {error}"
+        hint = "it is tried again, then dropped from its group"
+        if not _is_infrastructure(error):
+            hint += "; agl.wrap(..., error_reward=x) scores it instead"
+        elif (call := _failed_call(error, spans)) is not None:
+            url = call.attributes.get(semconv.URL, "its model")
+            what = f"agent {call.agent!r}, which is not trained, got no answer from {url}: {call.status_message}"
+            hint = f"check that this URL can be reached from here, and its key; {hint}"
+        rollout_error = RolloutError(what, hint=hint, rollout=lease.rollout.rollout_id, attempt=lease.attempt)
         rollout_error.__cause__ = error
         return rollout_error
 
@@ -314,6 +317,13 @@ def _is_infrastructure(error: BaseException) -> bool:
         if isinstance(raised, ConnectionError):
             return True
     return isinstance(error, OSError)
+
+
+def _failed_call(error: BaseException, spans: Sequence[Span]) -> Span | None:
+    """The `chat` span, not routed to the gateway, whose request raised this exception."""
+    raised = {f"{type(e).__name__}: {e}" for e in causes_of(error)}
+    chats = (s for s in reversed(spans) if s.operation == semconv.CHAT and not s.attributes.get(semconv.ROUTED))
+    return next((s for s in chats if s.status_message in raised), None)
 
 
 def _as_text(value: Any) -> str:
