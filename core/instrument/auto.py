@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import threading
+import time
 import urllib.parse
 import uuid
 from collections import deque
@@ -71,6 +72,7 @@ class _Program:
 
     def __init__(self, attempt: AttemptEnvironment | None) -> None:
         self.attempt = attempt
+        self.began = time.time()
         self.error: BaseException | None = None
         self._lock = threading.RLock()
         self._root: tracing.Scope | None = None
@@ -116,7 +118,9 @@ class _Program:
                 if self._root is None:
                     if self.attempt is None:
                         self.rollout.agent = _program_name()
-                    self._root = tracing.root(self.rollout, self.attempt.traceparent if self.attempt else None)
+                    self._root = tracing.root(
+                        self.rollout, self.attempt.traceparent if self.attempt else None, began=self.began
+                    )
         return self._root
 
     def _open_sink(self) -> SpanSink:
@@ -125,7 +129,8 @@ class _Program:
         try:
             # The store belongs to the trainer, which core does not import and which may not be installed.
             collect = importlib.import_module("agl.trainer.store.collect")
-            return collect.StoreSink(self.rollout, [Path(sys.executable).name, *sys.orig_argv[1:]])
+            command = [Path(sys.executable).name, *sys.orig_argv[1:]]
+            return collect.StoreSink(self.rollout, command, self.began)
         except ImportError as error:
             raise RuntimeError(
                 f'the store needs {error.name}: pip install "agl[local]", or run the program with agl run'
