@@ -25,13 +25,13 @@ from typing import Any
 
 from agl import semconv, tracing
 from agl.agents.prompts import load_prompts, replacements
-from agl.agents.registry import adapters
-from agl.instrument.import_hooks import when_imported
+from agl.agents.registry import adapters, switch_on
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
 from agl.texts import printable
 from agl.tracing import otlp
 from agl.tracing.exporter import BackgroundSpanExporter, SpanSink
+from agl.tracing.import_hooks import when_imported
 from agl.tracing.propagation import AttemptEnvironment, from_environment
 from agl.tracing.threads import carried_across_threads
 
@@ -110,7 +110,7 @@ class _Program:
         disabled = {n.strip() for n in os.environ.get("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "").split(",")}
         for name, tracer in adapters().items():
             if f"agl_{name}" not in disabled:
-                when_imported(tuple(getattr(tracer, "modules", ())), lambda _, t=tracer: _switch_on(t))
+                when_imported(tuple(getattr(tracer, "modules", ())), lambda _, t=tracer: switch_on(t, _report))
 
     def root(self) -> tracing.Scope:
         if self._root is None:
@@ -188,17 +188,6 @@ class _HttpSink:
 
     def finish(self, error: str | None) -> None:
         """`agl run` sees the program's end itself."""
-
-
-def _switch_on(tracer: Any) -> None:
-    try:
-        recognises = getattr(tracer, "recognises", None)
-        if recognises is None or recognises():
-            tracer().instrument()
-    except ImportError:
-        pass  # part of the framework is missing, or another package has its name
-    except Exception as error:
-        _report(f"{tracer.__name__} is off: {type(error).__name__}: {error}")
 
 
 def _program_name() -> str:

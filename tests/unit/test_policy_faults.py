@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +169,9 @@ def test_where_every_rollout_was_cut_all_have_the_same_reward(tmp_path: Path) ->
 
 
 def test_a_group_without_another_rollout_gets_the_lowest_of_the_step(tmp_path: Path) -> None:
-    script: Callable[[Asked], Any] = lambda asked: CUT if "worst" in _text(asked) else "abc"
+    def script(asked: Asked) -> Any:
+        return CUT if "worst" in _text(asked) else "abc"
+
     algorithm = ScriptedRollouts(script, group_size=2)
     trainer = agl.Trainer(algorithm, directory=tmp_path, progress=False)  # type: ignore[arg-type]
     trainer.fit(agl.rollout(length_of), [{"question": "worst"}, {"question": "q"}])
