@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-Callback = Callable[[str], None]
+Callback = Callable[[str], Any]
 """Called with the module's name; must not raise."""
 
 
