@@ -17,8 +17,9 @@ from provider import Provider, says, serve
 from scripted import in_loop
 
 import agl.compat as al
+from agl.compat import semconv
 from agl.compat import types as T
-from agl.errors import AglError, ConfigError, RewardError, RolloutError
+from agl.errors import ConfigError, RewardError, RolloutError
 
 
 @pytest.fixture
@@ -81,14 +82,14 @@ def test_an_unchanged_program_runs_under_python_m(tmp_path: Path) -> None:
     assert done.stdout.split("\n")[0] == "agl.trainer.compat.trainer True ['--debug']", done.stderr
 
 
-@pytest.mark.parametrize("name", ["LLMProxy", "WeaveTracer"])
+@pytest.mark.parametrize("name", ["WeaveTracer", "CollectionBasedLightningStore"])
 def test_what_is_missing_says_so_and_what_to_use(name: str) -> None:
     with pytest.raises(ConfigError) as refused:
         getattr(al, name)()
     assert refused.value.hint
 
 
-@pytest.mark.parametrize("option", [{"max_rollouts": 3}, {"llm_proxy": 1}, {"strategy": "cs"}, {"n_runer": 2}])
+@pytest.mark.parametrize("option", [{"strategy": "ray"}, {"runner": 3}, {"daemon": False}, {"n_runer": 2}])
 def test_a_trainers_option_is_never_ignored(option: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         al.Trainer(**option)
@@ -174,8 +175,6 @@ async def test_started_rollouts_are_nobody_elses_and_retries_are_by_config() -> 
     assert retried.status == "requeuing"
     cancelled = await store.update_rollout(leased.rollout_id, status="cancelled")
     assert cancelled.status == "cancelled"
-    with pytest.raises(ConfigError):
-        await store.update_rollout(leased.rollout_id, metadata={})
     await store.close()
 
 
@@ -185,7 +184,7 @@ async def test_resources_have_versions_and_keep_their_keys_in_this_process() -> 
     llm = al.LLM(endpoint="http://x/v1", model="m", api_key="sk-secret", sampling_parameters={"temperature": 0.1})
     first = await store.add_resources({"main_llm": llm})
     second = await store.update_resources("mine", {"main_llm": al.LLM(endpoint="http://y/v1", model="m")})
-    assert (first.version, second.version, second.resources_id) == (1, 2, "mine")
+    assert (first.version, second.version, second.resources_id) == (1, 1, "mine")
     found = await store.get_resources_by_id(first.resources_id)
     assert found is not None
     assert found.resources["main_llm"] == llm
@@ -325,7 +324,7 @@ async def test_a_runner_raises_what_the_agent_raised() -> None:
     runner = al.LitAgentRunner()
     with (
         runner.run_context(agent=broken, store=al.InMemoryLightningStore()),
-        pytest.raises(AglError, match="raised KeyError"),
+        pytest.raises(KeyError, match="gone"),
     ):
         await runner.step("x")
 
@@ -354,7 +353,8 @@ async def test_a_trace_of_ones_own(provider: Provider) -> None:
             al.emit_message("note")
     spans = tracer.get_last_trace()
     assert [s.operation for s in spans] == ["invoke_agent", "operation", "chat", "message"]
-    assert spans[1].attributes["agl.operation.output"] == '{"said": "blue"}'
+    assert spans[1].attributes["agentlightning.operation.output.said"] == "blue"
+    assert (spans[1].name, spans[1].attributes["agentlightning.operation.name"]) == (semconv.AGL_OPERATION, "outer")
     assert al.get_message_value(spans[3]) == "note"
     [triplet] = al.TracerTraceToTriplet(llm_call_match="chat").adapt(spans)
     assert triplet.response["raw_content"]

@@ -6,23 +6,25 @@ import asyncio
 import dataclasses
 import functools
 import inspect
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from agl import tracing
+from agl import semconv, tracing
 from agl.agents import agent as agl_agent
 from agl.agents.agent import Agent, Outcome, RolloutInfo
 from agl.errors import ConfigError
-from agl.mdp.spans import Span, from_otel
+from agl.mdp.spans import Span
 from agl.trainer.compat import types as T
-from agl.trainer.compat.emitter import find_final_reward
+from agl.trainer.compat.emitter import get_reward_value
 from agl.trainer.compat.missing import require
 from agl.trainer.compat.store import LightningStore
 
 __all__ = ["FunctionalLitAgent", "LitAgent", "llm_rollout", "prompt_rollout", "rollout"]
 
 V = TypeVar("V")
+log = logging.getLogger("agl.compat")
 MAIN_LLM = "main_llm"
 """The name of the policy's endpoint in 0.3; agl's is "llm"."""
 
@@ -99,11 +101,13 @@ class LitAgent(agl_agent.LitAgent, Generic[V]):
         stored = await self._store.agl_store.get_rollout(info.rollout_id)
         attempt = (await self._store.agl_store.query_attempts(info.rollout_id))[info.attempt - 1]
         rollout = T.AttemptedRollout(**vars(T.Rollout.of(stored)), attempt=T.Attempt.of(attempt))
-        if stored.resources_id is not None:
-            update = await self._store.get_resources_by_id(stored.resources_id)
-        else:
-            update = await self._store.get_latest_resources()
-        return rollout, {**named, **(update.resources if update else {})}
+        update = await self._store.resources_of(stored)
+        own = update.resources if update else {}
+        llm, leased = own.get("llm"), resources.get("llm")
+        if isinstance(llm, T.LLM) and isinstance(leased, T.LLM) and llm.get_base_url() == leased.endpoint:
+            # Nothing is routed: this is the store's own resource, with its key, or of a proxy.
+            named[MAIN_LLM] = llm
+        return rollout, {**named, **own}
 
 
 class FunctionalLitAgent(LitAgent[V]):
@@ -111,7 +115,7 @@ class FunctionalLitAgent(LitAgent[V]):
 
     def __init__(self, function: Callable[..., Any], *, strip_proxy: bool = True) -> None:
         super().__init__()
-        self._function = function
+        self._function, self._strip_proxy = function, strip_proxy
         self._parameters = inspect.signature(function).parameters
         functools.update_wrapper(self, function)
 
@@ -130,11 +134,20 @@ class FunctionalLitAgent(LitAgent[V]):
     def _arguments(self, resources: T.NamedResources, rollout: Any) -> dict[str, Any]:
         values: dict[str, Callable[[], Any]] = {
             "rollout": lambda: rollout,
-            "llm": lambda: _first(resources, T.LLM),
+            "llm": lambda: self._llm(_first(resources, T.LLM), rollout),
             "prompt_template": lambda: _first(resources, T.PromptTemplate),
             "resources": lambda: resources,
         }
         return {name: value() for name, value in values.items() if name in self._parameters}
+
+    def _llm(self, llm: T.LLM, rollout: Any) -> T.LLM:
+        if not (self._strip_proxy and isinstance(llm, T.ProxyLLM)):
+            return llm
+        return llm.with_attempted_rollout(rollout)
+
+
+class SignatureError(ConfigError, NotImplementedError):
+    """A function that cannot be an agent; 0.3 raised a NotImplementedError."""
 
 
 def rollout(function: Callable[..., Any] | None = None, *, strip_proxy: bool = True) -> Any:
@@ -149,8 +162,9 @@ def rollout(function: Callable[..., Any] | None = None, *, strip_proxy: bool = T
     known = {"llm", "prompt_template", "rollout", "resources"}
     rest = [n for n in names[1:] if n not in known and _required(function, n)]
     if not names or names[0] in known or rest:
-        raise ConfigError(
-            f"{getattr(function, '__name__', function)!r} takes ({', '.join(names)})",
+        raise SignatureError(
+            f"{getattr(function, '__name__', function)!r} takes ({', '.join(names)}), which does not match any known "
+            "agent patterns",
             hint="take the task first, then any of llm, prompt_template, rollout, resources, by these names",
         )
     return FunctionalLitAgent(function, strip_proxy=strip_proxy)
@@ -194,18 +208,43 @@ def _storeless_rollout(task: Any, info: RolloutInfo) -> T.AttemptedRollout:
 
 
 def _outcome(value: Any) -> Outcome:
-    """The outcome of what 0.3 lets an agent return: a reward, nothing, or spans, which join the attempt's."""
-    if isinstance(value, Outcome):
-        return value
-    if not isinstance(value, list):
+    """The outcome of what 0.3 lets an agent return: a reward, nothing, or spans, which join the attempt's.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if value is None or isinstance(value, Outcome | float | int):
+        if isinstance(value, bool):
+            log.warning("Reward is not a number: %r; it counts as %s", value, float(value))
+        return value if isinstance(value, Outcome) else Outcome(value, value)
+    if isinstance(value, Mapping) and all(
+        isinstance(v, float | int) and not isinstance(v, bool) for v in value.values()
+    ):
         return Outcome(value, value)
+    if not isinstance(value, list):
+        raise TypeError(f"Invalid raw result type: {type(value).__name__}. Return a number, None or a list of spans.")
     here = tracing.current()
     assert here is not None
-    spans = [_span(s, here.rollout) for s in value]
-    here.rollout.spans.extend(spans)
-    return Outcome(find_final_reward(spans))
+    spans = [_span(s, here.rollout, i) for i, s in enumerate(value, start=1)]
+    last = next((s for s in reversed(spans) if get_reward_value(s) is not None), None)
+    for span in spans:
+        if span is last and span.operation != semconv.REWARD:
+            reward = {
+                semconv.OPERATION_NAME: semconv.REWARD,
+                semconv.REWARD_NAME: "reward",
+                semconv.REWARD_VALUE: get_reward_value(span),
+                semconv.REWARD_SOURCE: "return",
+            }
+            span = dataclasses.replace(span, attributes={**span.attributes, **reward})
+        here.rollout.spans.append(span)
+    return Outcome()
 
 
-def _span(value: Any, rollout: tracing.RolloutContext) -> Span:
-    span = value.to_agl() if isinstance(value, T.Span) else from_otel(value)
-    return dataclasses.replace(span, rollout_id=rollout.rollout_id, attempt=rollout.attempt)
+def _span(value: Any, rollout: tracing.RolloutContext, number: int) -> Span:
+    """A span that an agent returned, the `number`th, as one of its attempt's."""
+    attempt = T.attempt_id(rollout.rollout_id, rollout.attempt)
+    if isinstance(value, T.SpanCoreFields):
+        value = T.Span.from_core_fields(value, sequence_id=number)
+    elif not isinstance(value, T.Span):
+        value = T.Span.from_opentelemetry(value, rollout.rollout_id, attempt, number)
+    return value.model_copy(update={"rollout_id": rollout.rollout_id, "attempt_id": attempt}).to_agl()
