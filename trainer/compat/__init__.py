@@ -24,11 +24,14 @@ _NAMES = {
     "missing": "ClientServerExecutionStrategy LLMProxy",
     "prompts": "APO",
     "runner": "LitAgentRunner Runner",
-    "store": "InMemoryLightningStore LightningStore LightningStoreClient LightningStoreServer LightningStoreThreaded",
+    "store": "InMemoryLightningStore LightningStore LightningStoreCapabilities LightningStoreClient "
+    "LightningStoreStatistics LightningStoreThreaded",
+    "store_server": "LightningStoreServer",
     "tracer": "AgentOpsTracer DummyTracer OtelTracer Tracer WeaveTracer",
     "trainer": "SharedMemoryExecutionStrategy Trainer",
     "types": "LLM Attempt AttemptedRollout Dataset EnqueueRolloutRequest Hook NamedResources PromptTemplate ProxyLLM "
-    "ResourcesUpdate Rollout RolloutConfig RolloutMode RolloutStatus Span TaskInput Triplet",
+    "PaginatedResult ResourcesUpdate Rollout RolloutConfig RolloutMode RolloutStatus Span TaskInput Triplet Worker "
+    "WorkerStatus",
 }
 """Module -> its names that are names of this package too."""
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -39,7 +42,7 @@ _SUBMODULES = {
     "emitter": "annotation exception message object reward",
     "litagent": "decorator litagent",
     "runner": "agent base",
-    "store": "base client_server memory threading",
+    "store": "base memory mongo threading",
     "tracer": "agentops base dummy otel weave",
     "trainer": "trainer",
     "types": "core resources tracer",
@@ -53,6 +56,8 @@ _MODULES = {
     "llm_proxy": "missing",
     "logging": "logs",
     "reward": "emitter",
+    "store.client_server": "store_server",
+    "utils.server_launcher": "store_server",
 }
 """Path of a module of 0.3 -> the module here that has its names; "" is this package."""
 

@@ -10,6 +10,7 @@ from agl.trainer.compat.missing import *
 from agl.trainer.compat.prompts import *
 from agl.trainer.compat.runner import *
 from agl.trainer.compat.store import *
+from agl.trainer.compat.store_server import *
 from agl.trainer.compat.tracer import *
 from agl.trainer.compat.trainer import *
 from agl.trainer.compat.types import *

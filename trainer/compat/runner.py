@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import uuid
+import logging
+import socket
+import os
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from agl.agents import hooks as agl_hooks
 from agl.agents.agent import as_agent
-from agl.errors import ConfigError, reject_unknown
+from agl.errors import ConfigError, RolloutError, reject_unknown
 from agl.mdp.selection import select
 from agl.trainer.compat import types as T
 from agl.trainer.compat.litagent import LitAgent
@@ -19,68 +21,76 @@ from agl.trainer.compat.tracer import AgentOpsTracer
 
 __all__ = ["LitAgentRunner", "Runner"]
 
-POLL_SECONDS = 0.2
-_POLLING = (
-    "poll_interval",
-    "heartbeat_interval",
-    "interval_jitter",
-    "heartbeat_launch_mode",
-    "heartbeat_include_gpu",
-)
+V = TypeVar("V")
+log = logging.getLogger("agl.runner")
+
+_WITHOUT_EFFECT = ("interval_jitter", "heartbeat_launch_mode", "heartbeat_include_gpu")
 
 
-class LitAgentRunner:
+class LitAgentRunner(Generic[V]):
     """Runs rollouts in this process. The agent's calls go to its own models: nothing is routed or trained.
 
     Args:
         tracer: switched on while the runner is initialised; every imported framework's if None.
         max_rollouts: how many rollouts `iter` runs; None = until its event is set.
-        **polling: 0.3's intervals, which have no effect.
+        poll_interval: seconds between looks for a rollout. heartbeat_interval: of `update_worker`.
+        **options: 0.3's others, which have no effect.
     """
 
-    def __init__(self, tracer: Any = None, max_rollouts: int | None = None, **polling: Any) -> None:
-        reject_unknown(polling, _POLLING, "LitAgentRunner")
+    def __init__(
+        self,
+        tracer: Any = None,
+        max_rollouts: int | None = None,
+        poll_interval: float = 0.2,
+        heartbeat_interval: float = 10.0,
+        **options: Any,
+    ) -> None:
+        reject_unknown(options, _WITHOUT_EFFECT, "LitAgentRunner")
         self.tracer = tracer or AgentOpsTracer()
         self.max_rollouts = max_rollouts
+        self.poll_interval, self.heartbeat_interval = poll_interval, heartbeat_interval
         self.worker_id: int | None = None
         self._agent: Any = None
         self._store: LightningStore | None = None
-        self._hooks: tuple[Any, ...] = ()
+        self._hooks: list[Any] = []
 
     def init(self, agent: Any, *, hooks: Sequence[Any] | None = None, **_: Any) -> None:
         """Take the agent and switch tracing on."""
-        self._agent, self._hooks = agent, tuple(hooks or ())
-        self.tracer.instrument()
+        self._agent, self._hooks = agent, list(hooks or ())
+        self.tracer.init()
         if isinstance(agent, LitAgent):
             agent.set_runner(self)
 
     def init_worker(self, worker_id: int, store: LightningStore, **_: Any) -> None:
         """Take the store."""
         self.worker_id, self._store = worker_id, store
+        self.tracer.init_worker(worker_id, store)
         if isinstance(self._agent, LitAgent):
             self._agent._store = store
 
     def teardown_worker(self, worker_id: int, *_: Any, **__: Any) -> None:
+        """Let the store go."""
+        self.tracer.teardown_worker(worker_id)
         if isinstance(self._agent, LitAgent):
             self._agent._store = None
         self.worker_id = self._store = None
 
     def teardown(self, *_: Any, **__: Any) -> None:
-        self.tracer.uninstrument()
+        """Switch tracing off."""
+        self.tracer.teardown()
         self._agent = None
 
     @contextlib.contextmanager
     def run_context(
         self, *, agent: Any, store: LightningStore, hooks: Sequence[Any] | None = None, worker_id: int | None = None
-    ) -> Iterator[LitAgentRunner]:
-        """Initialised inside the block."""
+    ) -> Iterator[LitAgentRunner[V]]:
+        """Initialised inside the block. What the end of it raises is logged."""
+        number = worker_id or 0
         self.init(agent, hooks=hooks)
-        try:
-            self.init_worker(worker_id or 0, store)
-            yield self
-        finally:
-            self.teardown_worker(worker_id or 0)
-            self.teardown()
+        with _logged("Error during runner teardown", self.teardown):
+            self.init_worker(number, store)
+            with _logged("Error during runner worker teardown", lambda: self.teardown_worker(number)):
+                yield self
 
     def get_agent(self) -> Any:
         return self._agent
@@ -101,18 +111,20 @@ class LitAgentRunner:
         mode: T.RolloutMode | None = None,
         event: Any = None,
     ) -> T.Rollout:
-        """Run one task and return its rollout. An error of the agent is raised."""
+        """Run one task and return its rollout. What the agent raises is raised here."""
         store = self.get_store()
         named = await store.add_resources(resources) if resources is not None else None
-        own_run = store.bound(f"step-{uuid.uuid4().hex}")
-        await own_run.enqueue_rollout(input, mode, named.resources_id if named else None)
+        started = await store.start_rollout(
+            input, mode, named.resources_id if named else None, worker_id=self.get_worker_id()
+        )
         async with self._running() as (run_one, results):
-            leased = await own_run.agl_store.dequeue_rollout(self.get_worker_id(), run_id=own_run.run_id)
-            assert leased is not None
-            await run_one(leased)
-        if results[0].error is not None:
-            raise results[0].error
-        return T.AttemptedRollout.of_leased(type(leased)(results[0].rollout, leased.attempt))
+            await run_one(started)
+        error = results[0].error
+        if error is not None:
+            raise error.__cause__ if isinstance(error, RolloutError) and error.__cause__ is not None else error
+        finished = await store.get_rollout_by_id(started.rollout_id)
+        assert finished is not None
+        return finished
 
     async def iter(self, *, event: Any = None) -> None:
         """Run the store's queued rollouts, one after another, until `event` is set or `max_rollouts` have been run."""
@@ -120,9 +132,9 @@ class LitAgentRunner:
         count = 0
         async with self._running() as (run_one, _):
             while not (event is not None and event.is_set()) and count != self.max_rollouts:
-                leased = await store.agl_store.dequeue_rollout(self.get_worker_id(), run_id=store.run_id)
+                leased = await store.dequeue_rollout(self.get_worker_id())
                 if leased is None:
-                    await asyncio.sleep(POLL_SECONDS)
+                    await asyncio.sleep(self.poll_interval)
                 else:
                     await run_one(leased)
                     count += 1
@@ -131,11 +143,13 @@ class LitAgentRunner:
     async def _running(self) -> AsyncIterator[tuple[Any, list[Any]]]:
         from agl.trainer.runners.coordinator import RunCoordinator
         from agl.trainer.runners.local import LocalRunner
+        from agl.trainer.store.base import AttemptedRollout
 
         results: list[Any] = []
         errors: list[BaseException] = []
+        store = self.get_store()
         coordinator = RunCoordinator(
-            self.get_store().agl_store, selection=select(None), resources={}, on_result=results.append, rewarded=False
+            store.agl_store, selection=select(None), resources={}, on_result=results.append, rewarded=False
         )
         runner = LocalRunner(
             as_agent(self._agent),
@@ -145,17 +159,43 @@ class LitAgentRunner:
             hooks=[HookAdapter(h, self._agent, self) for h in self._hooks],
         )
 
-        async def run_one(leased: Any) -> None:
+        async def run_one(rollout: T.AttemptedRollout) -> None:
+            stored = await store.agl_store.get_rollout(rollout.rollout_id)
+            attempts = await store.agl_store.query_attempts(rollout.rollout_id)
+            leased = AttemptedRollout(stored, attempts[rollout.attempt.sequence_id - 1])
             await runner.attempt(await coordinator.open(leased, self.get_worker_id()))
+            ended = await store.get_latest_attempt(rollout.rollout_id)
+            if ended is not None:
+                await store.update_attempt(rollout.rollout_id, ended.attempt_id, worker_id=self.get_worker_id())
+
+        async def beat() -> None:
+            while True:
+                await store.update_worker(self.get_worker_id(), {"host": socket.gethostname(), "pid": os.getpid()})
+                await asyncio.sleep(self.heartbeat_interval)
 
         await runner.start()
+        beating = asyncio.ensure_future(beat())
         try:
             yield run_one, results
         finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
             await runner.stop()
 
 
 Runner = LitAgentRunner
+
+
+@contextlib.contextmanager
+def _logged(what: str, end: Any) -> Iterator[None]:
+    """Calls `end` after the block; logs what that raises."""
+    try:
+        yield
+    finally:
+        try:
+            end()
+        except Exception:
+            log.exception(what)
 
 
 class HookAdapter(agl_hooks.Hook):

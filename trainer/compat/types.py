@@ -6,9 +6,9 @@ import dataclasses
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from agl import semconv
 from agl.agents.hooks import Hook
@@ -33,6 +33,7 @@ __all__ = [
     "Event",
     "Hook",
     "NamedResources",
+    "PaginatedResult",
     "PromptTemplate",
     "ProxyLLM",
     "ResourcesUpdate",
@@ -44,10 +45,14 @@ __all__ = [
     "TaskInput",
     "TraceStatus",
     "Triplet",
+    "Worker",
+    "WorkerStatus",
 ]
 
+V = TypeVar("V")
 RolloutStatus = Literal["queuing", "preparing", "running", "failed", "succeeded", "cancelled", "requeuing"]
 AttemptStatus = Literal["preparing", "running", "failed", "succeeded", "unresponsive", "timeout"]
+WorkerStatus = Literal["idle", "busy", "unknown"]
 RolloutMode = Literal["train", "val", "test"]
 TaskInput = Any
 ProxyLLM = LLM
@@ -114,7 +119,7 @@ class Attempt(_PydanticMethods):
             end_time=attempt.ended_at,
             status=attempt.status,
             worker_id=attempt.worker_id,
-            last_heartbeat_time=attempt.last_heartbeat_at,
+            last_heartbeat_time=attempt.last_heartbeat_at if attempt.last_heartbeat_at != attempt.started_at else None,
             metadata={"error": attempt.error} if attempt.error else None,
         )
 
@@ -192,6 +197,34 @@ class ResourcesUpdate(_PydanticMethods):
 
     def model_dump(self, **_: Any) -> dict[str, Any]:
         return {**vars(self), "resources": {k: resource_to_json(v) for k, v in self.resources.items()}}
+
+
+@dataclass(kw_only=True)
+class Worker(_PydanticMethods):
+    """A process that runs attempts; times are seconds since the epoch, None for what has not happened."""
+
+    worker_id: str
+    status: WorkerStatus = "unknown"
+    heartbeat_stats: dict[str, Any] | None = None
+    last_heartbeat_time: float | None = None
+    last_dequeue_time: float | None = None
+    last_busy_time: float | None = None
+    last_idle_time: float | None = None
+    current_rollout_id: str | None = None
+    current_attempt_id: str | None = None
+
+
+class PaginatedResult(list[V]):
+    """A page of a query's results: a list that also knows its `limit` (-1 is none), `offset`, and the `total` number."""
+
+    def __init__(self, items: Iterable[V], limit: int, offset: int, total: int) -> None:
+        super().__init__(items)
+        self.limit, self.offset, self.total = limit, offset, total
+
+    @property
+    def items(self) -> list[V]:
+        """The page itself."""
+        return list(self)
 
 
 @dataclass(kw_only=True)
@@ -340,7 +373,7 @@ def with_calls(spans: Sequence[agl_spans.Span], calls: Sequence[Call]) -> list[a
 
 def attempt_id(rollout_id: str, attempt: int) -> str:
     """0.3's id of an attempt."""
-    return f"{rollout_id}-at-{attempt}"
+    return f"at-{rollout_id}-{attempt}"
 
 
 def attempt_number(id: str) -> int:
@@ -349,7 +382,7 @@ def attempt_number(id: str) -> int:
     Raises:
         ConfigError: another id.
     """
-    tail = id.rpartition("-at-")[2]
-    if not tail.isdecimal():
+    tail = id.rpartition("-")[2]
+    if not (id.startswith("at-") and tail.isdecimal()):
         raise ConfigError(f"{id!r} is not an attempt's id", hint="take it from rollout.attempt.attempt_id")
     return int(tail)

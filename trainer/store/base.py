@@ -322,6 +322,24 @@ class Store(Protocol):
         """
         ...
 
+    async def start_attempt(
+        self, rollout_id: str, worker_id: str | None = None, *, request_id: str | None = None
+    ) -> AttemptedRollout:
+        """Open a rollout's next attempt for a caller that runs it itself, whatever the rollout's status.
+
+        Rollout and attempt become "preparing"; `config.max_attempts` is no bound here. A repetition with the same
+        `request_id` opens no other attempt.
+        """
+        ...
+
+    async def update_rollout(self, rollout_id: str, values: Mapping[str, Any]) -> Rollout:
+        """Set fields of a rollout: "task", "mode", "resources_id", "config", "metadata" or "status".
+
+        Its attempts keep their statuses; open ones get the time limits of a new `config`. "queuing" queues the rollout
+        again. StoreError for another field, or a value that the field cannot have.
+        """
+        ...
+
     async def cancel_rollouts(self, rollout_ids: Sequence[str]) -> None:
         """End rollouts that are not yet terminal with status "cancelled". Their open attempts become "failed"."""
         ...
@@ -398,6 +416,18 @@ class Store(Protocol):
 
     async def get_resources(self, resources_id: str | None = None) -> tuple[str, Mapping[str, Any]] | None:
         """(id, resources) of that version, or of the latest one. None without any."""
+        ...
+
+    async def query_resources(self, prefix: str = "") -> list[tuple[str, Mapping[str, Any]]]:
+        """(id, resources) of the versions whose ids begin with `prefix`, oldest first."""
+        ...
+
+    async def put_note(self, key: str, value: Any) -> None:
+        """Keep a JSON value under a key, in the place of the one before: what programs record next to their rollouts."""
+        ...
+
+    async def query_notes(self, prefix: str = "") -> dict[str, Any]:
+        """The notes whose keys begin with `prefix`."""
         ...
 
     async def add_policy_version(
@@ -481,6 +511,10 @@ class Store(Protocol):
         ...
 
     # -- the store itself -----------------------------------------------------------------------------------------
+    async def statistics(self) -> dict[str, int]:
+        """The numbers of "rollouts", "attempts", "calls", "spans" and "resources", and of rollouts by status."""
+        ...
+
     async def prune(self, before: float, *, run_ids: Sequence[str] | None = None) -> Pruned:
         """Delete the attempts, calls and spans of rollouts that ended before that time (seconds since the epoch).
 

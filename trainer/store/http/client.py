@@ -162,6 +162,14 @@ class HttpStore(Store):
             await asyncio.wait([asyncio.ensure_future(self._give_back_quietly(request_id))])
             raise
 
+    async def start_attempt(
+        self, rollout_id: str, worker_id: str | None = None, *, request_id: str | None = None
+    ) -> AttemptedRollout:
+        request = request_id or uuid.uuid4().hex
+        started = await self._call("start_attempt", rollout_id=rollout_id, worker_id=worker_id, request_id=request)
+        self._keep_secret(started)
+        return started
+
     def _keep_secret(self, leased: AttemptedRollout) -> None:
         if leased.secret is not None:
             secrets = self._secrets.pop(leased.rollout.rollout_id, frozenset())

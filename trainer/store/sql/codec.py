@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import re
+import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,12 +21,23 @@ import orjson
 from agl.errors import StoreError
 from agl.mdp.spans import Event, Span
 from agl.mdp.types import Call, FloatArray, IntArray
-from agl.trainer.store.base import Attempt, Metric, NewRollout, Rollout, RolloutConfig, TrainedCall, TrainingRun
+from agl.trainer.store.base import (
+    Attempt,
+    Metric,
+    Mode,
+    NewRollout,
+    Rollout,
+    RolloutConfig,
+    RolloutStatus,
+    TrainedCall,
+    TrainingRun,
+)
 
 Row = Mapping[Any, Any]
 
 _IDS = np.dtype("<i4")
 _LOGPROBS = np.dtype("<f4")
+_SETTABLE = {"status": typing.get_args(RolloutStatus), "mode": typing.get_args(Mode)}
 _ESCAPE = "\ufdd0"
 """A noncharacter, which Unicode reserves for use inside of a program."""
 _UNSTORABLE = re.compile("[\0\ud800-\udfff\ufdd0]")
@@ -136,6 +148,26 @@ def rollout_row(new: NewRollout, rollout_id: str, now: float) -> dict[str, Any]:
         "created_at": now,
         "ended_at": None,
     }
+
+
+def rollout_columns(rollout_id: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of fields of a rollout that are set.
+
+    Raises:
+        StoreError: a field that cannot be set, or a value that it cannot have.
+    """
+    columns: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in ("task", "metadata"):
+            columns[name] = dumps(value, f"the {name}", rollout=rollout_id)
+        elif name == "config":
+            config = value if isinstance(value, RolloutConfig) else RolloutConfig(**value)
+            columns[name] = _config_text(dataclasses.replace(config, retry_on=tuple(config.retry_on)))
+        elif name == "resources_id" or value in _SETTABLE.get(name, ()):
+            columns[name] = value
+        else:
+            raise StoreError(f"a rollout's {name} cannot become {value!r}", rollout=rollout_id)
+    return columns
 
 
 def to_rollout(row: Row) -> Rollout:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Connection, Table, bindparam, select
+from sqlalchemy import Column, ColumnElement, Connection, Table, bindparam, select
 
 from agl.mdp.spans import Span
 from agl.mdp.types import Call
@@ -17,6 +17,7 @@ from agl.trainer.store.base import TrainedCall
 from agl.trainer.store.sql import codec, prepared
 from agl.trainer.store.sql.dialect import insert
 from agl.trainer.store.sql.schema import calls as C
+from agl.trainer.store.sql.schema import notes as N
 from agl.trainer.store.sql.schema import policy_versions as P
 from agl.trainer.store.sql.schema import resources as V
 from agl.trainer.store.sql.schema import spans as S
@@ -39,6 +40,7 @@ def upsert(table: Table, columns: Sequence[str]) -> Any:
     )
 
 
+_UPSERT_NOTE = upsert(N, ["value"])
 _UPSERT_VERSION = upsert(P, ["checkpoint"])
 _UPSERT_TRAINED = upsert(T, [column.name for column in T.columns if not column.primary_key])
 
@@ -127,6 +129,30 @@ def get_resources(connection: Connection, resources_id: str | None) -> tuple[str
         statement = statement.where(V.c.resources_id == resources_id)
     row = connection.execute(statement).first()
     return None if row is None else (row[0], codec.loads(row[1]))
+
+
+def query_resources(connection: Connection, prefix: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """(id, resources) of the versions whose ids begin with `prefix`, oldest first."""
+    rows = connection.execute(
+        select(V.c.resources_id, V.c.resources).where(begins_with(V.c.resources_id, prefix)).order_by(V.c.seq)
+    )
+    return [(resources_id, codec.loads(text)) for resources_id, text in rows]
+
+
+def begins_with(column: Column[Any], prefix: str) -> ColumnElement[bool]:
+    """A range of the index; both databases compare ids by their bytes."""
+    return (column >= prefix) & (column <= prefix + "\U0010ffff")
+
+
+def put_note(connection: Connection, key: str, value: Any) -> None:
+    """Insert or replace a note."""
+    connection.execute(_UPSERT_NOTE, {"key": key, "value": codec.dumps(value, "the note", key=key)})
+
+
+def query_notes(connection: Connection, prefix: str) -> dict[str, Any]:
+    """The notes whose keys begin with `prefix`."""
+    rows = connection.execute(select(N.c.key, N.c.value).where(begins_with(N.c.key, prefix)).order_by(N.c.key))
+    return {key: codec.loads(text) for key, text in rows}
 
 
 def add_policy_version(connection: Connection, row: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hmac
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -42,7 +42,9 @@ from agl.trainer.store.base import (
 from agl.trainer.store.sql import codec, prepared
 from agl.trainer.store.sql.clock import Observer
 from agl.trainer.store.sql.dialect import Change, Changed, insert
+from agl.trainer.store.sql.records import begins_with
 from agl.trainer.store.sql.schema import attempts as A
+from agl.trainer.store.sql.schema import calls, resources, spans
 from agl.trainer.store.sql.schema import rollouts as R
 
 CHUNK = 1000
@@ -186,6 +188,23 @@ def _open_lease(connection: Connection, request: LeaseRequest) -> AttemptedRollo
     values = {"id": attempt.rollout_id, "n": attempt.attempt, "beat": request.now, "hash": secret_hash}
     prepared.change_many(connection, _RENEW, [values])
     (rollout,) = load(connection, [attempt.rollout_id])
+    return AttemptedRollout(rollout, attempt, request.secret)
+
+
+def start_attempt(connection: Connection, rollout_id: str, request: LeaseRequest) -> AttemptedRollout:
+    """Open the rollout's next attempt, whatever its status; a repeated request gets the one that it opened."""
+    if request.repeated and (before := _open_lease(connection, request)) is not None:
+        return before
+    row = connection.execute(_ONE_ROLLOUT.with_for_update(), {"id": rollout_id}).mappings().first()
+    if row is None:
+        raise no_rollout(rollout_id)
+    n, now = row["attempts"] + 1, request.now
+    rollout = codec.to_rollout({**row, "status": "preparing", "attempts": n, "ended_at": None})
+    connection.execute(
+        update(R).where(R.c.rollout_id == rollout_id).values(status="preparing", attempts=n, ended_at=None)
+    )
+    attempt = Attempt(rollout_id, n, "preparing", request.worker_id, None, now, now)
+    connection.execute(_INSERT_ATTEMPT, codec.attempt_row(attempt, rollout.config, request.id, request.secret))
     return AttemptedRollout(rollout, attempt, request.secret)
 
 
@@ -355,6 +374,28 @@ def expire(connection: Connection, now: float, observer: Observer | None) -> tup
     return expired, rollouts
 
 
+def set_fields(connection: Connection, rollout_id: str, values: Mapping[str, Any], now: float) -> Changed[Rollout]:
+    """Set fields of a rollout."""
+    row = connection.execute(_ONE_ROLLOUT.with_for_update(), {"id": rollout_id}).mappings().first()
+    if row is None:
+        raise no_rollout(rollout_id)
+    columns = codec.rollout_columns(rollout_id, values)
+    if "status" in columns:
+        columns["ended_at"] = (row["ended_at"] or now) if columns["status"] in ROLLOUT_TERMINAL else None
+    if columns:
+        connection.execute(update(R).where(R.c.rollout_id == rollout_id).values(columns))
+    rollout = codec.to_rollout({**row, **columns})
+    if "config" in columns:
+        connection.execute(
+            update(A)
+            .where(A.c.rollout_id == rollout_id, A.c.status.not_in(sorted(ATTEMPT_TERMINAL)))
+            .values(
+                timeout_seconds=rollout.config.timeout_seconds, unresponsive_seconds=rollout.config.unresponsive_seconds
+            )
+        )
+    return Changed(rollout, change_of([rollout]) if "status" in columns else Change())
+
+
 def cancel(connection: Connection, rollout_ids: Sequence[str], now: float) -> None:
     """End the rollouts that are not terminal, and their open attempts."""
     statuses(connection, rollout_ids)
@@ -394,9 +435,7 @@ def get(connection: Connection, rollout_id: str) -> Rollout:
     row = connection.execute(_ONE_ROLLOUT, {"id": rollout_id}).mappings().first()
     if row is not None:
         return codec.to_rollout(row)
-    # A range of the index; both databases compare ids by their bytes.
-    has_prefix = (R.c.rollout_id >= rollout_id) & (R.c.rollout_id <= rollout_id + "\U0010ffff")
-    rows = connection.execute(select(R).where(has_prefix).limit(2)).mappings().all() if rollout_id else []
+    rows = connection.execute(select(R).where(begins_with(R.c.rollout_id, rollout_id)).limit(2)).mappings().all() if rollout_id else []
     if not rows:
         raise no_rollout(rollout_id)
     if len(rows) > 1:
@@ -441,6 +480,16 @@ def query(connection: Connection, matching: Filter, after: str | None, limit: in
 def count(connection: Connection, matching: Filter) -> int:
     """The number of matching rollouts."""
     return connection.execute(matching.apply(select(func.count()).select_from(R))).scalar_one()
+
+
+def statistics(connection: Connection) -> dict[str, int]:
+    """The rows of the tables, and the rollouts by status."""
+    by_status = connection.execute(select(R.c.status, func.count()).group_by(R.c.status)).all()
+    counts = {
+        table.name: connection.execute(select(func.count()).select_from(table)).scalar_one()
+        for table in (R, A, calls, spans, resources)
+    }
+    return {**counts, **{status: number for status, number in by_status}}
 
 
 def query_attempts(connection: Connection, rollout_id: str) -> list[Attempt]:

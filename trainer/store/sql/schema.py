@@ -9,7 +9,7 @@ from typing import Final
 
 from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, MetaData, Table, Text, text
 
-VERSION: Final = "0005"
+VERSION: Final = "0006"
 """The newest migration's revision: four digits that only increase, so that versions can be compared."""
 
 metadata = MetaData()
@@ -129,6 +129,13 @@ resources = Table(
     Column("resources_id", _Id, nullable=False, unique=True),
     Column("resources", Text, nullable=False),
     Column("created_at", Double, nullable=False),
+)
+
+notes = Table(
+    "notes",
+    metadata,
+    Column("key", _Id, primary_key=True),
+    Column("value", Text, nullable=False),
 )
 
 policy_versions = Table(

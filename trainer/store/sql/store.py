@@ -112,14 +112,7 @@ class SqlStore:
     async def _lease(
         self, worker_id: str | None, run_id: str | None, request_id: str | None
     ) -> AttemptedRollout | None:
-        request = lifecycle.LeaseRequest(
-            worker_id,
-            run_id,
-            request_id or uuid.uuid4().hex,
-            secrets.token_urlsafe(32),
-            self._clock.now(),
-            repeated=request_id is not None,
-        )
+        request = self._lease_request(worker_id, run_id, request_id)
         future = self._database.write_each(lifecycle.dequeue, request)
         try:
             return await asyncio.shield(future)
@@ -129,6 +122,18 @@ class SqlStore:
                 undo = self._database.write(lambda c: _requeued(lost.rollout, lifecycle.give_back(c, lost)))
                 await self._changed(undo)
             raise
+
+    def _lease_request(
+        self, worker_id: str | None, run_id: str | None, request_id: str | None
+    ) -> lifecycle.LeaseRequest:
+        return lifecycle.LeaseRequest(
+            worker_id,
+            run_id,
+            request_id or uuid.uuid4().hex,
+            secrets.token_urlsafe(32),
+            self._clock.now(),
+            repeated=request_id is not None,
+        )
 
     async def is_leased_with(self, rollout_id: str, attempt: int, secrets: Sequence[str]) -> bool:
         return await self._database.read(lambda c: lifecycle.is_leased_with(c, rollout_id, attempt, secrets))
@@ -158,6 +163,16 @@ class SqlStore:
             return Changed(expired, lifecycle.change_of(rollouts))
 
         return await self._changed(self._database.write(expire))
+
+    async def start_attempt(
+        self, rollout_id: str, worker_id: str | None = None, *, request_id: str | None = None
+    ) -> AttemptedRollout:
+        request = self._lease_request(worker_id, None, request_id)
+        return await self._database.write(lambda c: lifecycle.start_attempt(c, rollout_id, request))
+
+    async def update_rollout(self, rollout_id: str, values: Mapping[str, Any]) -> Rollout:
+        now = self._clock.now()
+        return await self._changed(self._database.write(lambda c: lifecycle.set_fields(c, rollout_id, values, now)))
 
     async def cancel_rollouts(self, rollout_ids: Sequence[str]) -> None:
         now = self._clock.now()
@@ -238,6 +253,15 @@ class SqlStore:
     async def get_resources(self, resources_id: str | None = None) -> tuple[str, Mapping[str, Any]] | None:
         return await self._database.read(lambda c: records.get_resources(c, resources_id))
 
+    async def query_resources(self, prefix: str = "") -> list[tuple[str, Mapping[str, Any]]]:
+        return await self._database.read(lambda c: records.query_resources(c, prefix))
+
+    async def put_note(self, key: str, value: Any) -> None:
+        await self._database.write(lambda c: records.put_note(c, key, value))
+
+    async def query_notes(self, prefix: str = "") -> dict[str, Any]:
+        return await self._database.read(lambda c: records.query_notes(c, prefix))
+
     async def add_policy_version(
         self, run_id: str, policy: str, version: int, step: int, checkpoint: str | None = None
     ) -> None:
@@ -303,6 +327,9 @@ class SqlStore:
         return await self._database.read(lambda c: lifecycle.query_open_attempts(c, limit))
 
     # -- the store itself -----------------------------------------------------------------------------------------
+    async def statistics(self) -> dict[str, int]:
+        return await self._database.read(lifecycle.statistics)
+
     async def prune(self, before: float, *, run_ids: Sequence[str] | None = None) -> Pruned:
         total, cursor = Pruned(), 0
         while cursor is not None:
