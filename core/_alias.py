@@ -16,11 +16,27 @@ class Alias(ModuleType):
         super().__init__(path, f"Another path to the names of {target}.")
         self.__path__ = []
         self._target = target
+        self._replaced: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__all__":
             raise AttributeError(name)
         return getattr(importlib.import_module(self._target), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set the target's name, so that patching a function under this path replaces it where it is used."""
+        if name.startswith("_") or isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+            return
+        target = importlib.import_module(self._target)
+        self._replaced.setdefault(name, getattr(target, name, None))
+        setattr(target, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Give the target its own value back: a patch of a name that is not in `__dict__` is undone by deleting it."""
+        if name not in self._replaced:
+            raise AttributeError(name)
+        setattr(importlib.import_module(self._target), name, self._replaced.pop(name))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return importlib.import_module(self._target)(*args, **kwargs)  # type: ignore[operator]

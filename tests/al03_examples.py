@@ -111,12 +111,13 @@ class Workplace:
         self.folder, self.home = self.root / "files", self.root / "huggingface"
         shutil.copytree(checkout / example.folder, self.folder)
         self.python = environment(work, example.requirements)
+        write_uvx(self.root / "bin", work)
         self.logs = 0
 
     def variables(self, url: str, program: Program) -> dict[str, str]:
         return {
             **os.environ,
-            "PATH": f"{self.python.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{self.root / 'bin'}:{self.python.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": pythonpath(*sorted(self.root.glob("path*"))),
             "HF_HOME": str(self.home),
             "HF_HUB_OFFLINE": "1",
@@ -231,6 +232,14 @@ def environment(work: Path, requirements: Sequence[str]) -> Path:
         for packages in requirements:
             subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages.split()], check=True)
     return python
+
+
+def write_uvx(directory: Path, work: Path) -> None:
+    """A `uvx` whose tools are installed already: it would ask a package index each time that an agent starts one."""
+    tools = environment(work, ("mcp-server-calculator",)).parent
+    directory.mkdir()
+    (directory / "uvx").write_text(f'#!/bin/sh\ntool="$1"; shift\nexec "{tools}/$tool" "$@"\n')
+    (directory / "uvx").chmod(0o755)
 
 
 def trained_calls(database: Path) -> int:

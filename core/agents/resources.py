@@ -48,12 +48,14 @@ class LLM:
         model: the model name to send.
         api_key: the key to send.
         sampling_parameters: for the caller to pass on; training may override them.
+        resource_type: its kind in Agent Lightning's JSON.
     """
 
     endpoint: str
     model: str
     api_key: str | None = None
     sampling_parameters: Mapping[str, Any] = field(default_factory=dict)
+    resource_type: str = field(default="llm", kw_only=True, repr=False)
 
     def get_base_url(self, *_: Any) -> str:
         """The endpoint, which is specific to this attempt; accepts the ids of Agent Lightning's method."""
@@ -67,10 +69,12 @@ class PromptTemplate:
     Attributes:
         template: the text.
         engine: "f-string" (`str.format` fields).
+        resource_type: its kind in Agent Lightning's JSON.
     """
 
     template: str
     engine: str = "f-string"
+    resource_type: str = field(default="prompt_template", kw_only=True, repr=False)
 
     def format(self, **values: Any) -> str:
         """The text with its fields filled in. KeyError for a missing one."""

@@ -8,12 +8,13 @@ import inspect
 import json
 import math
 import numbers
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from agl import semconv, tracing
 from agl.errors import RewardError
+from agl.mdp.spans import Span
 from agl.mdp.types import Reward
 
 
@@ -121,6 +122,19 @@ def record(reward: Reward) -> None:
     }
     _emit(
         semconv.REWARD, reward.name, attributes | ({} if reward.agent is None else {semconv.REWARD_AGENT: reward.agent})
+    )
+
+
+def only_last(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """The spans of an attempt; of the rewards of which the last alone counts (`semconv.REWARD_LAST`), the others count
+    no more, and none of them where the agent returned a reward."""
+    rewards = [s for s in spans if s.operation == semconv.REWARD and s.attributes.get(semconv.REWARD_PRIMARY, True)]
+    marked = [s for s in rewards if s.attributes.get(semconv.REWARD_LAST)]
+    returned = any(s.attributes.get(semconv.REWARD_SOURCE) == "return" for s in rewards)
+    superseded = {s.span_id for s in (marked if returned else marked[:-1])}
+    return tuple(
+        replace(s, attributes={**s.attributes, semconv.REWARD_PRIMARY: False}) if s.span_id in superseded else s
+        for s in spans
     )
 
 

@@ -17,6 +17,7 @@ from provider import Provider, says, serve
 from scripted import in_loop
 
 import agl.compat as al
+from agl.compat import semconv
 from agl.compat import types as T
 from agl.errors import AglError, ConfigError, RewardError, RolloutError
 
@@ -354,7 +355,8 @@ async def test_a_trace_of_ones_own(provider: Provider) -> None:
             al.emit_message("note")
     spans = tracer.get_last_trace()
     assert [s.operation for s in spans] == ["invoke_agent", "operation", "chat", "message"]
-    assert spans[1].attributes["agl.operation.output"] == '{"said": "blue"}'
+    assert spans[1].attributes["agentlightning.operation.output.said"] == "blue"
+    assert (spans[1].name, spans[1].attributes["agentlightning.operation.name"]) == (semconv.AGL_OPERATION, "outer")
     assert al.get_message_value(spans[3]) == "note"
     [triplet] = al.TracerTraceToTriplet(llm_call_match="chat").adapt(spans)
     assert triplet.response["raw_content"]

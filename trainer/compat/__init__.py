@@ -15,10 +15,14 @@ from agl._alias import register
 from agl.errors import ConfigError
 
 _NAMES = {
-    "adapter": "Adapter LlmProxyTraceToTriplet TraceAdapter TraceToMessages TraceToTripletBase TracerTraceToTriplet",
+    "adapter": "Adapter LlmProxyTraceToTriplet OtelTraceAdapter TraceAdapter TraceToMessages TraceToTripletBase "
+    "TracerTraceToTriplet",
     "algorithm": "VERL Algorithm Baseline FastAlgorithm FunctionalAlgorithm algo",
     "emitter": "emit_annotation emit_exception emit_message emit_object emit_reward find_final_reward "
-    "find_reward_spans get_message_value get_object_value get_reward_value is_reward_span operation",
+    "find_reward_spans get_message_value get_object_value get_reward_value get_rewards_from_span is_reward_span operation",
+    "env_var": "LightningEnvVar resolve_bool_env_var resolve_int_env_var resolve_str_env_var",
+    "legacy": "GenericResponse ParallelWorkerBase Resource ResourceUnion RolloutLegacy RolloutRawResult "
+    "RolloutRawResultLegacy Task TaskIfAny",
     "litagent": "FunctionalLitAgent LitAgent llm_rollout prompt_rollout rollout",
     "logs": "setup_logging",
     "missing": "ClientServerExecutionStrategy LLMProxy",
@@ -27,11 +31,14 @@ _NAMES = {
     "store": "InMemoryLightningStore LightningStore LightningStoreCapabilities LightningStoreClient "
     "LightningStoreStatistics LightningStoreThreaded",
     "store_server": "LightningStoreServer",
-    "tracer": "AgentOpsTracer DummyTracer OtelTracer Tracer WeaveTracer",
+    "otel_types": "AttributeValue Attributes Event Link OtelResource SpanAttributeNames SpanContext SpanCoreFields "
+    "SpanLike SpanNames SpanRecordingContext StatusCode TraceState TraceStatus",
+    "tracer": "AgentOpsTracer DummyTracer OtelTracer Tracer WeaveTracer clear_active_tracer get_active_tracer "
+    "set_active_tracer",
     "trainer": "SharedMemoryExecutionStrategy Trainer",
-    "types": "LLM Attempt AttemptedRollout Dataset EnqueueRolloutRequest Hook NamedResources PromptTemplate ProxyLLM "
-    "PaginatedResult ResourcesUpdate Rollout RolloutConfig RolloutMode RolloutStatus Span TaskInput Triplet Worker "
-    "WorkerStatus",
+    "types": "LLM Attempt AttemptStatus AttemptedRollout Dataset EnqueueRolloutRequest Hook NamedResources "
+    "PaginatedResult PromptTemplate ProxyLLM ResourcesUpdate Rollout RolloutConfig RolloutMode RolloutStatus Span "
+    "TaskInput Triplet Worker WorkerStatus",
 }
 """Module -> its names that are names of this package too."""
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -55,9 +62,13 @@ _MODULES = {
     "execution": "",
     "llm_proxy": "missing",
     "logging": "logs",
+    "env_var": "env_var",
     "reward": "emitter",
     "store.client_server": "store_server",
     "utils.server_launcher": "store_server",
+    "semconv": "semconv",
+    "utils": "",
+    "utils.otel": "attributes",
 }
 """Path of a module of 0.3 -> the module here that has its names; "" is this package."""
 

@@ -4,9 +4,12 @@ from typing import Any
 from agl.trainer.compat.adapter import *
 from agl.trainer.compat.algorithm import *
 from agl.trainer.compat.emitter import *
+from agl.trainer.compat.env_var import *
+from agl.trainer.compat.legacy import *
 from agl.trainer.compat.litagent import *
 from agl.trainer.compat.logs import setup_logging as setup_logging
 from agl.trainer.compat.missing import *
+from agl.trainer.compat.otel_types import *
 from agl.trainer.compat.prompts import *
 from agl.trainer.compat.runner import *
 from agl.trainer.compat.store import *

@@ -38,6 +38,12 @@ class Algorithm:
 
     _trainer: Any = None
     _store: LightningStore | None = None
+    _adapter: Any = None
+    _llm_proxy: Any = None
+    _initial_resources: Mapping[str, Any] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
 
     def is_async(self) -> bool:
         """Whether `run` is a coroutine function."""
@@ -58,21 +64,38 @@ class Algorithm:
     def get_store(self) -> LightningStore:
         return require(self._store, "algorithm", "store")
 
+    def set_adapter(self, adapter: Any) -> None:
+        self._adapter = adapter
+
     def get_adapter(self) -> Any:
-        """The trainer's adapter."""
-        return self.get_trainer().adapter
+        """The one that was set, else the trainer's."""
+        return self._adapter if self._adapter is not None else self.get_trainer().adapter
+
+    def set_initial_resources(self, resources: Mapping[str, Any]) -> None:
+        self._initial_resources = resources
 
     def get_initial_resources(self) -> Mapping[str, Any] | None:
-        """The trainer's initial resources."""
-        return self.get_trainer().initial_resources
+        """Those that were set, else the trainer's."""
+        return self._initial_resources or (None if self._trainer is None else self._trainer.initial_resources)
 
-    def get_llm_proxy(self) -> None:
-        """None: there is no proxy."""
-        return None
+    def set_llm_proxy(self, llm_proxy: Any) -> None:
+        self._llm_proxy = llm_proxy
+
+    def get_llm_proxy(self) -> Any:
+        """The one that was set, else the trainer's; None if there is none."""
+        return self._llm_proxy or getattr(self._trainer, "llm_proxy", None)
+
+    def get_client(self) -> Any:
+        """0.2's client; algorithms that used it are to use `get_store`."""
+        raise refuse("Algorithm.get_client", "use get_store()")
 
 
 class FastAlgorithm(Algorithm):
     """An algorithm that `Trainer.dev` may run."""
+
+
+class DatasetArgumentError(ConfigError, TypeError):
+    """A dataset for an algorithm that takes none; 0.3 raised a TypeError."""
 
 
 class FunctionalAlgorithm(Algorithm):
@@ -93,19 +116,22 @@ class FunctionalAlgorithm(Algorithm):
         """Call the function with those of its arguments that exist.
 
         Raises:
-            ConfigError: a dataset that the function does not take.
+            DatasetArgumentError: a dataset that the function does not take.
         """
-        values: dict[str, Any] = {"train_dataset": train_dataset, "val_dataset": val_dataset, "llm_proxy": None}
+        values: dict[str, Any] = {"train_dataset": train_dataset, "val_dataset": val_dataset}
+        values["llm_proxy"] = self.get_llm_proxy()
         for name in ("train_dataset", "val_dataset"):
             if values[name] is not None and name not in self._parameters:
-                raise ConfigError(
-                    f"fit() was given a {name}, but the algorithm {self._function.__name__!r} does not take one",
+                raise DatasetArgumentError(
+                    f"{name} is provided but not supported by the algorithm {self._function.__name__!r}",
                     hint=f"add the argument {name}, or leave it out of fit()",
                 )
         if self._store is not None:
             values["store"] = self._store
-        if self._trainer is not None:
-            values |= {"adapter": self.get_adapter(), "initial_resources": self.get_initial_resources()}
+        if self._trainer is not None or self._adapter is not None:
+            values["adapter"] = self.get_adapter()
+        if (resources := self.get_initial_resources()) is not None or self._trainer is not None:
+            values["initial_resources"] = resources
         return self._function(**{name: value for name, value in values.items() if name in self._parameters})
 
 

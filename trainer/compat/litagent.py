@@ -111,7 +111,7 @@ class FunctionalLitAgent(LitAgent[V]):
 
     def __init__(self, function: Callable[..., Any], *, strip_proxy: bool = True) -> None:
         super().__init__()
-        self._function = function
+        self._function, self._strip_proxy = function, strip_proxy
         self._parameters = inspect.signature(function).parameters
         functools.update_wrapper(self, function)
 
@@ -130,11 +130,20 @@ class FunctionalLitAgent(LitAgent[V]):
     def _arguments(self, resources: T.NamedResources, rollout: Any) -> dict[str, Any]:
         values: dict[str, Callable[[], Any]] = {
             "rollout": lambda: rollout,
-            "llm": lambda: _first(resources, T.LLM),
+            "llm": lambda: self._llm(_first(resources, T.LLM), rollout),
             "prompt_template": lambda: _first(resources, T.PromptTemplate),
             "resources": lambda: resources,
         }
         return {name: value() for name, value in values.items() if name in self._parameters}
+
+    def _llm(self, llm: T.LLM, rollout: Any) -> T.LLM:
+        if not (self._strip_proxy and isinstance(llm, T.ProxyLLM)):
+            return llm
+        return llm.with_attempted_rollout(rollout)
+
+
+class SignatureError(ConfigError, NotImplementedError):
+    """A function that cannot be an agent; 0.3 raised a NotImplementedError."""
 
 
 def rollout(function: Callable[..., Any] | None = None, *, strip_proxy: bool = True) -> Any:
@@ -149,8 +158,9 @@ def rollout(function: Callable[..., Any] | None = None, *, strip_proxy: bool = T
     known = {"llm", "prompt_template", "rollout", "resources"}
     rest = [n for n in names[1:] if n not in known and _required(function, n)]
     if not names or names[0] in known or rest:
-        raise ConfigError(
-            f"{getattr(function, '__name__', function)!r} takes ({', '.join(names)})",
+        raise SignatureError(
+            f"{getattr(function, '__name__', function)!r} takes ({', '.join(names)}), which does not match any known "
+            "agent patterns",
             hint="take the task first, then any of llm, prompt_template, rollout, resources, by these names",
         )
     return FunctionalLitAgent(function, strip_proxy=strip_proxy)

@@ -15,10 +15,14 @@ def refuse(what: str, instead: str = "docs/from-agent-lightning.md says what is 
     return ConfigError(f"{what} is not available in agl", hint=instead)
 
 
+class NotSetError(ConfigError, ValueError):
+    """What an agent or an algorithm has only while it runs; 0.3 raised a ValueError."""
+
+
 def require(value: Any, owner: str, what: str) -> Any:
-    """`value`, which an agent or an algorithm has only while it runs; ConfigError if it is None."""
+    """`value`, which an agent or an algorithm has only while it runs; NotSetError if it is None."""
     if value is None:
-        raise ConfigError(f"this {owner} has no {what} yet", hint="it has one while a trainer or a runner runs it")
+        raise NotSetError(f"this {owner} has no {what} yet", hint="it has one while a trainer or a runner runs it")
     return value
 
 

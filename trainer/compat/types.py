@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import logging
 import secrets
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,24 @@ from agl.agents.resources import LLM, Dataset, NamedResources, PromptTemplate, r
 from agl.errors import ConfigError
 from agl.mdp import spans as agl_spans
 from agl.tracing.inferred import with_messages
+from agl.trainer.compat.models import PydanticMethods
+from agl.trainer.compat.otel_types import (
+    AttributeValue,
+    Attributes,
+    Event,
+    Link,
+    OtelResource,
+    SpanAttributeNames,
+    SpanContext,
+    SpanCoreFields,
+    SpanLike,
+    SpanNames,
+    SpanRecordingContext,
+    StatusCode,
+    TraceState,
+    TraceStatus,
+)
+from agl.trainer.compat.semconv import AGL_VIRTUAL
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -24,15 +43,19 @@ if TYPE_CHECKING:
     from agl.trainer.store import base
 
 __all__ = [
-    "LLM",
     "Attempt",
     "AttemptStatus",
     "AttemptedRollout",
+    "AttributeValue",
+    "Attributes",
     "Dataset",
     "EnqueueRolloutRequest",
     "Event",
     "Hook",
+    "LLM",
+    "Link",
     "NamedResources",
+    "OtelResource",
     "PaginatedResult",
     "PromptTemplate",
     "ProxyLLM",
@@ -42,7 +65,15 @@ __all__ = [
     "RolloutMode",
     "RolloutStatus",
     "Span",
+    "SpanAttributeNames",
+    "SpanContext",
+    "SpanCoreFields",
+    "SpanLike",
+    "SpanNames",
+    "SpanRecordingContext",
+    "StatusCode",
     "TaskInput",
+    "TraceState",
     "TraceStatus",
     "Triplet",
     "Worker",
@@ -55,8 +86,7 @@ AttemptStatus = Literal["preparing", "running", "failed", "succeeded", "unrespon
 WorkerStatus = Literal["idle", "busy", "unknown"]
 RolloutMode = Literal["train", "val", "test"]
 TaskInput = Any
-ProxyLLM = LLM
-"""Each rollout gets a separate endpoint, so there is nothing to rewrite."""
+log = logging.getLogger("agl.compat")
 
 MODE = "agl.compat.mode"
 """Key in a rollout's metadata: the mode as requested ("test" and None are stored as "dev")."""
@@ -65,21 +95,8 @@ PROMPT_TOKEN_IDS = "prompt_token_ids"
 RESPONSE_TOKEN_IDS = "response_token_ids"
 
 
-class _PydanticMethods:
-    """The part of pydantic's interface that users of 0.3 call."""
-
-    def model_dump(self, **_: Any) -> dict[str, Any]:
-        return dataclasses.asdict(self)  # type: ignore[call-overload]
-
-    def model_dump_json(self, **_: Any) -> str:
-        return json.dumps(self.model_dump(), default=str)
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, **_: Any) -> Self:
-        return dataclasses.replace(self, **(update or {}))  # type: ignore[type-var]
-
-
 @dataclass(kw_only=True)
-class RolloutConfig(_PydanticMethods):
+class RolloutConfig(PydanticMethods):
     """Retries and time limits of a rollout; seconds, None for no limit."""
 
     timeout_seconds: float | None = None
@@ -96,7 +113,7 @@ class RolloutConfig(_PydanticMethods):
 
 
 @dataclass(kw_only=True)
-class Attempt(_PydanticMethods):
+class Attempt(PydanticMethods):
     """One try of a rollout; `sequence_id` counts from 1, times are seconds since the epoch."""
 
     rollout_id: str
@@ -125,7 +142,7 @@ class Attempt(_PydanticMethods):
 
 
 @dataclass(kw_only=True)
-class Rollout(_PydanticMethods):
+class Rollout(PydanticMethods):
     """A rollout: `input` is the task."""
 
     rollout_id: str
@@ -154,6 +171,42 @@ class AttemptedRollout(Rollout):
         return cls(**_facts(leased.rollout), attempt=Attempt.of(leased.attempt))
 
 
+@dataclass(frozen=True, slots=True)
+class ProxyLLM(LLM):
+    """The endpoint of an `LLMProxy`: `get_base_url` gives the address at which a rollout's calls are recorded as its
+    own. The trainer's own resources are an `LLM`, whose address is the rollout's already."""
+
+    resource_type: str = field(default="proxy_llm", kw_only=True, repr=False)
+
+    def __getattribute__(self, name: str) -> Any:
+        value = object.__getattribute__(self, name)
+        if name == "endpoint" and sys._getframe(1).f_globals is not globals():
+            log.warning(
+                "Accessing 'endpoint' directly on ProxyLLM is discouraged: calls to it belong to no rollout; "
+                "use get_base_url(rollout_id, attempt_id)"
+            )
+        return value
+
+    def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
+        """The address for the calls of one attempt; the proxy's own without ids.
+
+        Raises:
+            ValueError: one of the ids alone, or one that is no string.
+        """
+        if rollout_id is None and attempt_id is None:
+            return self.endpoint
+        if not (isinstance(rollout_id, str) and isinstance(attempt_id, str)):
+            raise ValueError("rollout_id and attempt_id must be strings or all be empty")
+        address = self.endpoint.rstrip("/")
+        version = "/v1" if address.endswith("/v1") else ""
+        return f"{address.removesuffix('/v1')}/rollout/{rollout_id}/attempt/{attempt_id}{version}"
+
+    def with_attempted_rollout(self, rollout: AttemptedRollout) -> LLM:
+        """The `LLM` for the calls of that attempt."""
+        url = self.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id)
+        return LLM(url, self.model, self.api_key, self.sampling_parameters)
+
+
 def _facts(rollout: base.Rollout) -> dict[str, Any]:
     config = rollout.config
     return {
@@ -175,7 +228,7 @@ def _facts(rollout: base.Rollout) -> dict[str, Any]:
 
 
 @dataclass(kw_only=True)
-class EnqueueRolloutRequest(_PydanticMethods):
+class EnqueueRolloutRequest(PydanticMethods):
     """A rollout to enqueue."""
 
     input: TaskInput
@@ -186,7 +239,7 @@ class EnqueueRolloutRequest(_PydanticMethods):
 
 
 @dataclass(kw_only=True)
-class ResourcesUpdate(_PydanticMethods):
+class ResourcesUpdate(PydanticMethods):
     """A version of the named resources."""
 
     resources_id: str
@@ -200,7 +253,7 @@ class ResourcesUpdate(_PydanticMethods):
 
 
 @dataclass(kw_only=True)
-class Worker(_PydanticMethods):
+class Worker(PydanticMethods):
     """A process that runs attempts; times are seconds since the epoch, None for what has not happened."""
 
     worker_id: str
@@ -228,7 +281,7 @@ class PaginatedResult(list[V]):
 
 
 @dataclass(kw_only=True)
-class Triplet(_PydanticMethods):
+class Triplet(PydanticMethods):
     """One LLM call: its prompt, its response, its reward."""
 
     prompt: Any
@@ -238,24 +291,7 @@ class Triplet(_PydanticMethods):
 
 
 @dataclass(kw_only=True)
-class TraceStatus(_PydanticMethods):
-    """`status_code`: "UNSET", "OK" or "ERROR"."""
-
-    status_code: str = "UNSET"
-    description: str | None = None
-
-
-@dataclass(kw_only=True)
-class Event(_PydanticMethods):
-    """An event of a span; `timestamp` is seconds since the epoch."""
-
-    name: str
-    attributes: dict[str, Any] = field(default_factory=dict)
-    timestamp: float | None = None
-
-
-@dataclass(kw_only=True)
-class Span(_PydanticMethods):
+class Span(PydanticMethods):
     """A finished span; ids are hex, times seconds since the epoch."""
 
     rollout_id: str
@@ -268,8 +304,12 @@ class Span(_PydanticMethods):
     status: TraceStatus = field(default_factory=TraceStatus)
     attributes: dict[str, Any] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list)
     start_time: float | None = None
     end_time: float | None = None
+    context: SpanContext | None = None
+    parent: SpanContext | None = None
+    resource: OtelResource = field(default_factory=OtelResource)
 
     @classmethod
     def of(cls, span: agl_spans.Span, sequence_id: int) -> Span:
@@ -310,7 +350,14 @@ class Span(_PydanticMethods):
     def from_opentelemetry(cls, src: ReadableSpan, rollout_id: str, attempt_id: str, sequence_id: int) -> Span:
         """An SDK span as a span of that attempt."""
         span = dataclasses.replace(agl_spans.from_otel(src), rollout_id=rollout_id)
-        return dataclasses.replace(cls.of(span, sequence_id), attempt_id=attempt_id)
+        return dataclasses.replace(
+            cls.of(span, sequence_id),
+            attempt_id=attempt_id,
+            links=[Link.from_opentelemetry(link) for link in src.links],
+            context=SpanContext.from_opentelemetry(src.context),  # type: ignore[arg-type]
+            parent=SpanContext.from_opentelemetry(src.parent) if src.parent else None,
+            resource=OtelResource.from_opentelemetry(src.resource),
+        )
 
     @classmethod
     def from_attributes(
@@ -326,23 +373,40 @@ class Span(_PydanticMethods):
         parent_id: str | None = None,
         start_time: float | None = None,
         end_time: float | None = None,
+        resource: OtelResource | None = None,
         status: TraceStatus | None = None,
     ) -> Span:
         """A span from its attributes; trace and span ids are random where None."""
         now = time.time()
+        trace_id, span_id = trace_id or secrets.token_hex(16), span_id or secrets.token_hex(8)
         return cls(
             rollout_id=rollout_id or "",
             attempt_id=attempt_id or "",
             sequence_id=sequence_id or 0,
-            trace_id=trace_id or secrets.token_hex(16),
-            span_id=span_id or secrets.token_hex(8),
+            trace_id=trace_id,
+            span_id=span_id,
             parent_id=parent_id,
-            name=name or "agl.annotation",
+            name=name or AGL_VIRTUAL,
             status=status or TraceStatus(status_code="OK"),
             attributes=dict(attributes),
             start_time=now if start_time is None else start_time,
             end_time=now if end_time is None else end_time,
+            context=SpanContext(trace_id=trace_id, span_id=span_id),
+            parent=SpanContext(trace_id=trace_id, span_id=parent_id) if parent_id else None,
+            resource=resource or OtelResource(),
         )
+
+    @classmethod
+    def from_core_fields(
+        cls,
+        core: SpanCoreFields,
+        *,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+        sequence_id: int | None = None,
+    ) -> Span:
+        """A span of that attempt, with random ids, from what an emitter returned."""
+        return cls.from_attributes(rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=sequence_id, **vars(core))
 
     @property
     def operation(self) -> str:

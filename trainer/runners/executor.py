@@ -24,7 +24,7 @@ from agl.agents.prompts import replacements
 from agl.agents.resources import LLM, SystemPrompt, Task
 from agl.errors import AglError, CaptureError, RewardError, RolloutError, RolloutTimeoutError
 from agl.mdp.spans import Span
-from agl.rewards.emit import as_rewards, record
+from agl.rewards.emit import as_rewards, only_last, record
 from agl.trainer.runners.protocol import Coordinator, Lease, Report
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class Executor:
             tracing.close(context)
             if self._recorder is not None:
                 await self._recorder.close(context)
-        return Report(tuple(context.spans), error)
+        return Report(only_last(context.spans), error)
 
     async def _record_commands(self, context: tracing.RolloutContext) -> None:
         """Have calls recorded that commands of this attempt send to their own providers."""
