@@ -10,18 +10,21 @@ from typing import Any
 
 
 class Alias(ModuleType):
-    """A module path whose names are those of another module, which is loaded on first use."""
+    """A module path whose names are those of other modules, which are loaded on first use."""
 
-    def __init__(self, path: str, target: str) -> None:
+    def __init__(self, path: str, target: str, *others: str) -> None:
         super().__init__(path, f"Another path to the names of {target}.")
         self.__path__ = []
-        self._target = target
+        self._target, self._others = target, others
         self._replaced: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__all__":
             raise AttributeError(name)
-        return getattr(importlib.import_module(self._target), name)
+        for module in map(importlib.import_module, (self._target, *self._others)):
+            if hasattr(module, name):
+                return getattr(module, name)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set the target's name, so that patching a function under this path replaces it where it is used."""
@@ -42,9 +45,9 @@ class Alias(ModuleType):
         return importlib.import_module(self._target)(*args, **kwargs)  # type: ignore[operator]
 
 
-def register(path: str, target: str) -> None:
-    """Make `target` importable as `path` as well."""
-    sys.modules[path] = Alias(path, target)
+def register(path: str, target: str, *others: str) -> None:
+    """Make `target` importable as `path` as well, with the names of `others` added to it."""
+    sys.modules[path] = Alias(path, target, *others)
 
 
 def make_callable(module: str, function: Callable[..., Any]) -> None:

@@ -2,7 +2,7 @@
 
 Hook: the three places where the framework makes its own OpenTelemetry spans (agent-framework-core >= 1.21, < 2):
 `AgentTelemetryLayer.run`, `ChatTelemetryLayer.get_response` and `FunctionTool.invoke`; `RawAgent.run` for agents
-without telemetry; and `Executor.execute`, because in a workflow an agent without a name goes by its executor's id.
+without telemetry; and `Executor.execute`, because in a workflow an agent may go by its executor's id.
 They are patched: the framework's middleware is registered per agent or client, and its spans carry
 content only with a flag, stop when the user switches telemetry off, and belong to the user's provider, where they stay
 unchanged. Streams are followed by the framework's `with_pull_context_manager` and hooks.
@@ -23,6 +23,7 @@ from agl.adapters.base import InstrumentedTracer
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches
 from agl.adapters.scopes import agent_turn, model_call, tool_run
+from agl.mdp.selection import Selection
 from agl.tracing.context import Scope
 
 _executor: ContextVar[Any] = ContextVar("agl_agent_framework_executor", default=None)
@@ -58,7 +59,7 @@ def _running(run: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(run)
     def traced_run(self: Any, *args: Any, **kwargs: Any) -> Any:
         here = tracing.current()
-        name = getattr(self, "name", None) or _name_in_workflow(self)
+        name = None if here is None else _name(self, here.rollout.selection)
         if here is None or not name or name == here.agent:
             return run(self, *args, **kwargs)
 
@@ -81,6 +82,14 @@ def _executing(execute: Callable[..., Any]) -> Callable[..., Any]:
             _executor.reset(before)
 
     return traced_execute
+
+
+def _name(agent: Any, selection: Selection) -> str | None:
+    """The agent's own name; in a workflow its executor's id, where it has none or the selection names that id alone."""
+    own, id = getattr(agent, "name", None), _name_in_workflow(agent)
+    if own and id and selection.policy_for(own) is None and selection.policy_for(id) is not None:
+        return id
+    return own or id
 
 
 def _name_in_workflow(agent: Any) -> str | None:

@@ -17,7 +17,7 @@ pytest.importorskip("agent_framework")
 pytest.importorskip("agent_framework_openai")
 
 import habits
-from openai import OpenAI
+from openai import AsyncOpenAI, OpenAI
 from provider import Reply, serve
 from verl_config import CONFIG
 
@@ -209,6 +209,7 @@ class Assistant(al.LitAgent[dict]):
     """Two agents without names in a workflow; the executors' ids say who is who. The user simulator has a provider."""
 
     url = ""
+    names: tuple[str | None, str | None] = (None, None)
 
     async def rollout_async(self, task: Any, resources: al.NamedResources, rollout: al.Rollout) -> float:
         from agent_framework import Agent, AgentExecutor, AgentExecutorRequest, Message, WorkflowBuilder
@@ -218,8 +219,8 @@ class Assistant(al.LitAgent[dict]):
         assert isinstance(llm, al.LLM)
         policy = OpenAIChatClient(base_url=llm.endpoint, api_key="sk-user", model=llm.model)
         frozen = OpenAIChatClient(base_url=self.url, api_key="sk-user", model="gpt-4.1")
-        user = AgentExecutor(Agent(client=frozen, instructions="Be a user."), id="user_simulator")
-        server = Agent(client=policy, instructions=SERVE)
+        user = AgentExecutor(Agent(client=frozen, instructions="Be a user.", name=self.names[0]), id="user_simulator")
+        server = Agent(client=policy, instructions=SERVE, name=self.names[1])
         assistant = AgentExecutor(server, id="assistant_agent", context_mode="last_agent")
         workflow = WorkflowBuilder(start_executor=user, output_from=[assistant]).add_edge(user, assistant).build()
         asked = AgentExecutorRequest(messages=[Message(role="user", contents=["start"])], should_respond=True)
@@ -246,6 +247,41 @@ def test_a_class_agent_with_a_frozen_user_simulator(policy: Path, tmp_path: Path
     assert {s.body["model"] for s in provider.seen} == {"gpt-4.1"}
     assert any(t.advantage != 0 for t in found["trained"])
     assert result.history[-1]["policy_version"] >= 1
+
+
+def test_agents_with_names_are_found_by_the_ids_of_their_executors(policy: Path, tmp_path: Path) -> None:
+    agent = Assistant()
+    agent.names = ("Uma", "Ann")
+    with serve(lambda body: Reply("cancel")) as provider:
+        agent.url = provider.url
+        trainer = al.Trainer(
+            algorithm=al.VERL(config(policy, tasks=1, group=2)), directory=tmp_path / "run",
+            adapter={"agent_match": "assistant_agent"},
+        )  # fmt: skip
+        trainer.dev(agent, [{"id": 1}])
+        assert len(provider.seen) == 1
+
+
+def test_a_reward_that_is_emitted_twice_counts_once(policy: Path, tmp_path: Path) -> None:
+    """Calc-X's pattern: `@reward` on the evaluation, and `emit_reward` of its result."""
+
+    @al.reward.reward
+    async def evaluate(answer: str) -> float:
+        return float(answer == "yes")
+
+    @al.rollout
+    async def agent(task: dict[str, str], llm: al.LLM) -> None:
+        async with AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client:
+            said = await client.chat.completions.create(
+                model=llm.model, messages=[{"role": "user", "content": task["q"]}], temperature=1.0
+            )
+        al.emit_reward(await evaluate(said.choices[0].message.content or ""))
+
+    trainer = al.Trainer(algorithm=al.VERL(config(policy)), n_runners=2, directory=tmp_path / "run", seed=1)
+    tasks = [{"q": "yes or no"}, {"q": "yes or no"}]
+    result = trainer.fit(agent, tasks, tasks)
+    assert {t.reward for t in facts(tmp_path / "run")["trained"]} == {0.0, 1.0}
+    assert max(h["val/reward"] for h in result.history if "val/reward" in h) <= 1
 
 
 def test_a_filter_that_matches_nobody_names_who_spoke(policy: Path, tmp_path: Path) -> None:

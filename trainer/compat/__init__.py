@@ -18,14 +18,17 @@ _NAMES = {
     "adapter": "Adapter LlmProxyTraceToTriplet OtelTraceAdapter TraceAdapter TraceToMessages TraceToTripletBase "
     "TracerTraceToTriplet",
     "algorithm": "VERL Algorithm Baseline FastAlgorithm FunctionalAlgorithm algo",
+    "components": "build_component",
+    "execution": "ClientServerExecutionStrategy ExecutionStrategy SharedMemoryExecutionStrategy",
     "emitter": "emit_annotation emit_exception emit_message emit_object emit_reward find_final_reward "
-    "find_reward_spans get_message_value get_object_value get_reward_value get_rewards_from_span is_reward_span operation",
+    "find_reward_spans get_message_value get_object_value get_reward_value get_rewards_from_span is_reward_span "
+    "operation",
     "env_var": "LightningEnvVar resolve_bool_env_var resolve_int_env_var resolve_str_env_var",
-    "legacy": "GenericResponse ParallelWorkerBase Resource ResourceUnion RolloutLegacy RolloutRawResult "
-    "RolloutRawResultLegacy Task TaskIfAny",
+    "legacy": "FilterField FilterOptions GenericResponse ParallelWorkerBase Resource ResourceUnion RolloutLegacy "
+    "RolloutRawResult RolloutRawResultLegacy SortOptions Task TaskIfAny",
     "litagent": "FunctionalLitAgent LitAgent llm_rollout prompt_rollout rollout",
-    "logs": "setup_logging",
-    "missing": "ClientServerExecutionStrategy LLMProxy",
+    "logs": "configure_logger setup_logging setup_module_logging",
+    "missing": "AgentLightningClient AgentLightningServer CollectionBasedLightningStore DevTaskLoader LLMProxy",
     "prompts": "APO",
     "runner": "LitAgentRunner Runner",
     "store": "InMemoryLightningStore LightningStore LightningStoreCapabilities LightningStoreClient "
@@ -35,10 +38,11 @@ _NAMES = {
     "SpanLike SpanNames SpanRecordingContext StatusCode TraceState TraceStatus",
     "tracer": "AgentOpsTracer DummyTracer OtelTracer Tracer WeaveTracer clear_active_tracer get_active_tracer "
     "set_active_tracer",
-    "trainer": "SharedMemoryExecutionStrategy Trainer",
+    "trainer": "Trainer",
     "types": "LLM Attempt AttemptStatus AttemptedRollout Dataset EnqueueRolloutRequest Hook NamedResources "
     "PaginatedResult PromptTemplate ProxyLLM ResourcesUpdate Rollout RolloutConfig RolloutMode RolloutStatus Span "
     "TaskInput Triplet Worker WorkerStatus",
+    "utils": "ExecutionEvent MultiprocessingEvent ThreadingEvent",
 }
 """Module -> its names that are names of this package too."""
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -47,6 +51,7 @@ _SUBMODULES = {
     "adapter": "base messages triplet",
     "algorithm": "base decorator fast verl",
     "emitter": "annotation exception message object reward",
+    "execution": "base client_server events shared_memory",
     "litagent": "decorator litagent",
     "runner": "agent base",
     "store": "base memory mongo threading",
@@ -59,18 +64,32 @@ _MODULES = {
     **{f"{module}.{name}": module for module, names in _SUBMODULES.items() for name in names.split()},
     "algorithm.apo": "prompts",
     "algorithm.apo.apo": "prompts",
-    "execution": "",
+    "trainer.init_utils": "components",
+    "client": "missing",
+    "env_var": "env_var",
+    "execution.events": "utils",
+    "instrumentation": "instrumentation",
+    **{f"instrumentation.{name}": "instrumentation" for name in ("agentops", "agentops_langchain", "litellm", "vllm")},
     "llm_proxy": "missing",
     "logging": "logs",
-    "env_var": "env_var",
     "reward": "emitter",
     "store.client_server": "store_server",
     "utils.server_launcher": "store_server",
     "semconv": "semconv",
-    "utils": "",
+    "server": "missing",
+    "store.collection": "missing",
+    "store.collection.mongo": "missing",
+    "store.utils": "missing",
+    "utils": "utils",
+    "utils.id": "utils",
+    "utils.metrics": "missing",
     "utils.otel": "attributes",
+    "utils.otlp": "missing",
+    "utils.system_snapshot": "utils",
 }
 """Path of a module of 0.3 -> the module here that has its names; "" is this package."""
+_FURTHER = {"types": ("otel_types", "legacy"), "llm_proxy": ("missing",)}
+"""Package of 0.3 -> further modules with names of its modules."""
 
 __all__ = sorted([*_HOME, "install"])  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -115,7 +134,8 @@ def _serve(root: str) -> None:
     """Make 0.3's module paths importable under `root`, except those that are files here."""
     for path, module in _MODULES.items():
         if root != __name__ or path != module:
-            register(f"{root}.{path}", f"{__name__}.{module}".rstrip("."))
+            further = (f"{__name__}.{name}" for name in _FURTHER.get(path.partition(".")[0], ()))
+            register(f"{root}.{path}", f"{__name__}.{module}".rstrip("."), *further)
 
 
 _serve(__name__)

@@ -6,7 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
-from enum import Enum
+from enum import StrEnum
 from typing import Any, Generic, TypedDict, TypeVar
 
 from agl import semconv
@@ -55,7 +55,7 @@ class TraceToTripletBase(TraceAdapter[list[T.Triplet]]):
     """Adapters that make triplets."""
 
 
-class RewardMatchPolicy(str, Enum):
+class RewardMatchPolicy(StrEnum):
     """Which LLM call a reward goes to: of the calls that ended before it and have none yet, the last one of the trace,
     or the last one among the reward's siblings."""
 

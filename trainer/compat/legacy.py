@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from agl.trainer.compat import types as T
 from agl.trainer.compat.models import PydanticMethods
 from agl.trainer.compat.otel_types import SpanCoreFields
 
 __all__ = [
+    "FilterField",
+    "FilterOptions",
     "GenericResponse",
     "ParallelWorkerBase",
     "Resource",
@@ -18,6 +20,7 @@ __all__ = [
     "RolloutLegacy",
     "RolloutRawResult",
     "RolloutRawResultLegacy",
+    "SortOptions",
     "Task",
     "TaskIfAny",
 ]
@@ -26,6 +29,25 @@ Resource = T.LLM | T.PromptTemplate
 ResourceUnion = T.LLM | T.ProxyLLM | T.PromptTemplate
 RolloutRawResult = None | float | list[T.Span] | list[SpanCoreFields] | list[Any]
 """What an agent may return: nothing after `emit_reward`, the reward, or spans of its own (0.3's or the SDK's)."""
+
+
+class FilterField(TypedDict, total=False):
+    """What a field is to be."""
+
+    exact: Any
+    within: Sequence[Any]
+    contains: str
+
+
+FilterOptions = Mapping[str, FilterField | Literal["and", "or"] | Mapping[str, FilterField]]
+"""Field -> condition; "_aggregate" joins them, those of "_must" hold in any case."""
+
+
+class SortOptions(TypedDict):
+    """What results are sorted by."""
+
+    name: str
+    order: Literal["asc", "desc"]
 
 
 @dataclass

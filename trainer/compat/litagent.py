@@ -6,17 +6,18 @@ import asyncio
 import dataclasses
 import functools
 import inspect
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from agl import tracing
+from agl import semconv, tracing
 from agl.agents import agent as agl_agent
 from agl.agents.agent import Agent, Outcome, RolloutInfo
 from agl.errors import ConfigError
-from agl.mdp.spans import Span, from_otel
+from agl.mdp.spans import Span
 from agl.trainer.compat import types as T
-from agl.trainer.compat.emitter import find_final_reward
+from agl.trainer.compat.emitter import get_reward_value
 from agl.trainer.compat.missing import require
 from agl.trainer.compat.store import LightningStore
 from agl.trainer.gateway.http import keyed
@@ -24,6 +25,7 @@ from agl.trainer.gateway.http import keyed
 __all__ = ["FunctionalLitAgent", "LitAgent", "llm_rollout", "prompt_rollout", "rollout"]
 
 V = TypeVar("V")
+log = logging.getLogger("agl.compat")
 MAIN_LLM = "main_llm"
 """The name of the policy's endpoint in 0.3; agl's is "llm"."""
 
@@ -104,10 +106,7 @@ class LitAgent(agl_agent.LitAgent, Generic[V]):
         stored = await self._store.agl_store.get_rollout(info.rollout_id)
         attempt = (await self._store.agl_store.query_attempts(info.rollout_id))[info.attempt - 1]
         rollout = T.AttemptedRollout(**vars(T.Rollout.of(stored)), attempt=T.Attempt.of(attempt))
-        if stored.resources_id is not None:
-            update = await self._store.get_resources_by_id(stored.resources_id)
-        else:
-            update = await self._store.get_latest_resources()
+        update = await self._store.resources_of(stored)
         return rollout, {**named, **(update.resources if update else {})}
 
 
@@ -209,18 +208,43 @@ def _storeless_rollout(task: Any, info: RolloutInfo) -> T.AttemptedRollout:
 
 
 def _outcome(value: Any) -> Outcome:
-    """The outcome of what 0.3 lets an agent return: a reward, nothing, or spans, which join the attempt's."""
-    if isinstance(value, Outcome):
-        return value
-    if not isinstance(value, list):
+    """The outcome of what 0.3 lets an agent return: a reward, nothing, or spans, which join the attempt's.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if value is None or isinstance(value, Outcome | float | int):
+        if isinstance(value, bool):
+            log.warning("Reward is not a number: %r; it counts as %s", value, float(value))
+        return value if isinstance(value, Outcome) else Outcome(value, value)
+    if isinstance(value, Mapping) and all(
+        isinstance(v, float | int) and not isinstance(v, bool) for v in value.values()
+    ):
         return Outcome(value, value)
+    if not isinstance(value, list):
+        raise TypeError(f"Invalid raw result type: {type(value).__name__}. Return a number, None or a list of spans.")
     here = tracing.current()
     assert here is not None
-    spans = [_span(s, here.rollout) for s in value]
-    here.rollout.spans.extend(spans)
-    return Outcome(find_final_reward(spans))
+    spans = [_span(s, here.rollout, i) for i, s in enumerate(value, start=1)]
+    last = next((s for s in reversed(spans) if get_reward_value(s) is not None), None)
+    for span in spans:
+        if span is last and span.operation != semconv.REWARD:
+            reward = {
+                semconv.OPERATION_NAME: semconv.REWARD,
+                semconv.REWARD_NAME: "reward",
+                semconv.REWARD_VALUE: get_reward_value(span),
+                semconv.REWARD_SOURCE: "return",
+            }
+            span = dataclasses.replace(span, attributes={**span.attributes, **reward})
+        here.rollout.spans.append(span)
+    return Outcome()
 
 
-def _span(value: Any, rollout: tracing.RolloutContext) -> Span:
-    span = value.to_agl() if isinstance(value, T.Span) else from_otel(value)
-    return dataclasses.replace(span, rollout_id=rollout.rollout_id, attempt=rollout.attempt)
+def _span(value: Any, rollout: tracing.RolloutContext, number: int) -> Span:
+    """A span that an agent returned, the `number`th, as one of its attempt's."""
+    attempt = T.attempt_id(rollout.rollout_id, rollout.attempt)
+    if isinstance(value, T.SpanCoreFields):
+        value = T.Span.from_core_fields(value, sequence_id=number)
+    elif not isinstance(value, T.Span):
+        value = T.Span.from_opentelemetry(value, rollout.rollout_id, attempt, number)
+    return value.model_copy(update={"rollout_id": rollout.rollout_id, "attempt_id": attempt}).to_agl()

@@ -7,7 +7,13 @@ from typing import Any, ClassVar
 
 from agl.errors import ConfigError
 
-__all__ = ["ClientServerExecutionStrategy", "LLMProxy"]
+__all__ = [
+    "AgentLightningClient",
+    "AgentLightningServer",
+    "CollectionBasedLightningStore",
+    "DevTaskLoader",
+    "LLMProxy",
+]
 
 
 def refuse(what: str, instead: str = "docs/from-agent-lightning.md says what is there instead") -> ConfigError:
@@ -47,12 +53,52 @@ class MissingClass:
         raise refuse(type(self).__name__, self._instead)
 
 
+_MISSING = {
+    "use InMemoryLightningStore(), or LightningStore(URL) on SQLite or PostgreSQL": "AtomicLabels "
+    "AtomicMode Collection DequeBasedQueue DictBasedKeyValue "
+    "InMemoryLightningCollections KeyValue LightningCollections ListBasedCollection MongoBasedCollection "
+    "MongoBasedKeyValue MongoBasedQueue MongoClientPool MongoLightningCollections MongoLightningStore Queue",
+    "leave it out: the store itself sets the states of attempts and rollouts": "rollout_status_from_attempt "
+    "scan_unhealthy_rollouts",
+    "leave it out: the gateway records tokens, log-probs and rollouts, without LiteLLM": "AddLogprobs "
+    "AddReturnTokenIds LightningOpenTelemetry LightningSpanExporter MessageInspectionMiddleware "
+    "RolloutAttemptMiddleware StreamConversionMiddleware",
+    "use a LightningStoreServer": "ServerDataStore",
+    "give Trainer.fit a logger, or read the store's statistics()": "ConsoleMetricsBackend MetricsBackend "
+    "MultiMetricsBackend PrometheusMetricsBackend get_prometheus_registry setup_multiprocess_prometheus "
+    "shutdown_metrics",
+    "store.add_otel_span takes the SDK's spans": "handle_otlp_export spans_from_proto",
+    "take agl's own training: VERL(config) or agl.GRPO(model=...)": "Tinker TinkerLLM",
+}
+"""What is there instead -> names that have no counterpart."""
+
+
+def __getattr__(name: str) -> Any:
+    for instead, names in _MISSING.items():
+        if name in names.split():
+            globals()[name] = type(name, (MissingClass,), {"__doc__": "Not available."}, instead=instead)
+            return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class AgentLightningServer(MissingClass, instead="use Trainer.fit; or a LightningStoreServer, for other processes"):
+    """0.2's server."""
+
+
+class AgentLightningClient(MissingClass, instead="use a LightningStoreClient"):
+    """0.2's client."""
+
+
+class DevTaskLoader(MissingClass, instead="give the tasks to Trainer.dev(agent, tasks), resources to the Trainer"):
+    """0.2's way to try an agent without a server."""
+
+
+class CollectionBasedLightningStore(MissingClass, instead="use InMemoryLightningStore(), or LightningStore(URL)"):
+    """A store on 0.3's collections."""
+
+
 class LLMProxy(
     MissingClass,
     instead="leave it out: the trainer has a gateway; for another model give initial_resources={'llm': LLM(...)}",
 ):
     """0.3's model proxy; the trainer has a gateway instead."""
-
-
-class ClientServerExecutionStrategy(MissingClass, instead="leave strategy= out: runners share this process"):
-    """Runners in other processes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from agl.trainer.compat.models import PydanticMethods
@@ -130,7 +130,7 @@ class SpanRecordingContext(Protocol):
     def get_recorded_span(self) -> SpanCoreFields: ...
 
 
-class SpanNames(str, Enum):
+class SpanNames(StrEnum):
     """Names of 0.2; `agl.compat.semconv` has those of 0.3."""
 
     REWARD = "agentlightning.reward"
@@ -143,7 +143,7 @@ class SpanNames(str, Enum):
     SPAN_SEQUENCE_ID = "agentlightning.span_sequence_id"
 
 
-class SpanAttributeNames(str, Enum):
+class SpanAttributeNames(StrEnum):
     """Attributes of 0.2."""
 
     MESSAGE = "message"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
-import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +16,7 @@ from agl.trainer.compat import types as T
 from agl.trainer.compat.litagent import LitAgent
 from agl.trainer.compat.store import LightningStore
 from agl.trainer.compat.tracer import AgentOpsTracer
+from agl.trainer.compat.utils import system_snapshot
 
 __all__ = ["LitAgentRunner", "Runner"]
 
@@ -170,7 +169,7 @@ class LitAgentRunner(Generic[V]):
 
         async def beat() -> None:
             while True:
-                await store.update_worker(self.get_worker_id(), {"host": socket.gethostname(), "pid": os.getpid()})
+                await store.update_worker(self.get_worker_id(), system_snapshot())
                 await asyncio.sleep(self.heartbeat_interval)
 
         await runner.start()
@@ -218,7 +217,7 @@ class HookAdapter(agl_hooks.Hook):
         await self._hook.on_trace_end(tracer=self._runner.tracer, **self._facts(rollout))
 
     async def on_rollout_end(self, *, agent: Any, runner: Any, rollout: Any, spans: Sequence[Any]) -> None:
-        ordered = T.numbered(T.with_calls(sorted(spans, key=lambda s: s.start), ()))
+        ordered = T.numbered(T.without_root(T.with_calls(sorted(spans, key=lambda s: s.start), ())))
         await self._hook.on_rollout_end(spans=ordered, **self._facts(rollout))
 
     def _facts(self, rollout: Any) -> dict[str, Any]:

@@ -45,7 +45,9 @@ class LightningResourceAttributes(Enum):
 
 
 class LightningSpanAttributes(Enum):
-    """Attributes of spans; REWARD, LINK, TAG, OPERATION_INPUT and OPERATION_OUTPUT are prefixes ("...reward.0.value")."""
+    """Attributes of spans. REWARD, LINK, TAG, OPERATION_INPUT and OPERATION_OUTPUT are prefixes, as in
+    "agentlightning.reward.0.value"; exceptions have OpenTelemetry's attributes.
+    """
 
     REWARD = "agentlightning.reward"
     LINK = "agentlightning.link"

@@ -49,7 +49,7 @@ log = logging.getLogger("agl.store")
 _STARTED = "/started"
 """Rollouts that their caller runs itself are in a separate run, where no runner looks for work."""
 _FACTS = "agl.compat"
-"""The key, next to the named resources, of their id, their version (from 1) and when they were stored."""
+"""The key, next to the named resources, of their version (from 1) and when they were stored."""
 _SERVER = "compat/server"
 """The note of what a server serves."""
 _MOST_ROLLOUTS = 1000
@@ -208,12 +208,10 @@ class LightningStore:
         """Queue several, all or none. Those that name no resources get the latest of this moment."""
         return [T.Rollout.of(r) for r in await self._enqueue(rollouts, self.run_id)]
 
-    async def _enqueue(
-        self, rollouts: Sequence[T.EnqueueRolloutRequest], run_id: str | None
-    ) -> Sequence[base.Rollout]:
+    async def _enqueue(self, rollouts: Sequence[T.EnqueueRolloutRequest], run_id: str | None) -> Sequence[base.Rollout]:
         from agl.trainer.store.base import NewRollout
 
-        latest = None if all(r.resources_id for r in rollouts) else await self.get_latest_resources()
+        stored_ids = {name: await self._stored_id(name) for name in {r.resources_id for r in rollouts}}
         new = [
             NewRollout(
                 task=r.input,
@@ -221,7 +219,7 @@ class LightningStore:
                 run_id=run_id,
                 # The same question asked twice is sampled twice.
                 seed=uuid.uuid4().int >> 66,
-                resources_id=r.resources_id or (latest.resources_id if latest else None),
+                resources_id=stored_ids[r.resources_id],
                 config=(r.config or T.RolloutConfig()).to_agl(),
                 metadata={**(r.metadata or {}), T.MODE: r.mode},
                 rollout_id=f"ro-{uuid.uuid4().hex[:12]}",
@@ -422,7 +420,9 @@ class LightningStore:
         Raises:
             ValueError: there is no such attempt, or None for a field that cannot be None.
         """
-        self._refuse_none(status=status, worker_id=worker_id, last_heartbeat_time=last_heartbeat_time, metadata=metadata)
+        self._refuse_none(
+            status=status, worker_id=worker_id, last_heartbeat_time=last_heartbeat_time, metadata=metadata
+        )
         attempt = await self._attempt(rollout_id, attempt_id)
         number = attempt.sequence_id
         if last_heartbeat_time is not UNSET:
@@ -446,7 +446,9 @@ class LightningStore:
         """The attempt that `attempt_id` names; "latest" is the last one."""
         attempts = await self._attempts(rollout_id)
         if not attempts:
-            raise NotFoundError(f"No attempts found for rollout {rollout_id}", hint="an attempt begins when it is leased")
+            raise NotFoundError(
+                f"No attempts found for rollout {rollout_id}", hint="an attempt begins when it is leased"
+            )
         found = attempts[-1:] if attempt_id == "latest" else [a for a in attempts if a.attempt_id == attempt_id]
         if not found:
             raise _no_attempt(rollout_id, attempt_id)
@@ -521,16 +523,29 @@ class LightningStore:
         body = {name: resource_to_json(value) for name, value in resources.items()}
         now = time.time()
         body[_FACTS] = {
-            "id": resources_id,
             "version": before.version + 1 if before else 1,
             "created": before.create_time if before else now,
             "updated": now,
         }
         # The store's own versions never change, so a later one has an id of its own.
-        stored_id = f"{resources_id}#{uuid.uuid4().hex}" if before else resources_id
+        stored_id = T.version_id(resources_id) if before else resources_id
         await self.agl_store.update_resources(body, resources_id=stored_id)
         self._live[stored_id] = dict(resources)
         return self._update(stored_id, body)
+
+    async def _stored_id(self, resources_id: str | None) -> str | None:
+        """The store's id of the latest version of those resources, or of all; None if there are none."""
+        if resources_id is None:
+            latest = await self.agl_store.get_resources()
+            return latest[0] if latest else None
+        stored = await self.agl_store.query_resources(resources_id)
+        own = [id for id, _ in stored if T.resources_name(id) == resources_id]
+        return own[-1] if own else resources_id
+
+    async def resources_of(self, rollout: base.Rollout) -> T.ResourcesUpdate | None:
+        """The resources that a rollout was enqueued with; the latest ones if it was with none."""
+        stored = await self.agl_store.get_resources(rollout.resources_id)
+        return None if stored is None else self._update(*stored)
 
     async def query_resources(
         self,
@@ -562,7 +577,7 @@ class LightningStore:
         facts = body.get(_FACTS, {})
         stored = {k: resource_from_json(v) for k, v in body.items() if k != _FACTS and isinstance(v, Mapping)}
         return T.ResourcesUpdate(
-            resources_id=facts.get("id", stored_id),
+            resources_id=T.resources_name(stored_id),
             create_time=float(facts.get("created", 0.0)),
             update_time=float(facts.get("updated", 0.0)),
             version=int(facts.get("version", 1)),
@@ -664,7 +679,7 @@ class LightningStore:
                 return T.PaginatedResult([], limit, offset, 0)
         stored = await self.agl_store.query_spans(rollout_id, number)
         calls = await self.agl_store.query_calls(rollout_id, number)
-        spans = T.numbered(T.with_calls(stored, calls))
+        spans = T.numbered(T.without_root(T.with_calls(stored, calls)))
         exact = {"trace_id": trace_id, "span_id": span_id, "parent_id": parent_id, "name": name}
         among = {field: None if value is None else (value,) for field, value in exact.items()}
         contains = {
@@ -710,7 +725,9 @@ class InMemoryLightningStore(LightningStore):
         if eviction_memory_threshold is not None:
             if safe_memory_threshold is not None and safe_memory_threshold >= eviction_memory_threshold:
                 raise ValueError(f"{safe_memory_threshold=} is not below {eviction_memory_threshold=}")
-            log.warning("eviction_memory_threshold= has no effect; LightningStore('sqlite:///run.db') keeps spans on disk")
+            log.warning(
+                "eviction_memory_threshold= has no effect; LightningStore('sqlite:///run.db') keeps spans on disk"
+            )
 
 
 class MongoLightningStore(
@@ -758,8 +775,10 @@ for _name, _function in list(vars(LightningStore).items()):
 
 
 class LightningStoreThreaded(_Delegate):
-    """A store whose methods run one at a time, on whichever threads they are called. Only a store of one's own needs it:
-    those that are here may be called from any thread."""
+    """A store whose methods run one at a time, on whichever threads they are called.
+
+    Only a store of one's own needs it: those that are here may be called from any thread.
+    """
 
     def __init__(self, store: LightningStore) -> None:
         super().__init__(store)
@@ -819,7 +838,6 @@ class LightningStoreClient(LightningStore):
         if served is not None:
             own.update(name=served["name"], uptime=time.time() - served["opened_at"])
         return own
-
 
     def _refuse_none(self, **values: Any) -> None:
         from aiohttp import ClientResponseError, RequestInfo

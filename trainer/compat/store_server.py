@@ -16,7 +16,13 @@ from agl.trainer.compat.store import _SERVER, LightningStore, LightningStoreClie
 if TYPE_CHECKING:
     from agl.trainer.store.http.server import StoreServer
 
-__all__ = ["LaunchMode", "LightningStoreClient", "LightningStoreServer", "PythonServerLauncher", "PythonServerLauncherArgs"]
+__all__ = [
+    "LaunchMode",
+    "LightningStoreClient",
+    "LightningStoreServer",
+    "PythonServerLauncher",
+    "PythonServerLauncherArgs",
+]
 
 log = logging.getLogger("agl.store")
 LaunchMode = Literal["asyncio", "thread", "mp"]
@@ -134,9 +140,7 @@ class LightningStoreServer(_Delegate):
         from agl.trainer.store.http.server import StoreServer
 
         args = self.launcher_args
-        server = StoreServer(
-            self.store.agl_store, host=args.host or "127.0.0.1", port=args.port or 0, keys=Keys.find()
-        )
+        server = StoreServer(self.store.agl_store, host=args.host or "127.0.0.1", port=args.port or 0, keys=Keys.find())
         await self.store.agl_store.put_note(
             _SERVER, {"name": type(self.store).__name__, "opened_at": self.store._opened_at}
         )

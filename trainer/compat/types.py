@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from agl import semconv
 from agl.agents.hooks import Hook
@@ -17,10 +17,10 @@ from agl.agents.resources import LLM, Dataset, NamedResources, PromptTemplate, r
 from agl.errors import ConfigError
 from agl.mdp import spans as agl_spans
 from agl.tracing.inferred import with_messages
-from agl.trainer.compat.models import PydanticMethods
+from agl.trainer.compat.models import PydanticMethods as _PydanticMethods
 from agl.trainer.compat.otel_types import (
-    AttributeValue,
     Attributes,
+    AttributeValue,
     Event,
     Link,
     OtelResource,
@@ -34,7 +34,7 @@ from agl.trainer.compat.otel_types import (
     TraceState,
     TraceStatus,
 )
-from agl.trainer.compat.semconv import AGL_VIRTUAL
+from agl.trainer.compat.semconv import AGL_ANNOTATION, AGL_VIRTUAL
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -96,7 +96,7 @@ RESPONSE_TOKEN_IDS = "response_token_ids"
 
 
 @dataclass(kw_only=True)
-class RolloutConfig(PydanticMethods):
+class RolloutConfig(_PydanticMethods):
     """Retries and time limits of a rollout; seconds, None for no limit."""
 
     timeout_seconds: float | None = None
@@ -113,7 +113,7 @@ class RolloutConfig(PydanticMethods):
 
 
 @dataclass(kw_only=True)
-class Attempt(PydanticMethods):
+class Attempt(_PydanticMethods):
     """One try of a rollout; `sequence_id` counts from 1, times are seconds since the epoch."""
 
     rollout_id: str
@@ -142,7 +142,7 @@ class Attempt(PydanticMethods):
 
 
 @dataclass(kw_only=True)
-class Rollout(PydanticMethods):
+class Rollout(_PydanticMethods):
     """A rollout: `input` is the task."""
 
     rollout_id: str
@@ -215,7 +215,7 @@ def _facts(rollout: base.Rollout) -> dict[str, Any]:
         "start_time": rollout.created_at,
         "end_time": rollout.ended_at,
         "mode": rollout.metadata[MODE] if MODE in rollout.metadata else {"dev": None}.get(rollout.mode, rollout.mode),
-        "resources_id": rollout.resources_id,
+        "resources_id": rollout.resources_id and resources_name(rollout.resources_id),
         "status": "requeuing" if rollout.status == "queuing" and rollout.attempts else rollout.status,
         "config": RolloutConfig(
             timeout_seconds=config.timeout_seconds,
@@ -228,7 +228,7 @@ def _facts(rollout: base.Rollout) -> dict[str, Any]:
 
 
 @dataclass(kw_only=True)
-class EnqueueRolloutRequest(PydanticMethods):
+class EnqueueRolloutRequest(_PydanticMethods):
     """A rollout to enqueue."""
 
     input: TaskInput
@@ -239,7 +239,7 @@ class EnqueueRolloutRequest(PydanticMethods):
 
 
 @dataclass(kw_only=True)
-class ResourcesUpdate(PydanticMethods):
+class ResourcesUpdate(_PydanticMethods):
     """A version of the named resources."""
 
     resources_id: str
@@ -253,7 +253,7 @@ class ResourcesUpdate(PydanticMethods):
 
 
 @dataclass(kw_only=True)
-class Worker(PydanticMethods):
+class Worker(_PydanticMethods):
     """A process that runs attempts; times are seconds since the epoch, None for what has not happened."""
 
     worker_id: str
@@ -268,7 +268,7 @@ class Worker(PydanticMethods):
 
 
 class PaginatedResult(list[V]):
-    """A page of a query's results: a list that also knows its `limit` (-1 is none), `offset`, and the `total` number."""
+    """A page of a query's results: a list that knows its `limit` (-1 is none), its `offset`, and the `total` number."""
 
     def __init__(self, items: Iterable[V], limit: int, offset: int, total: int) -> None:
         super().__init__(items)
@@ -281,7 +281,7 @@ class PaginatedResult(list[V]):
 
 
 @dataclass(kw_only=True)
-class Triplet(PydanticMethods):
+class Triplet(_PydanticMethods):
     """One LLM call: its prompt, its response, its reward."""
 
     prompt: Any
@@ -291,7 +291,7 @@ class Triplet(PydanticMethods):
 
 
 @dataclass(kw_only=True)
-class Span(PydanticMethods):
+class Span(_PydanticMethods):
     """A finished span; ids are hex, times seconds since the epoch."""
 
     rollout_id: str
@@ -313,7 +313,14 @@ class Span(PydanticMethods):
 
     @classmethod
     def of(cls, span: agl_spans.Span, sequence_id: int) -> Span:
-        attributes = dict(span.attributes)
+        attributes, name = dict(span.attributes), span.name
+        if span.operation == semconv.REWARD and attributes.get(semconv.REWARD_PRIMARY, True) and name != AGL_ANNOTATION:
+            # What an agent returned, as 0.3 recorded it.
+            name = AGL_ANNOTATION
+            attributes |= {
+                "agentlightning.reward.0.name": attributes.get(semconv.REWARD_NAME, "primary"),
+                "agentlightning.reward.0.value": attributes[semconv.REWARD_VALUE],
+            }
         return cls(
             rollout_id=span.rollout_id,
             attempt_id=attempt_id(span.rollout_id, span.attempt),
@@ -321,7 +328,7 @@ class Span(PydanticMethods):
             trace_id=span.trace_id,
             span_id=span.span_id,
             parent_id=span.parent_id,
-            name=span.name,
+            name=name,
             status=TraceStatus(status_code=span.status.upper(), description=span.status_message),
             attributes=attributes,
             events=[Event(name=e.name, attributes=dict(e.attributes), timestamp=e.time) for e in span.events],
@@ -349,12 +356,12 @@ class Span(PydanticMethods):
     @classmethod
     def from_opentelemetry(cls, src: ReadableSpan, rollout_id: str, attempt_id: str, sequence_id: int) -> Span:
         """An SDK span as a span of that attempt."""
-        span = dataclasses.replace(agl_spans.from_otel(src), rollout_id=rollout_id)
+        span = dataclasses.replace(agl_spans.from_otel(_ended(src)), rollout_id=rollout_id)
         return dataclasses.replace(
             cls.of(span, sequence_id),
             attempt_id=attempt_id,
             links=[Link.from_opentelemetry(link) for link in src.links],
-            context=SpanContext.from_opentelemetry(src.context),  # type: ignore[arg-type]
+            context=SpanContext.from_opentelemetry(src.get_span_context()),  # type: ignore[arg-type]
             parent=SpanContext.from_opentelemetry(src.parent) if src.parent else None,
             resource=OtelResource.from_opentelemetry(src.resource),
         )
@@ -414,6 +421,35 @@ class Span(PydanticMethods):
         return str(self.attributes.get(semconv.OPERATION_NAME, ""))
 
 
+def _ended(span: ReadableSpan) -> ReadableSpan:
+    """The span; one without times has those of now."""
+    from opentelemetry.sdk.trace import ReadableSpan as SdkSpan
+
+    if span.start_time is not None and span.end_time is not None:
+        return span
+    now = time.time_ns()
+    return SdkSpan(
+        span.name,
+        span.get_span_context(),
+        span.parent,
+        span.resource,
+        span.attributes,
+        span.events,
+        span.links,
+        status=span.status,
+        start_time=span.start_time or now,
+        end_time=span.end_time or now,
+    )
+
+
+def without_root(spans: Sequence[agl_spans.Span]) -> list[agl_spans.Span]:
+    """The spans without that of the whole attempt, which 0.3 did not have."""
+    roots = {s.span_id for s in spans if s.parent_id is None and s.operation == semconv.INVOKE_AGENT}
+    return [
+        dataclasses.replace(s, parent_id=None) if s.parent_id in roots else s for s in spans if s.span_id not in roots
+    ]
+
+
 def numbered(spans: Sequence[agl_spans.Span]) -> list[Span]:
     """agl's spans as 0.3's, in order; a span that was stored with a sequence id keeps it."""
     return sorted((Span.of(s, i) for i, s in enumerate(spans, start=1)), key=lambda s: s.sequence_id)
@@ -433,6 +469,16 @@ def with_calls(spans: Sequence[agl_spans.Span], calls: Sequence[Call]) -> list[a
             span = dataclasses.replace(span, attributes={**span.attributes, **tokens})
         result.append(span)
     return result
+
+
+def version_id(name: str) -> str:
+    """The store's id of a later version of the resources with that id."""
+    return f"{name}#{secrets.token_hex(8)}"
+
+
+def resources_name(stored_id: str) -> str:
+    """The id of the resources of which `stored_id` is a version."""
+    return stored_id.partition("#")[0]
 
 
 def attempt_id(rollout_id: str, attempt: int) -> str:

@@ -423,7 +423,7 @@ class Store(Protocol):
         ...
 
     async def put_note(self, key: str, value: Any) -> None:
-        """Keep a JSON value under a key, in the place of the one before: what programs record next to their rollouts."""
+        """Keep a JSON value under a key, in place of the one before: what programs record next to their rollouts."""
         ...
 
     async def query_notes(self, prefix: str = "") -> dict[str, Any]:

@@ -435,7 +435,8 @@ def get(connection: Connection, rollout_id: str) -> Rollout:
     row = connection.execute(_ONE_ROLLOUT, {"id": rollout_id}).mappings().first()
     if row is not None:
         return codec.to_rollout(row)
-    rows = connection.execute(select(R).where(begins_with(R.c.rollout_id, rollout_id)).limit(2)).mappings().all() if rollout_id else []
+    found = select(R).where(begins_with(R.c.rollout_id, rollout_id)).limit(2)
+    rows = connection.execute(found).mappings().all() if rollout_id else []
     if not rows:
         raise no_rollout(rollout_id)
     if len(rows) > 1:
