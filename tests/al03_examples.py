@@ -266,6 +266,25 @@ def text_of(reply: Reply) -> str:
     return "\n".join([*([reply.content] if reply.content else []), *calls])
 
 
+def as_chat(body: dict[str, Any]) -> dict[str, Any]:
+    """A request of the Responses API in the form of Chat Completions; others unchanged."""
+    if "input" not in body:
+        return body
+    messages = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
+    items = [{"role": "user", "content": body["input"]}] if isinstance(body["input"], str) else body["input"]
+    for item in items:
+        if item.get("type") == "function_call":
+            call = {"id": item["call_id"], "type": "function", "function": {k: item[k] for k in ("name", "arguments")}}
+            messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        elif item.get("type") == "function_call_output":
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
+        elif "role" in item:
+            messages.append({"role": item["role"], "content": item["content"]})
+    tools = [{"type": "function", "function": {k: t[k] for k in ("name", "description", "parameters") if k in t}}
+             for t in body.get("tools") or ()]  # fmt: skip
+    return {**body, "messages": messages, "tools": tools}
+
+
 def situation(body: dict[str, Any], answers: Sequence[Reply]) -> habits.Situation:
     """A request and its answers as something to learn; tool calls' arguments as the chat template has them."""
     messages: list[dict[str, Any]] = []
@@ -281,11 +300,12 @@ def run_example(example: Example, checkout: Path, work: Path, only: str) -> list
     place = Workplace(example, checkout, work)
     example.prepare(place.folder, place.home)
     outcomes: list[Outcome] = []
-    with serve(lambda body: example.answers(body)[0], example.port) as provider:
+    with serve(lambda body: example.answers(as_chat(body))[0], example.port) as provider:
         if example.lessons is not None:
             outcomes.append(place.run(example.lessons, provider.url))
-            bodies = {json.dumps([s.body.get("messages"), s.body.get("tools")]): s.body for s in provider.seen}
-            situations = [situation(body, example.answers(body)) for body in bodies.values() if "messages" in body]
+            requests = [as_chat(seen.body) for seen in provider.seen]
+            distinct = {json.dumps([body.get("messages"), body.get("tools")]): body for body in requests}
+            situations = [situation(body, example.answers(body)) for body in distinct.values() if "messages" in body]
             if example.model and situations:
                 policy = habits.make(place.root / "policy", situations, max_context=CONTEXT, steps=150)
                 habits.as_hub_model(place.home, example.model, policy)
