@@ -242,16 +242,6 @@ class AgentOpsTracer(Tracer):
     def __init__(self, *, agentops_managed: bool = True, instrument_managed: bool = True, daemon: bool = True) -> None:
         super().__init__()
 
-    @contextlib.asynccontextmanager
-    async def trace_context(self, name: str | None = None, **where: Any) -> AsyncIterator[Tracer]:
-        """As `Tracer.trace_context`; a name makes a span of it around the others, AgentOps' session."""
-        async with super().trace_context(name, **where):
-            if name is None:
-                yield self
-            else:
-                with self.start_as_current_span(name, attributes={"agentops.span.kind": "session"}):
-                    yield self
-
 
 class DummyTracer(Tracer):
     """Traces nothing but the bare clients' calls, which the trainer does; its own spans are recorded nowhere."""
