@@ -277,11 +277,10 @@ def test_a_reward_that_is_emitted_twice_counts_once(policy: Path, tmp_path: Path
             )
         al.emit_reward(await evaluate(said.choices[0].message.content or ""))
 
-    trainer = al.Trainer(algorithm=al.VERL(config(policy)), n_runners=2, directory=tmp_path / "run", seed=1)
-    tasks = [{"q": "yes or no"}, {"q": "yes or no"}]
-    result = trainer.fit(agent, tasks, tasks)
-    assert {t.reward for t in facts(tmp_path / "run")["trained"]} == {0.0, 1.0}
-    assert max(h["val/reward"] for h in result.history if "val/reward" in h) <= 1
+    algorithm = al.VERL(config(policy, steps=1, tasks=1, group=8))
+    trainer = al.Trainer(algorithm=algorithm, n_runners=2, directory=tmp_path / "run", seed=1)
+    trainer.fit(agent, [{"q": "yes or no"}])
+    assert {t.return_ for t in facts(tmp_path / "run")["trained"]} == {0.0, 1.0}
 
 
 def test_a_filter_that_matches_nobody_names_who_spoke(policy: Path, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_an_unchanged_program_runs_under_python_m(tmp_path: Path) -> None:
     assert done.stdout.split("\n")[0] == "agl.trainer.compat.trainer True ['--debug']", done.stderr
 
 
-@pytest.mark.parametrize("name", ["LLMProxy", "WeaveTracer"])
+@pytest.mark.parametrize("name", ["WeaveTracer", "CollectionBasedLightningStore"])
 def test_what_is_missing_says_so_and_what_to_use(name: str) -> None:
     with pytest.raises(ConfigError) as refused:
         getattr(al, name)()

@@ -18,6 +18,7 @@ _NAMES = {
     "adapter": "Adapter LlmProxyTraceToTriplet OtelTraceAdapter TraceAdapter TraceToMessages TraceToTripletBase "
     "TracerTraceToTriplet",
     "algorithm": "VERL Algorithm Baseline FastAlgorithm FunctionalAlgorithm algo",
+    "cli": "lightning_cli",
     "components": "build_component",
     "execution": "ClientServerExecutionStrategy ExecutionStrategy SharedMemoryExecutionStrategy",
     "emitter": "emit_annotation emit_exception emit_message emit_object emit_reward find_final_reward "
@@ -27,8 +28,9 @@ _NAMES = {
     "legacy": "FilterField FilterOptions GenericResponse ParallelWorkerBase Resource ResourceUnion RolloutLegacy "
     "RolloutRawResult RolloutRawResultLegacy SortOptions Task TaskIfAny",
     "litagent": "FunctionalLitAgent LitAgent llm_rollout prompt_rollout rollout",
+    "llm_proxy": "LLMProxy",
     "logs": "configure_logger setup_logging setup_module_logging",
-    "missing": "AgentLightningClient AgentLightningServer CollectionBasedLightningStore DevTaskLoader LLMProxy",
+    "missing": "AgentLightningClient AgentLightningServer CollectionBasedLightningStore DevTaskLoader",
     "prompts": "APO",
     "runner": "LitAgentRunner Runner",
     "store": "InMemoryLightningStore LightningStore LightningStoreCapabilities LightningStoreClient "
@@ -70,7 +72,10 @@ _MODULES = {
     "execution.events": "utils",
     "instrumentation": "instrumentation",
     **{f"instrumentation.{name}": "instrumentation" for name in ("agentops", "agentops_langchain", "litellm", "vllm")},
-    "llm_proxy": "missing",
+    "cli": "cli",
+    "cli.store": "cli",
+    "config": "cli",
+    "llm_proxy": "llm_proxy",
     "logging": "logs",
     "reward": "emitter",
     "store.client_server": "store_server",
@@ -88,7 +93,7 @@ _MODULES = {
     "utils.system_snapshot": "utils",
 }
 """Path of a module of 0.3 -> the module here that has its names; "" is this package."""
-_FURTHER = {"types": ("otel_types", "legacy"), "llm_proxy": ("missing",)}
+_FURTHER = {"llm_proxy": ("missing", "legacy"), "types": ("otel_types", "legacy")}
 """Package of 0.3 -> further modules with names of its modules."""
 
 __all__ = sorted([*_HOME, "install"])  # pyright: ignore[reportUnsupportedDunderAll]

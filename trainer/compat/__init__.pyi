@@ -3,12 +3,14 @@ from typing import Any
 
 from agl.trainer.compat.adapter import *
 from agl.trainer.compat.algorithm import *
+from agl.trainer.compat.cli import lightning_cli as lightning_cli
 from agl.trainer.compat.components import build_component as build_component
 from agl.trainer.compat.emitter import *
 from agl.trainer.compat.env_var import *
 from agl.trainer.compat.execution import *
 from agl.trainer.compat.legacy import *
 from agl.trainer.compat.litagent import *
+from agl.trainer.compat.llm_proxy import *
 from agl.trainer.compat.logs import configure_logger as configure_logger
 from agl.trainer.compat.logs import setup_logging as setup_logging
 from agl.trainer.compat.logs import setup_module_logging as setup_module_logging

@@ -1,4 +1,7 @@
-"""`python -m agl.compat train.py ...`: runs a program with `agentlightning` served by agl."""
+"""`python -m agl.compat train.py ...`: runs a program with `agentlightning` served by agl.
+
+`python -m agl.compat store ...` is 0.3's `agl store ...`.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,15 @@ def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
         sys.exit("usage: python -m agl.compat program.py [arguments of the program]")
     program = sys.argv[1]
+    if not Path(program).is_file():
+        from agl.errors import AglError
+        from agl.trainer.compat import cli
+
+        if program in cli.COMMANDS:
+            try:
+                sys.exit(cli.main(sys.argv[1:]))
+            except AglError as error:
+                sys.exit(str(error))
     if not Path(program).is_file():
         sys.exit(f"there is no file {program}")
     compat.install()

@@ -14,6 +14,7 @@ __all__ = [
     "FilterField",
     "FilterOptions",
     "GenericResponse",
+    "ModelConfig",
     "ParallelWorkerBase",
     "Resource",
     "ResourceUnion",
@@ -48,6 +49,13 @@ class SortOptions(TypedDict):
 
     name: str
     order: Literal["asc", "desc"]
+
+
+class ModelConfig(TypedDict):
+    """A model behind an `LLMProxy`, as LiteLLM's configuration names it."""
+
+    model_name: str
+    litellm_params: dict[str, Any]
 
 
 @dataclass

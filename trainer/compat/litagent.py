@@ -107,7 +107,12 @@ class LitAgent(agl_agent.LitAgent, Generic[V]):
         attempt = (await self._store.agl_store.query_attempts(info.rollout_id))[info.attempt - 1]
         rollout = T.AttemptedRollout(**vars(T.Rollout.of(stored)), attempt=T.Attempt.of(attempt))
         update = await self._store.resources_of(stored)
-        return rollout, {**named, **(update.resources if update else {})}
+        own = update.resources if update else {}
+        llm = own.get("llm")
+        if isinstance(llm, T.LLM) and "llm" in resources and llm.get_base_url() == resources["llm"].endpoint:
+            # Nothing is routed: this is the store's own resource, with its key, or of a proxy.
+            named[MAIN_LLM] = llm
+        return rollout, {**named, **own}
 
 
 class FunctionalLitAgent(LitAgent[V]):

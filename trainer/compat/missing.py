@@ -12,7 +12,6 @@ __all__ = [
     "AgentLightningServer",
     "CollectionBasedLightningStore",
     "DevTaskLoader",
-    "LLMProxy",
 ]
 
 
@@ -64,7 +63,7 @@ _MISSING = {
     "AddReturnTokenIds LightningOpenTelemetry LightningSpanExporter MessageInspectionMiddleware "
     "RolloutAttemptMiddleware StreamConversionMiddleware",
     "use a LightningStoreServer": "ServerDataStore",
-    "give Trainer.fit a logger, or read the store's statistics()": "ConsoleMetricsBackend MetricsBackend "
+    "read the store's statistics()": "ConsoleMetricsBackend MetricsBackend "
     "MultiMetricsBackend PrometheusMetricsBackend get_prometheus_registry setup_multiprocess_prometheus "
     "shutdown_metrics",
     "store.add_otel_span takes the SDK's spans": "handle_otlp_export spans_from_proto",
@@ -95,10 +94,3 @@ class DevTaskLoader(MissingClass, instead="give the tasks to Trainer.dev(agent, 
 
 class CollectionBasedLightningStore(MissingClass, instead="use InMemoryLightningStore(), or LightningStore(URL)"):
     """A store on 0.3's collections."""
-
-
-class LLMProxy(
-    MissingClass,
-    instead="leave it out: the trainer has a gateway; for another model give initial_resources={'llm': LLM(...)}",
-):
-    """0.3's model proxy; the trainer has a gateway instead."""

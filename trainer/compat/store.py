@@ -18,7 +18,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
-from agl.agents.resources import resource_from_json, resource_to_json
 from agl.errors import AttemptOverError, NotStoredError, StoreError
 from agl.trainer.compat import types as T
 from agl.trainer.compat.missing import MissingClass
@@ -520,7 +519,7 @@ class LightningStore:
     async def _store_resources(
         self, resources_id: str, resources: T.NamedResources, before: T.ResourcesUpdate | None
     ) -> T.ResourcesUpdate:
-        body = {name: resource_to_json(value) for name, value in resources.items()}
+        body = {name: T.resource_json(value) for name, value in resources.items()}
         now = time.time()
         body[_FACTS] = {
             "version": before.version + 1 if before else 1,
@@ -575,7 +574,7 @@ class LightningStore:
 
     def _update(self, stored_id: str, body: Mapping[str, Any]) -> T.ResourcesUpdate:
         facts = body.get(_FACTS, {})
-        stored = {k: resource_from_json(v) for k, v in body.items() if k != _FACTS and isinstance(v, Mapping)}
+        stored = {k: T.resource_of_json(v) for k, v in body.items() if k != _FACTS and isinstance(v, Mapping)}
         return T.ResourcesUpdate(
             resources_id=T.resources_name(stored_id),
             create_time=float(facts.get("created", 0.0)),

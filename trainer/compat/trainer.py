@@ -213,6 +213,11 @@ class Trainer(Generic[V]):
     def _trainer(self, agent: Any, algorithm: Any) -> Any:
         from agl.trainer.run.trainer import Trainer as AglTrainer
 
+        if self.llm_proxy is not None and not isinstance(algorithm, Algorithm):
+            raise refuse(
+                f"Trainer(llm_proxy=) with {type(algorithm).__name__}",
+                "leave it out: the trainer starts its own gateway",
+            )
         options = dict(self._options)
         options.setdefault("agents", self._selection(agent))
         runner = self.runner

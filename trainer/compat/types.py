@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from agl import semconv
 from agl.agents.hooks import Hook
-from agl.agents.resources import LLM, Dataset, NamedResources, PromptTemplate, resource_to_json
+from agl.agents.resources import LLM, Dataset, NamedResources, PromptTemplate, resource_from_json, resource_to_json
 from agl.errors import ConfigError
 from agl.mdp import spans as agl_spans
 from agl.tracing.inferred import with_messages
@@ -478,6 +478,21 @@ def with_calls(spans: Sequence[agl_spans.Span], calls: Sequence[Call]) -> list[a
             span = dataclasses.replace(span, attributes={**span.attributes, **tokens})
         result.append(span)
     return result
+
+
+def resource_json(value: Any) -> Any:
+    """`resource_to_json`, for a proxy's resource too: agl reads it as the `LLM` at the proxy's own address."""
+    if isinstance(value, ProxyLLM):
+        return {**resource_to_json(LLM(value.endpoint, value.model, None, value.sampling_parameters)), "proxy": True}
+    return resource_to_json(value)
+
+
+def resource_of_json(value: Mapping[str, Any]) -> Any:
+    """The resource that `resource_json` wrote."""
+    resource = resource_from_json(value)
+    if value.get("proxy"):
+        return ProxyLLM(resource.endpoint, resource.model, None, resource.sampling_parameters)
+    return resource
 
 
 def version_id(name: str) -> str:

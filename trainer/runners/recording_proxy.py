@@ -165,8 +165,7 @@ class RecordingProxy:
 
     async def _forward(self, request: Request, provider: str) -> Response:
         self._check(request, request.path_params["key"])
-        base = self.providers[provider].rstrip("/")
-        body = await _body(request)
+        base, headers, body = self._route(provider, request, await _body(request))
         path = f"/{request.path_params['path']}"
         is_call = request.method == "POST" and path.endswith(GENERATION_PATHS[provider])
         replaced = None
@@ -182,7 +181,7 @@ class RecordingProxy:
         url = f"{base}/{tail}" + (f"?{request.url.query}" if request.url.query else "")
         try:
             answer = await self._client.send(
-                self._client.build_request(request.method, url, headers=_forwarded_headers(request), content=body),
+                self._client.build_request(request.method, url, headers=headers, content=body),
                 stream=True,
             )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -197,6 +196,14 @@ class RecordingProxy:
             if name.lower().decode() not in _CONNECTION_HEADERS
         ]
         return response
+
+    def _route(self, provider: str, request: Request, body: bytes) -> tuple[str, list[tuple[bytes, bytes]], bytes]:
+        """The provider's base URL, and the headers and the body to send there."""
+        return self.providers[provider].rstrip("/"), forwarded_headers(request), body
+
+    def _further_facts(self, call: _Call, answer: httpx.Response, body: bytes) -> dict[str, Any]:
+        """Further attributes of the call's span, of its answer, whose body may be incomplete."""
+        return {}
 
     async def _relay(self, answer: httpx.Response, call: _Call | None) -> AsyncIterator[bytes]:
         recorded = bytearray()
@@ -226,6 +233,7 @@ class RecordingProxy:
     async def _record(self, call: _Call, answer: httpx.Response, body: bytes, error: str | None) -> None:
         call.ended = time.time()
         await asyncio.to_thread(call.read_answer, answer, body)
+        call.further = await asyncio.to_thread(self._further_facts, call, answer, body)
         await self._add([call.span(error)])
 
     async def _add(self, spans: list[Span]) -> None:
@@ -251,6 +259,7 @@ class _Call:
         self.client = request.headers.get("user-agent")
         self.status: int | None = None
         self.answer = ResponseAccumulator()
+        self.further: dict[str, Any] = {}
         self.keys = [k for name in _KEY_HEADERS if len(k := request.headers.get(name, "").rpartition(" ")[2]) > 3]
         try:
             parsed = orjson.loads(body)
@@ -266,12 +275,11 @@ class _Call:
         """Read the answer, whose body may be incomplete."""
         self.status = answer.status_code
         try:
-            encoding = answer.headers.get("content-encoding", "identity")
-            text = httpx.Response(200, headers={"content-encoding": encoding}, content=body).content
+            text = decoded(answer, body)
         except httpx.DecodingError:
             return
         if answer.headers.get("content-type", "").startswith("text/event-stream"):
-            for data in _events(text):
+            for data in json_events(text):
                 self.answer.event(data)
             return
         try:
@@ -297,6 +305,7 @@ class _Call:
             **(self.replaced.facts(content) if self.replaced is not None else {}),
             **(request_messages(self.body) if content else {}),
             **self.answer.facts(content),
+            **self.further,
         }
         facts = {k: self._without_keys(v) if isinstance(v, str) else v for k, v in facts.items()}
         model = str(self.body.get("model") or "")
@@ -355,7 +364,7 @@ async def _body(request: Request) -> bytes:
         raise RequestError(refused.status, refused.message, code=refused.code) from None
 
 
-def _forwarded_headers(request: Request) -> list[tuple[bytes, bytes]]:
+def forwarded_headers(request: Request) -> list[tuple[bytes, bytes]]:
     """Headers of the request to the provider."""
     connection = {h.strip().lower() for h in request.headers.get("connection", "").split(",")}
     headers = []
@@ -371,7 +380,13 @@ def _forwarded_headers(request: Request) -> list[tuple[bytes, bytes]]:
     return headers
 
 
-def _events(stream: bytes) -> list[Any]:
+def decoded(answer: httpx.Response, body: bytes) -> bytes:
+    """The text of an answer's body as it was sent. Raises httpx.DecodingError."""
+    encoding = answer.headers.get("content-encoding", "identity")
+    return httpx.Response(200, headers={"content-encoding": encoding}, content=body).content
+
+
+def json_events(stream: bytes) -> list[Any]:
     """The JSON of each server-sent event (WHATWG HTML, section 9.2)."""
     events = []
     for block in stream.replace(b"\r\n", b"\n").split(b"\n\n"):
