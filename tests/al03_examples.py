@@ -425,6 +425,7 @@ def prepare_calc_x(folder: Path, home: Path) -> None:
 
 # spider
 
+
 def sql_answers(body: dict[str, Any]) -> list[Reply]:
     text = spoken(body)
     if "SQL expert" in text:
@@ -660,11 +661,13 @@ LAB_EXAMPLES = (
         prepare_lab,
         LAB_REQUIREMENTS,
         # The framework's `Agent` takes it among its options since 1.0.
-        changes=[(
-            "train_math_agent.py",
-            'temperature=llm.sampling_parameters.get("temperature", 0.0)',
-            'default_options={"temperature": llm.sampling_parameters.get("temperature", 0.0)}',
-        )],
+        changes=[
+            (
+                "train_math_agent.py",
+                'temperature=llm.sampling_parameters.get("temperature", 0.0)',
+                'default_options={"temperature": llm.sampling_parameters.get("temperature", 0.0)}',
+            )
+        ],
     ),
 )
 
@@ -673,7 +676,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("checkout", type=Path, help="a checkout of agent-lightning at v0.3.0")
     parser.add_argument("--work", type=Path, default=Path("al03-examples"), help="where they run, and their logs stay")
-    parser.add_argument("--only", default="", help="a part of \"folder program arguments\"")
+    parser.add_argument("--only", default="", help='a part of "folder program arguments"')
     parser.add_argument("--lab", type=Path, help="a checkout of agent-framework: its lab's samples, too")
     options = parser.parse_args()
     # So that what was started ends, too.
