@@ -703,6 +703,93 @@ def test_resources_are_versioned(store: Store) -> None:
     asyncio.run(scenario())
 
 
+def test_versions_of_resources_are_found_by_a_prefix(store: Store) -> None:
+    async def run() -> None:
+        name = next(fresh)
+        for version in ("", "#2", "#1"):
+            await store.update_resources({"v": version}, resources_id=f"{name}{version}")
+        assert await store.query_resources(f"{name}#") == [(f"{name}#2", {"v": "#2"}), (f"{name}#1", {"v": "#1"})]
+        assert [id for id, _ in await store.query_resources(name)] == [name, f"{name}#2", f"{name}#1"]
+        assert await store.query_resources(f"{name}#3") == []
+
+    asyncio.run(run())
+
+
+def test_a_note_replaces_the_one_before(store: Store) -> None:
+    async def run() -> None:
+        name = next(fresh)
+        await store.put_note(f"{name}/a", {"n": 1})
+        await store.put_note(f"{name}/b", [None, "\0x"])
+        await store.put_note(f"{name}/a", {"n": 2})
+        assert await store.query_notes(f"{name}/") == {f"{name}/a": {"n": 2}, f"{name}/b": [None, "\0x"]}
+        assert await store.query_notes(f"{name}/c") == {}
+
+    asyncio.run(run())
+
+
+def test_the_caller_opens_an_attempt_whatever_the_rollouts_status(store: Store) -> None:
+    async def run() -> None:
+        run_id = next(fresh)
+        [rollout] = await store.enqueue_rollouts([NewRollout("t", run_id=run_id, config=RolloutConfig(max_attempts=1))])
+        first = await store.start_attempt(rollout.rollout_id, "w", request_id=f"{run_id}-1")
+        assert (first.rollout.status, first.attempt.attempt, first.attempt.worker_id) == ("preparing", 1, "w")
+        assert first.secret is not None
+        assert await store.is_leased_with(rollout.rollout_id, 1, [first.secret])
+        assert await store.dequeue_rollout(run_id=run_id) is None
+        again = await store.start_attempt(rollout.rollout_id, "w", request_id=f"{run_id}-1")
+        assert again.attempt.attempt == 1
+        await store.update_attempt(rollout.rollout_id, 1, "succeeded")
+        second = await store.start_attempt(rollout.rollout_id)
+        assert (second.attempt.attempt, second.rollout.status, second.rollout.ended_at) == (2, "preparing", None)
+        assert [a.status for a in await store.query_attempts(rollout.rollout_id)] == ["succeeded", "preparing"]
+        with pytest.raises(StoreError, match="there is no rollout"):
+            await store.start_attempt("none")
+
+    asyncio.run(run())
+
+
+def test_fields_of_a_rollout_are_set(store: Store) -> None:
+    async def run() -> None:
+        run_id = next(fresh)
+        [rollout] = await store.enqueue_rollouts([NewRollout("t", run_id=run_id, metadata={"a": 1})])
+        config = RolloutConfig(3, ("failed",), 5.0, None)
+        values = {"task": {"q": 2}, "mode": "val", "resources_id": "r", "config": config, "metadata": {"b": 2}}
+        changed = await store.update_rollout(rollout.rollout_id, values)
+        assert (changed.task, changed.mode, changed.resources_id) == ({"q": 2}, "val", "r")
+        assert (changed.config, changed.metadata, changed.status) == (config, {"b": 2}, "queuing")
+        assert await store.get_rollout(rollout.rollout_id) == changed
+        waiting = asyncio.ensure_future(store.wait_for_rollouts([rollout.rollout_id], 20))
+        ended = await store.update_rollout(rollout.rollout_id, {"status": "failed"})
+        assert ended.ended_at is not None
+        assert [r.status for r in await waiting] == ["failed"]
+        assert await store.dequeue_rollout(run_id=run_id) is None
+        again = await store.update_rollout(rollout.rollout_id, {"status": "queuing"})
+        assert (again.status, again.ended_at) == ("queuing", None)
+        assert await store.dequeue_rollout(run_id=run_id) is not None
+        for wrong in ({"status": "lost"}, {"mode": "x"}, {"seed": 1}):
+            with pytest.raises(StoreError, match="cannot become"):
+                await store.update_rollout(rollout.rollout_id, wrong)
+        with pytest.raises(StoreError, match="there is no rollout"):
+            await store.update_rollout("none", {"status": "failed"})
+
+    asyncio.run(run())
+
+
+def test_statistics_count_what_there_is(store: Store) -> None:
+    async def run() -> None:
+        before = await store.statistics()
+        [rollout] = await store.enqueue_rollouts([NewRollout("t", run_id=next(fresh))])
+        await store.start_attempt(rollout.rollout_id)
+        await store.update_resources({})
+        after = await store.statistics()
+        grown = {name: after[name] - before.get(name, 0) for name in after}
+        assert {name: n for name, n in grown.items() if n} == {
+            "rollouts": 1, "attempts": 1, "resources": 1, "preparing": 1,
+        }  # fmt: skip
+
+    asyncio.run(run())
+
+
 def test_what_was_trained_replaces_what_the_same_step_said_before(store: Store) -> None:
     row = TrainedCall("c", "r", 1, 2, 0, reward=1.0, return_=1 / 3, advantage=-0.1, tokens=5)
     dropped = dataclasses.replace(row, call_id="d", sequence=None, tokens=0, dropped="group without spread")

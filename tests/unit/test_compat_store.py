@@ -106,7 +106,7 @@ async def test_resources_have_a_version_each_and_rollouts_keep_theirs() -> None:
     assert old.resources_id == "prompts"
     kept = await store.resources_of(await store.agl_store.get_rollout(old.rollout_id))
     assert kept is not None
-    assert kept.resources["p"].template == "one {x}"
+    assert kept.resources["p"] == al.PromptTemplate("one {x}")
     page = await store.query_resources(sort_by="resources_id", limit=1)
     assert [(r.resources_id, r.version) for r in page] == [("prompts", 2)]
     assert (page.total, page.limit, page.offset, page.items) == (2, 1, 0, [*page])

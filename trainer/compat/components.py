@@ -80,11 +80,10 @@ def instantiate_from_spec(
             named = options.pop("name")
     elif not isinstance(spec, str):
         raise SpecTypeError(f"{spec_name} spec must be a string or dict, not {type(spec).__name__}")
-    if named is None and dict_default_cls is None:
+    cls = load_class((registry or {}).get(named, named)) if isinstance(named, str) else named or dict_default_cls
+    if cls is None:
         raise SpecValueError(f"{spec_name} dict must have a 'type' key: it has no default class")
-    if isinstance(named, str):
-        named = load_class((registry or {}).get(named, named))
-    return instantiate_component(named or dict_default_cls, options, optional_defaults)
+    return instantiate_component(cls, options, optional_defaults)
 
 
 def build_component(
@@ -100,7 +99,7 @@ def build_component(
     type_error_fmt: str | None = None,
     invalid_spec_error_fmt: str | None = None,
     registry: Mapping[str, str] | None = None,
-) -> V | None:
+) -> Any:
     """The component that `spec` is or describes; the others as of `instantiate_from_spec`.
 
     Args:

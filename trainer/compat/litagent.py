@@ -108,8 +108,8 @@ class LitAgent(agl_agent.LitAgent, Generic[V]):
         rollout = T.AttemptedRollout(**vars(T.Rollout.of(stored)), attempt=T.Attempt.of(attempt))
         update = await self._store.resources_of(stored)
         own = update.resources if update else {}
-        llm = own.get("llm")
-        if isinstance(llm, T.LLM) and "llm" in resources and llm.get_base_url() == resources["llm"].endpoint:
+        llm, leased = own.get("llm"), resources.get("llm")
+        if isinstance(llm, T.LLM) and isinstance(leased, T.LLM) and llm.get_base_url() == leased.endpoint:
             # Nothing is routed: this is the store's own resource, with its key, or of a proxy.
             named[MAIN_LLM] = llm
         return rollout, {**named, **own}

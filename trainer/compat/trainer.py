@@ -86,7 +86,7 @@ class Trainer(Generic[V]):
             raise refuse("Trainer(daemon=False)", "leave it out: runners end with the trainer")
         self._dev = dev
         self.n_runners = n_runners or n_workers or 1
-        self.strategy = build_component(
+        self.strategy: ExecutionStrategy = build_component(
             strategy,
             expected_type=ExecutionStrategy,
             spec_name="strategy",
@@ -103,7 +103,7 @@ class Trainer(Generic[V]):
         self.max_rollouts = self.max_tasks = max_rollouts if max_rollouts is not None else max_tasks
         self.algorithm = _build(algorithm)
         self.tracer = _build(tracer) or AgentOpsTracer()
-        self.runner = build_component(
+        self.runner: LitAgentRunner[Any] = build_component(
             runner,
             expected_type=LitAgentRunner,
             spec_name="runner",

@@ -490,7 +490,7 @@ def resource_json(value: Any) -> Any:
 def resource_of_json(value: Mapping[str, Any]) -> Any:
     """The resource that `resource_json` wrote."""
     resource = resource_from_json(value)
-    if value.get("proxy"):
+    if isinstance(resource, LLM) and value.get("proxy"):
         return ProxyLLM(resource.endpoint, resource.model, None, resource.sampling_parameters)
     return resource
 
