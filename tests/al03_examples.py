@@ -575,7 +575,7 @@ EXAMPLES = (
                 [["agl", "store", "--port", "4747", "@4747"], ["apo_custom_algorithm.py", "runner"]],
                 expect="Best prompt found",
             ),
-            Program(["legacy_apo_server.py"], stops="No module named 'agentlightning.server'"),
+            Program(["legacy_apo_server.py"], stops="AgentLightningServer is not available"),
         ],
         apo_answers,
         requirements=["python-dotenv"],
