@@ -15,6 +15,7 @@ import pytest
 from openai import OpenAI
 from provider import Provider, says, serve
 from scripted import in_loop
+from verl_config import CONFIG
 
 import agl.compat as al
 from agl.compat import semconv
@@ -402,9 +403,8 @@ async def test_a_trace_makes_opentelemetry_spans_that_name_their_attempt() -> No
 
 
 def test_keys_that_03_added_to_a_verl_config(caplog: pytest.LogCaptureFixture) -> None:
-    config = {"actor_rollout_ref.model.path": "m", "algorithm.adv_estimator": "grpo", "trainer.n_gpus_per_node": 1}
-    config |= {"agentlightning": {"trace_aggregator": {"level": "trajectory"}}}
+    config = {**CONFIG, "agentlightning": {"trace_aggregator": {"level": "trajectory"}}}
     al.VERL(config)
     assert "agentlightning.trace_aggregator.level: without effect" in caplog.text
     with pytest.raises(ConfigError, match="training on images is not available"):
-        al.VERL({**config, "data": {"image_base_dir": "images"}})
+        al.VERL({**CONFIG, "data.image_base_dir": "images"})
