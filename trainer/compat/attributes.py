@@ -247,7 +247,8 @@ def _value(span: Any, key: str) -> Any:
 
 # -- OpenTelemetry itself ---------------------------------------------------------------------------------------------
 def get_tracer_provider(inspect: bool = True) -> TracerProvider:
-    """agl's tracer provider; within a rollout, spans made with it are recorded with the rollout's own."""
+    """agl's tracer provider; within a rollout, spans made with it are recorded with the rollout's own. `inspect`, which
+    logged the provider's processors in 0.3, has no effect."""
     from agl.trainer.compat.tracer import LightningSpanProcessor
 
     provider = tracing.provider()

@@ -6,6 +6,7 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
+from agl.errors import reject_unknown
 from agl.trainer.compat.components import SpecValueError
 from agl.trainer.compat.store import LightningStore
 from agl.trainer.compat.utils import ExecutionEvent, MultiprocessingEvent, ThreadingEvent
@@ -51,6 +52,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
     def __init__(
         self, n_runners: int = 1, main_thread: str = "runner", managed_store: bool | None = None, **timeouts: Any
     ) -> None:
+        reject_unknown(timeouts, ("join_timeout", "graceful_delay", "poll_interval"), type(self).__name__)
         self.n_runners, self.main_thread = n_runners, main_thread
         self.managed_store = _managed(managed_store)
 
@@ -81,6 +83,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         managed_store: bool | None = None,
         **timeouts: Any,
     ) -> None:
+        reject_unknown(timeouts, ("graceful_timeout", "terminate_timeout", "allowed_exit_codes"), type(self).__name__)
         self.role: Any = role or os.environ.get("AGL_CURRENT_ROLE") or "both"
         if self.role not in ("algorithm", "runner", "both"):
             raise SpecValueError(f"role={self.role!r}", hint="it is algorithm, runner or both")

@@ -164,8 +164,8 @@ class LitAgentRunner(Generic[V]):
             leased = AttemptedRollout(stored, attempts[rollout.attempt.sequence_id - 1])
             await runner.attempt(await coordinator.open(leased, self.get_worker_id()))
             ended = await store.get_latest_attempt(rollout.rollout_id)
-            if ended is not None:
-                await store.update_attempt(rollout.rollout_id, ended.attempt_id, worker_id=self.get_worker_id())
+            if ended is not None and ended.worker_id:
+                await store.set_worker(ended)
 
         async def beat() -> None:
             while True:

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
-from agl.errors import AttemptOverError, NotStoredError, StoreError
+from agl.errors import AttemptOverError, NotStoredError, StoreError, reject_unknown
 from agl.trainer.compat import types as T
 from agl.trainer.compat.missing import MissingClass
 
@@ -268,7 +268,7 @@ class LightningStore:
     async def _leased(self, leased: base.AttemptedRollout) -> T.AttemptedRollout:
         rollout = T.AttemptedRollout.of_leased(leased)
         if rollout.attempt.worker_id:
-            await self._set_worker(rollout.attempt, last_dequeue_time=time.time())
+            await self.set_worker(rollout.attempt, last_dequeue_time=time.time())
         return rollout
 
     async def get_rollout_by_id(self, rollout_id: str) -> T.Rollout | None:
@@ -438,7 +438,7 @@ class LightningStore:
             await self.agl_store.put_note(key, {**before, **noted})
         attempt = await self._attempt(rollout_id, attempt.attempt_id)
         if attempt.worker_id and (noted or status is not UNSET):
-            await self._set_worker(attempt)
+            await self.set_worker(attempt)
         return attempt
 
     async def _attempt(self, rollout_id: str, attempt_id: str) -> T.Attempt:
@@ -490,7 +490,7 @@ class LightningStore:
         """That worker, or None."""
         return next((w for w in await self.query_workers() if w.worker_id == worker_id), None)
 
-    async def _set_worker(self, attempt: T.Attempt, **times: float) -> None:
+    async def set_worker(self, attempt: T.Attempt, **times: float) -> None:
         """Record that the attempt's worker runs it, or has ended it."""
         assert attempt.worker_id
         if attempt.status in ("preparing", "running"):
@@ -808,6 +808,8 @@ class LightningStoreClient(LightningStore):
     """
 
     def __init__(self, server_address: str, **timeouts: Any) -> None:
+        known = ("retry_delays", "health_retry_delays", "request_timeout", "connection_timeout")
+        reject_unknown(timeouts, known, "LightningStoreClient")
         super().__init__(server_address.rstrip("/"))
         self.server_address = server_address
         self._process = os.getpid()

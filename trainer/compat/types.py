@@ -187,7 +187,7 @@ class ProxyLLM(LLM):
             )
         return value
 
-    def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
+    def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None, *_: Any) -> str:
         """The address for the calls of one attempt; the proxy's own without ids.
 
         Raises:
