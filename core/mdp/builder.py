@@ -105,6 +105,8 @@ def build_trajectory(
         credited.append((reward, call.id if call is not None and placed else None))
 
     answered = {c.span_id for c in index.calls}
+    # Clients that send no traceparent: the gateway has their calls, under the agent of the URL.
+    to_gateway = f"/rollouts/{rollout_id}/attempts/{attempt}/"
     chats = [s for s in index.spans.values() if s.operation == semconv.CHAT and not s.attributes.get(semconv.UNTRAINED)]
     unanswered = [
         s
@@ -116,7 +118,11 @@ def build_trajectory(
         credited=(),
         agents=tuple(dict.fromkeys([c.agent for c in index.calls] + [s.agent for s in chats if s.agent is not None])),
         failed_calls=tuple(c for c in index.calls if c.policy is not None and c.error is not None),
-        bypassed=tuple(s for s in unanswered if not s.attributes.get(semconv.ROUTED)),
+        bypassed=tuple(
+            s
+            for s in unanswered
+            if not s.attributes.get(semconv.ROUTED) and to_gateway not in str(s.attributes.get(semconv.URL))
+        ),
         lost=tuple(s for s in unanswered if s.attributes.get(semconv.ROUTED)),
         fault=Fault.of_spans(index.spans.values()),
     )

@@ -114,8 +114,8 @@ class Provider:
 
 
 @contextmanager
-def serve(script: Script | None = None) -> Iterator[Provider]:
-    """A provider on a free loopback port, stopped at the end of the block."""
+def serve(script: Script | None = None, port: int = 0) -> Iterator[Provider]:
+    """A provider on a loopback port (0: a free one), stopped at the end of the block."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -138,7 +138,7 @@ def serve(script: Script | None = None) -> Iterator[Provider]:
             if not isinstance(sys.exception(), ConnectionError):
                 super().handle_error(request, client_address)
 
-    server = Server(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", port), Handler)
     provider = Provider(f"http://127.0.0.1:{server.server_port}", script or says("hi"))
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()

@@ -15,6 +15,7 @@ import pytest
 from openai import OpenAI
 from provider import Provider, says, serve
 from scripted import in_loop
+from verl_config import CONFIG
 
 import agl.compat as al
 from agl.compat import semconv
@@ -383,3 +384,27 @@ def test_a_decorated_function_stays_a_function_and_is_checked() -> None:
     assert list(inspect.signature(f).parameters) == ["task", "llm"]
     with pytest.raises(ConfigError, match="takes"):
         al.rollout(lambda task, colour: 0.0)
+
+
+@in_loop
+async def test_a_trace_makes_opentelemetry_spans_that_name_their_attempt() -> None:
+    store = al.InMemoryLightningStore()
+    rollout = await store.start_rollout(input="x")
+    tracer = al.OtelTracer()
+    with tracer.lifespan(store):
+        where = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+        async with tracer.trace_context("manual", store=store, **where) as trace:
+            with trace.start_as_current_span("outer"), trace.start_as_current_span("inner"):
+                pass
+    outer, inner = sorted(await store.query_spans(rollout.rollout_id), key=lambda span: span.name, reverse=True)
+    assert (outer.name, inner.name, inner.parent_id) == ("outer", "inner", outer.span_id)
+    assert inner.resource.attributes["agentlightning.rollout_id"] == rollout.rollout_id
+    assert inner.resource.attributes["agentlightning.attempt_id"] == rollout.attempt.attempt_id
+
+
+def test_keys_that_03_added_to_a_verl_config(caplog: pytest.LogCaptureFixture) -> None:
+    config = {**CONFIG, "agentlightning": {"trace_aggregator": {"level": "trajectory"}}}
+    al.VERL(config)
+    assert "agentlightning.trace_aggregator.level: without effect" in caplog.text
+    with pytest.raises(ConfigError, match="training on images is not available"):
+        al.VERL({**CONFIG, "data.image_base_dir": "images"})

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted import TOOLS, in_loop, serving
 
+from agl.trainer.gateway.http import keyed
 from agl.trainer.http.limits import Limits
 
 USER = {"role": "user", "content": "hi"}
@@ -34,6 +35,26 @@ async def test_a_key_opens_its_own_attempt_alone():
         assert (await mine.chat()).choices
         assert (len(await mine.close()), len(await other.close())) == (1, 0)
     assert len(rig.engine.asked) == 1
+
+
+@in_loop
+async def test_a_url_can_carry_the_key_for_clients_that_send_another_or_none():
+    async with serving(["x"]) as rig:
+        mine, other = await rig.attempt(), await rig.attempt()
+        async with httpx.AsyncClient(trust_env=False) as client:
+            for key, headers, status in (
+                (mine.key, {}, 200),
+                (mine.key, {"authorization": "Bearer fake"}, 200),
+                (mine.key, {"x-api-key": "fake"}, 200),
+                (other.key, {"authorization": f"Bearer {mine.key}"}, 401),
+                ("", {"authorization": f"Bearer {mine.key}"}, 404),
+            ):
+                url = f"{keyed(mine.url(), key)}/chat/completions"
+                answer = await client.post(url, json={"model": "m", "messages": [USER]}, headers=headers)
+                assert answer.status_code == status, (key, headers)
+        await mine.close()
+        async with httpx.AsyncClient(trust_env=False) as client:
+            assert (await client.get(f"{keyed(mine.url(), mine.key)}/models")).status_code == 401
 
 
 @in_loop

@@ -171,6 +171,14 @@ def test_a_call_past_the_gateway_names_the_client_and_its_url() -> None:
     refused([call(0, "s1")], [chat_span(**client)], select(None))
 
 
+def test_a_call_to_the_attempts_url_by_an_unknown_client_is_no_bypass() -> None:
+    """Its request carries no traceparent, so the gateway's record of it is not joined with the span."""
+    url = "http://127.0.0.1:1/rollouts/{}/attempts/1/keys/k/agents/main/v1"
+    refused([call(0, "")], [chat_span("inner", **{semconv.URL: url.format("ro")})], select(None))
+    with pytest.raises(BypassedGatewayError, match="bypassed"):
+        refused([call(0, "")], [chat_span("inner", **{semconv.URL: url.format("other")})], select(None))
+
+
 def test_a_call_that_left_no_record_is_lost() -> None:
     with pytest.raises(LostCallError, match=r"1 LLM call.* of agent 'main' went to the gateway"):
         refused([call(0, "s0")], [chat_span(**{semconv.ROUTED: True})], select(None))

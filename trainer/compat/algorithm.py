@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from agl.trainer.run.run import Run
 
 __all__ = ["APO", "VERL", "Algorithm", "Baseline", "FastAlgorithm", "FunctionalAlgorithm", "algo"]
+
+log = logging.getLogger("agl.compat")
 
 _INJECTED = ("store", "adapter", "llm_proxy", "initial_resources", "train_dataset", "val_dataset")
 
@@ -156,12 +159,32 @@ algorithm = algo
 
 
 def VERL(config: Mapping[str, Any], trainer_cls: Any = None, daemon_cls: Any = None) -> Any:
-    """`agl.VERL(config)`."""
+    """`agl.VERL(config)`, for a config with 0.3's own keys, too.
+
+    Raises:
+        ConfigError: a key of 0.3's that would change what is trained and cannot be followed; otherwise as `agl.VERL`.
+    """
     if trainer_cls is not None or daemon_cls is not None:
         raise refuse("VERL(trainer_cls=, daemon_cls=)", "write an algorithm as a class with run() and dev()")
     from agl.trainer.verl.algorithm import VERL as AglVERL
 
-    return AglVERL(config)
+    return AglVERL(_without_own_keys(config))
+
+
+def _without_own_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A verl config without the keys that 0.3 added to verl's."""
+    from agl.trainer.verl.config.plan import flatten
+
+    settings = flatten(config)
+    if settings.get("data.image_base_dir") is not None:
+        raise refuse("data.image_base_dir: training on images", "agl trains on text; describe the images to the policy")
+    own = [key for key in settings if key.startswith("agentlightning.trace_aggregator.")]
+    if own:
+        log.warning(
+            "%s: without effect; calls that continue one another are always trained as one sequence, whose length "
+            "data.max_prompt_length and data.max_response_length bound", ", ".join(own),
+        )  # fmt: skip
+    return {key: value for key, value in settings.items() if key not in own}
 
 
 def Baseline(*, n_epochs: int = 1, **polling: Any) -> Any:

@@ -20,6 +20,7 @@ from agl.trainer.compat import types as T
 from agl.trainer.compat.emitter import get_reward_value
 from agl.trainer.compat.missing import require
 from agl.trainer.compat.store import LightningStore
+from agl.trainer.gateway.http import keyed
 
 __all__ = ["FunctionalLitAgent", "LitAgent", "llm_rollout", "prompt_rollout", "rollout"]
 
@@ -95,7 +96,11 @@ class LitAgent(agl_agent.LitAgent, Generic[V]):
         self, task: Any, resources: T.NamedResources, info: RolloutInfo
     ) -> tuple[T.AttemptedRollout, T.NamedResources]:
         """The rollout and its resources: the trainer's, then the store's where there is one."""
-        named = {**({MAIN_LLM: resources["llm"]} if "llm" in resources else {}), **resources}
+        named = dict(resources)
+        if isinstance(llm := resources.get("llm"), T.LLM):
+            # 0.3's endpoints took any key, so its programs send their own, with clients that nothing here traces, too.
+            endpoint = keyed(llm.endpoint, llm.api_key) if llm.api_key else llm.endpoint
+            named = {MAIN_LLM: dataclasses.replace(llm, endpoint=endpoint), **named}
         if self._store is None:
             return _storeless_rollout(task, info), named
         stored = await self._store.agl_store.get_rollout(info.rollout_id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import secrets
 import threading
 import urllib.parse
@@ -42,6 +43,8 @@ AGENT = "llm_proxy"
 """The agent's name of calls that the proxy records."""
 _VLLM = "hosted_vllm"
 _BASES = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com/v1"}
+_VARIABLES = {"openai": ("OPENAI_BASE_URL", "OPENAI_API_BASE"), "anthropic": ("ANTHROPIC_API_BASE",)}
+"""Provider -> the variables that LiteLLM, and so 0.3's proxy, reads its address from."""
 _CALLBACKS = ("return_token_ids", "opentelemetry", "logprobs")
 _MIDDLEWARES = ("rollout_attempt", "stream_conversion", "message_inspection")
 
@@ -304,7 +307,8 @@ def _destination(entry: Mapping[str, Any]) -> tuple[str, str, bool]:
     provider, slash, model = str(options["model"]).partition("/")
     if not slash or provider not in (*_BASES, _VLLM):
         provider, model = "openai" if not slash else "", str(options["model"])
-    base = options.get("api_base") or _BASES.get(provider)
+    base = options.get("api_base") or next(filter(None, map(os.environ.get, _VARIABLES.get(provider, ()))), None)
+    base = base or _BASES.get(provider)
     if base is None:
         raise ConfigError(f"the model {options['model']!r} has no address", hint="give api_base in litellm_params")
     return str(base).rstrip("/"), model, provider == _VLLM

@@ -25,7 +25,7 @@ from agl.tracing.context import RolloutContext
 from agl.tracing.open_span import OpenSpan
 from agl.trainer.compat import semconv as names
 from agl.trainer.compat import types as T
-from agl.trainer.compat.attributes import filter_and_unflatten_attributes, format_exception_attributes
+from agl.trainer.compat.attributes import filter_and_unflatten_attributes, format_exception_attributes, get_tracer
 from agl.trainer.compat.missing import MissingClass
 from agl.trainer.compat.store import LightningStore
 
@@ -218,6 +218,14 @@ class Tracer:
                     error=(recorder.exception or recorder.status.description or "") if failed else None,
                     attributes=recorder.attributes,
                 )
+
+    def start_as_current_span(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """OpenTelemetry's, for what 0.3's `trace_context` yielded: a span of the program around the block."""
+        return get_tracer().start_as_current_span(name, *args, **kwargs)
+
+    def start_span(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """OpenTelemetry's, which the caller ends."""
+        return get_tracer().start_span(name, *args, **kwargs)
 
     def get_langchain_handler(self) -> Any:
         """None: LangChain is traced without a handler."""

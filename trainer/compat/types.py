@@ -34,7 +34,7 @@ from agl.trainer.compat.otel_types import (
     TraceState,
     TraceStatus,
 )
-from agl.trainer.compat.semconv import AGL_ANNOTATION, AGL_VIRTUAL
+from agl.trainer.compat.semconv import AGL_ANNOTATION, AGL_VIRTUAL, LightningResourceAttributes
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -321,10 +321,19 @@ class Span(_PydanticMethods):
                 "agentlightning.reward.0.name": attributes.get(semconv.REWARD_NAME, "primary"),
                 "agentlightning.reward.0.value": attributes[semconv.REWARD_VALUE],
             }
+        sequence_id = int(attributes.pop(SEQUENCE_ID, sequence_id))
+        attempt = attempt_id(span.rollout_id, span.attempt)
+        keys = LightningResourceAttributes
+        where = {
+            keys.ROLLOUT_ID.value: span.rollout_id,
+            keys.ATTEMPT_ID.value: attempt,
+            keys.SPAN_SEQUENCE_ID.value: sequence_id,
+        }
         return cls(
             rollout_id=span.rollout_id,
-            attempt_id=attempt_id(span.rollout_id, span.attempt),
-            sequence_id=int(attributes.pop(SEQUENCE_ID, sequence_id)),
+            attempt_id=attempt,
+            sequence_id=sequence_id,
+            resource=OtelResource(attributes=where),
             trace_id=span.trace_id,
             span_id=span.span_id,
             parent_id=span.parent_id,

@@ -65,6 +65,7 @@ def build_app(gateway: Gateway, extra_routes: Sequence[Route] = (), limits: Limi
         Route("/{path:path}", not_found, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
     ]
     app = Starlette(routes=routes, exception_handlers=error_handlers(_describe, RequestError))
+    app.add_middleware(http.KeyInPath)
     app.state.limits = limits or Limits.of_environment()
     return app
 

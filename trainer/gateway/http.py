@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agl.tracing.system_prompts import NamedTexts, replace_system_prompts
 from agl.trainer.gateway.access import Access, PendingRequest
@@ -29,6 +29,8 @@ from agl.trainer.http.responses import unless_gone
 PREFIX = "/rollouts/{rollout}/attempts/{attempt:int}/agents/{agent:path}/v1"
 """Precedes the path of each route: it identifies the attempt and the agent."""
 
+_KEYED = re.compile(r"(/rollouts/[^/]+/attempts/[0-9]+)/keys/([^/]+)(/agents/.*)")
+
 _TRACEPARENT = re.compile(r"^[0-9a-f]{2}-[0-9a-f]{32}-([0-9a-f]{16})-[0-9a-f]{2}$")
 
 _AGL_HEADER = "x-agl-traceparent"
@@ -39,6 +41,27 @@ _OTHER_BYTES = 64 * 1024
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 Read = TypeVar("Read", bound=DialectRequest[Any])
+
+
+class KeyInPath:
+    """Lets a URL carry its attempt's key, for clients that cannot be given one: `/rollouts/{rollout}/attempts/{n}/keys/
+    {key}/agents/...`. It takes precedence over the keys in the headers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (found := _KEYED.fullmatch(scope["path"])):
+            attempt, key, rest = found.groups()
+            headers = [(n, v) for n, v in scope["headers"] if n not in (b"authorization", b"x-api-key")]
+            headers.append((b"authorization", b"Bearer " + key.encode()))
+            scope = {**scope, "path": attempt + rest, "raw_path": None, "headers": headers}
+        await self.app(scope, receive, send)
+
+
+def keyed(endpoint: str, key: str) -> str:
+    """An endpoint of an attempt, `.../attempts/{n}/agents/...`, with the attempt's key in its path."""
+    return endpoint.replace("/agents/", f"/keys/{key}/agents/", 1)
 
 
 def generation_endpoint(gateway: Gateway, dialect: Dialect[Any]) -> Endpoint:
