@@ -87,7 +87,7 @@ def test_an_algorithm_and_a_runner_in_two_processes(tiny_policy: Path, tmp_path:
     assert not (tmp_path / "unused").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.night  # its runners are those of runners="process", which have their own tests
 def test_with_the_role_both_the_trainer_starts_its_runners(tiny_policy: Path, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
