@@ -86,10 +86,11 @@ def stage(untrained_model: Path, provider: Provider, tmp_path: Path, monkeypatch
     }  # fmt: skip
 
 
-def recorded(directory: str) -> None:
-    """A run of the reader's own agent."""
+def recorded(*directories: str) -> None:
+    """Runs of the reader's own agent."""
     agent = agl.wrap(my_agent, reward=score)
-    agl.Trainer(agl.Baseline(), directory=directory, progress=False).fit(agent, TASKS)
+    for directory in directories:
+        agl.Trainer(agl.Baseline(), directory=directory, progress=False).fit(agent, TASKS)
 
 
 def trained(stage: dict[str, Any]) -> None:
@@ -99,7 +100,7 @@ def trained(stage: dict[str, Any]) -> None:
 
 BEFORE: dict[str, Callable[[dict[str, Any]], None]] = {
     "docs/traces.md": lambda stage: recorded("runs/a"),
-    "docs/training.md": lambda stage: recorded("runs/a"),
+    "docs/training.md": lambda stage: recorded("runs/a", "runs/b"),
     "docs/store.md": trained,
 }
 """Page -> what its reader did before."""

@@ -18,9 +18,7 @@ from pathlib import Path
 
 from paths import ROOT
 
-FENCE = re.compile(
-    r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
-)
+FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"<!-- (?P<kind>run by|not run): (?P<what>[^>]+?) -->\s*$")
 PAGE_MARK = re.compile(r"<!-- all run by: (.+?) -->")
 SHELLS = ("bash", "sh")

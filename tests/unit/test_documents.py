@@ -77,7 +77,9 @@ def check(words: list[str], page: Path, config: pytest.Config) -> None:
         case "ruff" | "pyright" | "lint-imports":
             assert shutil.which(program), f"{program} is not in the extra dev"
         case _:
-            assert program in ELSEWHERE, f"{words}: is that a program of agl? If not, ELSEWHERE says why it is not checked"
+            assert program in ELSEWHERE, (
+                f"{words}: is that a program of agl? If not, ELSEWHERE says why it is not checked"
+            )
 
 
 def check_agl(arguments: list[str], *, whole: bool = True) -> None:
