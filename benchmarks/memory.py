@@ -1,5 +1,5 @@
-"""Memory of an update: the formula of `agl.trainer.local.memory`, for models of common shapes or one of yours; no weight
-is made or downloaded.
+"""Memory of an update: the formula of `agl.trainer.local.memory`, for models of common shapes or one of yours. No
+weight is made or downloaded.
 
     python benchmarks/memory.py [--tokens 16384] [--row-tokens 4096]
     python benchmarks/memory.py --lora 16                      # with adapters in bfloat16 instead of all weights
@@ -35,7 +35,7 @@ def with_adapters(model: Any, rank: int, full: UpdateMemory) -> UpdateMemory:
     """The same for adapters of this rank on all linear layers of a frozen base in bfloat16; an upper bound.
 
     The base has no gradient, no moments and no copies, the output layer no gradient. An adapter has rank x (in + out)
-    float32 weights with gradient and moments. Activations are taken as for all weights, which is about a tenth too much.
+    float32 weights with gradient and moments. Activations are taken as for all weights: about a tenth too much.
     """
     head = model.get_output_embeddings()
     layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]

@@ -1,4 +1,4 @@
-"""Links of the pages to files outside of docs/ (examples, sources) become the file's name: the site holds docs/ alone."""
+"""Links of the pages to files outside of docs/ become the file's name: the site holds docs/ alone."""
 
 from __future__ import annotations
 

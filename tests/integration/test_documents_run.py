@@ -1,7 +1,7 @@
 """The Python of the documents runs as it stands: each page's blocks in their order, in one namespace.
 
-What a page takes for granted (an agent, its reward, tasks, a provider) is made here. Algorithms keep every option that the
-page names, but train the tiny policy for one step of two short answers.
+What a page takes for granted (an agent, its reward, tasks, a provider) is made here. Algorithms keep every option that
+the page names, but train the tiny policy for one step of two short answers.
 """
 
 from __future__ import annotations
