@@ -20,7 +20,7 @@ from provider import Provider, Reply, serve
 import agl
 
 SMALL = {"group_size": 2, "batch_size": 2, "max_response_tokens": 6, "max_context": 256, "val_every": 1}
-TRAINED = ("GRPO", "SFT", "RFT", "DPO")
+TRAINED = ("GRPO", "SFT")
 PAGES = sorted({b.page for b in documents.blocks() if b.language == "python" and not b.kind})
 TASKS = [{"question": f"what is {i}+1?", "answer": str(i + 1)} for i in range(4)]
 
