@@ -16,6 +16,7 @@ from typing import Any
 import documents
 import pytest
 from provider import Provider, Reply, serve
+from tiny_run import train
 
 import agl
 
@@ -113,3 +114,12 @@ def test_the_python_of_a_page_runs(page: str, stage: dict[str, Any]) -> None:
     for block in documents.blocks():
         if block.page == page and block.language == "python" and not block.kind:
             exec(compile(block.text, str(block), "exec"), stage)
+
+
+@pytest.mark.slow
+def test_the_numbers_of_the_decision_tree_are_those_of_a_run(untrained_model: Path, tmp_path: Path) -> None:
+    page = (documents.ROOT / "docs" / "reward-does-not-rise.md").read_text()
+    named = set(re.findall(r"`((?:train|val|learner)/[a-z_]+)`", page))
+    assert len(named) > 12
+    result = train(untrained_model, tmp_path, steps=1, val=TASKS)
+    assert named <= set(result.history[-1])

@@ -7,6 +7,7 @@ import builtins
 import re
 import shutil
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ ELSEWHERE = {
 YOURS = {"my_agent.py", "train.py"}
 """Programs that stand for the reader's own."""
 ALL = list(blocks())
+INLINE = list(inline_commands())
 
 
 def test_every_block_is_run_or_says_why_not() -> None:
@@ -49,9 +51,9 @@ def test_a_command_is_one_that_there_is(block: Block, pytestconfig: pytest.Confi
         check(words, ROOT / block.page, pytestconfig)
 
 
-@pytest.mark.parametrize("page", sorted({page for page, _ in inline_commands()}))
+@pytest.mark.parametrize("page", sorted({page for page, _ in INLINE}))
 def test_a_command_within_a_text_has_the_options_that_it_names(page: str, pytestconfig: pytest.Config) -> None:
-    for text in [text for where, text in inline_commands() if where == page]:
+    for text in [text for where, text in INLINE if where == page]:
         for words in commands(text):
             if words[0] == "agl":
                 check_agl(words[1:], whole=False)
@@ -82,11 +84,16 @@ def check(words: list[str], page: Path, config: pytest.Config) -> None:
             )
 
 
-def check_agl(arguments: list[str], *, whole: bool = True) -> None:
-    """Its parser takes the words. One that is not whole (within a text, or with "...") has options that there are."""
+@cache
+def agl_command() -> Any:
     from agl.trainer.cli.app import app
 
-    command: Any = typer.main.get_command(app)
+    return typer.main.get_command(app)
+
+
+def check_agl(arguments: list[str], *, whole: bool = True) -> None:
+    """Its parser takes the words. One that is not whole (within a text, or with "...") has options that there are."""
+    command = agl_command()
     while arguments and arguments[0] in getattr(command, "commands", {}):
         command = command.commands[arguments[0]]
         arguments = arguments[1:]
