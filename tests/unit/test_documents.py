@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import json
 import re
 import shutil
 import tomllib
@@ -180,3 +181,17 @@ def test_an_error_that_is_named_exists() -> None:
         names = set(ERROR.findall(page.read_text()))
         unknown = {n for n in names if not hasattr(errors, n) and not hasattr(builtins, n)} - OTHERS
         assert not unknown, page.name
+
+
+def test_the_notebook_trains_as_the_quickstart_does() -> None:
+    from agl.trainer.quickstart.run import BATCH_SIZE, GROUP_SIZE, STEPS
+
+    cells = json.loads((ROOT / "examples" / "quickstart.ipynb").read_text())["cells"]
+    source = "\n".join("".join(cell["source"]) for cell in cells)
+    for line in (f"steps = {STEPS}  #", f"group_size={GROUP_SIZE},", f"batch_size={BATCH_SIZE},"):
+        assert line in source
+    quickstart = (ROOT / "trainer" / "quickstart" / "run.py").read_text()
+    for setting in re.findall(
+        r"^        ((?:learning_rate|betas|minibatches|max_\w+|schedule)=.*)$", source, re.MULTILINE
+    ):
+        assert setting in quickstart
