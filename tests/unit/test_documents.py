@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import inspect
 import json
 import re
 import shutil
@@ -44,6 +45,19 @@ def test_a_test_that_is_named_exists(block: Block) -> None:
     if name:
         tree = ast.parse((ROOT / file).read_text())
         assert name in {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+@pytest.mark.parametrize("block", [b for b in ALL if b.language == "python" and b.kind == "not run"], ids=str)
+def test_what_nobody_runs_names_options_that_there_are(block: Block) -> None:
+    import agl
+    from agl.trainer.verl.config.shorthand import Common
+
+    called = [n for n in ast.walk(ast.parse(block.text.replace(", ...,", ","))) if isinstance(n, ast.Call)]
+    for call in called:
+        if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "agl":
+            takes = inspect.signature(getattr(agl, call.func.attr)).parameters
+            known = {*takes, *Common.__annotations__} if call.func.attr == "VERL" else {*takes}
+            assert {k.arg for k in call.keywords} <= known, ast.unparse(call)
 
 
 @pytest.mark.parametrize("block", [b for b in ALL if b.language in SHELLS and b.kind != "not run"], ids=str)
