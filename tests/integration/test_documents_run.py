@@ -60,7 +60,9 @@ def my_agent(task: dict[str, str]) -> str:
     from openai import OpenAI
 
     messages: Any = [{"role": "user", "content": task["question"]}]
-    return OpenAI().chat.completions.create(model="m", messages=messages).choices[0].message.content or ""
+    # Weights made at random hardly ever end an answer by themselves.
+    answer = OpenAI().chat.completions.create(model="m", messages=messages, max_tokens=6)
+    return answer.choices[0].message.content or ""
 
 
 def score(task: dict[str, str], output: Any) -> float:
