@@ -20,7 +20,7 @@ def test_the_notebook_runs(tiny_policy: Path, tmp_path: Path) -> None:
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert not any(cell.outputs or cell.execution_count for cell in code)
     [parameters] = [cell for cell in code if "parameters" in cell.metadata.get("tags", ())]
-    small = {"steps": "1", "held_out_tasks": "4"}
+    small = {"steps": "1", "batch_size": "2", "held_out_tasks": "4"}
     for name, value in small.items():
         parameters.source, changed = re.subn(rf"^{name} = \d+", f"{name} = {value}", parameters.source, flags=re.M)
         assert changed == 1
@@ -28,7 +28,7 @@ def test_the_notebook_runs(tiny_policy: Path, tmp_path: Path) -> None:
     (tmp_path / "agl-notebook").mkdir()
     (tmp_path / "agl-notebook" / "start-policy").symlink_to(tiny_policy)
 
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}}).execute()
 
     assert (tmp_path / "agl-notebook" / "run" / "policy" / "config.json").is_file()
     shown = "\n".join(str(output) for cell in code for output in cell.outputs)

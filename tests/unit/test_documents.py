@@ -202,7 +202,7 @@ def test_the_notebook_trains_as_the_quickstart_does() -> None:
 
     cells = json.loads((ROOT / "examples" / "quickstart.ipynb").read_text())["cells"]
     source = "\n".join("".join(cell["source"]) for cell in cells)
-    for line in (f"steps = {STEPS}  #", f"group_size={GROUP_SIZE},", f"batch_size={BATCH_SIZE},"):
+    for line in (f"steps = {STEPS}  #", f"group_size={GROUP_SIZE},", f"batch_size = {BATCH_SIZE}  #"):
         assert line in source
     quickstart = (ROOT / "trainer" / "quickstart" / "run.py").read_text()
     for setting in re.findall(
