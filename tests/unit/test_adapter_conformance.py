@@ -97,8 +97,9 @@ def test_every_call_has_a_chat_span_joined_to_the_wire_by_id(
     for attributes in (first, second):
         assert attributes[semconv.REQUEST_MODEL] == "m"
         assert attributes[semconv.PROVIDER_NAME] == subject.sdk
-        # LangChain drops the provider's id from some streams; an id of its own in its place would be a lie.
-        assert str(attributes.get(semconv.RESPONSE_ID, subject.response_id)).startswith(subject.response_id)
+        # Where a framework drops the id of a stream, it comes from the wire.
+        if "stream" in way or "response_facts" not in subject.gaps:
+            assert str(attributes[semconv.RESPONSE_ID]).startswith(subject.response_id)
         assert attributes[semconv.WIRE_CALLS] == 1
     if "response_facts" not in subject.gaps:
         reasons = [reason for told in (first, second) for reason in told[semconv.FINISH_REASONS]]
