@@ -183,7 +183,7 @@ def test_a_metric_that_is_named_is_recorded_somewhere() -> None:
     assert unknown == set()
 
 
-OTHERS = {"UserError"}
+OTHERS = {"UserError", "GraphRecursionError", "ModelBehaviorError", "ValidationError"}
 """Errors of frameworks."""
 ERROR = re.compile(r"`(?:agl\.errors\.)?([A-Z]\w+Error)`")
 
