@@ -1,17 +1,22 @@
-"""Memory of an update: the formula of `agl.trainer.local.memory` for models of common shapes; no weight is made.
+"""Memory of an update: the formula of `agl.trainer.local.memory`, for models of common shapes or one of yours. No
+weight is made or downloaded.
 
-python benchmarks/memory.py [--tokens 16384] [--row-tokens 4096]
+    python benchmarks/memory.py [--tokens 16384] [--row-tokens 4096]
+    python benchmarks/memory.py --lora 16                      # with adapters in bfloat16 instead of all weights
+    python benchmarks/memory.py --model Qwen/Qwen2.5-1.5B      # a directory or hub id, of which config.json is read
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
+from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
 from agl.trainer.local.config import LearnerConfig
-from agl.trainer.local.memory import update_memory
+from agl.trainer.local.memory import BFLOAT16, FLOAT32, UpdateMemory, update_memory
 
 SHAPES = {
     "0.5B": dict(hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
@@ -26,27 +31,60 @@ SHAPES = {
 GIB = 2**30
 
 
+def with_adapters(model: Any, rank: int, full: UpdateMemory) -> UpdateMemory:
+    """The same for adapters of this rank on all linear layers of a frozen base in bfloat16; an upper bound.
+
+    The base has no gradient, no moments and no copies, the output layer no gradient. An adapter has rank x (in + out)
+    float32 weights with gradient and moments. Activations are taken as for all weights: about a tenth too much.
+    """
+    head = model.get_output_embeddings()
+    layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    adapters = sum(rank * (m.in_features + m.out_features) for m in layers)
+    return replace(
+        full,
+        resident=BFLOAT16 * sum(p.numel() for p in model.parameters()) + 4 * FLOAT32 * adapters,
+        weight_copies=0,
+        logits=full.logits - FLOAT32 * head.weight.numel(),
+    )
+
+
+def table(
+    models: dict[str, PretrainedConfig], *, tokens: int = 16384, row_tokens: int = 4096, lora: int | None = None
+) -> str:
+    """The table in Markdown, GiB."""
+    state = "weights, gradient, AdamW" if lora is None else f"weights, adapters of rank {lora}"
+    rows = [f"| GiB, sdpa, bfloat16 autocast | {state} | weight copies | activations | logits | together |"]
+    rows.append("|---|---|---|---|---|---|")
+    for name, shape in models.items():
+        for checkpointing in (False, True):
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(shape, attn_implementation="sdpa", dtype=torch.float32)
+            needed = update_memory(
+                model, LearnerConfig(activation_checkpointing=checkpointing), tokens, row_tokens=row_tokens,
+                trained=tokens // 4, autocast=True,
+            )  # fmt: skip
+            if lora is not None:
+                needed = with_adapters(model, lora, needed)
+            parts = (needed.resident, needed.weight_copies, needed.activations, needed.logits, needed.total)
+            what = ", activation checkpointing" if checkpointing else ""
+            rows.append(f"| {name}{what} | " + " | ".join(f"{part / GIB:.1f}" for part in parts) + " |")
+    return "\n".join(rows)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=16384, help="of a forward pass")
+    parser.add_argument("--tokens", type=int, default=16384, help="of a forward pass: max_tokens_per_microbatch")
     parser.add_argument("--row-tokens", type=int, default=4096, help="of its longest row")
+    parser.add_argument("--lora", type=int, metavar="RANK", help="train adapters of this rank")
+    parser.add_argument("--model", help="a directory or hub id instead of common shapes")
     options = parser.parse_args()
-    print(
-        "| GiB, sdpa, bfloat16 autocast | weights, gradient, AdamW | weight copies | activations | logits | together |"
+    models: dict[str, PretrainedConfig] = (
+        {name: LlamaConfig(**shape) for name, shape in SHAPES.items()}
+        if options.model is None
+        else {options.model: AutoConfig.from_pretrained(options.model)}
     )
-    print("|---|---|---|---|---|---|")
-    for name, shape in SHAPES.items():
-        for checkpointing in (False, True):
-            with torch.device("meta"):
-                model = LlamaForCausalLM(LlamaConfig(**shape, attn_implementation="sdpa"))
-            config = LearnerConfig(activation_checkpointing=checkpointing)
-            needed = update_memory(
-                model, config, options.tokens, row_tokens=options.row_tokens, trained=options.tokens // 4, autocast=True
-            )
-            parts = (needed.resident, needed.weight_copies, needed.activations, needed.logits, needed.total)
-            what = ", activation checkpointing" if checkpointing else ""
-            print(f"| {name}{what} | " + " | ".join(f"{part / GIB:.1f}" for part in parts) + " |")
+    print(table(models, tokens=options.tokens, row_tokens=options.row_tokens, lora=options.lora))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def test_every_frameworks_extra_and_every_subject_has_a_row() -> None:
         "vllm",
         "prompts",
     }
-    others |= {"dev"}
+    others |= {"dev", "docs"}
     extras = set(PROJECT["optional-dependencies"]) - others
     assert {framework.extra for framework in FRAMEWORKS} - {""} == extras
     assert {name for framework in FRAMEWORKS for name in framework.subjects} == {subject.name for subject in ALL}

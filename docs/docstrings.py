@@ -1,0 +1,36 @@
+"""Docstrings for the API pages: "a, b: text" and "a: text. b: text" become one item per name."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+
+SECTION = re.compile(r"^(?P<indent> *)(Args|Attributes|Raises):\n(?P<items>(?:(?P=indent) +.*\n?|\n)+)", re.MULTILINE)
+NAMES = r"[A-Za-z_]\w*(?:, [A-Za-z_]\w*)*"
+SECOND = re.compile(rf"(?<=\.) (?={NAMES}: )")
+ITEM = re.compile(rf"({NAMES}): (.*)", re.DOTALL)
+
+
+class OneItemPerName(griffe.Extension):
+    """What our docstrings write in one line to be read in the source, a page shows item by item."""
+
+    def on_instance(self, *, obj: Any, **_: Any) -> None:
+        """Rewrite the object's docstring."""
+        if obj.docstring is not None:
+            text = SECTION.sub(_items, obj.docstring.value + "\n")
+            obj.docstring.value = re.sub(r"(?<![`\\])<(?=[a-z])", r"\\<", text).rstrip()
+
+
+def _items(section: re.Match[str]) -> str:
+    inner = " " * (len(section["indent"]) + 4)
+    # A line that is indented further goes on with the item before it.
+    joined = re.sub(rf"\n{inner} +", " ", section["items"])
+    lines: list[str] = []
+    for line in joined.splitlines():
+        for part in SECOND.split(line.strip()):
+            item = ITEM.fullmatch(part)
+            lines += [f"{inner}{name}: {item[2]}" for name in item[1].split(", ")] if item else [inner + part]
+    head = section[0].split("\n", 1)[0]
+    return "\n".join([head, *lines]).rstrip() + "\n\n"

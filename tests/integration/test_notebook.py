@@ -1,0 +1,36 @@
+"""The quickstart as a notebook runs from its first cell to its last, and is committed without what it printed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+
+NOTEBOOK = ROOT / "examples" / "quickstart.ipynb"
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tiny_policy: Path, tmp_path: Path) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in code)
+    [parameters] = [cell for cell in code if "parameters" in cell.metadata.get("tags", ())]
+    small = {"steps": "1", "batch_size": "2", "held_out_tasks": "4"}
+    for name, value in small.items():
+        parameters.source, changed = re.subn(rf"^{name} = \d+", f"{name} = {value}", parameters.source, flags=re.M)
+        assert changed == 1
+    # The policy that the tests share takes the place of the one that the notebook would make.
+    (tmp_path / "agl-notebook").mkdir()
+    (tmp_path / "agl-notebook" / "start-policy").symlink_to(tiny_policy)
+
+    nbclient.NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}}).execute()
+
+    assert (tmp_path / "agl-notebook" / "run" / "policy" / "config.json").is_file()
+    shown = "\n".join(str(output) for cell in code for output in cell.outputs)
+    assert "training rows" in shown, "agl.explain shows a rollout"
+    assert "text/html" in shown, "the result and the evaluation show themselves"
