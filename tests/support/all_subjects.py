@@ -11,6 +11,7 @@ from subject_langchain import LangChainAnthropic, LangChainResponses
 from subject_langgraph import LangGraph
 from subject_openai import BareOpenAI, BareOpenAIResponses
 from subject_openai_agents import OpenAIAgents, OpenAIAgentsResponses
+from subject_pydantic_ai import PydanticAI, PydanticAIResponses
 from subject_strands import Strands
 from subjects import LangChain, Subject
 
@@ -30,6 +31,8 @@ ALL: tuple[Subject, ...] = (
     AutoGen(),
     AG2(),
     AG2Responses(),
+    PydanticAI(),
+    PydanticAIResponses(),
 )
 
 
