@@ -15,7 +15,6 @@ class PydanticAI(Subject):
     requires = ("pydantic_ai", "openai")
     frameworks = ("pydantic_ai", "openai")
     takes_prompt = True
-    traces_models = False
     ways: ClassVar[tuple[str, ...]] = ("invoke", "stream")
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream", "astream_events")
     gaps: ClassVar[frozenset[str]] = frozenset({"mcp", "call_errors"})
