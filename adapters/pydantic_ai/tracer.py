@@ -156,8 +156,7 @@ def _capability_class() -> Any:
         async def wrap_tool_execute(
             self, ctx: Any, *, call: Any, tool_def: Any, args: Any, handler: Callable[..., Any]
         ) -> Any:
-            arguments = call.args_as_json_str()
-            scope = tool_run(call.tool_name, arguments, call.tool_call_id, parent=self.parent(), start=start)
+            scope = tool_run(call.tool_name, args, call.tool_call_id, parent=self.parent(), start=start)
             try:
                 result = await handler(args)
             except (CallDeferred, ApprovalRequired):

@@ -49,6 +49,7 @@ EXPECTED = {
     "openai_agents_agent": ("agents", SOLVER),
     "agent_framework_agent": ("agent_framework", SOLVER),
     "strands_agent": ("strands", SOLVER),
+    "pydantic_ai_agent": ("pydantic_ai", SOLVER),
     "autogen_agent": ("autogen_agentchat", SOLVER),
 }
 """Program -> the framework that it needs, and what is to be seen below its root."""
