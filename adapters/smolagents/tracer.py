@@ -1,7 +1,7 @@
 """Spans of smolagents: `invoke_agent` for named agents, `execute_tool` for tools, managed agents and executed code.
 
 Hook: smolagents has only callbacks after a step, and one list of them for each agent, so methods of its base classes
-are replaced while instrumented (smolagents >= 1.22, < 2): `MultiStepAgent._run_stream` (an agent's run, streamed or
+are replaced while instrumented (smolagents >= 1.24, < 2): `MultiStepAgent._run_stream` (an agent's run, streamed or
 not) and `__call__` (a managed agent's task), `Tool.__call__`, `PythonExecutor.__call__` (a `CodeAgent`'s code), and
 `process_tool_calls` and `execute_tool_call` of `ToolCallingAgent`. smolagents does not pass a call's id to its tool: a
 tool's run is joined to the call with its name and arguments in the answer that the same agent acts on. Code, and tool

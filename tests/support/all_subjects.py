@@ -10,6 +10,7 @@ from subject_ag2 import AG2, AG2Responses
 from subject_agent_framework import AgentFramework, AgentFrameworkResponses
 from subject_anthropic import BareAnthropic
 from subject_autogen import AutoGen
+from subject_crewai import CrewAI
 from subject_langchain import LangChainAnthropic, LangChainResponses
 from subject_langgraph import LangGraph
 from subject_openai import BareOpenAI, BareOpenAIResponses
@@ -33,6 +34,7 @@ ALL: tuple[Subject, ...] = (
     AutoGen(),
     AG2(),
     AG2Responses(),
+    CrewAI(),
 )
 
 
