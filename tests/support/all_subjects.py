@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
-
 from late import installed
 from subject_ag2 import AG2, AG2Responses
 from subject_agent_framework import AgentFramework, AgentFrameworkResponses
@@ -39,15 +36,3 @@ ALL: tuple[Subject, ...] = (
 
 
 SUBJECTS = tuple(s for s in ALL if all(map(installed, s.requires)))
-
-
-def chosen(specs: Sequence[str] | None) -> Sequence[Subject]:
-    """The subjects of a run: those that are named (`file.py:Class` or `package.module:Class`), else all of ours."""
-    return tuple(map(_named, specs)) if specs else SUBJECTS
-
-
-@functools.cache
-def _named(spec: str) -> Subject:
-    from agl.trainer.runners.loading import load_object
-
-    return load_object(spec, "--subject")()

@@ -9,16 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import capabilities
 import pytest
-import test_adapter_conformance as suite
 from all_subjects import ALL, SUBJECTS
+from extras import requirements
+from paths import ROOT
 from provider import Provider, Reply, serve
 from scripted import Asked, ScriptedRollouts, calls_once
 
 import agl
+from agl.testing import capabilities
+from agl.testing.conformance import Conformance
 
-PAGE = capabilities.ROOT / "docs" / "adapters.md"
+PAGE = ROOT / "docs" / "adapters.md"
 REWRITE = "run: pytest tests/unit/test_adapter_conformance.py --capabilities docs/adapters.md"
 
 
@@ -26,17 +28,17 @@ def test_the_matrix_is_what_the_adapters_declare() -> None:
     missing = [subject.name for subject in ALL if subject not in SUBJECTS]
     if missing:
         pytest.skip(f"the whole table needs every framework; not installed: {', '.join(missing)}")
-    expected = capabilities.table(capabilities.rows(suite), SUBJECTS)
+    expected = capabilities.table(capabilities.rows(Conformance), SUBJECTS)
     assert capabilities.between(PAGE.read_text(), "capabilities") == expected, REWRITE
 
 
 def test_the_requirements_are_pyprojects() -> None:
-    assert capabilities.between(PAGE.read_text(), "requirements") == capabilities.requirements(), REWRITE
+    assert capabilities.between(PAGE.read_text(), "requirements") == requirements(), REWRITE
 
 
 def test_every_case_of_the_suite_is_a_row() -> None:
-    cases = {name for name in vars(suite) if name.startswith("test_")}
-    assert cases == {row.case for row in capabilities.rows(suite)}, "mark the case with @capability(...)"
+    cases = {name for name in vars(Conformance) if name.startswith("test_")}
+    assert cases == {row.case for row in capabilities.rows(Conformance)}, "mark the case with @capability(...)"
 
 
 def examples() -> dict[str, str]:
