@@ -15,9 +15,8 @@ pytest.importorskip("smolagents")
 from provider import Provider, Reply, last_said, serve
 from rewarded import NOWHERE, calls_of, rewarded
 from scripted import in_loop
-from smolagents import CodeAgent, LogLevel, OpenAIServerModel, Tool, ToolCallingAgent, tool
-from smolagents.agents import EMPTY_PROMPT_TEMPLATES
-from subjects import KEY, ToolFailed
+from smolagents import CodeAgent, LogLevel, Tool, ToolCallingAgent
+from subject_smolagents import build
 
 import agl
 from agl import semconv, tracing
@@ -28,19 +27,6 @@ from agl.errors import ConfigError
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
 from agl.tracing.context import RolloutContext
-
-
-@tool
-def add(a: int, b: int) -> int:
-    """Add two numbers.
-
-    Args:
-        a: the one.
-        b: the other.
-    """
-    if a < 0:
-        raise ToolFailed("a is negative")
-    return a + b
 
 
 class Doubling(Tool):
@@ -89,16 +75,8 @@ def rollout() -> Iterator[RolloutContext]:
         yield context
 
 
-BRIEF = {**EMPTY_PROMPT_TEMPLATES, "system_prompt": "Be brief."}
-"""Prompts that fit into the tiny policy's context; smolagents' own are thousands of tokens."""
-
-
-def build(
-    url: str, name: str | None = "solver", cls: Any = ToolCallingAgent, tools: Any = (add,), **options: Any
-) -> Any:
-    model = OpenAIServerModel("m", api_base=url, api_key=KEY, client_kwargs={"max_retries": 0})
-    options = {"verbosity_level": LogLevel.OFF, **options}
-    return cls(list(tools), model, name=name, description="adds", **options)
+BRIEF = "Be brief."
+"""A prompt that fits into the tiny policy's context; smolagents' own are thousands of tokens."""
 
 
 def of(rollout: RolloutContext, operation: str) -> list[Span]:
@@ -337,7 +315,7 @@ def test_a_full_result_is_scored_by_its_output(provider: Provider) -> None:
 
 @in_loop
 async def test_air_rewards_tools_refused_calls_and_code_at_the_calls_that_asked_for_them() -> None:
-    agent = build(NOWHERE, prompt_templates=BRIEF)
+    agent = build(NOWHERE, prompt=BRIEF)
     script = [
         calls_of(("add", {"a": 2, "b": 3}), ("add", {"a": 4, "b": 5})),
         calls_of(("add", {"a": -1, "b": 3})),
@@ -356,7 +334,7 @@ async def test_air_rewards_tools_refused_calls_and_code_at_the_calls_that_asked_
 
 @in_loop
 async def test_air_rewards_code_and_what_it_calls_at_the_call_that_wrote_it() -> None:
-    agent = build(NOWHERE, cls=CodeAgent, prompt_templates=BRIEF)
+    agent = build(NOWHERE, cls=CodeAgent, prompt=BRIEF)
     script = ["<code>\nx = add(2, 3)\n</code>", "<code>\nadd(-1, 3)\n</code>", "<code>\nfinal_answer(x)\n</code>"]
     told, credited, _ = await rewarded(SmolagentsTracer(), script, lambda: asyncio.to_thread(agent.run, "sum?"))
     assert sorted((*event[:2], value, call) for event, (value, call) in zip(told, credited, strict=True)) == [

@@ -12,6 +12,7 @@ from subject_langchain import LangChainAnthropic, LangChainResponses
 from subject_langgraph import LangGraph
 from subject_openai import BareOpenAI, BareOpenAIResponses
 from subject_openai_agents import OpenAIAgents, OpenAIAgentsResponses
+from subject_smolagents import Smolagents
 from subject_strands import Strands
 from subjects import LangChain, Subject
 
@@ -31,6 +32,7 @@ ALL: tuple[Subject, ...] = (
     AutoGen(),
     AG2(),
     AG2Responses(),
+    Smolagents(),
     CrewAI(),
 )
 

@@ -6,10 +6,10 @@ import os
 import tempfile
 from typing import Any, ClassVar
 
-from mcp_server import ARGUMENTS, COMMAND
 from subjects import KEY, NO_NUMBERS, Subject, add, sdk_requests
 
 from agl.adapters.crewai import CrewAITracer
+from agl.testing.mcp_server import ARGUMENTS, COMMAND
 
 # crewai reads these when it is imported: no telemetry, no question about traces, no files in the user's folders.
 os.environ.setdefault("CREWAI_DISABLE_TELEMETRY", "true")
@@ -31,6 +31,12 @@ class CrewAI(Subject):
 
     def reporting(self, url: str, name: str) -> Any:
         return _Runs(url, name, (no_numbers(),))
+
+    async def with_mcp(self, url: str, name: str, question: str) -> str:
+        from crewai.mcp import MCPServerStdio
+
+        server = MCPServerStdio(command=COMMAND, args=ARGUMENTS)
+        return (await build(url, name, (), mcps=[server]).kickoff_async(question)).raw
 
     def wrappable(self, url: str, name: str) -> Any:
         return build(url, name)
