@@ -42,11 +42,18 @@ def runnable(agent: Any) -> Runnable:
             )
 
     async def invoke(value: Any) -> Any:
+        from crewai.events.utils.console_formatter import set_suppress_console_output
+
         copy = agent.copy()
         if _is_crew(copy):
             # What a stream gives is read by nobody here.
             copy.stream = False
-        return await copy.kickoff_async(value)
+        # An agent alone prints each step, even if it is not verbose.
+        token: Any = set_suppress_console_output(True)
+        try:
+            return await copy.kickoff_async(value)
+        finally:
+            token.var.reset(token)
 
     if not _is_crew(agent):
         return Runnable(agent_name(agent), invoke, question, output_of)
