@@ -61,7 +61,7 @@ class Case:
     Attributes:
         needs: the module without which it is skipped. script: the policy that is asked in place of the model.
         task: given to the agent. agent, calls: who is trained, and how often it asks. others: requests that go to the
-            provider. forks: causes of forks.
+            provider. forks: causes of forks, of all calls but the first.
     """
 
     needs: str
@@ -69,11 +69,19 @@ class Case:
     agent: str = "solver"
     calls: int = 1
     others: int = 0
+    forks: tuple[str | None, ...] = (None,)
     task: dict[str, str] = field(default_factory=lambda: {"question": "what is 2+3?", "answer": "5"})
 
 
 def answers(asked: Asked) -> str:
     return "5"
+
+
+def in_texts(asked: Asked) -> str:
+    """smolagents tells the model of a tool's result as the user, and ends with a tool of its own."""
+    prompt = quick_tokenizer().decode(asked.prompt_ids.tolist())
+    name, arguments = ("final_answer", {"answer": "5"}) if "Observation:\n5" in prompt else ("add", {"a": 2, "b": 3})
+    return tool_call_of(name, arguments)
 
 
 ADDS = calls_once("add", {"a": 2, "b": 3}, "5")
@@ -92,6 +100,8 @@ CASES = {
     ),
     "Microsoft Agent Framework, 1": Case("agent_framework", ADDS, calls=2),
     "Strands, 1": Case("strands", ADDS, calls=2),
+    "smolagents, 1": Case("smolagents", in_texts, calls=2),
+    "crewai, 1": Case("crewai", ADDS, calls=2),
     "AutoGen, 1": Case("autogen_agentchat", ADDS, calls=2),
     "AutoGen, 2": Case("autogen_agentchat", answers, others=1),
 }
