@@ -81,7 +81,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark the fast tier, leave out what was not asked for, and put slow tests last."""
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
-        if "way" in parameters and parameters["way"] not in parameters["subject"].ways[:1]:
+        if {"subject", "way"} <= parameters.keys() and parameters["way"] not in parameters["subject"].ways[:1]:
             item.add_marker("full")
         if FAST in item.path.parents and not any(map(item.get_closest_marker, ("slow", "full", "night"))):
             item.add_marker("fast")

@@ -92,6 +92,9 @@ FRAMEWORKS = (
         ("test_agent_framework.py",),
     ),
     Framework("strands", "strands", ("strands",), ("test_strands.py",)),
+    Framework(
+        "pydantic-ai", "pydantic-ai", ("pydantic_ai", "pydantic_ai_responses"), ("test_pydantic_ai.py",),
+    ),
     Framework("autogen-agentchat", "autogen", ("autogen",), ("test_autogen.py",)),
     Framework("ag2", "ag2", ("ag2", "ag2_responses"), ("test_autogen_ag2.py",)),
     Framework("smolagents", "smolagents", ("smolagents",), ("test_smolagents.py",)),

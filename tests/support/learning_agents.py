@@ -137,6 +137,17 @@ def strands() -> Any:
     return Agent(model=model, tools=[tool(calculator)], system_prompt=SYSTEM_PROMPT, name=NAME, callback_handler=None)
 
 
+def pydantic_ai() -> Any:
+    from openai import AsyncOpenAI
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    provider = OpenAIProvider(openai_client=AsyncOpenAI(base_url=URL, api_key=KEY, max_retries=0))
+    model = OpenAIChatModel("m", provider=provider)
+    return Agent(model, name=NAME, instructions=SYSTEM_PROMPT, tools=[calculator])
+
+
 def autogen_agentchat() -> Any:
     from autogen_agentchat.agents import AssistantAgent
     from autogen_ext.models.openai import OpenAIChatCompletionClient
@@ -355,6 +366,7 @@ LEARNERS = (
     Learner("openai_agents", openai_agents, ("agents",), "resp_"),
     Learner("agent_framework", agent_framework, ("agent_framework", "agent_framework_openai"), "resp_"),
     Learner("strands", strands, ("strands", "openai")),
+    Learner("pydantic_ai", pydantic_ai, ("pydantic_ai", "openai")),
     Learner("autogen_agentchat", autogen_agentchat, ("autogen_agentchat", "autogen_ext")),
     Learner("ag2", ag2, ("ag2.middleware",)),
     Learner("smolagents", smolagents, ("smolagents", "openai"), merges=False),
