@@ -50,12 +50,9 @@ EXPECTED = {
     "openai_agents_agent": ("agents", SOLVER),
     "agent_framework_agent": ("agent_framework", SOLVER),
     "strands_agent": ("strands", SOLVER),
-<<<<<<< HEAD
+    "pydantic_ai_agent": ("pydantic_ai", SOLVER),
     "smolagents_agent": ("smolagents", SOLVER),
     "crewai_agent": ("crewai", SOLVER),
-=======
-    "pydantic_ai_agent": ("pydantic_ai", SOLVER),
->>>>>>> SUITE
     "autogen_agent": ("autogen_agentchat", SOLVER),
 }
 """Program -> the framework that it needs, and what is to be seen below its root."""

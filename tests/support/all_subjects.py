@@ -12,11 +12,8 @@ from subject_langchain import LangChainAnthropic, LangChainResponses
 from subject_langgraph import LangGraph
 from subject_openai import BareOpenAI, BareOpenAIResponses
 from subject_openai_agents import OpenAIAgents, OpenAIAgentsResponses
-<<<<<<< HEAD
-from subject_smolagents import Smolagents
-=======
 from subject_pydantic_ai import PydanticAI, PydanticAIResponses
->>>>>>> SUITE
+from subject_smolagents import Smolagents
 from subject_strands import Strands
 from subjects import LangChain, Subject
 
@@ -36,13 +33,10 @@ ALL: tuple[Subject, ...] = (
     AutoGen(),
     AG2(),
     AG2Responses(),
-<<<<<<< HEAD
-    Smolagents(),
-    CrewAI(),
-=======
     PydanticAI(),
     PydanticAIResponses(),
->>>>>>> SUITE
+    Smolagents(),
+    CrewAI(),
 )
 
 

@@ -97,12 +97,9 @@ CASES = {
     ),
     "Microsoft Agent Framework, 1": Case("agent_framework", ADDS, calls=2),
     "Strands, 1": Case("strands", ADDS, calls=2),
-<<<<<<< HEAD
+    "Pydantic AI, 1": Case("pydantic_ai", ADDS, calls=2),
     "smolagents, 1": Case("smolagents", in_texts, calls=2),
     "crewai, 1": Case("crewai", ADDS, calls=2),
-=======
-    "Pydantic AI, 1": Case("pydantic_ai", ADDS, calls=2),
->>>>>>> SUITE
     "AutoGen, 1": Case("autogen_agentchat", ADDS, calls=2),
     "AutoGen, 2": Case("autogen_agentchat", answers, others=1),
 }
