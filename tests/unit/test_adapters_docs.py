@@ -58,7 +58,7 @@ class Case:
     Attributes:
         needs: the module without which it is skipped. script: the policy that is asked in place of the model.
         task: given to the agent. agent, calls: who is trained, and how often it asks. others: requests that go to the
-            provider. forks: causes of forks, of all calls but the first.
+            provider. fork: why each call but the first begins a row of its own.
     """
 
     needs: str
@@ -66,7 +66,7 @@ class Case:
     agent: str = "solver"
     calls: int = 1
     others: int = 0
-    forks: tuple[str | None, ...] = (None,)
+    fork: str | None = None
     task: dict[str, str] = field(default_factory=lambda: {"question": "what is 2+3?", "answer": "5"})
 
 
@@ -98,7 +98,7 @@ CASES = {
     "Microsoft Agent Framework, 1": Case("agent_framework", ADDS, calls=2),
     "Strands, 1": Case("strands", ADDS, calls=2),
     "Pydantic AI, 1": Case("pydantic_ai", ADDS, calls=2),
-    "smolagents, 1": Case("smolagents", in_texts, calls=2),
+    "smolagents, 1": Case("smolagents", in_texts, calls=2, fork="assistant_rewritten"),
     "crewai, 1": Case("crewai", ADDS, calls=2),
     "AutoGen, 1": Case("autogen_agentchat", ADDS, calls=2),
     "AutoGen, 2": Case("autogen_agentchat", answers, others=1),
@@ -180,7 +180,9 @@ def test_an_example_runs_and_trains_who_it_says(
 
     assert policy.rewards == [1.0]
     [calls] = policy.calls
-    assert [(c.agent, c.policy, c.fork_cause) for c in calls] == [(case.agent, "policy", None)] * case.calls
+    assert [(c.agent, c.policy, c.fork_cause) for c in calls] == [
+        (case.agent, "policy", case.fork if i else None) for i in range(case.calls)
+    ]
     assert len(provider.seen) == case.others
     keys = {s.headers.get("authorization", s.headers.get("x-api-key", "")) for s in provider.seen}
     assert keys <= {"Bearer sk-own", "sk-own"}
