@@ -1,6 +1,6 @@
 """Spans of Pydantic AI agents: `invoke_agent` for named agents, `chat` for model calls, `execute_tool` for tools.
 
-Hook: a capability (pydantic-ai >= 2, < 3), which wraps a run and its tools. Pydantic AI takes capabilities per agent or
+Hook: a capability (pydantic-ai >= 2.30, < 3), which wraps a run and its tools. Pydantic AI takes capabilities per agent or
 per run only, so `Agent.iter`, which every way of running an agent goes through, is patched to add one; agents made
 earlier are traced too. The capability's hook around a model call runs in another task than a stream's request, so it
 has the model wrapped instead. Pydantic AI's OpenTelemetry spans are the user's and stay unchanged.
@@ -145,6 +145,12 @@ def _capability_class() -> Any:
             return result
 
         async def before_model_request(self, ctx: Any, request_context: Any) -> Any:
+            for part in request_context.messages[-1].parts:
+                # What the model is told of a call that no tool ran: an unknown tool, arguments that do not fit.
+                retried = part.part_kind == "retry-prompt" and part.tool_name
+                if retried or getattr(part, "outcome", "success") not in ("success", "interrupted"):
+                    text = part.model_response() if retried else part.model_response_str()
+                    record_failed_call(part.tool_name, part.tool_call_id, text, parent=self.parent())
             model = request_context.model
 
             def begin() -> Scope | None:
@@ -174,10 +180,6 @@ def _capability_class() -> Any:
                 raise
             _returned(scope, result)
             return result
-
-        async def on_tool_validate_error(self, ctx: Any, *, call: Any, tool_def: Any, args: Any, error: Any) -> Any:
-            record_failed_call(call.tool_name, call.tool_call_id, str(error), parent=self.parent())
-            raise error
 
     return Tracing
 

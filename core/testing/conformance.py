@@ -31,13 +31,13 @@ from agl.agents.agent import Outcome, RolloutInfo
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
 from agl.testing.capabilities import Row, capability, declared_by
-from agl.testing.provider import Provider, Reply, Script, Seen, serve
+from agl.testing.provider import Provider, Reply, Script, Seen, last_said, serve
 from agl.testing.subject import GAPS, KEY, NO_NUMBERS, Subject, ToolFailed, add, tool_result, uses_add
 from agl.tracing.context import RolloutContext
 
 __all__ = [
-    "GAPS", "KEY", "NO_NUMBERS", "Conformance", "Provider", "Reply", "Script", "Subject", "ToolFailed", "add", "serve",
-    "tool_result", "uses_add",
+    "GAPS", "KEY", "NO_NUMBERS", "Conformance", "Provider", "Reply", "Script", "Subject", "ToolFailed", "add",
+    "last_said", "serve", "tool_result", "uses_add",
 ]  # fmt: skip
 
 ASK = "what is 2+3?"

@@ -18,7 +18,7 @@ from provider import Provider, Reply, serve
 from pydantic import BaseModel
 from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, UnexpectedModelBehavior
 from pydantic_ai.agent import WrapperAgent
-from pydantic_ai.capabilities import AbstractCapability
+from pydantic_ai.capabilities import AbstractCapability, Instrumentation
 from pydantic_ai.models.instrumented import InstrumentationSettings
 from scripted import in_loop, serving, tool_call_of
 from subject_pydantic_ai import chat_model
@@ -232,14 +232,14 @@ def test_what_the_users_own_capability_changes_is_recorded(provider: Provider, r
 def test_the_frameworks_own_spans_are_the_same_with_ours(provider: Provider) -> None:
     exporter, users = InMemorySpanExporter(), TracerProvider()
     users.add_span_processor(SimpleSpanProcessor(exporter))
-    agent = build(provider.url, instrument=InstrumentationSettings(tracer_provider=users))
+    agent = build(provider.url, capabilities=[Instrumentation(InstrumentationSettings(tracer_provider=users))])
 
     def tree() -> list[tuple[str, str | None]]:
         agent.run_sync("2+3")
         spans = exporter.get_finished_spans()
         names = {s.get_span_context().span_id: s.name for s in spans}
         exporter.clear()
-        return [(s.name, names[s.parent.span_id] if s.parent else None) for s in spans]
+        return [(s.name, names.get(s.parent.span_id) if s.parent else None) for s in spans]
 
     alone = tree()
     with PydanticAITracer(), tracing.running(rollout := RolloutContext("ro", 1, "outer", select(None))):

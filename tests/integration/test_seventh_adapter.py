@@ -6,6 +6,7 @@ It is tested where agl is installed from its wheel, without its source.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import site
 import subprocess
@@ -15,7 +16,9 @@ from pathlib import Path
 import pytest
 from paths import ROOT, SUPPORT, TESTS
 
+from agl.testing import conformance
 from agl.testing.capabilities import GAP, NONE, YES
+from agl.testing.conformance import GAPS, Subject
 
 SEVENTH = TESTS / "seventh"
 ADAPTER = SEVENTH / "agl-tinyagents"
@@ -123,6 +126,20 @@ def test_it_passes_the_conformance_suite_whole(with_adapter: Environment, tmp_pa
 
 
 @pytest.mark.slow
+def test_an_adapter_by_patching_passes_it_too(with_adapter: Environment, tmp_path: Path) -> None:
+    for name in ("patched_tinyagents.py", "test_patched_tinyagents.py", "test_tinyagents_conformance.py"):
+        shutil.copy(ADAPTER / name, tmp_path)
+    suite = f"{tmp_path / 'test_patched_tinyagents.py'}::TestPatchedTinyAgents"
+    assert " passed" in with_adapter.run("-m", "pytest", "-q", suite, PYTHONPATH=str(tmp_path)).stdout
+
+
+@pytest.mark.slow
+def test_a_program_that_imports_it_is_traced_without_code(with_adapter: Environment) -> None:
+    code = "import agl.instrument.auto as auto; auto.begin(); import tinyagents; print(len(tinyagents._listeners))"
+    assert with_adapter.run("-c", code).stdout == "1\n"
+
+
+@pytest.mark.slow
 def test_its_own_tests_pass_with_our_trainer(with_adapter: Environment) -> None:
     # With the scripted policy of our own tests.
     tests = str(ADAPTER / "test_tinyagents.py")
@@ -161,9 +178,25 @@ def test_it_is_small_and_the_guide_shows_all_of_it() -> None:
     assert len(adapter.splitlines()) < 200
     guide = (ROOT / "docs" / "write-an-adapter.md").read_text()
     shown = [block.partition("```")[0] for block in guide.split("```python\n")[1:]]
-    parts = [block for block in shown if block.strip() in adapter]
-    assert "".join("".join(parts).split()) == "".join(adapter.split())
+    for code in (adapter, (ADAPTER / "patched_tinyagents.py").read_text()):
+        parts = [block for block in shown if block.strip() in code]
+        assert "".join("".join(parts).split()) == "".join(code.split())
     for name in ("agl-tinyagents/pyproject.toml", "agl-tinyagents/test_tinyagents_conformance.py"):
         source = (SEVENTH / name).read_text()
         blocks = [b.partition("\n")[2].partition("```")[0] for b in guide.split("```")[1:]]
         assert any(b.strip() and b.strip() in source for b in blocks), name
+
+
+def test_the_guide_lists_all_that_a_subject_says_and_every_gap() -> None:
+    section = (ROOT / "docs" / "write-an-adapter.md").read_text().partition("### What a `Subject` says")[2]
+    listed = re.findall(r"^\| `(\w+)(?:\(.*?\))?` \|", section, re.MULTILINE)
+    said = {name for name in (*vars(Subject), *Subject.__annotations__) if not name.startswith("_")}
+    assert sorted(listed) == sorted([*said, *GAPS])
+
+    [block] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    scope = dict(vars(conformance))
+    exec(block, scope)
+    policy = scope["script"](None)
+    assert policy({"messages": [{"role": "user", "content": "?"}], "tools": [1]}).tools == (("add", {"a": 2, "b": 3}),)
+    observed = policy({"messages": [{"role": "user", "content": "Observation: 5"}], "tools": [1]})
+    assert observed.tools == (("final_answer", {"answer": "sum 5"}),)
