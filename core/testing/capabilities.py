@@ -174,7 +174,8 @@ class Recorder:
             message = f"the capability matrix is not written:\n{said}"
         else:
             text = self.file.read_text() if self.file.exists() else "\n".join([*_markers("capabilities"), ""])
-            text = written(text, "capabilities", table(rows(self.suite), self.subjects))
+            subjects = [*self.subjects, *getattr(self.suite, "elsewhere", ())]
+            text = written(text, "capabilities", table(rows(self.suite), subjects))
             self.file.write_text(text)
             message = f"the capability matrix of {len(self.subjects)} adapters is in {self.file}"
         if reporter is not None:

@@ -48,9 +48,11 @@ class Conformance:
 
     Attributes:
         subjects: the frameworks' agents under test.
+        elsewhere: others that the capability matrix shows as they declare it, proven in environments of their own.
     """
 
     subjects: ClassVar[Sequence[Subject]] = ()
+    elsewhere: ClassVar[Sequence[Subject]] = ()
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         rows: Sequence[Row] = declared_by(metafunc.function)

@@ -7,11 +7,13 @@ from subject_ag2 import AG2, AG2Responses
 from subject_agent_framework import AgentFramework, AgentFrameworkResponses
 from subject_anthropic import BareAnthropic
 from subject_autogen import AutoGen
+from subject_crewai import CrewAI
 from subject_langchain import LangChainAnthropic, LangChainResponses
 from subject_langgraph import LangGraph
 from subject_openai import BareOpenAI, BareOpenAIResponses
 from subject_openai_agents import OpenAIAgents, OpenAIAgentsResponses
 from subject_pydantic_ai import PydanticAI, PydanticAIResponses
+from subject_smolagents import Smolagents
 from subject_strands import Strands
 from subjects import LangChain, Subject
 
@@ -33,6 +35,8 @@ ALL: tuple[Subject, ...] = (
     AG2Responses(),
     PydanticAI(),
     PydanticAIResponses(),
+    Smolagents(),
+    CrewAI(),
 )
 
 
