@@ -78,7 +78,7 @@ def declared_by(case: Callable[..., Any]) -> tuple[Row, ...]:
     return getattr(case, "capabilities", ())
 
 
-def rows(suite: type) -> list[Row]:
+def rows(suite: Any) -> list[Row]:
     """The rows that a class's cases declare, in the cases' order."""
     cases = [case for _, case in inspect.getmembers(suite, inspect.isfunction)]
     return [row for case in sorted(cases, key=lambda c: c.__code__.co_firstlineno) for row in declared_by(case)]
@@ -142,7 +142,7 @@ class Recorder:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.suite: type | None = None
+        self.suite: Any = None
         self.outcomes: dict[tuple[str, int, str | None], str] = {}
         """(case, id of the subject, way) -> "passed", "skipped" or "failed"."""
         self.items: dict[str, tuple[str, int, str | None]] = {}

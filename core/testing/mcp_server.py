@@ -17,8 +17,8 @@ def main() -> None:
         from mcp.server.mcpserver import MCPServer as server_class
         from mcp.server.mcpserver.exceptions import ToolError as tool_error
     except ImportError:  # mcp 1
-        from mcp.server.fastmcp import FastMCP as server_class
-        from mcp.server.fastmcp.exceptions import ToolError as tool_error
+        from mcp.server.fastmcp import FastMCP as server_class  # pyright: ignore
+        from mcp.server.fastmcp.exceptions import ToolError as tool_error  # pyright: ignore
 
     server = server_class("numbers")
 

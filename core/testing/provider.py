@@ -60,7 +60,7 @@ def says(text: str) -> Script:
 
 def last_said(body: dict[str, Any]) -> tuple[str, str]:
     """Who spoke last in a request of any dialect ("user" or "tool"), and the text."""
-    said = body.get("messages", body.get("input"))
+    said: Any = body.get("messages", body.get("input"))
     if isinstance(said, str):
         return "user", said
     last = said[-1]
@@ -74,7 +74,8 @@ def last_said(body: dict[str, Any]) -> tuple[str, str]:
 
 def last_tool_call_id(body: dict[str, Any]) -> str:
     """Which call the result at the end of a request, of any dialect, answers."""
-    last = body.get("messages", body.get("input"))[-1]
+    said: Any = body.get("messages", body.get("input"))
+    last = said[-1]
     if last.get("type") == "function_call_output":
         return last["call_id"]
     return last["tool_call_id"] if "tool_call_id" in last else last["content"][-1]["tool_use_id"]
@@ -127,7 +128,7 @@ def serve(script: Script | None = None) -> Iterator[Provider]:
                 provider.seen.append(Seen(self.path, {k.lower(): v for k, v in self.headers.items()}, body, raw))
             _answer(self, provider, body)
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, format: str, *args: Any) -> None:
             pass
 
     class Server(ThreadingHTTPServer):
