@@ -8,7 +8,7 @@ from typing import Any
 
 from agl.adapters.base import InstrumentedTracer, Runnable
 from agl.agents.agent import Tracer
-from agl.agents.registry import adapters
+from agl.agents.registry import ImportedFrameworks, adapters
 
 _SDKS = ("openai", "anthropic")
 
@@ -34,4 +34,4 @@ class ClientTracer(InstrumentedTracer):
     def tracers(cls) -> tuple[Tracer, ...]:
         # A function's type does not tell which SDK it calls. A tracer of an SDK that is not installed does nothing.
         others = (tracer for name, tracer in adapters().items() if name in _SDKS and tracer is not cls)
-        return (cls(), *(tracer() for tracer in others))
+        return (cls(), *(tracer() for tracer in others), ImportedFrameworks())

@@ -54,7 +54,7 @@ class Uniform:
         agents = {t.call.policy: set[str]() for t in trajectory.transitions}
         for t in trajectory.transitions:
             agents[t.call.policy].add(t.call.agent)
-        own = {policy: math.fsum(_own(trajectory, a) for a in sorted(names)) for policy, names in agents.items()}
+        own = {policy: math.fsum(own_reward(trajectory, a) for a in sorted(names)) for policy, names in agents.items()}
         shared = _shared(trajectory)
         return [shared + own[t.call.policy] for t in trajectory.transitions]
 
@@ -118,7 +118,7 @@ class PerAgent:
 
     def __call__(self, trajectory: Trajectory) -> list[float]:
         value = {
-            agent: self.shared * _shared(trajectory) + self.own * _own(trajectory, agent)
+            agent: self.shared * _shared(trajectory) + self.own * own_reward(trajectory, agent)
             for agent in _agents(trajectory)
         }
         return [value[t.call.agent] for t in trajectory.transitions]
@@ -153,7 +153,7 @@ class Competitive:
                 rollout=trajectory.rollout_id,
                 attempt=trajectory.attempt,
             )
-        own = {agent: _own(trajectory, agent) for agent in players}
+        own = {agent: own_reward(trajectory, agent) for agent in players}
         total = math.fsum(own.values())
         value = {agent: r - (total - r) / (len(players) - 1) for agent, r in own.items()}
         return [value[t.call.agent] for t in trajectory.transitions]
@@ -263,8 +263,8 @@ def _named(trajectory: Trajectory, agents: Sequence[str]) -> float:
     return math.fsum(r.value for r in trajectory.rewards if r.primary and r.agent in agents)
 
 
-def _own(trajectory: Trajectory, agent: str) -> float:
-    """Sum of an agent's own rewards."""
+def own_reward(trajectory: Trajectory, agent: str) -> float:
+    """Sum of an agent's own rewards: those of its calls and those of the rollout that name it."""
     calls = math.fsum(t.reward for t in trajectory.transitions if t.call.agent == agent)
     return calls + _named(trajectory, [agent])
 

@@ -11,15 +11,15 @@ unchanged. Streams are followed by the framework's `with_pull_context_manager` a
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, ClassVar
 
 from agl import semconv, tracing
 from agl.adapters.agent_framework.answers import UpdateCollector, facts
 from agl.adapters.agent_framework.runnable import handles, runnable
 from agl.adapters.aside import Aside, end, start
-from agl.adapters.base import InstrumentedTracer
+from agl.adapters.base import INVALID, InstrumentedTracer
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches
 from agl.adapters.scopes import agent_turn, model_call, tool_run
@@ -33,6 +33,7 @@ class AgentFrameworkTracer(InstrumentedTracer):
     """Traces Agent Framework agents and workflows inside rollouts."""
 
     modules = ("agent_framework",)
+    answer_errors: ClassVar[Mapping[str, str]] = INVALID
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)
 

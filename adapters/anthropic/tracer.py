@@ -7,10 +7,12 @@ none. The OpenTelemetry spans that anthropic 2 makes itself go to the user's pro
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from agl import semconv
 from agl.adapters.anthropic.runnable import handles, runnable
+from agl.adapters.base import INVALID
 from agl.adapters.functions import ClientTracer
 from agl.adapters.streams import CallObserver, fields
 from agl.tracing import sdk_hooks
@@ -20,6 +22,7 @@ class AnthropicTracer(ClientTracer):
     """Traces bare `anthropic` clients, sync and async, streaming and not, inside rollouts."""
 
     modules = ("anthropic",)
+    answer_errors: ClassVar[Mapping[str, str]] = INVALID
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)
 

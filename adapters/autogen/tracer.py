@@ -9,11 +9,12 @@ AutoGen's own results drop the response's id.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 from agl.adapters.autogen import ag2, agentchat, classic
 from agl.adapters.autogen.runnable import handles, runnable
-from agl.adapters.base import InstrumentedTracer
+from agl.adapters.base import INVALID, InstrumentedTracer
 from agl.adapters.openai import OpenAITracer
 from agl.adapters.patching import Patches
 
@@ -28,6 +29,7 @@ class AutoGenTracer(InstrumentedTracer):
     """Traces agents, teams and tools of autogen-agentchat, autogen-core, classic AutoGen and ag2 inside rollouts."""
 
     modules = ("autogen_agentchat", "autogen", "ag2")
+    answer_errors: ClassVar[Mapping[str, str]] = INVALID
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)
 

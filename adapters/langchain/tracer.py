@@ -13,12 +13,12 @@ import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from agl import semconv, tracing
-from agl.adapters.base import InstrumentedTracer
+from agl.adapters.base import INVALID, InstrumentedTracer
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.langchain.labels import Label, label_of
 from agl.adapters.langchain.runnable import handles, runnable
@@ -36,6 +36,13 @@ class LangChainTracer(InstrumentedTracer):
     """Traces everything that runs on langchain-core inside rollouts."""
 
     modules = ("langchain_core",)
+    answer_errors: ClassVar[Mapping[str, str]] = {
+        "langchain_core.exceptions.OutputParserException": "unparsable",
+        "langchain.agents.structured_output.StructuredOutputError": "unparsable",
+        "langchain.agents.middleware.model_call_limit.ModelCallLimitExceededError": "turns",
+        "langchain.agents.middleware.tool_call_limit.ToolCallLimitExceededError": "turns",
+        **INVALID,
+    }
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)
 

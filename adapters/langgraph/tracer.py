@@ -6,6 +6,9 @@ langchain >= 1.3.6, whose metadata distinguish `create_agent`'s graphs from the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.langchain import tracer as langchain
 from agl.adapters.langgraph.runnable import handles, runnable
@@ -22,6 +25,7 @@ class LangGraphTracer(InstrumentedTracer):
     """
 
     modules = ("langgraph.graph",)
+    answer_errors: ClassVar[Mapping[str, str]] = {"langgraph.errors.GraphRecursionError": "turns"}
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)
 

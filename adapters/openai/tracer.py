@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from agl import semconv
+from agl.adapters.base import INVALID
 from agl.adapters.functions import ClientTracer
 from agl.adapters.openai.runnable import handles, runnable
 from agl.adapters.responses import finish_reason
@@ -21,6 +22,7 @@ class OpenAITracer(ClientTracer):
     """Traces bare `openai` clients, sync and async, streaming and not, inside rollouts."""
 
     modules = ("openai",)
+    answer_errors: ClassVar[Mapping[str, str]] = {"openai.LengthFinishReasonError": "length", **INVALID}
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)
 

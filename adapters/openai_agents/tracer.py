@@ -3,7 +3,9 @@
 Hook: a `TracingProcessor` next to the user's, and `set_trace_provider` so that switching the SDK's tracing off does
 not switch the processor off (openai-agents >= 0.20, < 1). The SDK's tool spans carry no call id: a tool's run is
 joined to the call with its name and arguments in the last answer of the same agent's run. They carry no MCP `isError`
-either: `MCPUtil._extract_custom_data`, which every MCP result passes where it exists, is patched to read it.
+either: `MCPUtil._extract_custom_data`, which every MCP result passes where it exists, is patched to read it. Of an
+exception that a tool's failure handler turns into a result, its spans keep no more than that there was one:
+`SpanImpl.set_error`, which is called while it is handled, is patched to keep it.
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from agl import semconv, tracing
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.openai_agents.runnable import handles, runnable
+from agl.adapters.patching import Around, Patches
 from agl.adapters.responses import finish_reason
 from agl.adapters.scopes import place
 from agl.tracing.context import Scope
@@ -27,6 +30,10 @@ class OpenAIAgentsTracer(InstrumentedTracer):
     """Traces every `Runner.run`, `run_sync` and `run_streamed` inside rollouts."""
 
     modules = ("agents",)
+    answer_errors: ClassVar[Mapping[str, str]] = {
+        "agents.exceptions.ModelBehaviorError": "unparsable",
+        "agents.exceptions.MaxTurnsExceeded": "turns",
+    }
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)
 
@@ -36,16 +43,21 @@ class OpenAIAgentsTracer(InstrumentedTracer):
         return hasattr(sys.modules.get("agents"), "set_trace_processors")
 
     def _install(self) -> None:
+        from agents.tracing.spans import SpanImpl
+
         from agl.adapters.openai_agents import provider
 
         processor = _processor_class()()
         self._provider = processor.provider = provider.install(processor)
         self._unwatch = _watch_mcp(processor)
+        self._patches = Patches()
+        self._patches.method(SpanImpl, "set_error", _keeping_exceptions(processor))
 
     def _restore(self) -> None:
         from agl.adapters.openai_agents import provider
 
         self._unwatch()
+        self._patches.restore()
         provider.uninstall(self._provider)
 
 
@@ -94,6 +106,7 @@ class _Open:
         run: the run of the surrounding agent.
         handled: the exception that was being handled when it started, which is not an error of this span.
         failed: whether its tool reported a failure that the SDK does not record.
+        told: the exception of its tool that the SDK told the model.
     """
 
     around: Scope
@@ -101,6 +114,7 @@ class _Open:
     run: _Run
     handled: BaseException | None
     failed: bool = False
+    told: BaseException | None = None
 
 
 @functools.cache
@@ -207,6 +221,23 @@ def _watch_mcp(processor: Any) -> Callable[[], None]:
     return unwatch
 
 
+def _keeping_exceptions(processor: Any) -> Around:
+    """Keep the exception that is being handled while the SDK records an error on a tool's span."""
+
+    def around(set_error: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(set_error)
+        def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+            opened = processor.open.get(self.span_id)
+            error = sys.exception()
+            if opened is not None and self.span_data.type == "function" and error is not opened.handled:
+                opened.told = error
+            return set_error(self, *args, **kwargs)
+
+        return recorded
+
+    return around
+
+
 def _error(span: Any, opened: _Open, content: bool) -> BaseException | str | None:
     """A span's error: the exception that leaves it, else the one that the SDK recorded on it."""
     error = sys.exception()
@@ -216,6 +247,8 @@ def _error(span: Any, opened: _Open, content: bool) -> BaseException | str | Non
         return error.__cause__ if wrapped else error
     if opened.failed:
         return _output_text(span.span_data.output) if content and span.span_data.output else "the tool failed"
+    if opened.told is not None and content:
+        return opened.told
     if span.error is None:
         return None
     detail = (span.error.get("data") or {}).get("error") if content else None

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any, ClassVar
 
 from agl import semconv, tracing
 from agl.adapters.aside import end, start, traced
@@ -38,6 +38,10 @@ class StrandsTracer(InstrumentedTracer):
     """Traces Strands agents, graphs and swarms inside rollouts."""
 
     modules = ("strands",)
+    answer_errors: ClassVar[Mapping[str, str]] = {
+        "strands.types.exceptions.MaxTokensReachedException": "length",
+        "strands.types.exceptions.StructuredOutputException": "unparsable",
+    }
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)
 

@@ -61,7 +61,8 @@ class Agent:
         run: (task, resources, rollout) -> Outcome, or a coroutine of it.
         is_async: whether `run` is awaited on the runner's event loop, not called in a thread.
         tracers: adapters that are on while it runs.
-        error_reward: the reward of a run in which the agent raised; None = such a run is retried, then dropped.
+        error_reward: the reward of a run in which the agent raised. None: such a run is retried, then dropped; one that
+            the policy itself caused (`agl.mdp.faults`) gets the lowest reward of its group.
     """
 
     name: str
@@ -118,7 +119,8 @@ def rollout(
 
     Arguments are injected by name (task, llm, prompt_template, resource or resources, rollout) or by annotation (`LLM`,
     `PromptTemplate`, `RolloutInfo`); the first other one is the task. The function returns a reward, a dict of rewards,
-    or None after `agl.emit_reward`. The decorated function can still be called directly.
+    or None after `agl.emit_reward`. The decorated function can still be called directly. The frameworks that it uses
+    are traced: every adapter is switched on whose framework is imported, unless `Trainer(tracer=)` chooses.
 
     Raises:
         ConfigError: an argument for which there is no value.
@@ -132,6 +134,10 @@ class FunctionAgent:
     """An agent made of a function by `agl.rollout`; calling it calls the function."""
 
     def __init__(self, function: Callable[..., Any], name: str, error_reward: float | None = None) -> None:
+        # The registry imports this module.
+        from agl.agents.registry import ImportedFrameworks
+
+        tracers = (ImportedFrameworks(),)
         self._function = function
         self._arguments = _argument_kinds(function)
         functools.update_wrapper(self, function)
@@ -140,13 +146,13 @@ class FunctionAgent:
             async def run_async(task: Any, resources: NamedResources, info: RolloutInfo) -> Outcome:
                 return _outcome(await function(**self._bind(task, resources, info)))
 
-            self.agent = Agent(name, run_async, True, (), error_reward)
+            self.agent = Agent(name, run_async, True, tracers, error_reward)
         else:
 
             def run(task: Any, resources: NamedResources, info: RolloutInfo) -> Outcome:
                 return _outcome(function(**self._bind(task, resources, info)))
 
-            self.agent = Agent(name, run, False, (), error_reward)
+            self.agent = Agent(name, run, False, tracers, error_reward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
@@ -239,7 +245,9 @@ class LitAgent:
 
 
 def _from_class(instance: LitAgent) -> Agent:
-    cls = type(instance)
+    from agl.agents.registry import ImportedFrameworks
+
+    cls, tracers = type(instance), (ImportedFrameworks(),)
 
     def overrides(*names: str) -> bool:
         return any(getattr(cls, n) is not getattr(LitAgent, n) for n in names)
@@ -251,7 +259,7 @@ def _from_class(instance: LitAgent) -> Agent:
             method = instance.validation_rollout_async if info.mode == "val" else instance.training_rollout_async
             return _outcome(await method(task, resources, info))
 
-        return Agent(name, run_async, True)
+        return Agent(name, run_async, True, tracers)
     if not overrides("rollout", "training_rollout", "validation_rollout"):
         raise ConfigError(f"{cls.__name__} overrides neither rollout nor rollout_async", hint="define one of them")
 
@@ -259,7 +267,7 @@ def _from_class(instance: LitAgent) -> Agent:
         method = instance.validation_rollout if info.mode == "val" else instance.training_rollout
         return _outcome(method(task, resources, info))
 
-    return Agent(name, run, False)
+    return Agent(name, run, False, tracers)
 
 
 def as_agent(value: Any) -> Agent:

@@ -7,12 +7,13 @@ import functools
 import importlib.util
 import inspect
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from agl.agents.agent import Agent, RewardFunction, Tracer
 from agl.errors import ConfigError, reject_unknown
+from agl.tracing.import_hooks import when_imported
 from agl.tracing.threads import carried_across_threads
 
 log = logging.getLogger("agl")
@@ -83,14 +84,101 @@ def wrap(agent: Any, reward: RewardFunction | None = None, **options: Any) -> Ag
     )
 
 
+def answer_error_cause(error: BaseException) -> str | None:
+    """What an adapter says of an exception that a framework raises because of a model's answer: a key of
+    `agl.mdp.faults.CAUSES`. None for other exceptions. Also looks at what it was raised from, and into groups.
+    """
+    causes = {name: c for adapter in adapters().values() for name, c in getattr(adapter, "answer_errors", {}).items()}
+    for raised in causes_of(error):
+        for cls in type(raised).__mro__:
+            if (cause := causes.get(f"{cls.__module__}.{cls.__qualname__}")) is not None:
+                return cause
+    return None
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """An exception, what it was raised from, and the members of groups, outermost first."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        raised = waiting.pop(0)
+        if raised is None or id(raised) in seen:
+            continue
+        seen.add(id(raised))
+        yield raised
+        waiting += [raised.__cause__, *(raised.exceptions if isinstance(raised, BaseExceptionGroup) else ())]
+
+
+def switch_on(adapter: Any, report: Callable[[str], None] = log.warning) -> Tracer | None:
+    """Switch an adapter on whose framework was imported; None if it was on before, or cannot be.
+
+    Args:
+        report: gets the reason why it cannot.
+    """
+    try:
+        recognises, tracer = getattr(adapter, "recognises", None), adapter()
+        if (recognises is None or recognises()) and not getattr(tracer, "instrumented", False):
+            tracer.instrument()
+            return tracer
+    except ImportError:
+        pass  # part of the framework is missing, or another package has its name
+    except Exception as error:
+        report(f"{adapter.__name__} is off: {type(error).__name__}: {error}")
+    return None
+
+
+class ImportedFrameworks:
+    """The tracer of functions: while it is on, so is the adapter of every framework that is imported, before or then.
+
+    Pickling it leaves what is on behind.
+    """
+
+    def __init__(self) -> None:
+        self._started: list[Tracer] = []
+        self._forget: list[Callable[[], None]] = []
+
+    def __reduce__(self) -> tuple[type[ImportedFrameworks], tuple[()]]:
+        return type(self), ()
+
+    @property
+    def instrumented(self) -> bool:
+        """Whether it is on."""
+        return bool(self._forget)
+
+    def instrument(self) -> None:
+        """Switch it on."""
+        for adapter in adapters().values():
+            callback = functools.partial(self._imported, adapter)
+            self._forget.append(when_imported(tuple(getattr(adapter, "modules", ())), callback))
+
+    def _imported(self, adapter: Any, module: str) -> None:
+        tracer = switch_on(adapter)
+        if tracer is not None:
+            self._started.append(tracer)
+
+    def uninstrument(self) -> None:
+        """Switch it off, and the adapters that it has switched on."""
+        while self._forget:
+            self._forget.pop()()
+        while self._started:
+            self._started.pop().uninstrument()
+
+
 @contextlib.contextmanager
 def switched_on(tracers: Iterable[Tracer]) -> Iterator[None]:
-    """Switch these tracers and those of the bare clients on for a block; those that were on before stay on."""
-    bare = [cls() for name, cls in adapters().items() if name in ("openai", "anthropic") and _importable(name)]
+    """Switch these tracers and those of the bare clients on for a block; those that were on before stay on.
+
+    Beside a tracer of a framework, functions do not find other frameworks by themselves: it was chosen.
+    """
+    clients = {name: cls for name, cls in adapters().items() if name in ("openai", "anthropic")}
+    bare = [cls() for name, cls in clients.items() if _importable(name)]
+    wanted = list(tracers)
+    if any(not isinstance(t, (ImportedFrameworks, *clients.values())) for t in wanted):
+        wanted = [t for t in wanted if not isinstance(t, ImportedFrameworks)]
     started = []
     with carried_across_threads():
         try:
-            for tracer in (*tracers, *bare):
+            for tracer in (*wanted, *bare):
                 if not getattr(tracer, "instrumented", False):
                     tracer.instrument()
                     started.append(tracer)

@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import threading
+import time
 import urllib.parse
 import uuid
 from collections import deque
@@ -24,13 +25,13 @@ from typing import Any
 
 from agl import semconv, tracing
 from agl.agents.prompts import load_prompts, replacements
-from agl.agents.registry import adapters
-from agl.instrument.import_hooks import when_imported
+from agl.agents.registry import adapters, switch_on
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
 from agl.texts import printable
 from agl.tracing import otlp
 from agl.tracing.exporter import BackgroundSpanExporter, SpanSink
+from agl.tracing.import_hooks import when_imported
 from agl.tracing.propagation import AttemptEnvironment, from_environment
 from agl.tracing.threads import carried_across_threads
 
@@ -71,6 +72,7 @@ class _Program:
 
     def __init__(self, attempt: AttemptEnvironment | None) -> None:
         self.attempt = attempt
+        self.began = time.time()
         self.error: BaseException | None = None
         self._lock = threading.RLock()
         self._root: tracing.Scope | None = None
@@ -108,7 +110,7 @@ class _Program:
         disabled = {n.strip() for n in os.environ.get("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "").split(",")}
         for name, tracer in adapters().items():
             if f"agl_{name}" not in disabled:
-                when_imported(tuple(getattr(tracer, "modules", ())), lambda _, t=tracer: _switch_on(t))
+                when_imported(tuple(getattr(tracer, "modules", ())), lambda _, t=tracer: switch_on(t, _report))
 
     def root(self) -> tracing.Scope:
         if self._root is None:
@@ -116,7 +118,9 @@ class _Program:
                 if self._root is None:
                     if self.attempt is None:
                         self.rollout.agent = _program_name()
-                    self._root = tracing.root(self.rollout, self.attempt.traceparent if self.attempt else None)
+                    self._root = tracing.root(
+                        self.rollout, self.attempt.traceparent if self.attempt else None, began=self.began
+                    )
         return self._root
 
     def _open_sink(self) -> SpanSink:
@@ -125,7 +129,8 @@ class _Program:
         try:
             # The store belongs to the trainer, which core does not import and which may not be installed.
             collect = importlib.import_module("agl.trainer.store.collect")
-            return collect.StoreSink(self.rollout, [Path(sys.executable).name, *sys.orig_argv[1:]])
+            command = [Path(sys.executable).name, *sys.orig_argv[1:]]
+            return collect.StoreSink(self.rollout, command, self.began)
         except ImportError as error:
             raise RuntimeError(
                 f'the store needs {error.name}: pip install "agl[local]", or run the program with agl run'
@@ -183,17 +188,6 @@ class _HttpSink:
 
     def finish(self, error: str | None) -> None:
         """`agl run` sees the program's end itself."""
-
-
-def _switch_on(tracer: Any) -> None:
-    try:
-        recognises = getattr(tracer, "recognises", None)
-        if recognises is None or recognises():
-            tracer().instrument()
-    except ImportError:
-        pass  # part of the framework is missing, or another package has its name
-    except Exception as error:
-        _report(f"{tracer.__name__} is off: {type(error).__name__}: {error}")
 
 
 def _program_name() -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from agl import semconv
 from agl.errors import BypassedGatewayError, LostCallError, NoAgentMatchedError, NoLLMCallError
+from agl.mdp.faults import Fault
 from agl.mdp.selection import Selection
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
@@ -31,6 +32,7 @@ class AttemptTrajectory:
         failed_calls: selected calls that ended in an error, which cannot be trained.
         bypassed: `chat` spans of selected agents without a gateway call.
         lost: `chat` spans whose requests were sent to the gateway, which has no call for them.
+        fault: why it ended with an exception that a policy caused; None if it did not.
     """
 
     trajectory: Trajectory
@@ -39,6 +41,7 @@ class AttemptTrajectory:
     failed_calls: tuple[Call, ...]
     bypassed: tuple[Span, ...]
     lost: tuple[Span, ...] = ()
+    fault: Fault | None = None
 
     @property
     def trajectories(self) -> dict[str, Trajectory]:
@@ -115,6 +118,7 @@ def build_trajectory(
         failed_calls=tuple(c for c in index.calls if c.policy is not None and c.error is not None),
         bypassed=tuple(s for s in unanswered if not s.attributes.get(semconv.ROUTED)),
         lost=tuple(s for s in unanswered if s.attributes.get(semconv.ROUTED)),
+        fault=Fault.of_spans(index.spans.values()),
     )
     return attempt_trajectory.with_rewards(credited)
 

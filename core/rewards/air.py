@@ -212,6 +212,7 @@ def reward_spans(credited: Sequence[CreditedReward], index: SpanIndex) -> list[S
                 semconv.REWARD_PRIMARY: reward.primary,
                 semconv.REWARD_SOURCE: reward.source,
                 semconv.REWARD_CALL: call_id or "",
+                **({} if reward.agent is None else {semconv.REWARD_AGENT: reward.agent}),
             },
         )
         for i, ((reward, call_id), parent) in enumerate(zip(credited, parents, strict=True))

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -158,7 +158,11 @@ class Recorder:
                 if subject not in self.subjects:
                     self.subjects.append(subject)
                 self.suite = item.cls
-                self.items[item.nodeid] = (item.originalname, id(subject), item.callspec.params.get("way"))
+                self.items[item.nodeid] = (
+                    item.originalname,
+                    id(subject),
+                    cast("str | None", item.callspec.params.get("way")),
+                )
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.nodeid in self.items and (report.when == "call" or report.outcome != "passed"):

@@ -267,12 +267,13 @@ def _start_span(
     return _open_span()(provider(), f"{kind} {name}".strip(), parent, facts)
 
 
-def root(rollout: RolloutContext, traceparent: str | None = None) -> Scope:
+def root(rollout: RolloutContext, traceparent: str | None = None, *, began: float | None = None) -> Scope:
     """A rollout's root scope for `whole_process`: current in no context, and hidden from OpenTelemetry.
 
     Args:
         rollout: the rollout of the process.
         traceparent: of the root span that another process opened and will end; None opens a root span here.
+        began: when it began, in seconds since the epoch; now if None.
 
     Raises:
         ValueError: `traceparent` is malformed.
@@ -281,6 +282,8 @@ def root(rollout: RolloutContext, traceparent: str | None = None) -> Scope:
 
     if traceparent is None:
         span: Any = _start_span(rollout, semconv.INVOKE_AGENT, rollout.agent, rollout.agent, None, None)
+        if began is not None:
+            span._start_time = int(began * 1e9)
     else:
         _, trace_id, span_id, _ = traceparent.split("-")
         span = NonRecordingSpan(SpanContext(int(trace_id, 16), int(span_id, 16), True, TraceFlags(1)))

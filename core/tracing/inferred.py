@@ -198,11 +198,12 @@ def _messages(span: Span, name: str) -> list[Any]:
 
 
 def _tool_calls(message: Any) -> Iterable[ToolCall]:
-    """The tool calls of a message in OpenAI's form, or of content blocks in Anthropic's."""
+    """The tool calls of a message in OpenAI's form, of content blocks in Anthropic's, or of a Responses item."""
     response = ResponseAccumulator()
     if isinstance(message, Mapping):
         response.whole({"choices": [{"message": message}]})
         response.whole({"type": "message", "content": message.get("content")})
+        response.whole({"output": [message]})
     return response.tool_calls()
 
 

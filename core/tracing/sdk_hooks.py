@@ -16,12 +16,13 @@ import asyncio
 import functools
 import importlib
 import importlib.util
+import inspect
 import sys
 import threading
 import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from agl import semconv
 from agl.tracing import context, in_process
@@ -303,11 +304,70 @@ class _RoutedRequest:
         """End the span; that of a stream ends when it is read to its end."""
         if self.opened is not None and self.observer is not None:
             return self.observer.finished(self.opened, result)
-        return result
+        if self.scope.kind != semconv.CHAT:
+            return result
+        if hasattr(result, "http_response") and hasattr(result, "parse"):
+            result._agl_chat = self.scope
+            result.__class__ = _raw_class(type(result))
+        return _with_id(result, self.scope)
 
     def fail(self, error: BaseException) -> None:
         if self.opened is not None and self.observer is not None:
             self.observer.failed(self.opened, error)
+
+
+def _with_id(result: Any, chat: Scope) -> Any:
+    """The result of a request. Of a stream, the response's id is set on the framework's span."""
+    chunks = getattr(result, "_iterator", None)
+    if chunks is not None and not isinstance(chunks, _Chunks):
+        result._iterator = (_AsyncChunks if hasattr(chunks, "__anext__") else _Chunks)(chunks, chat)
+    return result
+
+
+@functools.cache
+def _raw_class(cls: Any) -> Any:
+    """A subclass of a raw response's class, whose `parse()` gives a stream `_with_id`."""
+
+    def parse_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _with_id(cls.parse(self, *args, **kwargs), self._agl_chat)
+
+    async def parse_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _with_id(await cls.parse(self, *args, **kwargs), self._agl_chat)
+
+    parse = functools.wraps(cls.parse)(parse_async if inspect.iscoroutinefunction(cls.parse) else parse_sync)
+    return type(cls.__name__, (cls,), {"parse": parse, "__module__": cls.__module__, "__doc__": cls.__doc__})
+
+
+class _Chunks:
+    """A stream's chunks, unchanged. The first one has the response's id, which most frameworks drop on the way to their
+    own hooks."""
+
+    def __init__(self, chunks: Any, scope: Scope) -> None:
+        self.chunks = chunks
+        self.scope: Scope | None = scope
+
+    def take(self, chunk: Any) -> Any:
+        if self.scope is not None:
+            # The first chunk of Chat Completions has it; of Responses and Messages, what that is about.
+            of = getattr(chunk, "response", None) or getattr(chunk, "message", None) or chunk
+            if id := getattr(of, "id", None):
+                self.scope.span.set_attribute(semconv.RESPONSE_ID, str(id))
+            self.scope = None
+        return chunk
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        return self.take(next(self.chunks))
+
+
+class _AsyncChunks(_Chunks):
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        return self.take(await anext(self.chunks))
 
 
 def _generation_path(sdk: str, options: Any) -> str | None:

@@ -203,7 +203,8 @@ def test_an_error_that_the_sdk_tells_the_model_is_an_error_of_the_tools_span_onl
     provider.script = uses_add(a=-1)
     assert "error" in run(agent("solver", provider, tools=[function_tool(add)]))
     [span] = of(rollout, semconv.EXECUTE_TOOL)
-    assert span.status == "error"
+    assert (span.status, span.status_message) == ("error", "ToolFailed: a is negative")
+    assert span.attributes[semconv.ERROR_TYPE] == "ToolFailed"
     assert {s.status for s in rollout.spans if s is not span} == {"unset"}
 
 

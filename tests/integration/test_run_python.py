@@ -319,6 +319,40 @@ def test_without_a_store_the_program_runs_all_the_same(provider: Provider, tmp_p
     assert len(broken.stderr.splitlines()) == 1
 
 
+def test_a_recorded_program_has_its_own_start_and_duration(provider: Provider, tmp_path: Path) -> None:
+    """Not those of its first call, before which nothing is recorded, nor of the last one."""
+    if importlib.util.find_spec("opentelemetry.instrumentation") is None:
+        pytest.skip("opentelemetry-instrumentation is not installed")
+    told = (
+        "import time\nprint(time.time())\ntime.sleep(1)\n" + ASKS + "ask('one')\ntime.sleep(0.5)\nprint(time.time())\n"
+    )
+    (tmp_path / "program.py").write_text(told)
+    done = instrumented(tmp_path, environment(provider), sys.executable, "program.py")
+    first, last = map(float, done.stdout.split())
+    (root,) = [s for s in trace(tmp_path) if s["parent_id"] is None]
+    (one,) = listed(tmp_path)
+    assert max(root["start"], one["began"]) <= first
+    assert min(root["end"], one["ended"]) >= last
+
+
+def test_a_responses_answers_tool_calls_are_shown(provider: Provider, tmp_path: Path) -> None:
+    provider.script = uses_add()
+    text = """
+import openai
+tools = [{"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}]
+client = openai.OpenAI(max_retries=0)
+items = [{"role": "user", "content": "2 + 3"}]
+answer = client.responses.create(model="m", input=items, tools=tools)
+items += [*answer.output, {"type": "function_call_output", "call_id": answer.output[0].call_id, "output": "5"}]
+client.responses.create(model="m", input=items, tools=tools)
+"""
+    assert _python(environment(provider), tmp_path, text).returncode == 0
+    (one,) = listed(tmp_path)
+    shown = show(tmp_path, "trace", "show", one["rollout_id"])
+    assert "[add]" in shown
+    assert "execute_tool add" in shown
+
+
 def test_a_program_that_asks_nobody_leaves_nothing(provider: Provider, tmp_path: Path) -> None:
     if importlib.util.find_spec("opentelemetry.instrumentation") is None:
         pytest.skip("opentelemetry-instrumentation is not installed")

@@ -50,7 +50,7 @@ def test_a_function_agent_may_be_async_named_and_still_called() -> None:
         return {"reward": float(len(task))}
 
     got = as_agent(agent)
-    assert (got.name, got.is_async, got.error_reward, got.tracers) == ("solver", True, -1.0, ())
+    assert (got.name, got.is_async, got.error_reward) == ("solver", True, -1.0)
     assert run(agent).reward == {"reward": 4.0}
     assert asyncio.run(agent("xy")) == {"reward": 2.0}
     assert agent.__name__ == "agent"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agl.instrument.import_hooks import when_imported
+from agl.tracing.import_hooks import when_imported
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tiny_tokenizers import CHATML, template_tokenizer, tiny_tokenizer
 
 from agl.errors import ConfigError, ModelLoadError
+from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.rendering.normalise import with_tool_names
 from agl.trainer.rendering.rendering import Rendering
 
@@ -380,8 +381,18 @@ def test_what_cannot_be_rendered_is_a_clear_error():
     with pytest.raises(ConfigError, match="TypeError"):
         Rendering(tiny_tokenizer(CHATML, "<|im_end|>", fails)).prompt([{"role": "user", "content": "a"}])
     without_tools = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    model = Rendering(tiny_tokenizer(CHATML, "<|im_end|>", without_tools))
     with pytest.raises(ConfigError, match="cannot be used with tools"):
-        Rendering(tiny_tokenizer(CHATML, "<|im_end|>", without_tools)).prompt([{"role": "user", "content": "a"}], TOOLS)
+        model.prompt([{"role": "user", "content": "a"}], TOOLS)
+
+
+def test_a_template_without_tools_is_noticed_before_the_first_rollout(caplog: pytest.LogCaptureFixture):
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    gateway = Gateway(None)  # type: ignore[arg-type]
+    gateway.serve("writer", None, rendering("chatml"))  # type: ignore[arg-type]
+    assert caplog.text == ""
+    gateway.serve("writer", None, Rendering(tiny_tokenizer(CHATML, "<|im_end|>", template)))  # type: ignore[arg-type]
+    assert "policy 'writer': requests with tools will be refused: the chat template cannot" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["chatml", "mistral_v3"])

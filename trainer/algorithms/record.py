@@ -13,6 +13,7 @@ import numpy as np
 from agl.mdp.sequence import TrainingRow, merge_report
 from agl.mdp.types import Trajectory
 from agl.trainer.objectives.advantages import CallAdvantage, StepAdvantages
+from agl.trainer.run.faults import fault_counts
 from agl.trainer.run.policies import Policies
 from agl.trainer.run.run import Run, mean_rewards
 from agl.trainer.runners.protocol import RolloutResult
@@ -78,6 +79,7 @@ def facts(sample: Sample, policies: Policies, rows: Rows, metrics: Mapping[str, 
         **mean_rewards(sample.succeeded, "train"),
         "train/rollouts": len(sample.results),
         "train/failed_rollouts": len(sample.results) - len(sample.succeeded),
+        **fault_counts(sample.succeeded, "train"),
         "train/dropped_groups": advantages.dropped_groups,
         "train/zero_variance_groups": advantages.zero_variance_groups,
         "train/resampled_tasks": sample.resampled,

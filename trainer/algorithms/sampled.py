@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
@@ -17,6 +18,7 @@ from agl.trainer.algorithms.record import Rows, Sample, facts, record
 from agl.trainer.algorithms.training import LocalTraining, Steps, publish
 from agl.trainer.objectives.advantages import FLAT, CallAdvantage, StepAdvantages
 from agl.trainer.run.batches import Batches
+from agl.trainer.run.faults import hopeless_groups
 from agl.trainer.run.policies import Policies
 from agl.trainer.run.run import Run, require_some, require_tasks
 from agl.trainer.runners.protocol import RolloutResult
@@ -102,6 +104,14 @@ class SampledSteps(Steps[Sample]):
                 self.run.progress.note(
                     f"step {step + 1}: no agent of policy {name!r} was called; agents seen: {', '.join(agents)}"
                 )
+        skipped = {g: faults for g, faults in hopeless_groups(results).items() if g in advantages.flat_groups}
+        if skipped:
+            causes = Counter(fault.cause for faults in skipped.values() for fault in faults)
+            self.run.progress.note(
+                f"step {step + 1}: {len(skipped)} group(s) skipped, as the policy itself ended every rollout "
+                f"({', '.join(f'{n} {cause}' for cause, n in causes.items())}); the first: "
+                f"{next(iter(skipped.values()))[0]}"
+            )
         prompt_tokens = policies.prompt_tokens - earlier
         return Sample(results, succeeded, advantages, resampled, time.monotonic() - began, prompt_tokens)
 

@@ -20,6 +20,7 @@ import numpy as np
 from agl import semconv
 from agl._version import __version__
 from agl.errors import ConfigError, DatasetError, nearest
+from agl.mdp.faults import Fault
 from agl.mdp.spans import Span
 from agl.texts import printable
 from agl.tracing.inferred import completed, totals
@@ -373,6 +374,7 @@ async def _rollouts(store: Store, summaries: Sequence[RolloutSummary], success: 
 def _evaluated(summary: RolloutSummary, spans: Sequence[Span], success: Success) -> EvaluatedRollout:
     rollout = summary.rollout
     ended = rollout.status == "succeeded" and summary.reward is not None
+    fault = Fault.of_spans(spans)
     by_name: dict[str, float] = defaultdict(float)
     agents: dict[str, dict[str, float]] = defaultdict(lambda: {"calls": 0.0, "tokens": 0.0})
     for reward in summary.rewards:
@@ -390,7 +392,7 @@ def _evaluated(summary: RolloutSummary, spans: Sequence[Span], success: Success)
         rollout.rollout_id,
         _task_index(summary),
         summary.reward if ended else None,
-        _is_success(summary, success) if ended else None,
+        fault is None and _is_success(summary, success) if ended else None,
         None if ended else (summary.error or f"the rollout is {rollout.status}"),
         dict(by_name),
         {
@@ -405,7 +407,14 @@ def _evaluated(summary: RolloutSummary, spans: Sequence[Span], success: Success)
 
 
 def _transcript(spans: Sequence[Span]) -> str:
-    shown = (semconv.CHAT, semconv.EXECUTE_TOOL, semconv.REWARD, semconv.HANDOFF, semconv.EXCEPTION)
+    shown = (
+        semconv.CHAT,
+        semconv.EXECUTE_TOOL,
+        semconv.REWARD,
+        semconv.HANDOFF,
+        semconv.EXCEPTION,
+        semconv.POLICY_FAULT,
+    )
     text = "\n".join(line(s).plain for s in sorted(spans, key=lambda s: (s.start, s.end)) if s.operation in shown)
     return text if len(text) <= TRANSCRIPT else f"{text[: TRANSCRIPT - 1]}…"
 

@@ -7,6 +7,7 @@ Invariant: every request that reaches an open attempt is recorded as at least on
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -42,6 +43,8 @@ OFF_LOOP_SIZE = 4096
 OFF_LOOP_MESSAGES = 32
 """So are more new messages."""
 
+log = logging.getLogger("agl.gateway")
+
 
 class Gateway:
     """Serves policies to agents and records every call. Lives on one event loop.
@@ -73,6 +76,8 @@ class Gateway:
             name: the policy's. engine: samples its tokens. rendering: converts between messages and tokens.
             stop_token_ids: tokens that end an answer, in addition to the rendering's.
         """
+        if (why := rendering.tools_refusal) is not None:
+            log.warning("policy %r: requests with tools will be refused: %s", name, why)
         stops = tuple(dict.fromkeys((*rendering.stop_token_ids, *stop_token_ids)))
         self._policies[name] = ServedPolicy(name, engine, rendering, stops)
 

@@ -69,6 +69,17 @@ class ChatTemplate:
         """The tokenizer's end token and the tokens that the template ends an assistant's turn with."""
         return self._bridge.stop_ids
 
+    @property
+    def tools_refusal(self) -> ConfigError | None:
+        """Why requests with tools are refused; None if they are not."""
+        if self._format is not None:
+            return None
+        return ConfigError(
+            "the chat template cannot be used with tools: it does not show them to the model, or it writes tool "
+            f"calls in an unknown form (known: {', '.join(FORMATS)})",
+            hint="set a chat template with tools, or name the model's renderer with renderer=...",
+        )
+
     def encode(self, text: str) -> list[int]:
         """`text` as ids; control tokens in it are recognised, none is added."""
         return list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []
@@ -107,12 +118,8 @@ class ChatTemplate:
         return ids
 
     def _ids(self, messages: Sequence[Message], tools: Tools) -> list[int]:
-        if tools and self._format is None:
-            raise ConfigError(
-                "the chat template cannot be used with tools: it does not show them to the model, or it writes tool "
-                f"calls in an unknown form (known: {', '.join(FORMATS)})",
-                hint="set a chat template with tools, or name the model's renderer with renderer=...",
-            )
+        if tools and (refusal := self.tools_refusal) is not None:
+            raise refusal
         try:
             return self.encode(self.render(self.normalise(messages), tools, True))
         except TemplateError as error:

@@ -78,6 +78,11 @@ class Rendering:
         """The tokens that end an answer."""
         return self._model.stop_token_ids
 
+    @property
+    def tools_refusal(self) -> ConfigError | None:
+        """Why requests with tools are refused; None if they are not."""
+        return getattr(self._model, "tools_refusal", None)
+
     def prompt(
         self, messages: Sequence[Message], tools: Tools = None, *, force_tool: str | Literal[True] | None = None
     ) -> Prompt:

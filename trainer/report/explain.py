@@ -96,8 +96,10 @@ def renderable(report: RolloutReport) -> Group:
     if report.total_reward is not None:
         own = ", ".join(map(_reward, report.rewards)) or "none"
         lines.append(Text(printable(f"reward    {report.total_reward:g}   of the whole rollout: {own}")))
+    if report.fault is not None:
+        lines.append(Text(printable(f"ended by  {report.fault}"), style="red"))
     for attempt in report.attempts:
-        if attempt.error:
+        if attempt.error and attempt.status != "succeeded":
             last = attempt.error.strip().splitlines()[-1]
             lines.append(Text(printable(f"attempt {attempt.attempt} {attempt.status}: {last}"), style="red"))
     lines += [_panel(call, report.tools) for call in report.calls]

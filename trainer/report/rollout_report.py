@@ -11,6 +11,7 @@ from agl import semconv
 from agl.credit import Credit, Uniform, returns
 from agl.errors import StoreError
 from agl.mdp.builder import AttemptTrajectory, build_trajectory
+from agl.mdp.faults import Fault
 from agl.mdp.selection import Selection
 from agl.mdp.sequence import merge
 from agl.mdp.span_index import SpanIndex
@@ -110,6 +111,7 @@ class RolloutReport:
         calls, rows, tools: of the attempt; a tool call is a dict of `name`, `tool_call_id`, `arguments`, `result`,
             `status` and `error`.
         collected: how many calls other models answered, of which no tokens are known.
+        fault: why the attempt ended with an exception that a policy caused; None if it did not.
     """
 
     rollout: Rollout
@@ -121,6 +123,7 @@ class RolloutReport:
     rows: Sequence[RowReport]
     tools: Sequence[dict[str, Any]]
     collected: int = 0
+    fault: Fault | None = None
 
     @property
     def rollout_id(self) -> str:
@@ -143,6 +146,7 @@ class RolloutReport:
             "rows": [asdict(row) for row in self.rows],
             "tools": list(self.tools),
             "collected": self.collected,
+            "policy_fault": None if self.fault is None else asdict(self.fault),
         }
 
 
@@ -202,6 +206,7 @@ async def describe(
         rows=_rows(attempt_trajectory, by_id),
         tools=[_tool(s) for s in spans if s.operation == semconv.EXECUTE_TOOL],
         collected=sum(s.operation == semconv.CHAT and s.span_id not in recorded for s in spans),
+        fault=attempt_trajectory.fault,
     )
 
 

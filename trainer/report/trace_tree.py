@@ -124,6 +124,9 @@ def _answer(facts: Mapping[str, Any]) -> str:
         messages = json.loads(facts.get(semconv.OUTPUT_MESSAGES) or "[]")
         parts = []
         for message in messages:
+            if message.get("type") == "function_call":
+                # An item of a Responses answer.
+                parts.append(f"[{message.get('name')}]")
             content = message.get("content")
             blocks = content if isinstance(content, list) else [{"text": content}] if content else []
             for block in blocks:

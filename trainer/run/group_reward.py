@@ -53,7 +53,8 @@ async def score_group(store: Store, reward: GroupReward, results: Sequence[Rollo
         JudgeError: nothing can be scored now.
         StoreError: the rewards cannot be stored.
     """
-    succeeded = [r for r in results if r.attempt_trajectory is not None]
+    # One that a policy has ended has no result to compare: it gets the lowest reward afterwards.
+    succeeded = [r for r in results if r.attempt_trajectory is not None and r.attempt_trajectory.fault is None]
     if all(_is_scored(r) for r in succeeded):
         return list(results)
     recorded = [

@@ -115,6 +115,8 @@ class Progress:
             parts.append(f"dropped {entry['train/dropped_groups']} groups")
         if entry.get("train/failed_rollouts"):
             parts.append(f"failed {entry['train/failed_rollouts']}")
+        if entry.get("train/policy_faults"):
+            parts.append(f"ended by the policy {entry['train/policy_faults']}")
         if "rollouts_per_second" in entry:
             parts.append(f"{entry['rollouts_per_second']:.0f} rollouts/s")
         elif "train/tokens" in entry:

@@ -30,6 +30,7 @@ from agl.trainer.local.config import Policy
 from agl.trainer.report.statistics import mean_interval
 from agl.trainer.run.callbacks import Callbacks
 from agl.trainer.run.config import LOOPBACK, RunConfig
+from agl.trainer.run.faults import fault_counts, score_faults
 from agl.trainer.run.group_reward import score_group
 from agl.trainer.run.progress import Progress
 from agl.trainer.run.recorder import Recorder
@@ -439,7 +440,8 @@ class Run:
                 for i in range(0, len(futures), group_size)
             ]
             try:
-                return [result for group in await asyncio.gather(*groups) for result in group]
+                results = [result for group in await asyncio.gather(*groups) for result in group]
+                return await score_faults(self.store, self.credit, results, mode)
             finally:
                 for group in groups:
                     group.cancel()
@@ -523,7 +525,7 @@ def measurement(results: Sequence[RolloutResult], mode: str, what: str) -> dict[
 
     Returns:
         `mean_rewards`; "<mode>/reward_low" and "<mode>/reward_high", the 95 % interval of the mean over tasks
-        (`statistics.mean_interval`), of two tasks or more; "<mode>/failed_rollouts".
+        (`statistics.mean_interval`), of two tasks or more; "<mode>/failed_rollouts"; `fault_counts`.
 
     Raises:
         AglError: all of them failed; the error is that of the first one.
@@ -537,7 +539,7 @@ def measurement(results: Sequence[RolloutResult], mode: str, what: str) -> dict[
     if len(by_task) > 1:
         low, high = mean_interval([math.fsum(rewards) / len(rewards) for rewards in by_task.values()])
         facts |= {f"{mode}/reward_low": float(low), f"{mode}/reward_high": float(high)}
-    return facts | {f"{mode}/failed_rollouts": len(results) - len(succeeded)}
+    return facts | {f"{mode}/failed_rollouts": len(results) - len(succeeded), **fault_counts(succeeded, mode)}
 
 
 def reward_label(reward: Reward) -> str:

@@ -20,6 +20,7 @@ from agl.agents.prompts import PromptUse, replacements
 from agl.agents.resources import resource_from_json
 from agl.errors import AglError, AttemptOverError, GatewayError, RewardError, RolloutError, RolloutTimeoutError
 from agl.mdp.builder import AttemptTrajectory, build_trajectory, require_trainable
+from agl.mdp.faults import find_fault
 from agl.mdp.selection import Selection
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
@@ -407,13 +408,26 @@ class RunCoordinator:
             report = replace(report, error=entry.lost, text=None)
         await self.store.add_spans(report.spans)
         self._count_prompts(report.spans, calls)
+        report = await self._with_fault(calls, report)
         trajectory = None
         if report.error is None:
             try:
                 trajectory = await self._trajectory(lease, calls, report.spans)
             except AglError as error:
-                report = replace(report, error=error)
+                report = replace(report, error=error, text=None)
         await self._end_attempt(entry, report.status, report, trajectory)
+
+    async def _with_fault(self, calls: Sequence[Call], report: Report) -> Report:
+        """The report of an attempt that a policy has ended is no failure's, and has a span that says so."""
+        index = SpanIndex(calls, report.spans)
+        fault = find_fault(index)
+        # Where the agent's exception did not leave the attempt, an error is that of a hook.
+        if fault is None or index.root is None or (report.error is not None and index.root.status != "error"):
+            return report
+        span = fault.span(index.root)
+        await self.store.add_spans([span])
+        lines = [x for x in (report.traceback or "").splitlines() if not x.lstrip().startswith("->")]
+        return Report((*report.spans, span), None, "\n".join([*lines, str(fault)]))
 
     def _count_prompts(self, spans: Sequence[Span], calls: Sequence[Call]) -> None:
         """Count which system prompts were replaced; the first time that one did not fit, say so."""
@@ -466,7 +480,7 @@ class RunCoordinator:
                     len(trajectory.unplaced),
                     names,
                 )
-        if self.rewarded and trajectory.reward is None:
+        if self.rewarded and trajectory.reward is None and trajectory.fault is None:
             raise RewardError(
                 f"agent {_outermost(spans)!r} returned no reward and emitted none",
                 hint="return a number, pass reward= to agl.wrap, or call agl.emit_reward",

@@ -21,6 +21,7 @@ from agl.agents.agent import Agent, Outcome, RolloutInfo
 from agl.agents.command import CommandAgent
 from agl.agents.hooks import Hook
 from agl.agents.prompts import replacements
+from agl.agents.registry import answer_error_cause, causes_of
 from agl.agents.resources import LLM, SystemPrompt, Task
 from agl.errors import AglError, CaptureError, RewardError, RolloutError, RolloutTimeoutError
 from agl.mdp.spans import Span
@@ -128,7 +129,7 @@ class Executor:
                 attempt=attempt,
             )
         except Exception as raised:
-            error = self._with_place(raised, lease)
+            error = self._with_place(raised, lease, context.spans)
         finally:
             tracing.close(context)
             if self._recorder is not None:
@@ -162,7 +163,12 @@ class Executor:
 
         def record_failure(scope: tracing.Scope, error: Exception) -> None:
             # The agent's own failure can have a reward; a failure of the infrastructure never has one.
-            if agent.error_reward is None or isinstance(error, AglError) or _is_infrastructure(error):
+            if isinstance(error, AglError) or _is_infrastructure(error):
+                raise error
+            scope.span.set_attribute(semconv.AGENT_ERROR, f"{type(error).__name__}: {error}")
+            if (cause := answer_error_cause(error)) is not None:
+                scope.span.set_attribute(semconv.AGENT_ERROR_CAUSE, cause)
+            if agent.error_reward is None:
                 raise error
             scope.span.record_exception(error)
             record_outcome(scope, Outcome(agent.error_reward, f"{type(error).__name__}: {error}"))
@@ -219,15 +225,18 @@ class Executor:
                     agent=self.agent.name,
                 ) from error
 
-    def _with_place(self, error: Exception, lease: Lease) -> BaseException:
+    def _with_place(self, error: Exception, lease: Lease, spans: Sequence[Span] = ()) -> BaseException:
         if isinstance(error, CaptureError | RewardError) or (isinstance(error, AglError) and "rollout" in error.where):
             return error
-        rollout_error = RolloutError(
-            f"agent {self.agent.name!r} raised {type(error).__name__}: {error}",
-            hint="it is tried again, then dropped from its group; agl.wrap(..., error_reward=x) scores it instead",
-            rollout=lease.rollout.rollout_id,
-            attempt=lease.attempt,
-        )
+        what = f"agent {self.agent.name!r} raised {type(error).__name__}: {error}"
+        hint = "it is tried again, then dropped from its group"
+        if not _is_infrastructure(error):
+            hint += "; agl.wrap(..., error_reward=x) scores it instead"
+        elif (call := _failed_call(error, spans)) is not None:
+            url = call.attributes.get(semconv.URL, "its model")
+            what = f"agent {call.agent!r}, which is not trained, got no answer from {url}: {call.status_message}"
+            hint = f"check that this URL can be reached from here, and its key; {hint}"
+        rollout_error = RolloutError(what, hint=hint, rollout=lease.rollout.rollout_id, attempt=lease.attempt)
         rollout_error.__cause__ = error
         return rollout_error
 
@@ -301,10 +310,20 @@ def _in_thread(function: Callable[[], None], name: str) -> asyncio.Future[None]:
 
 def _is_infrastructure(error: BaseException) -> bool:
     """Whether the connection to a model failed rather than the agent; such a failure must never become a reward."""
-    names = {cls.__name__ for cls in type(error).__mro__}
-    if names & {"APIConnectionError", "InternalServerError", "AuthenticationError", "RateLimitError"}:
-        return True
-    return isinstance(error, ConnectionError | OSError)
+    for raised in causes_of(error):
+        names = {cls.__name__ for cls in type(raised).__mro__}
+        if names & {"APIConnectionError", "InternalServerError", "AuthenticationError", "RateLimitError"}:
+            return True
+        if isinstance(raised, ConnectionError):
+            return True
+    return isinstance(error, OSError)
+
+
+def _failed_call(error: BaseException, spans: Sequence[Span]) -> Span | None:
+    """The `chat` span, not routed to the gateway, whose request raised this exception."""
+    raised = {f"{type(e).__name__}: {e}" for e in causes_of(error)}
+    chats = (s for s in reversed(spans) if s.operation == semconv.CHAT and not s.attributes.get(semconv.ROUTED))
+    return next((s for s in chats if s.status_message in raised), None)
 
 
 def _as_text(value: Any) -> str:

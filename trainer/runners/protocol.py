@@ -82,7 +82,8 @@ class Report:
 
     Attributes:
         spans: all spans of the attempt. error: why it failed; None if it did not.
-        text: the error with its traceback, where `error` itself has none.
+        text: the error with its traceback, where `error` itself has none; of an attempt that did not fail, what the
+            policy caused (`agl.mdp.faults`).
     """
 
     spans: Sequence[Span] = ()
@@ -100,7 +101,7 @@ class Report:
     def traceback(self) -> str | None:
         """The error as text for the store."""
         if self.error is None:
-            return None
+            return self.text
         return self.text or "".join(traceback.format_exception(self.error)).strip()
 
 

@@ -72,7 +72,7 @@ class NewRollout:
         group: rollouts of one group are compared. index: position within the step, which determines the seed.
         seed: seed of the rollout's sampling. resources_id: version of the resources it uses; None = the latest.
         priority: higher ones are leased first. rollout_id: chosen by the caller to make enqueueing idempotent;
-            None = a new one.
+            None = a new one. created_at: when it began, of one that runs already; None = now. Seconds since the epoch.
     """
 
     task: Any
@@ -87,6 +87,7 @@ class NewRollout:
     config: RolloutConfig = field(default_factory=RolloutConfig)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     rollout_id: str | None = None
+    created_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

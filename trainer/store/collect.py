@@ -8,6 +8,7 @@ import re
 import shlex
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from agl.mdp.spans import Span
@@ -47,13 +48,14 @@ class StoreSink:
 
     Args:
         rollout: context of the rollout. arguments: command line of the process.
+        began: when the process began, in seconds since the epoch.
 
     Raises:
         AglError: the store cannot be opened.
     """
 
-    def __init__(self, rollout: RolloutContext, arguments: Sequence[str]) -> None:
-        self._rollout = rollout
+    def __init__(self, rollout: RolloutContext, arguments: Sequence[str], began: float) -> None:
+        self._rollout, self._began = rollout, began
         self._runner = asyncio.Runner()
         try:
             self._store: Store = self._runner.run(self._open(arguments))
@@ -74,7 +76,7 @@ class StoreSink:
         store = await open_store(store_url())
         command = shown_command(arguments)
         new = new_rollout({"command": command}, "collect", self._rollout.rollout_id, agent=self._rollout.agent)
-        await store.enqueue_rollouts([new])
+        await store.enqueue_rollouts([replace(new, created_at=self._began)])
         # None in a forked child: its parent has leased the rollout already.
         if await store.dequeue_rollout(f"process-{os.getpid()}", run_id=new.run_id) is not None:
             await store.update_attempt(self._rollout.rollout_id, self._rollout.attempt, "running")

@@ -182,6 +182,8 @@ class Choice:
 
     def refusal(self, candidate: Candidate) -> str | None:
         """Why a rollout is out, whatever its calls are; None if that depends on them."""
+        if candidate.attempt.fault is not None:
+            return "ended by the policy itself"
         if self._fulfils is not None and not self._fulfils(candidate.attempt):
             return "condition not met"
         task = self._tasks.get(_task_digest(candidate))

@@ -89,7 +89,7 @@ def pairs(
     Args:
         candidates: in order of creation. From results of rollouts in memory: `Candidate(result.attempt_trajectory,
             result.rollout.task, result.rollout.created_at)` for each that succeeded.
-        where: which rollouts may be the better one. agents: whose calls.
+        where: which rollouts may be the better one; never one that a policy itself has ended. agents: whose calls.
         per_task: maximum number of pairs of a task; None for all.
         margin: smallest difference of the rewards.
         by: the reward that is compared; the total, `agl.reward()`, if None. Rollouts without it are in no pair.
@@ -129,7 +129,8 @@ def pairs(
     for task, rollouts in tasks.items():
         counts["tasks"] += 1
         ranked = sorted(rollouts.values(), key=lambda side: side.rank)
-        better = [side for side in ranked if fulfils is None or fulfils(side.candidate.attempt)]
+        attempts = [(side, side.candidate.attempt) for side in ranked]
+        better = [side for side, of in attempts if of.fault is None and (fulfils is None or fulfils(of))]
         used: set[int] = set()
         n_pairs = 0
         for high in better:

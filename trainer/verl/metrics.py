@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agl.mdp.sequence import merge_report
+from agl.trainer.run.faults import fault_counts
 from agl.trainer.run.run import mean_rewards
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.base import TrainedCall
@@ -60,6 +61,7 @@ def facts(result: StepResult, groups: Sequence[GroupRecord], rows: Sequence[Row]
         **mean_rewards(succeeded, "train"),
         "train/rollouts": len(results),
         "train/failed_rollouts": len(results) - len(succeeded),
+        **fault_counts(succeeded, "train"),
         "train/dropped_groups": sum(s.dropped_groups for s in scored),
         "train/zero_variance_groups": sum(s.zero_variance_groups for s in scored),
         "train/calls": merged.calls,

@@ -133,7 +133,7 @@ def rollout_row(new: NewRollout, rollout_id: str, now: float) -> dict[str, Any]:
         "task": dumps(new.task, "the task", rollout=rollout_id),
         "config": _config_text(config),
         "metadata": dumps(dict(new.metadata), "the metadata", rollout=rollout_id),
-        "created_at": now,
+        "created_at": now if new.created_at is None else new.created_at,
         "ended_at": None,
     }
 

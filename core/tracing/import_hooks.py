@@ -11,15 +11,18 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-Callback = Callable[[str], None]
+Callback = Callable[[str], Any]
 """Called with the module's name; must not raise."""
 
 
-def when_imported(names: Sequence[str], callback: Callback) -> None:
+def when_imported(names: Sequence[str], callback: Callback) -> Callable[[], None]:
     """Call `callback` once for each module that is or will be imported, in the thread that imports it.
 
     Two callbacks never run at the same time, and none waits for another while a module's import lock is held: a thread
     that finds a callback running leaves its own to that thread. So a callback may import anything.
+
+    Returns:
+        A function after which the modules that were not imported yet are not watched any more.
     """
     for name in names:
         if name in sys.modules:
@@ -29,6 +32,14 @@ def when_imported(names: Sequence[str], callback: Callback) -> None:
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     _run_calls()
+
+    def forget() -> None:
+        for name in names:
+            callbacks = _finder.watched.get(name, [])
+            if callback in callbacks:
+                callbacks.remove(callback)
+
+    return forget
 
 
 _calls: deque[tuple[Callback, str]] = deque()

@@ -1,0 +1,118 @@
+"""What a policy itself caused: the agent raised because of a trained agent's own answer.
+
+Such an attempt is no failure of the infrastructure. It is not repeated, its calls are trained like any others, and its
+reward is the lowest of its group. An exception counts only where the last call of the agent that raised was sampled by
+a policy: an answer of a frozen model, or of a provider, is never a policy's fault.
+"""
+
+from __future__ import annotations
+
+import secrets
+import textwrap
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from agl import semconv
+from agl.mdp.span_index import SpanIndex
+from agl.mdp.spans import Span
+from agl.mdp.types import Call
+
+CAUSES: Final = {
+    "length": "its answer was cut at its longest",
+    "unparsable": "its framework could not parse its answer",
+    "turns": "it used up its turns",
+}
+"""The causes, and what each says of an agent."""
+_SHOWN = 160
+"""Characters of an exception in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why an attempt ended with an exception that a policy caused.
+
+    Attributes:
+        cause: a key of `CAUSES`. agent: whose answer it was. call_id: the call that gave it. error: what was raised.
+    """
+
+    cause: str
+    agent: str
+    call_id: str
+    error: str
+
+    def __str__(self) -> str:
+        raised = textwrap.shorten(self.error, _SHOWN, placeholder=" ...")
+        return f"the policy's own failure ({self.cause}): agent {self.agent!r}, {CAUSES[self.cause]}: {raised}"
+
+    @classmethod
+    def of_spans(cls, spans: Iterable[Span]) -> Fault | None:
+        """The fault that an attempt's spans record; None if there was none."""
+        for span in spans:
+            if span.operation == semconv.POLICY_FAULT:
+                cause, call_id = span.attributes[semconv.FAULT_CAUSE], span.attributes[semconv.FAULT_CALL]
+                return cls(str(cause), span.agent or "", str(call_id), span.status_message or "")
+        return None
+
+    def span(self, root: Span) -> Span:
+        """The record of this fault in the attempt with this root span."""
+        now = time.time()
+        return Span(
+            trace_id=root.trace_id,
+            span_id=secrets.token_hex(8),
+            parent_id=root.span_id,
+            rollout_id=root.rollout_id,
+            attempt=root.attempt,
+            name=f"{semconv.POLICY_FAULT} {self.cause}",
+            start=now,
+            end=now,
+            status="error",
+            status_message=self.error,
+            attributes={
+                semconv.OPERATION_NAME: semconv.POLICY_FAULT,
+                semconv.AGENT_NAME: self.agent,
+                semconv.ROLLOUT_ID: root.rollout_id,
+                semconv.ATTEMPT: root.attempt,
+                semconv.FAULT_CAUSE: self.cause,
+                semconv.FAULT_CALL: self.call_id,
+            },
+        )
+
+
+def find_fault(index: SpanIndex) -> Fault | None:
+    """The fault of an attempt whose agent raised; None if the agent did not, or a policy did not cause it.
+
+    An exception after an answer that was cut is the policy's, whatever its class; after a whole answer, one of a class
+    that its framework's adapter names.
+    """
+    root = index.root
+    if root is None or semconv.AGENT_ERROR not in root.attributes:
+        return None
+    error = str(root.attributes[semconv.AGENT_ERROR])
+    call = _last_call(index, root, error)
+    if call is None or call.policy is None or call.error is not None:
+        return None
+    cause = "length" if call.finish_reason == "length" else root.attributes.get(semconv.AGENT_ERROR_CAUSE)
+    return None if cause is None else Fault(str(cause), call.agent, call.id, error)
+
+
+def _last_call(index: SpanIndex, root: Span, error: str) -> Call | None:
+    """The last call of the agent that raised this error: of the innermost agent's span that it left."""
+    left = [
+        s
+        for s in index.spans.values()
+        if s.operation == semconv.INVOKE_AGENT and s.status == "error" and s.status_message == error
+    ]
+    raised_in = left[0] if left else root
+    chats = [s for s in index.spans.values() if s.operation == semconv.CHAT]
+    if not chats:
+        return index.calls[-1] if index.calls else None
+    own = [s for s in chats if _agent_span(index, s) is raised_in]
+    within = [s for s in chats if index.within(s.span_id, raised_in.span_id)]
+    last = next(reversed(own or within), None)
+    return None if last is None else index.by_span.get(last.span_id)
+
+
+def _agent_span(index: SpanIndex, span: Span) -> Span | None:
+    return next((s for s in index.upwards(span.parent_id) if s.operation == semconv.INVOKE_AGENT), None)

@@ -1,0 +1,275 @@
+"""What a policy itself caused is no infrastructure failure: not repeated, trained, and the lowest of its group."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from running import attempts, say
+from scripted import Asked, ScriptedRollouts, quick_tokenizer
+
+import agl
+from agl.agents.registry import adapters
+from agl.credit import Competitive, Credit, PerCall, Uniform
+from agl.errors import RolloutError
+from agl.mdp.builder import AttemptTrajectory
+from agl.mdp.faults import CAUSES, Fault
+from agl.mdp.types import Call, Reward, Trajectory, Transition, float_array, int_array
+from agl.trainer.report.explain import render
+from agl.trainer.report.rollout_report import describe
+from agl.trainer.run.faults import NAME, SOURCE, _lowest
+from agl.trainer.store import open_store
+from agl.trainer.traces.choice import Candidate, choose
+from agl.trainer.traces.pairs import pairs
+
+CUT = quick_tokenizer().encode("a", add_special_tokens=False) * 600
+"""An answer that is cut: `ScriptedRollouts` allows 512 tokens."""
+
+
+class NoAnswer(Exception):
+    """What an agent raises that wanted a whole answer."""
+
+
+def length_of(task: Any, llm: agl.LLM) -> float:
+    answer = say(llm, task["question"])
+    if len(answer) > 100:
+        raise NoAnswer("no end")
+    return float(len(answer))
+
+
+def fit(directory: Path, answers: list[Any], agent: Any = None, group_size: int = 4, **options: Any) -> Any:
+    script = itertools.cycle(answers)
+    algorithm = ScriptedRollouts(lambda asked: next(script), group_size=group_size)
+    trainer = agl.Trainer(algorithm, directory=directory, n_workers=1, progress=False, **options)  # type: ignore[arg-type]
+    trainer.fit(agent or agl.rollout(length_of), [{"question": "q"}])
+    return algorithm
+
+
+def faults(directory: Path) -> list[Fault | None]:
+    """What a policy caused in each rollout, in order."""
+
+    async def query() -> list[Fault | None]:
+        store = await open_store(f"sqlite:///{directory / 'run.db'}")
+        rollouts = sorted(await store.query_rollouts(), key=lambda r: r.index)
+        found = [Fault.of_spans(await store.query_spans(r.rollout_id)) for r in rollouts]
+        await store.close()
+        return found
+
+    return asyncio.run(query())
+
+
+@pytest.mark.parametrize("runners", ["local", pytest.param("process", marks=pytest.mark.full)])
+def test_a_cut_answer_is_trained_with_the_lowest_reward_of_its_group(runners: Any, tmp_path: Path) -> None:
+    algorithm = fit(tmp_path, ["abc", CUT, "a", "abcde"], runners=runners)
+    assert sorted(algorithm.rewards) == [1.0, 1.0, 3.0, 5.0]
+    [(index, fault)] = [(i, f) for i, f in enumerate(faults(tmp_path)) if f is not None]
+    assert (fault.cause, fault.agent, fault.error) == ("length", "length_of", "NoAnswer: no end")
+    [call] = algorithm.calls[index]
+    assert (fault.call_id, call.finish_reason) == (call.id, "length")
+    [transition] = algorithm.trajectories[index].transitions
+    assert transition.trainable
+    assert transition.call.response_ids.tolist() == CUT[:512]
+    [attempt] = attempts(tmp_path)[index]
+    assert (attempt.attempt, attempt.status) == (1, "succeeded")
+    assert (attempt.error or "").splitlines()[-1] == str(fault)
+    assert "NoAnswer" in (attempt.error or "")
+
+
+def test_explain_says_what_the_policy_caused(tmp_path: Path) -> None:
+    fit(tmp_path, ["abc", CUT])
+
+    async def report() -> Any:
+        store = await open_store(f"sqlite:///{tmp_path / 'run.db'}")
+        found = [await describe(store, r.rollout_id) for r in await store.query_rollouts()]
+        await store.close()
+        return next(r for r in found if r.fault is not None)
+
+    found = asyncio.run(report())
+    assert "ended by  the policy's own failure (length): agent 'length_of', its answer was cut" in render(found)
+    assert found.to_json()["policy_fault"]["cause"] == "length"
+
+
+def test_error_reward_says_otherwise(tmp_path: Path) -> None:
+    agent = agl.rollout(length_of, error_reward=-2.0)
+    algorithm = fit(tmp_path, ["abc", CUT, "a", "abcde"], agent)
+    assert sorted(algorithm.rewards) == [-2.0, 1.0, 3.0, 5.0]
+    assert [f.cause for f in faults(tmp_path) if f] == ["length"]
+
+
+def test_an_exception_after_a_whole_answer_is_the_agents_own(tmp_path: Path) -> None:
+    @agl.rollout
+    def broken(task: Any, llm: agl.LLM) -> float:
+        say(llm, task["question"])
+        raise NoAnswer("a bug")
+
+    with pytest.raises(RolloutError, match="a bug"):
+        fit(tmp_path, ["abc"], broken)
+    assert [[a.status for a in of] for of in attempts(tmp_path)] == [["failed", "failed"]] * 4
+
+
+def test_a_lost_connection_after_a_cut_answer_is_not_the_policys(tmp_path: Path) -> None:
+    @agl.rollout
+    def disconnected(task: Any, llm: agl.LLM) -> float:
+        say(llm, task["question"])
+        try:
+            raise ConnectionResetError("gone")
+        except ConnectionError as error:
+            raise NoAnswer("wrapped") from error
+
+    with pytest.raises(RolloutError, match="wrapped"):
+        fit(tmp_path, [CUT], disconnected)
+
+
+class Answer(BaseModel):
+    number: int
+
+
+def test_an_answer_that_its_framework_cannot_parse(tmp_path: Path) -> None:
+    """Here openai's own `parse`, whose exception is pydantic's."""
+    import openai
+
+    @agl.rollout
+    def parsed(task: Any, llm: agl.LLM) -> float:
+        client = openai.OpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+        messages: Any = [{"role": "user", "content": task["question"]}]
+        answer = client.chat.completions.parse(model=llm.model, messages=messages, response_format=Answer)
+        return float(answer.choices[0].message.parsed.number)  # type: ignore[union-attr]
+
+    algorithm = fit(tmp_path, ['{"number": 7}', "seven", '{"number": 3}', CUT], parsed)
+    assert sorted(algorithm.rewards) == [3.0, 3.0, 3.0, 7.0]
+    assert sorted(f.cause for f in faults(tmp_path) if f) == ["length", "unparsable"]
+
+
+def test_an_answer_of_a_frozen_agent_is_nobodys_fault(tmp_path: Path) -> None:
+    """The agent that raised asked a model that is not trained, after the policy's answer was cut."""
+    import openai
+    from provider import says, serve
+
+    with serve(says("whole")) as provider:
+
+        @agl.rollout
+        def writer(task: Any, llm: agl.LLM) -> float:
+            say(llm, task["question"])
+            with agl.tracing.span("invoke_agent", "judge", agent="judge"):
+                client = openai.OpenAI(base_url=provider.url, api_key="sk", max_retries=0)
+                client.chat.completions.create(model="m", messages=[{"role": "user", "content": "score it"}])
+                raise NoAnswer("of the judge")
+
+        with pytest.raises(RolloutError, match="of the judge"):
+            fit(tmp_path, [CUT], writer, agents=["writer"])
+
+
+def test_where_every_rollout_was_cut_all_have_the_same_reward(tmp_path: Path) -> None:
+    assert fit(tmp_path, [CUT]).rewards == [0.0] * 4
+
+
+def test_a_group_without_another_rollout_gets_the_lowest_of_the_step(tmp_path: Path) -> None:
+    def script(asked: Asked) -> Any:
+        return CUT if "worst" in _text(asked) else "abc"
+
+    algorithm = ScriptedRollouts(script, group_size=2)
+    trainer = agl.Trainer(algorithm, directory=tmp_path, progress=False)  # type: ignore[arg-type]
+    trainer.fit(agl.rollout(length_of), [{"question": "worst"}, {"question": "q"}])
+    assert algorithm.rewards == [3.0] * 4
+
+
+def _text(asked: Asked) -> str:
+    return quick_tokenizer().decode(asked.prompt_ids.tolist())
+
+
+# -- credit -----------------------------------------------------------------------------------------------------------
+
+
+def attempt(*calls: tuple[str, float], reward: float | dict[str, float] = 0.0, fault: bool = False) -> Any:
+    """An attempt of these calls (agent, its own reward), the last of which is at fault."""
+    made = []
+    for i, (agent, own) in enumerate(calls):
+        call = Call(f"c{i}", "ro", 1, i, agent, "policy", 0, int_array([1]), int_array([2]), float_array([-0.1]))
+        made.append(Transition(call, (Reward("own", own, "emit"),) if own else ()))
+    named = reward if isinstance(reward, dict) else {"": reward}
+    rewards = tuple(Reward("reward", v, agent=agent or None) for agent, v in named.items() if v)
+    why = Fault("length", calls[-1][0], f"c{len(calls) - 1}", "NoAnswer") if fault else None
+    trajectory = Trajectory("ro", 1, None, "g", tuple(made), rewards)
+    credited = tuple((r, t.call.id) for t in made for r in t.rewards) + tuple((r, None) for r in rewards)
+    return AttemptTrajectory(trajectory, credited, ("a",), (), (), fault=why)
+
+
+def filled(credit: Credit, cut: Any, *peers: Any, measured: bool = False) -> Any:
+    """The attempt with its reward."""
+    return cut.with_rewards([_lowest(credit, cut, cut.fault, peers, measured=measured)])
+
+
+def test_what_it_had_earned_before_is_part_of_it_and_penalties_stay() -> None:
+    peers = attempt(("a", 0.0), reward=1.0), attempt(("a", 0.0), reward=2.0)
+    assert filled(Uniform(), attempt(("a", 0.5), ("a", 0.0), fault=True), *peers).reward == 1.0
+    assert filled(Uniform(), attempt(("a", 3.0), fault=True), *peers).reward == 1.0
+    assert filled(Uniform(), attempt(("a", -3.0), fault=True), *peers).reward == -3.0
+
+
+def test_a_measurement_is_never_improved_by_it() -> None:
+    peer = attempt(("a", 0.0), reward=1.0)
+    assert filled(Uniform(), attempt(("a", 0.0), fault=True), peer, measured=True).reward == 0.0
+    assert filled(Uniform(), attempt(("a", 0.0), fault=True), measured=True).reward == 0.0
+
+
+def test_by_call_it_is_the_reward_of_the_call_whose_answer_it_was() -> None:
+    peer = attempt(("a", 2.0), ("b", -1.0), ("a", 1.0))
+    cut = filled(PerCall(), attempt(("a", 5.0), ("a", 0.0), fault=True), attempt(("a", -2.0)), peer)
+    assert PerCall()(cut.trajectory) == [5.0, -2.0]
+    [(reward, call_id)] = cut.credited[-1:]
+    assert (reward.name, reward.source, call_id) == (NAME, SOURCE, "c1")
+
+
+def test_in_a_game_it_is_the_agents_own() -> None:
+    peer = attempt(("a", 0.0), ("b", 0.0), reward={"a": 1.0, "b": -1.0})
+    worse = attempt(("a", 0.0), ("b", 0.0), reward={"a": 0.5, "b": -2.0})
+    cut = filled(Competitive(), attempt(("a", 0.0), ("b", 0.0), fault=True), peer, worse)
+    assert Competitive()(cut.trajectory) == [2.0, -2.0]
+
+
+# -- what is imitated -------------------------------------------------------------------------------------------------
+
+
+def test_it_is_never_imitated_and_never_the_better_one() -> None:
+    cut, bad = attempt(("a", 0.0), reward=1.0, fault=True), attempt(("a", -1.0), reward=1.0)
+    chosen = choose([Candidate(cut, "t"), Candidate(bad, "t")])
+    assert chosen.counts["rollouts_left_out/ended by the policy itself"] == 1
+    assert pairs([Candidate(cut, "t"), Candidate(bad, "t")]).pairs == ()
+
+
+@pytest.mark.full
+def test_adapters_name_exceptions_that_exist() -> None:
+    for name, adapter in adapters().items():
+        for qualified, cause in getattr(adapter, "answer_errors", {}).items():
+            module, _, cls = qualified.rpartition(".")
+            if importlib.util.find_spec(module.partition(".")[0]) is None:
+                continue
+            found = getattr(importlib.import_module(module), cls)
+            assert f"{found.__module__}.{found.__qualname__}" == qualified, name
+            assert cause in CAUSES
+
+
+# -- what is the infrastructure's -------------------------------------------------------------------------------------
+
+
+def test_a_connection_error_of_a_frozen_agent_names_it_and_its_url(tmp_path: Path) -> None:
+    import openai
+
+    @agl.rollout
+    def writer(task: Any, llm: agl.LLM) -> float:
+        say(llm, task["question"])
+        with agl.tracing.span("invoke_agent", "judge", agent="judge"):
+            client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="sk", max_retries=0)
+            client.chat.completions.create(model="m", messages=[{"role": "user", "content": "score it"}])
+        return 1.0
+
+    with pytest.raises(RolloutError) as failure:
+        fit(tmp_path, [CUT], writer, agents=["writer"], max_attempts=1, group_size=1)
+    assert "agent 'judge', which is not trained, got no answer from http://127.0.0.1:9/v1" in str(failure.value)
+    assert "APIConnectionError" in str(failure.value)
+    assert "error_reward" not in str(failure.value)
