@@ -8,7 +8,7 @@ two streams that are read in turn would nest in one another.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
 from typing import Any
 
 from agl import tracing
@@ -107,6 +107,39 @@ async def traced(
             try:
                 if (close := getattr(source, "aclose", None)) is not None:
                     await close()
+            finally:
+                if scope is not None:
+                    finish(scope, error)
+
+
+def traced_sync(
+    begin: Callable[[], Scope | None],
+    items: Callable[[], Generator[Any, Any, Any]],
+    finish: Callable[[Scope, BaseException | None], None],
+) -> Generator[Any, Any, Any]:
+    """`traced` of a generator that is not async; what it returns is returned."""
+    aside = Aside()
+    with aside:
+        scope = begin()
+        source = items()
+    error: BaseException | None = None
+    try:
+        while True:
+            with aside:
+                try:
+                    item = next(source)
+                except StopIteration as stop:
+                    return stop.value
+            yield item
+    except GeneratorExit:
+        raise
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        with aside:
+            try:
+                source.close()
             finally:
                 if scope is not None:
                     finish(scope, error)

@@ -8,19 +8,25 @@ from agl.tracing.context import Scope
 
 
 def record_failed_call(
-    name: str, call_id: str | None, text: str, *, parent: Scope | None = None, agent: str | None = None
+    name: str,
+    call_id: str | None,
+    text: str,
+    *,
+    parent: Scope | None = None,
+    agent: str | None = None,
+    issued_by: str | None = None,
 ) -> None:
     """Record that a tool call failed, unless it has a span already.
 
     Args:
         text: the result that the model got. parent: the calling agent's scope; the current one if None.
-        agent: the calling agent; the scope's agent if None.
+        agent: the calling agent; the scope's agent if None. issued_by: as of `scopes.tool_run`.
     """
     here = parent or tracing.current()
     if here is None or not call_id or _has_span(here.rollout, call_id):
         return
     content = here.rollout.capture_content
-    attributes = {semconv.TOOL_NAME: name, semconv.TOOL_CALL_ID: call_id}
+    attributes = {semconv.TOOL_NAME: name, semconv.TOOL_CALL_ID: call_id, semconv.ISSUED_BY: issued_by}
     with Aside():
         scope = start(semconv.EXECUTE_TOOL, name, parent=here, agent=agent, attributes=attributes)
         if scope is not None:

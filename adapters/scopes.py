@@ -76,6 +76,7 @@ def tool_run(
     *,
     parent: Scope | None = None,
     agent: str | None = None,
+    issued_by: str | None = None,
     start: Start = tracing.start,
 ) -> Scope | None:
     """A tool's scope; None outside a rollout, or where the call has one already.
@@ -84,6 +85,7 @@ def tool_run(
         arguments: JSON text, or a value that becomes JSON. call_id: the model's `tool_call_id`, by which rewards find
             the model call that issued it.
         agent: the calling agent; the parent's agent if None.
+        issued_by: id of the `chat` span whose answer asked for the tool, where that answer has no `tool_call_id`.
     """
     parent = parent or tracing.current()
     if parent is None or (call_id and _runs(parent, call_id)):
@@ -93,8 +95,20 @@ def tool_run(
         semconv.TOOL_NAME: name,
         semconv.TOOL_CALL_ID: call_id,
         semconv.TOOL_CALL_ARGUMENTS: text if parent.rollout.capture_content else None,
+        semconv.ISSUED_BY: issued_by,
     }
     return start(semconv.EXECUTE_TOOL, name, agent=agent, parent=parent, attributes=attributes)
+
+
+def last_chat(scope: Scope | None) -> str | None:
+    """The id of the last `chat` span that ended directly in a scope; None without one.
+
+    Within the scope of one agent's turn, whose steps follow one another, it is the answer that the agent acts on.
+    """
+    if scope is None:
+        return None
+    spans = reversed(scope.rollout.spans)
+    return next((s.span_id for s in spans if s.operation == semconv.CHAT and s.parent_id == scope.span_id), None)
 
 
 def tool_end(scope: Scope, result: str, *, failed: bool = False, end: End = tracing.end) -> None:

@@ -35,6 +35,9 @@ with contextlib.suppress(ImportError):
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# `--capabilities`, which writes the matrix of docs/adapters.md.
+pytest_plugins = ["agl.testing.capabilities"]
+
 # The tests of another distribution, which `test_seventh_adapter.py` runs where that is installed.
 collect_ignore = ["seventh"]
 
@@ -54,16 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run all tests; without this and without paths: the fast tier",
     )
     group = parser.getgroup("adapters")
-    group.addoption(
-        "--subject",
-        action="append",
-        metavar="FILE.py:CLASS",
-        help="run the adapters' conformance suite over this subclass of subjects.Subject instead of our own",
-    )
     group.addoption("--subjects", default="", help="of our own subjects these only, by name, with commas between")
-    group.addoption(
-        "--capabilities", type=Path, metavar="FILE.md", help="write what the conformance suite proves into this file"
-    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -82,18 +76,13 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         options.numprocesses, options.dist = n, "loadfile"
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "capability(words, gap, needs, by_way): a row of docs/adapters.md's matrix")
-    if (file := config.getoption("capabilities")) is not None:
-        from capabilities import Recorder
-
-        config.pluginmanager.register(Recorder(file))
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the fast tier, leave out what was not asked for, and put slow tests last."""
     for item in items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        if {"subject", "way"} <= parameters.keys() and parameters["way"] not in parameters["subject"].ways[:1]:
+            item.add_marker("full")
         if FAST in item.path.parents and not any(map(item.get_closest_marker, ("slow", "full", "night"))):
             item.add_marker("fast")
     subjects = {*config.getoption("subjects").split(",")} - {""}
@@ -108,6 +97,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=[*left_out])
     items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Where the matrix is written, the table of what our extras ask for is, too, if the file has a place for it."""
+    file = session.config.getoption("capabilities")
+    if file is not None and file.exists() and "<!-- requirements: begin -->" in (text := file.read_text()):
+        from extras import requirements
+
+        from agl.testing.capabilities import written
+
+        file.write_text(written(text, "requirements", requirements()))
 
 
 @pytest.hookimpl(tryfirst=True)

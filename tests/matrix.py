@@ -92,8 +92,13 @@ FRAMEWORKS = (
         ("test_agent_framework.py",),
     ),
     Framework("strands", "strands", ("strands",), ("test_strands.py",)),
+    Framework(
+        "pydantic-ai", "pydantic-ai", ("pydantic_ai", "pydantic_ai_responses"), ("test_pydantic_ai.py",),
+    ),
     Framework("autogen-agentchat", "autogen", ("autogen",), ("test_autogen.py",)),
     Framework("ag2", "ag2", ("ag2", "ag2_responses"), ("test_autogen_ag2.py",)),
+    Framework("smolagents", "smolagents", ("smolagents",), ("test_smolagents.py",)),
+    Framework("crewai", "crewai", ("crewai",), ("test_crewai.py",)),
     Framework("classic autogen", "autogen-classic", files=("test_autogen_classic.py",)),
     Framework(
         "pyautogen 0.2", "", files=("test_autogen_classic.py",), also=("pyautogen>=0.2.35,<0.3",),

@@ -37,8 +37,9 @@ class SpanIndex:
             span_id = span.parent_id
 
     def issuing_call(self, tool: Span) -> Call | None:
-        """The call whose response asked for a tool's run, by the tool call id on the span."""
-        return self.issuers.get(str(tool.attributes.get(semconv.TOOL_CALL_ID, "")))
+        """The call whose response asked for a tool's run, by the tool call id on the span, else by the `chat` span."""
+        issuer = self.issuers.get(str(tool.attributes.get(semconv.TOOL_CALL_ID, "")))
+        return issuer or self.by_span.get(str(tool.attributes.get(semconv.ISSUED_BY, "")))
 
     def rewarded_call(self, span_id: str | None) -> Call | None:
         """The call that earns the rewards emitted in a span.

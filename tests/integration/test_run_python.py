@@ -34,6 +34,7 @@ from launching import (
 )
 from paths import pythonpath
 from provider import Provider, Reply, serve
+from subject_smolagents import Smolagents
 from subjects import uses_add
 
 from agl import semconv
@@ -49,6 +50,9 @@ EXPECTED = {
     "openai_agents_agent": ("agents", SOLVER),
     "agent_framework_agent": ("agent_framework", SOLVER),
     "strands_agent": ("strands", SOLVER),
+    "pydantic_ai_agent": ("pydantic_ai", SOLVER),
+    "smolagents_agent": ("smolagents", SOLVER),
+    "crewai_agent": ("crewai", SOLVER),
     "autogen_agent": ("autogen_agentchat", SOLVER),
 }
 """Program -> the framework that it needs, and what is to be seen below its root."""
@@ -77,6 +81,8 @@ def test_a_program_of_each_framework_is_traced(name: str, how: str, provider: Pr
     if how != "agl run" and importlib.util.find_spec("opentelemetry.instrumentation") is None:
         pytest.skip("opentelemetry-instrumentation is not installed")
     program = PROGRAMS / f"{name}.py"
+    if name == "smolagents_agent":
+        provider.script = Smolagents().script()
     env = environment(provider)
     plain = subprocess.run([sys.executable, program], env=env, capture_output=True, text=True, timeout=150)
     assert plain.returncode == 0, plain.stderr

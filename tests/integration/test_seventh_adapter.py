@@ -1,8 +1,12 @@
-"""An adapter that is not agl's: another distribution, found by its entry points (docs/write-an-adapter.md)."""
+"""An adapter that is not agl's: another distribution, found by its entry points (docs/write-an-adapter.md).
+
+It is tested where agl is installed from its wheel, without its source.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import site
 import subprocess
@@ -10,32 +14,45 @@ import sys
 from pathlib import Path
 
 import pytest
-from capabilities import GAP, NONE, YES
-from paths import ROOT, TESTS
+from paths import ROOT, SUPPORT, TESTS
+
+from agl.testing import conformance
+from agl.testing.capabilities import GAP, NONE, YES
+from agl.testing.conformance import GAPS, Subject
 
 SEVENTH = TESTS / "seventh"
 ADAPTER = SEVENTH / "agl-tinyagents"
 
 
 class Environment:
-    """A virtual environment over the one that runs this."""
+    """A virtual environment over the one that runs this, with an agl of its own."""
 
     def __init__(self, directory: Path) -> None:
+        self.directory = directory
         # Without pip: the one below installs here too, and brings a setuptools that needs no wheel package.
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True)
-        self.python = directory / ("Scripts" if os.name == "nt" else "bin") / "python"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory / "venv"], check=True)
+        self.python = directory / "venv" / ("Scripts" if os.name == "nt" else "bin") / "python"
         [purelib] = self.run("-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.splitlines()
         # Its own packages come first, and what is installed in editable mode here is so there.
         lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages())
         Path(purelib, "below.pth").write_text(lines)
+        self.install(ROOT, "agl")
+        assert self.run("-c", "import agl; print(agl.__file__)").stdout.startswith(purelib)
 
-    def install(self, source: Path, scratch: Path) -> None:
-        """Install a distribution as its user would, but for what is there already. Builds in a copy."""
-        copied = shutil.copytree(source, scratch / source.name)
-        self.run("-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index", str(copied))
+    def install(self, source: Path, name: str) -> None:
+        """Install a distribution as its user would, but for what is there already. Builds a wheel, in a copy."""
+        ignored = shutil.ignore_patterns(".git", "tests", "docs", "*.egg-info", "__pycache__")
+        copied = shutil.copytree(source, self.directory / name, symlinks=True, ignore=ignored)
+        options = ("-q", "--no-deps", "--no-build-isolation", "--no-index", "--ignore-installed")
+        self.run("-m", "pip", "install", *options, str(copied))
+        shutil.rmtree(copied)
 
-    def run(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run([self.python, *args], capture_output=True, text=True, cwd=ROOT, timeout=300)
+    def run(self, *args: str | Path, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run Python. Programs here do not find our tree, but for what `variables` set of the environment."""
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | variables
+        done = subprocess.run(
+            [self.python, *args], capture_output=True, text=True, cwd=self.directory, timeout=300, env=environment
+        )
         assert done.returncode == 0 or not check, done.stdout[-5000:] + done.stderr[-3000:]
         return done
 
@@ -49,16 +66,15 @@ class Environment:
 @pytest.fixture(scope="module")
 def with_framework(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """tinyagents is installed, its adapter is not."""
-    directory = tmp_path_factory.mktemp("framework")
-    environment = Environment(directory / "venv")
-    environment.install(SEVENTH / "tinyagents", directory)
+    environment = Environment(tmp_path_factory.mktemp("environment"))
+    environment.install(SEVENTH / "tinyagents", "tinyagents")
     return environment
 
 
 @pytest.fixture(scope="module")
-def with_adapter(with_framework: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def with_adapter(with_framework: Environment) -> Environment:
     """Both are installed. Tests that want the framework alone come before."""
-    with_framework.install(ADAPTER, tmp_path_factory.mktemp("adapter"))
+    with_framework.install(ADAPTER, "agl-tinyagents")
     return with_framework
 
 
@@ -89,9 +105,11 @@ def test_installed_it_is_found_by_type_and_by_opentelemetry(with_adapter: Enviro
 @pytest.mark.slow
 def test_it_passes_the_conformance_suite_whole(with_adapter: Environment, tmp_path: Path) -> None:
     table = tmp_path / "capabilities.md"
-    subject = f"{ADAPTER / 'subject_tinyagents.py'}:TinyAgents"
-    suite = str(TESTS / "unit" / "test_adapter_conformance.py")
-    done = with_adapter.run("-m", "pytest", suite, "-q", "--subject", subject, "--capabilities", str(table))
+    suite = shutil.copy(ADAPTER / "test_tinyagents_conformance.py", tmp_path)
+    plain = with_adapter.run("-m", "pytest", suite, "-q", "--strict-markers", "-k", "imports")
+    assert "1 passed" in plain.stdout
+    pytest_and_table = ("-m", "pytest", "-p", "agl.testing.capabilities", suite, "-q", "--capabilities", table)
+    done = with_adapter.run(*pytest_and_table)
     assert " passed" in done.stdout
     lines = [line for line in table.read_text().splitlines() if line.startswith("| ")]
     rows = [[c.strip() for c in line.split("|")[1:3]] for line in lines[1:]]
@@ -101,17 +119,31 @@ def test_it_passes_the_conformance_suite_whole(with_adapter: Environment, tmp_pa
 
     # A subject that promises too much, or a run of a part of the suite, makes no table.
     table.unlink()
-    part = with_adapter.run(
-        "-m", "pytest", suite, "-q", "-k", "imports", "--subject", subject, "--capabilities", str(table), check=False
-    )
+    part = with_adapter.run(*pytest_and_table, "-k", "imports", check=False)
     assert part.returncode == 1
     assert "the capability matrix is not written" in part.stdout
     assert not table.exists()
 
 
 @pytest.mark.slow
+def test_an_adapter_by_patching_passes_it_too(with_adapter: Environment, tmp_path: Path) -> None:
+    for name in ("patched_tinyagents.py", "test_patched_tinyagents.py", "test_tinyagents_conformance.py"):
+        shutil.copy(ADAPTER / name, tmp_path)
+    suite = f"{tmp_path / 'test_patched_tinyagents.py'}::TestPatchedTinyAgents"
+    assert " passed" in with_adapter.run("-m", "pytest", "-q", suite, PYTHONPATH=str(tmp_path)).stdout
+
+
+@pytest.mark.slow
+def test_a_program_that_imports_it_is_traced_without_code(with_adapter: Environment) -> None:
+    code = "import agl.instrument.auto as auto; auto.begin(); import tinyagents; print(len(tinyagents._listeners))"
+    assert with_adapter.run("-c", code).stdout == "1\n"
+
+
+@pytest.mark.slow
 def test_its_own_tests_pass_with_our_trainer(with_adapter: Environment) -> None:
-    done = with_adapter.run("-m", "pytest", "-q", str(ADAPTER / "test_tinyagents.py"))
+    # With the scripted policy of our own tests.
+    tests = str(ADAPTER / "test_tinyagents.py")
+    done = with_adapter.run("-m", "pytest", "-q", "--noconftest", "--rootdir", ADAPTER, tests, PYTHONPATH=str(SUPPORT))
     assert "3 passed" in done.stdout
 
 
@@ -146,9 +178,25 @@ def test_it_is_small_and_the_guide_shows_all_of_it() -> None:
     assert len(adapter.splitlines()) < 200
     guide = (ROOT / "docs" / "write-an-adapter.md").read_text()
     shown = [block.partition("```")[0] for block in guide.split("```python\n")[1:]]
-    parts = [block for block in shown if block.strip() in adapter]
-    assert "".join("".join(parts).split()) == "".join(adapter.split())
-    for name in ("agl-tinyagents/pyproject.toml", "agl-tinyagents/subject_tinyagents.py"):
+    for code in (adapter, (ADAPTER / "patched_tinyagents.py").read_text()):
+        parts = [block for block in shown if block.strip() in code]
+        assert "".join("".join(parts).split()) == "".join(code.split())
+    for name in ("agl-tinyagents/pyproject.toml", "agl-tinyagents/test_tinyagents_conformance.py"):
         source = (SEVENTH / name).read_text()
         blocks = [b.partition("\n")[2].partition("```")[0] for b in guide.split("```")[1:]]
         assert any(b.strip() and b.strip() in source for b in blocks), name
+
+
+def test_the_guide_lists_all_that_a_subject_says_and_every_gap() -> None:
+    section = (ROOT / "docs" / "write-an-adapter.md").read_text().partition("### What a `Subject` says")[2]
+    listed = re.findall(r"^\| `(\w+)(?:\(.*?\))?` \|", section, re.MULTILINE)
+    said = {name for name in (*vars(Subject), *Subject.__annotations__) if not name.startswith("_")}
+    assert sorted(listed) == sorted([*said, *GAPS])
+
+    [block] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    scope = dict(vars(conformance))
+    exec(block, scope)
+    policy = scope["script"](None)
+    assert policy({"messages": [{"role": "user", "content": "?"}], "tools": [1]}).tools == (("add", {"a": 2, "b": 3}),)
+    observed = policy({"messages": [{"role": "user", "content": "Observation: 5"}], "tools": [1]})
+    assert observed.tools == (("final_answer", {"answer": "sum 5"}),)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
-
 from late import installed
 from subject_ag2 import AG2, AG2Responses
 from subject_agent_framework import AgentFramework, AgentFrameworkResponses
 from subject_anthropic import BareAnthropic
 from subject_autogen import AutoGen
+from subject_crewai import CrewAI
 from subject_langchain import LangChainAnthropic, LangChainResponses
 from subject_langgraph import LangGraph
 from subject_openai import BareOpenAI, BareOpenAIResponses
 from subject_openai_agents import OpenAIAgents, OpenAIAgentsResponses
+from subject_pydantic_ai import PydanticAI, PydanticAIResponses
+from subject_smolagents import Smolagents
 from subject_strands import Strands
 from subjects import LangChain, Subject
 
@@ -33,19 +33,11 @@ ALL: tuple[Subject, ...] = (
     AutoGen(),
     AG2(),
     AG2Responses(),
+    PydanticAI(),
+    PydanticAIResponses(),
+    Smolagents(),
+    CrewAI(),
 )
 
 
 SUBJECTS = tuple(s for s in ALL if all(map(installed, s.requires)))
-
-
-def chosen(specs: Sequence[str] | None) -> Sequence[Subject]:
-    """The subjects of a run: those that are named (`file.py:Class` or `package.module:Class`), else all of ours."""
-    return tuple(map(_named, specs)) if specs else SUBJECTS
-
-
-@functools.cache
-def _named(spec: str) -> Subject:
-    from agl.trainer.runners.loading import load_object
-
-    return load_object(spec, "--subject")()

@@ -33,6 +33,7 @@ class Learner:
         id_prefix: of the response ids of the dialect that it speaks.
         tool_agent: whose the spans of its tools are; None where the user's own loop runs them, so that there are none.
         wrap: the one line; `agl.wrap` if None.
+        merges: whether it tells the model of tool calls as the model wrote them, so that a rollout is one row.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Learner:
     id_prefix: str = "chatcmpl-"
     tool_agent: str | None = NAME
     wrap: Callable[..., Any] | None = None
+    merges: bool = True
 
     @property
     def installed(self) -> bool:
@@ -135,6 +137,17 @@ def strands() -> Any:
     return Agent(model=model, tools=[tool(calculator)], system_prompt=SYSTEM_PROMPT, name=NAME, callback_handler=None)
 
 
+def pydantic_ai() -> Any:
+    from openai import AsyncOpenAI
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    provider = OpenAIProvider(openai_client=AsyncOpenAI(base_url=URL, api_key=KEY, max_retries=0))
+    model = OpenAIChatModel("m", provider=provider)
+    return Agent(model, name=NAME, instructions=SYSTEM_PROMPT, tools=[calculator])
+
+
 def autogen_agentchat() -> Any:
     from autogen_agentchat.agents import AssistantAgent
     from autogen_ext.models.openai import OpenAIChatCompletionClient
@@ -146,6 +159,51 @@ def autogen_agentchat() -> Any:
     return AssistantAgent(
         NAME, model_client=client, tools=[calculator], system_message=SYSTEM_PROMPT, max_tool_iterations=4
     )
+
+
+def smolagents() -> Any:
+    """One step with the tool; then smolagents asks for the answer. It tells the model of both in texts of its own."""
+    from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
+    from smolagents.agents import EMPTY_PROMPT_TEMPLATES
+
+    @tool
+    def calculator(expression: str) -> str:
+        """Calculate `a op b`, where a and b are integers and op is one of + - * /.
+
+        Args:
+            expression: what to calculate.
+        """
+        return calculate(expression)
+
+    model = OpenAIModel("m", api_base=URL, api_key=KEY, client_kwargs={"max_retries": 0}, tool_choice="auto")
+    prompts: Any = {
+        **EMPTY_PROMPT_TEMPLATES,
+        "system_prompt": SYSTEM_PROMPT,
+        "final_answer": {"pre_messages": SYSTEM_PROMPT, "post_messages": ""},
+    }
+    return ToolCallingAgent(
+        [calculator], model, prompts, name=NAME, description="calculates", max_steps=1, verbosity_level=LogLevel.OFF
+    )
+
+
+def crewai() -> Any:
+    import subject_crewai  # noqa: F401
+    from crewai import LLM, Agent
+    from crewai.hooks import register_before_llm_call_hook
+    from crewai.tools import tool
+
+    def brief(context: Any) -> None:
+        """The policy knows no more than the quickstart's prompt and the bare question."""
+        if context.agent is not None and context.agent.role == NAME:
+            system, user = context.messages[:2]
+            system["content"] = SYSTEM_PROMPT
+            user["content"] = user["content"].removeprefix("\nCurrent Task: ")
+
+    register_before_llm_call_hook(brief)
+    return Agent(
+        role=NAME, goal="", backstory="", llm=LLM(model="openai/m", base_url=URL, api_key=KEY, max_retries=0),
+        tools=[tool("calculator")(calculator)],
+    )  # fmt: skip
 
 
 def ag2() -> Any:
@@ -308,8 +366,11 @@ LEARNERS = (
     Learner("openai_agents", openai_agents, ("agents",), "resp_"),
     Learner("agent_framework", agent_framework, ("agent_framework", "agent_framework_openai"), "resp_"),
     Learner("strands", strands, ("strands", "openai")),
+    Learner("pydantic_ai", pydantic_ai, ("pydantic_ai", "openai")),
     Learner("autogen_agentchat", autogen_agentchat, ("autogen_agentchat", "autogen_ext")),
     Learner("ag2", ag2, ("ag2.middleware",)),
+    Learner("smolagents", smolagents, ("smolagents", "openai"), merges=False),
+    Learner("crewai", crewai, ("crewai", "openai")),
     Learner("autogen_classic", autogen_classic, ("autogen.agentchat",), tool_agent="user", wrap=autogen.wrap),
     Learner("openai_chat", openai_chat, ("openai",), tool_agent=None),
     Learner("openai_chat_stream", openai_chat_stream, ("openai",), tool_agent=None),

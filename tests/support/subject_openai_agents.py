@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any, ClassVar
 
-from mcp_server import ARGUMENTS, COMMAND
 from subjects import KEY, NO_NUMBERS, Subject, add, sdk_requests
 
 from agl.adapters.openai_agents import OpenAIAgentsTracer
+from agl.testing.mcp_server import ARGUMENTS, COMMAND
 
 
 class OpenAIAgents(Subject):

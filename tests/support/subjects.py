@@ -1,138 +1,19 @@
-"""The adapters under test, each behind one small face: an agent with a tool `add`, run in every way its framework has.
-
-A new adapter is added to the conformance suite by one more subclass of `Subject`: ours in `all_subjects`, another
-distribution's by `--subject` (docs/write-an-adapter.md).
-"""
+"""What the subjects of our own adapters share; each adapter's own are in `subject_*.py`, all in `all_subjects`."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Annotated, Any, ClassVar
 
-from provider import Reply, last_said
-
-from agl.adapters.base import InstrumentedTracer
 from agl.adapters.langchain import LangChainTracer
-
-KEY = "sk-provider"
-
-
-NO_NUMBERS = "no numbers today"
-
-
-class ToolFailed(Exception):
-    """What the tool raises when asked for a negative number."""
-
-
-GAPS = {
-    "response_facts": (
-        "The framework drops the answer's finish reason or id from what it tells its hooks. Nothing that is trained "
-        "depends on them: the gateway's own record has both."
-    ),
-    "tool_errors": (
-        "The framework itself tells the model of a tool's exception, or wraps it in one of its own. Where it tells the "
-        "model, the tool's span is an error all the same."
-    ),
-    "tool_reports": "The framework has no way for a tool to say that it failed but to raise.",
-    "mcp": "MCP tools need a package that is not installed.",
-    "call_errors": "The framework wraps the SDK's exception in one of its own; the span has the one that was raised.",
-}
-"""What a framework itself does otherwise, in words for the capability matrix (docs/adapters.md)."""
-
-
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    if a < 0:
-        raise ToolFailed("a is negative")
-    return a + b
-
-
-def uses_add(a: int = 2, b: int = 3) -> Callable[[dict[str, Any]], Reply]:
-    """A policy that calls `add` once, where it has tools, and then repeats the result."""
-
-    def script(body: dict[str, Any]) -> Reply:
-        who, text = last_said(body)
-        if who == "tool":
-            return Reply(f"sum {text}")
-        if body.get("tools"):
-            return Reply(None, (("add", {"a": a, "b": b}),))
-        return Reply(f"you said {text}")
-
-    return script
-
-
-class Subject:
-    """A framework's agent with the tool `add`.
-
-    Attributes:
-        tracer: the adapter. adapter: the name of its entry point; the subject's own if empty.
-        requires: modules without which the subject is left out.
-        frameworks: modules that importing the adapter must not import.
-        names_agents: whether the framework tells an agent's name; otherwise the rollout's is used.
-        prompt: the system prompt of the agents that `agent` makes; None = none, or one of the framework's.
-        takes_prompt: whether `agent` heeds `prompt`.
-        traces_tools: whether tools run by the framework, so that there are tool spans.
-        sdk: whose client makes the calls, which is also their `gen_ai.provider.name`.
-        response_id: how the provider's ids of responses begin.
-        finish_reasons: of the call that asks for a tool, and of the one that answers.
-        ways: how an agent can be run, by method name; each returns the final text.
-        async_ways: the same, awaited.
-        gaps: what the framework itself does otherwise (`GAPS`), tested in the adapter's own tests.
-    """
-
-    name: ClassVar[str]
-    adapter: ClassVar[str] = ""
-    tracer: ClassVar[type[InstrumentedTracer]]
-    requires: ClassVar[tuple[str, ...]]
-    frameworks: ClassVar[tuple[str, ...]]
-    names_agents: ClassVar[bool] = True
-    prompt: str | None = None
-    takes_prompt: ClassVar[bool] = False
-    traces_tools: ClassVar[bool] = True
-    sdk: ClassVar[str] = "openai"
-    response_id: ClassVar[str] = "chatcmpl-"
-    finish_reasons: ClassVar[tuple[str, str]] = ("tool_calls", "stop")
-    ways: ClassVar[tuple[str, ...]]
-    async_ways: ClassVar[tuple[str, ...]]
-    gaps: ClassVar[frozenset[str]] = frozenset()
-
-    def agent(self, url: str, name: str) -> Any:
-        """An agent of that name whose model is at `url`, which ends in /v1."""
-        raise NotImplementedError
-
-    def wrappable(self, url: str, name: str) -> Any:
-        """What a user hands to `agl.wrap`."""
-        return self.agent(url, name)
-
-    def reporting(self, url: str, name: str) -> Any:
-        """The same agent with a tool `add` that, in its framework's way, says `NO_NUMBERS` instead of raising."""
-        raise NotImplementedError
-
-    async def with_mcp(self, url: str, name: str, question: str) -> str:
-        """What the agent answers whose tool `add` is that of `mcp_server`."""
-        raise NotImplementedError
-
-    def changed(self) -> Any:
-        """What instrumentation changes, to compare before and after."""
-        return sdk_requests()
-
-    def bad_request(self) -> type[Exception]:
-        """What the SDK raises at status 400."""
-        return importlib.import_module(self.sdk).BadRequestError
-
-
-def sdk_requests() -> list[Any]:
-    """The `request` that each installed SDK's clients have of their own."""
-    clients = (("openai", "OpenAI", "AsyncOpenAI"), ("anthropic", "Anthropic", "AsyncAnthropic"))
-    return [
-        vars(getattr(importlib.import_module(sdk), name)).get("request")
-        for sdk, *names in clients
-        if importlib.util.find_spec(sdk) is not None
-        for name in names
-    ]
+from agl.testing.subject import KEY as KEY
+from agl.testing.subject import NO_NUMBERS as NO_NUMBERS
+from agl.testing.subject import Subject as Subject
+from agl.testing.subject import ToolFailed as ToolFailed
+from agl.testing.subject import add as add
+from agl.testing.subject import sdk_requests as sdk_requests
+from agl.testing.subject import uses_add as uses_add
 
 
 class Loop:

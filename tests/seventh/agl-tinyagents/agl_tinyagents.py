@@ -34,6 +34,7 @@ def runnable(agent: Any) -> Runnable:
 class TinyAgentsTracer(InstrumentedTracer):
     """Traces tinyagents agents inside rollouts."""
 
+    modules = ("tinyagents",)
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)
 

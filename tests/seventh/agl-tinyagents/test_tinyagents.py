@@ -8,13 +8,12 @@ from typing import Any
 import openai
 import tinyagents
 from agl_tinyagents import TinyAgentsTracer
-from provider import Reply, serve
 from scripted import ScriptedRollouts, calls_once
-from subjects import add, uses_add
 
 import agl
 from agl import semconv
 from agl.mdp.selection import select
+from agl.testing.conformance import Reply, add, serve, uses_add
 from agl.tracing import RolloutContext, running
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from agl_tinyagents import TinyAgentsTracer
-from subjects import KEY, Subject, add
+
+from agl.testing.conformance import KEY, Conformance, Subject, add
 
 
 class TinyAgents(Subject):
@@ -31,12 +32,9 @@ class TinyAgents(Subject):
         return Agent(name, "m", tools=[add], instructions=self.prompt or "", **clients)
 
     def changed(self) -> Any:
-        import openai
         import tinyagents
 
-        return openai.OpenAI.__dict__.get("request"), openai.AsyncOpenAI.__dict__.get("request"), [
-            *tinyagents._listeners
-        ]  # fmt: skip
+        return super().changed(), [*tinyagents._listeners]
 
 
 class _Runs:
@@ -54,3 +52,7 @@ class _Runs:
 
     async def astream(self, question: str) -> str:
         return "".join([text async for text in self.agent.astream(question)]).strip()
+
+
+class TestTinyAgents(Conformance):
+    subjects = (TinyAgents(),)

@@ -1,24 +1,24 @@
-"""The capability matrix of docs/adapters.md: what the conformance suite proves of each adapter, row by row.
+"""The capability matrix: what the conformance suite proves of each adapter, row by row. A pytest plugin:
 
-    pytest tests/unit/test_adapter_conformance.py --capabilities docs/adapters.md
+    pytest -p agl.testing.capabilities test_my_adapter.py --capabilities capabilities.md
 
 runs the suite and writes the table between the file's markers. A cell is "yes" only if every case behind it passed; a
-run that contradicts what the subjects declare writes nothing and fails. Where there is a place for it, the table of
-what our extras ask for is written too, out of pyproject.toml.
+run that contradicts what the subjects declare writes nothing and fails.
 """
 
 from __future__ import annotations
 
 import inspect
-import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import pytest
-from paths import ROOT
-from subjects import GAPS, Subject
+
+from agl.testing.subject import GAPS, Subject
+
+Case = TypeVar("Case", bound=Callable[..., Any])
 
 YES, NONE, GAP = "yes", "–", "gap"
 
@@ -57,19 +57,31 @@ class Row:
         return GAP if self.gap in subject.gaps else YES
 
 
-def rows(module: Any) -> list[Row]:
-    """The rows that the marks of a module's tests (`@pytest.mark.capability`) declare, in the tests' order."""
-    found: list[Row] = []
-    for name, test in inspect.getmembers(module, inspect.isfunction):
-        for mark in getattr(test, "pytestmark", ()):
-            if mark.name == "capability":
-                options = {k: v for k, v in mark.kwargs.items() if k != "by_way"}
-                if mark.kwargs.get("by_way"):
-                    found += [Row(f"{mark.args[0]}: {word}", name, ways, **options) for word, ways in WAYS.items()]
-                else:
-                    found.append(Row(mark.args[0], name, **options))
-    line = {name: inspect.getsourcelines(getattr(module, name))[1] for name in {row.case for row in found}}
-    return sorted(found, key=lambda row: line[row.case])
+def capability(
+    words: str, *, gap: str | None = None, needs: str | None = None, by_way: bool = False
+) -> Callable[[Case], Case]:
+    """Declare that a case of the suite proves a row of the matrix; with `by_way`, one for each of `WAYS`."""
+
+    def declare(case: Case) -> Case:
+        name = case.__name__
+        ways = WAYS.items() if by_way else ()
+        new = [Row(f"{words}: {word}", name, w, gap, needs) for word, w in ways] or [Row(words, name, (), gap, needs)]
+        # Decorators are applied from the last to the first.
+        vars(case)["capabilities"] = (*new, *declared_by(case))
+        return case
+
+    return declare
+
+
+def declared_by(case: Callable[..., Any]) -> tuple[Row, ...]:
+    """The rows that a case of the suite proves."""
+    return getattr(case, "capabilities", ())
+
+
+def rows(suite: Any) -> list[Row]:
+    """The rows that a class's cases declare, in the cases' order."""
+    cases = [case for _, case in inspect.getmembers(suite, inspect.isfunction)]
+    return [row for case in sorted(cases, key=lambda c: c.__code__.co_firstlineno) for row in declared_by(case)]
 
 
 def table(rows: Sequence[Row], subjects: Sequence[Subject]) -> str:
@@ -93,22 +105,9 @@ def table(rows: Sequence[Row], subjects: Sequence[Subject]) -> str:
         *(f"| {row.words} | " + " | ".join(cell(row, s) for s in subjects) + " |" for row in rows),
     ]
     if unknown := [gap for gap in reasons if gap not in GAPS]:
-        raise ValueError(f"say what the gaps {', '.join(unknown)} mean, in subjects.GAPS")
+        raise ValueError(f"say what the gaps {', '.join(unknown)} mean, in agl.testing.subject.GAPS")
     notes = [f"{i + 1}. {GAPS[gap]}" for i, gap in enumerate(reasons)]
     return "\n".join(lines + (["", "Gaps:", "", *notes] if notes else []))
-
-
-def requirements() -> str:
-    """What the adapters' extras ask for, as Markdown."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    # AutoGen's adapter has three families, each with a distribution.
-    extras = {name.replace("_", "-") for name in project["entry-points"]["agl.adapters"]} | {"ag2", "autogen-classic"}
-    lines = [
-        f"| `pip install 'agl[{extra}]'` | {', '.join(f'`{need}`' for need in needs)} |"
-        for extra, needs in project["optional-dependencies"].items()
-        if extra in extras
-    ]
-    return "\n".join(["| | asks for |", "|---|---|", *lines])
 
 
 def between(text: str, name: str) -> str:
@@ -143,7 +142,7 @@ class Recorder:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.module: Any = None
+        self.suite: Any = None
         self.outcomes: dict[tuple[str, int, str | None], str] = {}
         """(case, id of the subject, way) -> "passed", "skipped" or "failed"."""
         self.items: dict[str, tuple[str, int, str | None]] = {}
@@ -151,15 +150,19 @@ class Recorder:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         for item in session.items:
-            if isinstance(item, pytest.Function) and item.get_closest_marker("capability") is not None:
+            if isinstance(item, pytest.Function) and declared_by(item.function):
                 subject = item.callspec.params["subject"]
                 if not isinstance(subject, Subject):
                     # The one item that pytest makes, and skips, of a case that no subject has anything for.
                     continue
                 if subject not in self.subjects:
                     self.subjects.append(subject)
-                self.module = item.module
-                self.items[item.nodeid] = (item.originalname, id(subject), item.callspec.params.get("way"))
+                self.suite = item.cls
+                self.items[item.nodeid] = (
+                    item.originalname,
+                    id(subject),
+                    cast("str | None", item.callspec.params.get("way")),
+                )
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.nodeid in self.items and (report.when == "call" or report.outcome != "passed"):
@@ -167,7 +170,7 @@ class Recorder:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        problems = list(self._problems()) if self.module is not None else ["no case of the conformance suite ran"]
+        problems = list(self._problems()) if self.suite is not None else ["no case of the conformance suite ran"]
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         if problems:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -175,9 +178,8 @@ class Recorder:
             message = f"the capability matrix is not written:\n{said}"
         else:
             text = self.file.read_text() if self.file.exists() else "\n".join([*_markers("capabilities"), ""])
-            text = written(text, "capabilities", table(rows(self.module), self.subjects))
-            if _markers("requirements")[0] in text:
-                text = written(text, "requirements", requirements())
+            subjects = [*self.subjects, *getattr(self.suite, "elsewhere", ())]
+            text = written(text, "capabilities", table(rows(self.suite), subjects))
             self.file.write_text(text)
             message = f"the capability matrix of {len(self.subjects)} adapters is in {self.file}"
         if reporter is not None:
@@ -186,7 +188,7 @@ class Recorder:
 
     def _problems(self) -> Iterable[str]:
         """Where what ran is not what the subjects declare."""
-        for row in rows(self.module):
+        for row in rows(self.suite):
             for subject in self.subjects:
                 ran = [
                     outcome
@@ -202,3 +204,14 @@ class Recorder:
                     yield f"{place}: every case was skipped, and no gap says why"
                 elif cell == NONE and "passed" in ran:
                     yield f"{place}: declared as not there, but a case passed"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("adapters").addoption(
+        "--capabilities", type=Path, metavar="FILE.md", help="write what the conformance suite proves into this file"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if (file := config.getoption("capabilities")) is not None:
+        config.pluginmanager.register(Recorder(file))

@@ -11,16 +11,22 @@ COMMAND, ARGUMENTS = sys.executable, [__file__]
 
 def main() -> None:
     """Serve until the client leaves."""
-    from mcp.server.mcpserver import MCPServer
-    from mcp.server.mcpserver.exceptions import ToolError
+    server_class: Any
+    tool_error: Any
+    try:
+        from mcp.server.mcpserver import MCPServer as server_class
+        from mcp.server.mcpserver.exceptions import ToolError as tool_error
+    except ImportError:  # mcp 1
+        from mcp.server.fastmcp import FastMCP as server_class  # pyright: ignore
+        from mcp.server.fastmcp.exceptions import ToolError as tool_error  # pyright: ignore
 
-    server: Any = MCPServer("numbers")
+    server = server_class("numbers")
 
     @server.tool()
     def add(a: int, b: int) -> int:
         """Add two numbers."""
         if a < 0:
-            raise ToolError("a is negative")
+            raise tool_error("a is negative")
         return a + b
 
     asyncio.run(server.run_stdio_async())

@@ -1,0 +1,224 @@
+"""Spans of Pydantic AI agents: `invoke_agent` for named agents, `chat` for model calls, `execute_tool` for tools.
+
+Hook: a capability (pydantic-ai >= 2.30, < 3), which wraps a run and its tools. Pydantic AI takes capabilities per agent
+or per run only, so `Agent.iter`, which every way of running an agent goes through, is patched to add one; agents made
+earlier are traced too. The capability's hook around a model call runs in another task than a stream's request, so it
+has the model wrapped instead. Pydantic AI's OpenTelemetry spans are the user's and stay unchanged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, ClassVar
+
+from agl import semconv, tracing
+from agl.adapters.aside import Aside, end, start
+from agl.adapters.base import InstrumentedTracer
+from agl.adapters.failed_calls import record_failed_call
+from agl.adapters.patching import Patches
+from agl.adapters.pydantic_ai.runnable import handles, runnable
+from agl.adapters.scopes import agent_turn, model_call, place, tool_end, tool_run
+from agl.tracing.context import Scope
+
+_REASONS = {"tool_call": "tool_calls"}
+"""Pydantic AI's finish reasons -> OpenAI's, where they differ."""
+_AGENTS: set[Scope] = set()
+"""The open scopes of agents. Streams that one task reads in turn leave theirs current for each other."""
+
+
+class PydanticAITracer(InstrumentedTracer):
+    """Traces every way of running a Pydantic AI agent inside rollouts."""
+
+    modules = ("pydantic_ai",)
+    handles = staticmethod(handles)
+    runnable = staticmethod(runnable)
+
+    def _install(self) -> None:
+        from pydantic_ai import Agent
+
+        self._patches = Patches()
+        self._patches.replace(Agent, "iter", _iterating(Agent.iter))
+
+    def _restore(self) -> None:
+        self._patches.restore()
+
+
+def _iterating(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def iterating(self: Any, *args: Any, capabilities: Any = None, **kwargs: Any) -> Any:
+        if tracing.current() is not None:
+            capabilities = [*(capabilities or ()), _capability_class()()]
+        return method(self, *args, capabilities=capabilities, **kwargs)
+
+    return iterating
+
+
+@functools.cache
+def _capability_class() -> Any:
+    """Made late, so that importing the adapter does not import the framework."""
+    from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
+    from pydantic_ai.exceptions import (
+        ApprovalRequired,
+        CallDeferred,
+        SkipToolExecution,
+        ToolFailedError,
+        ToolRetryError,
+    )
+    from pydantic_ai.models.wrapper import WrapperModel
+
+    class TracedModel(WrapperModel):
+        """A model whose calls lie in the scope that `begin` opens."""
+
+        def __init__(self, wrapped: Any, begin: Callable[[], Scope | None]) -> None:
+            super().__init__(wrapped)
+            self.begin = begin
+
+        async def request(self, *args: Any, **kwargs: Any) -> Any:
+            with Aside():
+                scope = self.begin()
+                try:
+                    response = await self.wrapped.request(*args, **kwargs)
+                except BaseException as error:
+                    _end(scope, error)
+                    raise
+                _end(scope, response=response)
+                return response
+
+        @contextlib.asynccontextmanager
+        async def request_stream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+            aside = Aside()
+            with aside:
+                scope = self.begin()
+            try:
+                async with contextlib.AsyncExitStack() as stack:
+                    with aside:
+                        stream = await stack.enter_async_context(self.wrapped.request_stream(*args, **kwargs))
+                    yield stream
+            except GeneratorExit:
+                _end(scope)
+                raise
+            except BaseException as error:
+                _end(scope, error)
+                raise
+            _end(scope, response=stream.get())
+
+    class Tracing(AbstractCapability[Any]):
+        """The spans of one run."""
+
+        _safe_at_runtime: ClassVar[bool] = True
+
+        def __init__(self) -> None:
+            self.id = "agl"
+            self.around = tracing.current()
+            """The parent of the run's scopes: the agent's, or the one in which the run began."""
+
+        def get_ordering(self) -> CapabilityOrdering:
+            # A result of the user's own capability is no tool's run, and its changes of a call are recorded.
+            return CapabilityOrdering(position="innermost")
+
+        def parent(self) -> Scope | None:
+            return place(self.around, [*_AGENTS])
+
+        async def wrap_run(self, ctx: Any, *, handler: Callable[[], Awaitable[Any]]) -> Any:
+            name = ctx.agent.name if ctx.agent is not None else None
+            scope = agent_turn(name, parent=self.parent(), start=start) if name else None
+            if scope is None:
+                return await handler()
+            self.around = scope
+            _AGENTS.add(scope)
+            try:
+                result = await handler()
+            except asyncio.CancelledError:
+                # Also how it tells that a reader stopped early, which is no error.
+                _end(scope)
+                raise
+            except BaseException as error:
+                _end(scope, error)
+                raise
+            finally:
+                _AGENTS.discard(scope)
+            _end(scope)
+            return result
+
+        async def before_model_request(self, ctx: Any, request_context: Any) -> Any:
+            for part in request_context.messages[-1].parts:
+                # What the model is told of a call that no tool ran: an unknown tool, arguments that do not fit.
+                retried = part.part_kind == "retry-prompt" and part.tool_name
+                if retried or getattr(part, "outcome", "success") not in ("success", "interrupted"):
+                    text = part.model_response() if retried else part.model_response_str()
+                    record_failed_call(part.tool_name, part.tool_call_id, text, parent=self.parent())
+            model = request_context.model
+
+            def begin() -> Scope | None:
+                return model_call(model.model_name, model.system, parent=self.parent(), start=start)
+
+            request_context.model = TracedModel(model, begin)
+            return request_context
+
+        async def wrap_tool_execute(
+            self, ctx: Any, *, call: Any, tool_def: Any, args: Any, handler: Callable[..., Any]
+        ) -> Any:
+            scope = tool_run(call.tool_name, args, call.tool_call_id, parent=self.parent(), start=start)
+            try:
+                result = await handler(args)
+            except (CallDeferred, ApprovalRequired):
+                _end(scope)
+                raise
+            except SkipToolExecution as skipped:
+                _returned(scope, skipped.result)
+                raise
+            except (ToolRetryError, ToolFailedError) as told:
+                # `ModelRetry` and `ToolFailed` of the tool, which the model reads. MCP tools fail by them.
+                _returned(scope, str(told), failed=True)
+                raise
+            except BaseException as error:
+                _end(scope, error)
+                raise
+            _returned(scope, result)
+            return result
+
+    return Tracing
+
+
+def _end(scope: Scope | None, error: BaseException | None = None, *, response: Any = None) -> None:
+    if scope is not None:
+        facts = None if response is None else _facts(response, scope.rollout.capture_content)
+        end(scope, error=error, attributes=facts)
+
+
+def _returned(scope: Scope | None, result: Any, *, failed: bool = False) -> None:
+    if scope is not None:
+        tool_end(scope, _text(getattr(result, "return_value", result)), failed=failed, end=end)
+
+
+def _text(value: Any) -> str:
+    from pydantic_core import to_json
+
+    return value if isinstance(value, str) else to_json(value, fallback=str, serialize_unknown=True).decode()
+
+
+def _facts(response: Any, content: bool) -> dict[str, Any]:
+    """The attributes of a `ModelResponse`; texts only where they are captured."""
+    from pydantic_ai.messages import ModelMessagesTypeAdapter
+
+    # The Responses API tells a status in its place.
+    reason = (response.provider_details or {}).get("finish_reason")
+    if reason in (None, "completed", "incomplete"):
+        asks = response.finish_reason == "stop" and response.tool_calls
+        reason = "tool_calls" if asks else _REASONS.get(response.finish_reason, response.finish_reason)
+    usage = response.usage
+    return {
+        semconv.RESPONSE_ID: response.provider_response_id,
+        semconv.RESPONSE_MODEL: response.model_name,
+        semconv.FINISH_REASONS: [reason] if reason else None,
+        # It counts 0 tokens where the provider reports none.
+        semconv.INPUT_TOKENS: usage.input_tokens or None,
+        semconv.OUTPUT_TOKENS: usage.output_tokens or None,
+        semconv.OUTPUT_MESSAGES: json.dumps(ModelMessagesTypeAdapter.dump_python([response], mode="json"))
+        if content
+        else None,
+    }

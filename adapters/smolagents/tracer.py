@@ -1,0 +1,203 @@
+"""Spans of smolagents: `invoke_agent` for named agents, `execute_tool` for tools, managed agents and executed code.
+
+Hook: smolagents has only callbacks after a step, and one list of them for each agent, so methods of its base classes
+are replaced while instrumented (smolagents >= 1.24, < 2): `MultiStepAgent._run_stream` (an agent's run, streamed or
+not) and `__call__` (a managed agent's task), `Tool.__call__`, `PythonExecutor.__call__` (a `CodeAgent`'s code), and
+`process_tool_calls` and `execute_tool_call` of `ToolCallingAgent`. smolagents does not pass a call's id to its tool: a
+tool's run is joined to the call with its name and arguments in the answer that the same agent acts on. Code, and tool
+calls that smolagents reads out of a text, have no id that the model gave: they are joined to the `chat` span of their
+answer. The `chat` spans are the SDK's, through `agl.adapters.openai`: a stream's messages drop the response's id.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from agl import tracing
+from agl.adapters.aside import end, start, traced_sync
+from agl.adapters.base import InstrumentedTracer
+from agl.adapters.failed_calls import record_failed_call
+from agl.adapters.openai import OpenAITracer
+from agl.adapters.patching import Patches
+from agl.adapters.scopes import agent_turn, last_chat, tool_end, tool_run
+from agl.adapters.smolagents.runnable import handles, runnable
+
+
+class SmolagentsTracer(InstrumentedTracer):
+    """Traces smolagents agents, the agents that they manage, and their tools inside rollouts."""
+
+    modules = ("smolagents",)
+    handles = staticmethod(handles)
+    runnable = staticmethod(runnable)
+
+    def _install(self) -> None:
+        from smolagents import MultiStepAgent, Tool
+        from smolagents.local_python_executor import PythonExecutor
+
+        self._patches = Patches()
+        agents: dict[str, Callable[..., Any]] = {
+            "_run_stream": _run_stream,
+            "__call__": _calling,
+            "process_tool_calls": _process_tool_calls,
+            "execute_tool_call": _execute_tool_call,
+        }
+        self._patches.tree(MultiStepAgent, agents)
+        self._patches.tree(Tool, {"__call__": _calling})
+        self._patches.tree(PythonExecutor, {"__call__": _executing})
+        # An OpenAITracer that the user switched on stays on.
+        self._openai = None if OpenAITracer().instrumented else OpenAITracer().instrument()
+
+    def _restore(self) -> None:
+        self._patches.restore()
+        if self._openai is not None:
+            self._openai.uninstrument()
+
+
+@dataclass(eq=False)
+class _ToolCall:
+    """A tool call of the answer that an agent acts on.
+
+    Attributes:
+        issued_by: id of the `chat` span of that answer.
+    """
+
+    id: str | None
+    name: str
+    arguments: Any
+    issued_by: str | None
+
+
+_calls: WeakKeyDictionary[Any, list[_ToolCall]] = WeakKeyDictionary()
+"""Agent -> the tool calls of its last answer that no tool's run has claimed. An agent runs once at a time."""
+_claiming = threading.Lock()
+_call: ContextVar[_ToolCall | None] = ContextVar("agl.smolagents.call", default=None)
+"""The call whose tool is about to run."""
+_running: ContextVar[Any] = ContextVar("agl.smolagents.running", default=None)
+"""The tool that runs: a subclass's `__call__` calls that of its base class."""
+
+
+def _run_stream(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def run_stream(self: Any, *args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        return traced_sync(
+            lambda: agent_turn(self.name, start=start) if self.name else None,
+            lambda: original(self, *args, **kwargs),
+            lambda scope, error: end(scope, error=error),
+        )
+
+    return run_stream
+
+
+def _process_tool_calls(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def process_tool_calls(self: Any, chat_message: Any, *args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        issued_by = last_chat(tracing.current())
+        _calls[self] = [
+            _ToolCall(call.id, call.function.name, call.function.arguments, issued_by)
+            for call in chat_message.tool_calls or ()
+        ]
+        yield from original(self, chat_message, *args, **kwargs)
+
+    return process_tool_calls
+
+
+def _claim(agent: Any, name: str, arguments: Any) -> _ToolCall | None:
+    with _claiming:
+        calls = _calls.get(agent, [])
+        # Of two calls that are the same in all but their id, either may run first.
+        call = next((c for c in calls if c.name == name and (c.arguments or {}) == arguments), None)
+        if call is not None:
+            calls.remove(call)
+        return call
+
+
+def _execute_tool_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def execute_tool_call(self: Any, tool_name: str, arguments: Any) -> Any:
+        if tracing.current() is None:
+            return original(self, tool_name, arguments)
+        call = _claim(self, tool_name, arguments)
+        token = _call.set(call)
+        try:
+            return original(self, tool_name, arguments)
+        except Exception as error:
+            # Where the tool ran, it has its span, with the error that it raised.
+            if call is not None:
+                record_failed_call(tool_name, call.id, str(error), issued_by=call.issued_by)
+            raise
+        finally:
+            _call.reset(token)
+
+    return execute_tool_call
+
+
+def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if tracing.current() is None or _running.get() is self or _gives_the_answer(self):
+            return original(self, *args, **kwargs)
+        issued = _call.get()
+        running, claimed = _running.set(self), _call.set(None)
+        try:
+            scope = tool_run(
+                self.name or "agent",
+                _arguments(self, args, kwargs),
+                issued.id if issued else None,
+                issued_by=issued.issued_by if issued else None,
+            )
+            try:
+                result = original(self, *args, **kwargs)
+            except BaseException as error:
+                if scope is not None:
+                    tracing.end(scope, error=error)
+                raise
+            if scope is not None:
+                tool_end(scope, str(result))
+            return result
+        finally:
+            _call.reset(claimed)
+            _running.reset(running)
+
+    return call
+
+
+def _gives_the_answer(tool: Any) -> bool:
+    """Whether it is smolagents' own `final_answer`, by which an agent ends; nothing is executed."""
+    return any(
+        (c.__module__, c.__name__) == ("smolagents.default_tools", "FinalAnswerTool") for c in type(tool).__mro__
+    )
+
+
+def _arguments(tool: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's arguments by name; smolagents also takes them as one dict."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], dict):
+        return args[0]
+    named = {**dict(zip(getattr(tool, "inputs", ()), args, strict=False)), **kwargs}
+    named.pop("sanitize_inputs_outputs", None)
+    return named
+
+
+def _executing(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def execute(self: Any, code_action: str) -> Any:
+        here = tracing.current()
+        if here is None:
+            return original(self, code_action)
+        scope = tool_run("python_interpreter", {"code": code_action}, None, issued_by=last_chat(here))
+        try:
+            output = original(self, code_action)
+        except BaseException as error:
+            if scope is not None:
+                tracing.end(scope, error=error)
+            raise
+        if scope is not None:
+            tool_end(scope, f"{output.logs}{output.output}")
+        return output
+
+    return execute

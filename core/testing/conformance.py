@@ -1,0 +1,437 @@
+"""What every adapter must do: one suite, of which a test file makes a class for its own subjects.
+
+    class TestTinyAgents(Conformance):
+        subjects = (TinyAgents(),)
+
+Each case proves the rows of the capability matrix that its `@capability` names (`agl.testing.capabilities`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+import agl
+from agl import semconv, tracing
+from agl.agents import registry as plugins
+from agl.agents.agent import Outcome, RolloutInfo
+from agl.mdp.selection import select
+from agl.mdp.spans import Span
+from agl.testing.capabilities import Row, capability, declared_by
+from agl.testing.provider import Provider, Reply, Script, Seen, last_said, serve
+from agl.testing.subject import GAPS, KEY, NO_NUMBERS, Subject, ToolFailed, add, tool_result, uses_add
+from agl.tracing.context import RolloutContext
+
+__all__ = [
+    "GAPS", "KEY", "NO_NUMBERS", "Conformance", "Provider", "Reply", "Script", "Subject", "ToolFailed", "add",
+    "last_said", "serve", "tool_result", "uses_add",
+]  # fmt: skip
+
+ASK = "what is 2+3?"
+
+
+class Conformance:
+    """The suite; pytest runs the subclasses whose names begin with "Test".
+
+    Attributes:
+        subjects: the frameworks' agents under test.
+        elsewhere: others that the capability matrix shows as they declare it, proven in environments of their own.
+    """
+
+    subjects: ClassVar[Sequence[Subject]] = ()
+    elsewhere: ClassVar[Sequence[Subject]] = ()
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        rows: Sequence[Row] = declared_by(metafunc.function)
+        needs = [row.needs for row in rows] or [None]
+        subjects = [s for s in self.subjects if any(need is None or getattr(s, need) for need in needs)]
+        if "way" in metafunc.fixturenames:
+            each = [pytest.param(s, way, id=f"{s.name}-{way}") for s in subjects for way in ways(s)]
+            metafunc.parametrize(("subject", "way"), each)
+        elif "subject" in metafunc.fixturenames:
+            metafunc.parametrize("subject", subjects, ids=[s.name for s in subjects])
+
+    @pytest.fixture
+    def provider(self, subject: Subject) -> Iterator[Provider]:
+        """The agent's own provider."""
+        with serve(subject.script()) as server:
+            yield server
+
+    @pytest.fixture
+    def gateway(self, subject: Subject) -> Iterator[Provider]:
+        """Stands for the gateway, to which a selected agent's requests go."""
+        with serve(subject.script()) as server:
+            yield server
+
+    @capability("its answer's id and finish reason are recorded", gap="response_facts")
+    @capability("every model call is a span, joined to its request by id", by_way=True)
+    def test_every_call_has_a_chat_span_joined_to_the_wire_by_id(
+        self, subject: Subject, way: str, provider: Provider, gateway: Provider
+    ) -> None:
+        agent = subject.agent(provider.url, "solver")
+        with instrumented(subject), tracing.running(rollout := context(subject, gateway)):
+            assert do(subject, agent, way=way) == "sum 5"
+        assert provider.seen == []
+        chats = of(rollout, semconv.CHAT)
+        assert [s.span_id for s in chats] == [seen.traceparent_span for seen in gateway.seen]
+        assert [s.agent for s in chats] == ["solver" for _ in subject.finish_reasons]
+        assert all("/agents/solver/" in seen.path for seen in gateway.seen)
+        for attributes in (s.attributes for s in chats):
+            assert attributes[semconv.REQUEST_MODEL] == "m"
+            assert attributes[semconv.PROVIDER_NAME] == subject.sdk
+            # Where a framework drops the id of a stream, it comes from the wire.
+            if "stream" in way or "response_facts" not in subject.gaps:
+                assert str(attributes[semconv.RESPONSE_ID]).startswith(subject.response_id)
+            assert attributes[semconv.WIRE_CALLS] == 1
+        if "response_facts" not in subject.gaps:
+            reasons = [reason for s in chats for reason in s.attributes[semconv.FINISH_REASONS]]
+            assert reasons == [*subject.finish_reasons]
+        assert {s.status for s in rollout.spans} == {"unset"}
+
+    @capability("agents are told apart by their names", needs="names_agents")
+    @capability("a tool's run is a span: name, arguments, result", needs="traces_tools")
+    @capability("a tool's span has the id of the model's tool call", needs="traces_tools", gap="call_ids")
+    def test_a_tool_span_tells_all_and_nests_in_its_agent(self, subject: Subject, way: str, provider: Provider) -> None:
+        agent = subject.agent(provider.url, "solver")
+        with instrumented(subject), tracing.running(rollout := context(subject)):
+            do(subject, agent, way=way)
+        agents = of(rollout, semconv.INVOKE_AGENT)
+        # The innermost ends first.
+        assert [s.agent for s in agents] == (["solver", "outer"] if subject.names_agents else ["solver"])
+        assert [s.parent_id for s in agents] == [*(s.span_id for s in agents[1:]), None]
+        assert {s.parent_id for s in of(rollout, semconv.CHAT)} == {agents[0].span_id}
+        tools = of(rollout, semconv.EXECUTE_TOOL)
+        assert len(tools) == subject.traces_tools
+        for tool in tools:
+            assert (tool.name, tool.agent, tool.parent_id) == ("execute_tool add", "solver", agents[0].span_id)
+            assert tool.attributes[semconv.TOOL_NAME] == "add"
+            assert json.loads(tool.attributes[semconv.TOOL_CALL_ARGUMENTS]) == {"a": 2, "b": 3}
+            assert tool.attributes[semconv.TOOL_CALL_RESULT] == "5"
+            check_call_id(subject, tool, provider)
+
+    @capability("a tool's exception is recorded and goes on unchanged", gap="tool_errors")
+    @capability("a tool's exception is recorded with its type", gap="error_texts", needs="traces_tools")
+    def test_a_tools_exception_is_recorded(self, subject: Subject, way: str, provider: Provider) -> None:
+        provider.script = subject.script(a=-1)
+        agent = subject.agent(provider.url, "solver")
+        raised = raised_in(rollout := context(subject), subject, agent, way)
+        failed = [s for s in rollout.spans if s.status == "error"]
+        assert not [s for s in failed if s.operation == semconv.CHAT]
+        tools = [s for s in failed if s.operation == semconv.EXECUTE_TOOL]
+        assert [s.attributes[semconv.TOOL_NAME] for s in tools] == ["add"] * subject.traces_tools
+        if "error_texts" not in subject.gaps:
+            assert {s.attributes[semconv.ERROR_TYPE] for s in tools} <= {"ToolFailed"}
+        if "tool_errors" not in subject.gaps:
+            assert (type(raised), str(raised)) == (ToolFailed, "a is negative")
+            agents = of(rollout, semconv.INVOKE_AGENT)
+            assert {(s.status, s.attributes[semconv.ERROR_TYPE]) for s in agents} == {("error", "ToolFailed")}
+
+    @capability(
+        "a tool that says it failed, without raising, is recorded as failed", gap="tool_reports", needs="traces_tools"
+    )
+    def test_a_tool_that_reports_failure_without_raising_is_a_failure(
+        self, subject: Subject, way: str, provider: Provider
+    ) -> None:
+        if "tool_reports" in subject.gaps:
+            pytest.skip(f"{subject.name}'s tools can but raise")
+        provider.script = subject.script(a=-1)
+        agent = subject.reporting(provider.url, "solver")
+        with instrumented(subject), tracing.running(rollout := context(subject)):
+            assert do(subject, agent, way=way)
+        [tool] = of(rollout, semconv.EXECUTE_TOOL)
+        assert (tool.status, tool.attributes[semconv.TOOL_NAME]) == ("error", "add")
+        assert NO_NUMBERS in str(tool.attributes[semconv.TOOL_CALL_RESULT])
+        check_call_id(subject, tool, provider)
+        assert {s.status for s in rollout.spans if s is not tool} == {"unset"}
+
+    @capability("MCP tools are traced, and one that says it failed is recorded so", gap="mcp", needs="traces_tools")
+    @pytest.mark.parametrize("a", [2, -1], ids=["succeeds", "fails"])
+    def test_an_mcp_tool_that_says_it_failed_is_a_failure(self, subject: Subject, a: int, provider: Provider) -> None:
+        if "mcp" in subject.gaps:
+            pytest.skip(f"{subject.name} has no MCP tools here")
+        provider.script = subject.script(a=a)
+        with instrumented(subject), tracing.running(rollout := context(subject)):
+            asyncio.run(subject.with_mcp(provider.url, "solver", ASK))
+        [tool] = of(rollout, semconv.EXECUTE_TOOL)
+        assert tool.status == ("unset" if a == 2 else "error")
+        told = str(tool.attributes.get(semconv.TOOL_CALL_RESULT) or tool.status_message)
+        assert ("5" if a == 2 else "a is negative") in told
+        check_call_id(subject, tool, provider)
+
+    @capability("a failed model call is recorded and raised unchanged", gap="call_errors")
+    def test_a_failed_call_is_recorded_and_raised_unchanged(
+        self, subject: Subject, way: str, gateway: Provider
+    ) -> None:
+        gateway.script = lambda body: Reply(status=400)
+        agent = subject.agent(gateway.url, "solver")
+        raised = raised_in(rollout := context(subject, gateway), subject, agent, way)
+        told = of(rollout, semconv.CHAT)
+        assert [(s.status, [e.name for e in s.events]) for s in told] == [("error", ["exception"])] * len(told)
+        types = {s.attributes[semconv.ERROR_TYPE] for s in told}
+        if "call_errors" in subject.gaps:
+            assert told
+            assert types <= {type(raised).__qualname__, subject.bad_request().__qualname__}
+        else:
+            assert isinstance(raised, subject.bad_request())
+            assert "scripted 400" in str(raised)
+            assert (len(told), types) == (1, {type(raised).__qualname__})
+
+    @capability("an agent that is not selected keeps its provider, key and model, and is traced")
+    def test_an_unselected_agent_keeps_its_provider_and_is_traced(
+        self, subject: Subject, provider: Provider, gateway: Provider
+    ) -> None:
+        agent = subject.agent(provider.url, "solver")
+        with instrumented(subject), tracing.running(rollout := context(subject, gateway, agents="nobody")):
+            assert do(subject, agent) == "sum 5"
+        assert gateway.seen == []
+        keys = {s.headers.get("x-api-key", s.headers.get("authorization")) for s in provider.seen}
+        assert {key.removeprefix("Bearer ") for key in keys if key is not None} == {KEY}
+        assert not [s for s in provider.seen if "agl" in s.text or "traceparent" in s.headers]
+        chat = of(rollout, semconv.CHAT)[-1]
+        assert semconv.ROUTED not in chat.attributes
+        assert "sum 5" in str(chat.attributes[semconv.OUTPUT_MESSAGES])
+        assert (chat.attributes[semconv.INPUT_TOKENS], chat.attributes[semconv.OUTPUT_TOKENS]) == (7, 3)
+        assert str(chat.attributes[semconv.URL]).startswith(provider.root)
+
+    @capability("its system prompt is replaced at the wire, and not another byte", needs="takes_prompt", by_way=True)
+    def test_a_system_prompt_is_replaced_and_not_another_byte(self, subject: Subject, way: str) -> None:
+        subject = copy.copy(subject)
+        subject.prompt, better = 'Add "numbers".\nBe brief.', "Use the tool."
+        sent: list[list[Seen]] = []
+        for texts in (None, {"solver": {subject.prompt: ("better", better)}}):
+            # Each time at another address, for LangChain keeps an address's connections longer than their event loop
+            # lives.
+            with (
+                serve(subject.script()) as provider,
+                instrumented(subject),
+                tracing.running(rollout := context(subject)),
+            ):
+                rollout.system_prompts, rollout.prompts = texts, True
+                assert do(subject, subject.agent(provider.url, "solver"), way=way) == "sum 5"
+            sent.append(provider.seen)
+        own, replaced = sent
+        text, new = json.dumps(subject.prompt).encode(), json.dumps(better).encode()
+        n = len(subject.finish_reasons)
+        assert [s.raw.count(text) for s in own] == [1] * n
+        assert [s.raw for s in replaced] == [s.raw.replace(text, new) for s in own]
+        assert [s.path for s in replaced] == [s.path for s in own]
+        assert [*map(kept_headers, replaced)] == [*map(kept_headers, own)]
+        chats = of(rollout, semconv.CHAT)
+        assert [[*s.attributes[semconv.SYSTEM_PROMPTS]] for s in chats] == [["better"]] * n
+        assert all(better in str(s.attributes[semconv.INPUT_MESSAGES]) for s in chats)
+
+    @capability("twenty rollouts in threads never mix")
+    def test_twenty_rollouts_in_threads_never_mix(
+        self, subject: Subject, provider: Provider, gateway: Provider
+    ) -> None:
+        agent = subject.agent(provider.url, "solver")
+        rollouts = [context(subject, gateway, id=f"ro-{i:02}") for i in range(20)]
+        barrier = threading.Barrier(len(rollouts))
+
+        def run(rollout: RolloutContext) -> None:
+            barrier.wait(10)
+            with tracing.running(rollout):
+                do(subject, agent, rollout.rollout_id)
+
+        with instrumented(subject):
+            threads = [threading.Thread(target=run, args=(r,)) for r in rollouts]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        for rollout in rollouts:
+            check_alone(subject, rollout, gateway)
+
+    @capability("twenty rollouts in asyncio tasks never mix", needs="async_ways")
+    def test_twenty_rollouts_in_tasks_never_mix(self, subject: Subject, provider: Provider, gateway: Provider) -> None:
+        agent = subject.agent(provider.url, "solver")
+        rollouts = [context(subject, gateway, id=f"ro-{i:02}") for i in range(20)]
+
+        async def run(rollout: RolloutContext) -> None:
+            with tracing.running(rollout):
+                await getattr(agent, subject.async_ways[0])(rollout.rollout_id)
+
+        async def main() -> None:
+            await asyncio.gather(*(run(r) for r in rollouts))
+
+        with instrumented(subject):
+            asyncio.run(main())
+        for rollout in rollouts:
+            check_alone(subject, rollout, gateway)
+
+    @capability("switched off, it changes nothing")
+    def test_not_instrumented_is_without_effect(self, subject: Subject, provider: Provider, gateway: Provider) -> None:
+        before = subject.changed()
+        agent = subject.agent(provider.url, "solver")
+        with tracing.running(rollout := context(subject, gateway)):
+            assert do(subject, agent) == "sum 5"
+        assert gateway.seen == []
+        assert [s.operation for s in rollout.spans] == [semconv.INVOKE_AGENT]
+        assert subject.changed() == before
+
+    @capability("outside a rollout, the agent runs as ever")
+    def test_outside_a_rollout_an_instrumented_agent_runs_as_ever(self, subject: Subject, provider: Provider) -> None:
+        agent = subject.agent(provider.url, "solver")
+        firsts = [*subject.ways[:1], *subject.async_ways[:1]]
+        with instrumented(subject):
+            for way in firsts:
+                assert do(subject, agent, way=way) == "sum 5"
+        assert len(provider.seen) == len(subject.finish_reasons) * len(firsts)
+        assert not [s for s in provider.seen if "agl" in s.text or "traceparent" in s.headers]
+
+    @capability("a user's own tracing is as it would be without it")
+    def test_a_user_who_traces_sees_their_own_spans_alone(self, subject: Subject, provider: Provider) -> None:
+        exporter, users = InMemorySpanExporter(), TracerProvider()
+        users.add_span_processor(SimpleSpanProcessor(exporter))
+        tracer = users.get_tracer("users")
+        agent = subject.agent(provider.url, "solver")
+        with instrumented(subject), tracer.start_as_current_span("around") as around:
+            with tracing.running(rollout := context(subject)):
+                do(subject, agent)
+            assert trace.get_current_span() is around
+            with tracer.start_as_current_span("after"):
+                pass
+        after, outermost = exporter.get_finished_spans()
+        assert (after.name, outermost.name) == ("after", "around")
+        assert after.parent is not None
+        assert after.parent.span_id == around.get_span_context().span_id
+        assert len(of(rollout, semconv.CHAT)) == len(provider.seen)
+
+    @capability("switched on twice is once; switched off restores all")
+    def test_twice_is_once_and_uninstrument_restores(self, subject: Subject, provider: Provider) -> None:
+        # Under the SDK's own tracer, where that makes the spans of model calls.
+        with contextlib.nullcontext() if subject.traces_models else plugins.switched_on(()):
+            before = subject.changed()
+            first, second = subject.tracer(), subject.tracer()
+            first.instrument()
+            second.instrument()
+            agent = subject.agent(provider.url, "solver")
+            with tracing.running(rollout := context(subject)):
+                do(subject, agent)
+            assert len(of(rollout, semconv.CHAT)) == len(provider.seen)
+            assert len(rollout.spans) == spans_of_one_run(subject)
+            assert first.instrumented
+            second.uninstrument()
+            assert subject.changed() == before
+            assert not first.instrumented
+            first.uninstrument()
+            assert subject.changed() == before
+
+    @capability("beside every other adapter, each span is made once")
+    def test_all_adapters_together_do_not_double_spans(self, subject: Subject, provider: Provider) -> None:
+        agent = subject.agent(provider.url, "solver")
+        with contextlib.ExitStack() as on:
+            for adapter in (*plugins.adapters().values(), subject.tracer):
+                with contextlib.suppress(ImportError):  # of a framework that is not installed
+                    on.callback(adapter().instrument().uninstrument)
+            with tracing.running(rollout := context(subject)):
+                do(subject, agent)
+        assert len(of(rollout, semconv.CHAT)) == len(provider.seen)
+        assert len(rollout.spans) == spans_of_one_run(subject)
+
+    @capability("importing it imports no framework")
+    def test_importing_the_adapter_imports_no_framework(self, subject: Subject) -> None:
+        module = subject.tracer.__module__
+        code = f"import sys, {module}; print([m for m in {subject.frameworks} if m in sys.modules])"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.stdout.strip() == "[]", done.stderr
+
+    @capability("`agl.wrap` finds it by type")
+    def test_wrap_finds_the_framework_by_type(self, subject: Subject, provider: Provider) -> None:
+        agent = agl.wrap(subject.wrappable(provider.url, "solver"), reward=lambda task, output: len(output))
+        assert agent.name == "solver" or not subject.names_agents
+        assert subject.tracer in [type(t) for t in agent.tracers]
+        assert plugins.adapters()[subject.adapter or subject.name] is subject.tracer
+
+        async def run() -> Outcome:
+            done: Any = agent.run({"question": ASK}, {}, RolloutInfo("ro", 1))
+            return await done if agent.is_async else done
+
+        assert asyncio.run(run()) == Outcome(5, "sum 5")
+
+    @capability("captured text can be switched off")
+    def test_captured_text_can_be_switched_off(self, subject: Subject, provider: Provider) -> None:
+        agent = subject.agent(provider.url, "solver")
+        rollout = context(subject)
+        rollout.capture_content = False
+        with instrumented(subject), tracing.running(rollout):
+            do(subject, agent)
+        assert "sum 5" not in json.dumps([dict(s.attributes) for s in rollout.spans], default=str)
+        if "response_facts" not in subject.gaps:
+            assert of(rollout, semconv.CHAT)[0].attributes[semconv.RESPONSE_ID]
+
+
+def ways(subject: Subject) -> tuple[str, ...]:
+    return (*subject.ways, *subject.async_ways)
+
+
+def context(subject: Subject, gateway: Provider | None = None, *, agents: Any = None, id: str = "ro") -> RolloutContext:
+    outer = "outer" if subject.names_agents else "solver"
+    return RolloutContext(id, 1, outer, select(agents), gateway.root if gateway else None, "agl-key")
+
+
+def instrumented(subject: Subject) -> contextlib.AbstractContextManager[Any]:
+    """The subject's adapter switched on, and the tracers of the SDKs where those make the spans of model calls."""
+    return subject.tracer() if subject.traces_models else plugins.switched_on([subject.tracer()])
+
+
+def do(subject: Subject, agent: Any, question: str = ASK, *, way: str | None = None) -> str:
+    """The answer of one run, in the first way that there is if none is given."""
+    way = way or ways(subject)[0]
+    answer = getattr(agent, way)(question)
+    return answer if way in subject.ways else asyncio.run(answer)
+
+
+def raised_in(rollout: RolloutContext, subject: Subject, agent: Any, way: str) -> Exception | None:
+    """The exception with which the agent's run leaves the rollout."""
+    try:
+        with instrumented(subject), tracing.running(rollout):
+            do(subject, agent, way=way)
+    except Exception as error:
+        return error
+    return None
+
+
+def of(rollout: RolloutContext, operation: str) -> list[Span]:
+    return [s for s in rollout.spans if s.operation == operation]
+
+
+def kept_headers(seen: Seen) -> dict[str, str]:
+    return {k: v for k, v in seen.headers.items() if k not in ("content-length", "host")}
+
+
+def spans_of_one_run(subject: Subject) -> int:
+    """The rollout's own span, the agent's if it has a name, one for each call, and the tool's."""
+    return 1 + subject.names_agents + len(subject.finish_reasons) + subject.traces_tools
+
+
+def check_call_id(subject: Subject, tool: Span, provider: Provider) -> None:
+    if "call_ids" not in subject.gaps:
+        assert tool.attributes[semconv.TOOL_CALL_ID] == subject.call_id(provider.last.body)
+
+
+def check_alone(subject: Subject, rollout: RolloutContext, gateway: Provider) -> None:
+    """That a rollout has its own spans, whole, and nothing of anybody else's."""
+    mine = [s for s in gateway.seen if f"/rollouts/{rollout.rollout_id}/" in s.path]
+    assert len(mine) == len(subject.finish_reasons)
+    # A request that names the response it continues does not repeat the question.
+    assert all(rollout.rollout_id in json.dumps(s.body) or "previous_response_id" in s.body for s in mine)
+    assert {s.traceparent_span for s in mine} == {s.span_id for s in of(rollout, semconv.CHAT)}
+    assert {s.rollout_id for s in rollout.spans} == {rollout.rollout_id}
+    assert len({s.trace_id for s in rollout.spans}) == 1
+    assert len(rollout.spans) == spans_of_one_run(subject)
+    known = {s.span_id for s in rollout.spans}
+    assert [s.parent_id for s in rollout.spans if s.parent_id not in known] == [None]

@@ -1,0 +1,315 @@
+"""A small real HTTP server that stands for a provider (or for the gateway): it answers by script and keeps what it got.
+
+Chat Completions (with n), Responses and Anthropic Messages, streaming and not, with tools; embeddings. Whatever path is
+in front.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A request as it came: header names in lower case, body parsed and `raw`."""
+
+    path: str
+    headers: dict[str, str]
+    body: dict[str, Any]
+    raw: bytes = field(default=b"", repr=False)
+
+    @property
+    def text(self) -> str:
+        """Everything that was sent but the body, to search for what must not be there."""
+        return self.path + json.dumps(self.headers)
+
+    @property
+    def traceparent_span(self) -> str:
+        """The span id (hex) in the traceparent header."""
+        return self.headers["traceparent"].split("-")[2]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What to answer: text, tool calls as (name, arguments), an HTTP error status, or (status 0) nothing at all.
+
+    `fails`: a stream that ends in an error event instead.
+    """
+
+    content: str | None = None
+    tools: tuple[tuple[str, dict[str, Any]], ...] = ()
+    status: int = 200
+    fails: bool = False
+
+
+Script = Callable[[dict[str, Any]], Reply]
+
+
+def says(text: str) -> Script:
+    """Always this text."""
+    return lambda body: Reply(text)
+
+
+def last_said(body: dict[str, Any]) -> tuple[str, str]:
+    """Who spoke last in a request of any dialect ("user" or "tool"), and the text."""
+    said: Any = body.get("messages", body.get("input"))
+    if isinstance(said, str):
+        return "user", said
+    last = said[-1]
+    if last.get("type") == "function_call_output":
+        return "tool", _text(last["output"])
+    content = last.get("content") or ""
+    if isinstance(content, list) and content[-1].get("type") == "tool_result":
+        return "tool", _text(content[-1].get("content", ""))
+    return last["role"], _text(content)
+
+
+def last_tool_call_id(body: dict[str, Any]) -> str:
+    """Which call the result at the end of a request, of any dialect, answers."""
+    said: Any = body.get("messages", body.get("input"))
+    last = said[-1]
+    if last.get("type") == "function_call_output":
+        return last["call_id"]
+    return last["tool_call_id"] if "tool_call_id" in last else last["content"][-1]["tool_use_id"]
+
+
+def _text(content: str | list[dict[str, Any]]) -> str:
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+@dataclass
+class Provider:
+    """The running server.
+
+    Attributes:
+        url: base URL ending in /v1; `root` is without it (for Anthropic and as a gateway's base URL).
+        script: body -> reply; may be replaced at any time.
+        seen: every POST so far.
+    """
+
+    root: str
+    script: Script
+    seen: list[Seen] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    @property
+    def url(self) -> str:
+        return f"{self.root}/v1"
+
+    @property
+    def last(self) -> Seen:
+        return self.seen[-1]
+
+    def next_id(self, prefix: str) -> str:
+        with self.lock:
+            return f"{prefix}{next(self.ids)}"
+
+
+@contextmanager
+def serve(script: Script | None = None, port: int = 0) -> Iterator[Provider]:
+    """A provider on a loopback port (0: a free one), stopped at the end of the block."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            raw = self.rfile.read(int(self.headers.get("content-length", 0)))
+            body = json.loads(raw or b"{}")
+            with provider.lock:
+                provider.seen.append(Seen(self.path, {k.lower(): v for k, v in self.headers.items()}, body, raw))
+            _answer(self, provider, body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 128
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            if not isinstance(sys.exception(), ConnectionError):
+                super().handle_error(request, client_address)
+
+    server = Server(("127.0.0.1", port), Handler)
+    provider = Provider(f"http://127.0.0.1:{server.server_port}", script or says("hi"))
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield provider
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _answer(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str, Any]) -> None:
+    path = handler.path.partition("?")[0]
+    if path.endswith("/embeddings"):
+        vector = {"object": "embedding", "index": 0, "embedding": [0.5, 0.5]}
+        _send(handler, {"object": "list", "data": [vector], "model": "e", "usage": {"prompt_tokens": 1}})
+        return
+    reply = provider.script(body)
+    if reply.status == 0:
+        handler.close_connection = True
+    elif reply.status != 200:
+        _send(handler, {"error": {"message": f"scripted {reply.status}", "type": "scripted"}}, reply.status)
+    elif path.endswith("/chat/completions"):
+        _chat(handler, provider, body, reply)
+    elif path.endswith("/responses"):
+        _responses(handler, provider, body, reply)
+    elif path.endswith("/messages"):
+        _messages(handler, provider, body, reply)
+    else:
+        _send(handler, {"id": provider.next_id("other-"), "object": "other"})
+
+
+def _send(handler: BaseHTTPRequestHandler, payload: dict[str, Any], status: int = 200) -> None:
+    data = json.dumps(payload).encode()
+    handler.send_response(status)
+    handler.send_header("content-type", "application/json")
+    handler.send_header("content-length", str(len(data)))
+    handler.end_headers()
+    handler.wfile.write(data)
+
+
+def _stream(handler: BaseHTTPRequestHandler, events: Iterator[tuple[str | None, dict[str, Any] | str]]) -> None:
+    handler.send_response(200)
+    handler.send_header("content-type", "text/event-stream")
+    handler.send_header("transfer-encoding", "chunked")
+    handler.end_headers()
+
+    def write(text: str) -> None:
+        data = text.encode()
+        handler.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        handler.wfile.flush()
+
+    try:
+        for name, data in events:
+            payload = data if isinstance(data, str) else json.dumps(data)
+            write((f"event: {name}\n" if name else "") + f"data: {payload}\n\n")
+        handler.wfile.write(b"0\r\n\r\n")
+    except (BrokenPipeError, ConnectionResetError):
+        handler.close_connection = True
+
+
+def _chat(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str, Any], reply: Reply) -> None:
+    head = {"id": provider.next_id("chatcmpl-"), "created": 1, "model": body.get("model", "m")}
+    calls = [
+        {"id": provider.next_id("call_"), "type": "function", "function": {"name": n, "arguments": json.dumps(a)}}
+        for n, a in reply.tools
+    ]
+    reason = "tool_calls" if calls else "stop"
+    usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+    if not body.get("stream"):
+        message: dict[str, Any] = {"role": "assistant", "content": reply.content}
+        if calls:
+            message["tool_calls"] = calls
+        choices = [{"index": i, "message": message, "finish_reason": reason} for i in range(body.get("n") or 1)]
+        _send(handler, {**head, "object": "chat.completion", "choices": choices, "usage": usage})
+        return
+
+    def chunk(delta: dict[str, Any], finish: str | None = None) -> tuple[None, dict[str, Any]]:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        return None, {**head, "object": "chat.completion.chunk", "choices": [choice]}
+
+    def events() -> Iterator[tuple[str | None, dict[str, Any] | str]]:
+        yield chunk({"role": "assistant", "content": ""})
+        for word in (reply.content or "").split(" ") if reply.content else ():
+            yield chunk({"content": word + " "})
+        for i, call in enumerate(calls):
+            yield chunk({"tool_calls": [{"index": i, **call}]})
+        if reply.fails:
+            yield None, {"error": {"message": "scripted failure"}}
+            return
+        yield chunk({}, reason)
+        if (body.get("stream_options") or {}).get("include_usage"):
+            yield None, {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage}
+        yield None, "[DONE]"
+
+    _stream(handler, events())
+
+
+def _responses(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str, Any], reply: Reply) -> None:
+    output: list[dict[str, Any]] = []
+    if reply.content is not None:
+        part = {"type": "output_text", "text": reply.content, "annotations": []}
+        output.append({"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [part]})
+    for name, arguments in reply.tools:
+        call = {"type": "function_call", "id": provider.next_id("fc_"), "call_id": provider.next_id("call_")}
+        output.append(call | {"name": name, "arguments": json.dumps(arguments), "status": "completed"})
+    response = {
+        "id": provider.next_id("resp_"), "object": "response", "created_at": 1, "model": body.get("model", "m"),
+        "status": "completed", "output": output, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [],
+        "usage": {"input_tokens": 7, "output_tokens": 3, "total_tokens": 10,
+                  "input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}},
+    }  # fmt: skip
+    if not body.get("stream"):
+        _send(handler, response)
+        return
+
+    def events() -> Iterator[dict[str, Any]]:
+        begun = {k: v for k, v in response.items() if k != "usage"} | {"status": "in_progress", "output": []}
+        yield {"type": "response.created", "response": begun}
+        for i, item in enumerate(output):
+            at = {"output_index": i, "item_id": item["id"]}
+            if item["type"] == "function_call":
+                yield {"type": "response.output_item.added", "output_index": i, "item": item | {"arguments": ""}}
+                arguments = {"arguments": item["arguments"], "name": item["name"]}
+                yield {"type": "response.function_call_arguments.delta", **at, "delta": item["arguments"]}
+                yield {"type": "response.function_call_arguments.done", **at, **arguments}
+            else:
+                at["content_index"] = 0
+                [whole] = item["content"]
+                yield {"type": "response.output_item.added", "output_index": i, "item": item | {"content": []}}
+                yield {"type": "response.content_part.added", **at, "part": whole | {"text": ""}}
+                yield {"type": "response.output_text.delta", **at, "delta": whole["text"], "logprobs": []}
+                yield {"type": "response.output_text.done", **at, "text": whole["text"], "logprobs": []}
+                yield {"type": "response.content_part.done", **at, "part": whole}
+            yield {"type": "response.output_item.done", "output_index": i, "item": item}
+        if reply.fails:
+            yield {"type": "error", "code": "scripted", "message": "scripted failure", "param": None}
+            return
+        yield {"type": "response.completed", "response": response}
+
+    _stream(handler, ((e["type"], e | {"sequence_number": n}) for n, e in enumerate(events())))
+
+
+def _messages(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str, Any], reply: Reply) -> None:
+    blocks: list[dict[str, Any]] = [] if reply.content is None else [{"type": "text", "text": reply.content}]
+    for name, arguments in reply.tools:
+        blocks.append({"type": "tool_use", "id": provider.next_id("toolu_"), "name": name, "input": arguments})
+    reason = "tool_use" if reply.tools else "end_turn"
+    message = {
+        "id": provider.next_id("msg_"), "type": "message", "role": "assistant", "model": body.get("model", "m"),
+        "stop_reason": reason, "stop_sequence": None, "usage": {"input_tokens": 7, "output_tokens": 3},
+    }  # fmt: skip
+    if not body.get("stream"):
+        _send(handler, {**message, "content": blocks})
+        return
+
+    def events() -> Iterator[dict[str, Any]]:
+        yield {"type": "message_start", "message": {**message, "content": [], "stop_reason": None}}
+        for i, block in enumerate(blocks):
+            if block["type"] == "text":
+                empty: dict[str, Any] = {"text": ""}
+                delta = {"type": "text_delta", "text": block["text"]}
+            else:
+                empty = {"input": {}}
+                delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+            yield {"type": "content_block_start", "index": i, "content_block": block | empty}
+            yield {"type": "content_block_delta", "index": i, "delta": delta}
+            yield {"type": "content_block_stop", "index": i}
+        ended = {"stop_reason": reason, "stop_sequence": None}
+        yield {"type": "message_delta", "delta": ended, "usage": {"output_tokens": 3}}
+        yield {"type": "message_stop"}
+
+    _stream(handler, ((e["type"], e) for e in events()))

@@ -1,0 +1,170 @@
+"""A framework's agent as the conformance suite sees it: with a tool `add`, run in every way that the framework has."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from agl.adapters.base import InstrumentedTracer
+from agl.testing.provider import Reply, Script, last_said, last_tool_call_id
+
+KEY = "sk-provider"
+"""The key of the agent's own provider."""
+
+NO_NUMBERS = "no numbers today"
+
+
+class ToolFailed(Exception):
+    """What the tool raises when asked for a negative number."""
+
+
+GAPS = {
+    "response_facts": (
+        "The framework drops the answer's finish reason or id from what it tells its hooks. Nothing that is trained "
+        "depends on them: the gateway's own record has both."
+    ),
+    "call_ids": (
+        "The framework does not tell its hooks which of the model's tool calls a tool's run answers: the tool's span "
+        "has no call id."
+    ),
+    "tool_errors": (
+        "The framework itself tells the model of a tool's exception, or wraps it in one of its own. Where it tells the "
+        "model, the tool's span is an error all the same."
+    ),
+    "error_texts": "The framework tells its hooks of a tool's exception in words: the tool's span has them, no type.",
+    "tool_reports": "The framework has no way for a tool to say that it failed but to raise.",
+    "mcp": "MCP tools need a package that is not installed.",
+    "call_errors": "The framework wraps the SDK's exception in one of its own; the span has the one that was raised.",
+}
+"""What a framework itself does otherwise, in words for the capability matrix (docs/adapters.md)."""
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    if a < 0:
+        raise ToolFailed("a is negative")
+    return a + b
+
+
+def tool_result(body: dict[str, Any]) -> str | None:
+    """The tool's result that a request of any dialect ends with; None if it ends with something else."""
+    who, text = last_said(body)
+    return text if who == "tool" else None
+
+
+def uses_add(
+    a: int = 2,
+    b: int = 3,
+    *,
+    result: Callable[[dict[str, Any]], str | None] = tool_result,
+    call: str | None = None,
+    answer: Callable[[str], Reply] = Reply,
+) -> Script:
+    """A policy that calls `add` once, where it has tools, and then repeats the result.
+
+    Args:
+        result: a request's body -> the tool's result that it ends with, None if there is none yet. For frameworks that
+            give results to the model as a user's messages.
+        call: the text with which the model calls `add`, for frameworks that read calls out of texts; None = a tool
+            call of the API.
+        answer: the final text -> the reply, for frameworks that end with a tool of their own.
+    """
+
+    def script(body: dict[str, Any]) -> Reply:
+        if (text := result(body)) is not None:
+            return answer(f"sum {text}")
+        if call is not None:
+            return Reply(call)
+        if body.get("tools"):
+            return Reply(None, (("add", {"a": a, "b": b}),))
+        return answer(f"you said {last_said(body)[1]}")
+
+    return script
+
+
+class Subject:
+    """A framework's agent with the tool `add`.
+
+    Attributes:
+        name: in ids of tests, and the heading of its column in the matrix.
+        adapter: the name of the adapter's entry point; `name` if empty.
+        tracer: the adapter.
+        requires: modules without which the subject is left out of agl's own runs.
+        frameworks: modules that importing the adapter must not import.
+        names_agents: whether the framework tells an agent's name; otherwise the rollout's is used.
+        prompt: the system prompt of the agents that `agent` makes; None = none, or one of the framework's. The suite
+            sets it.
+        takes_prompt: whether `agent` heeds `prompt`.
+        traces_models: whether the adapter opens a span for a model call; otherwise the SDK's tracer does, which the
+            trainer switches on as well.
+        traces_tools: whether the adapter opens a span for a tool's run.
+        sdk: whose client makes the calls, which is also their `gen_ai.provider.name`.
+        response_id: how the provider's ids of responses begin.
+        finish_reasons: of each call that answering takes: by default one that asks for the tool, and one that answers.
+        ways: how an agent can be run, by method name (`invoke`, `stream`, `batch`, ...); each returns the final text.
+            May be empty.
+        async_ways: the same, awaited (`ainvoke`, `astream`, ...). May be empty.
+        gaps: what the framework itself does otherwise (`GAPS`), tested in the adapter's own tests.
+    """
+
+    name: ClassVar[str]
+    adapter: ClassVar[str] = ""
+    tracer: ClassVar[type[InstrumentedTracer]]
+    requires: ClassVar[tuple[str, ...]] = ()
+    frameworks: ClassVar[tuple[str, ...]]
+    names_agents: ClassVar[bool] = True
+    prompt: str | None = None
+    takes_prompt: ClassVar[bool] = False
+    traces_models: ClassVar[bool] = True
+    traces_tools: ClassVar[bool] = True
+    sdk: ClassVar[str] = "openai"
+    response_id: ClassVar[str] = "chatcmpl-"
+    finish_reasons: ClassVar[tuple[str, ...]] = ("tool_calls", "stop")
+    ways: ClassVar[tuple[str, ...]] = ()
+    async_ways: ClassVar[tuple[str, ...]] = ()
+    gaps: ClassVar[frozenset[str]] = frozenset()
+
+    def agent(self, url: str, name: str) -> Any:
+        """An agent of that name whose model is at `url`, which ends in /v1. It has the methods of `ways`."""
+        raise NotImplementedError
+
+    def wrappable(self, url: str, name: str) -> Any:
+        """What a user hands to `agl.wrap`."""
+        return self.agent(url, name)
+
+    def reporting(self, url: str, name: str) -> Any:
+        """The same agent with a tool `add` that, in its framework's way, says `NO_NUMBERS` instead of raising."""
+        raise NotImplementedError
+
+    async def with_mcp(self, url: str, name: str, question: str) -> str:
+        """What the agent answers whose tool `add` is that of `agl.testing.mcp_server`."""
+        raise NotImplementedError
+
+    def script(self, a: int = 2, b: int = 3) -> Script:
+        """A policy, in the framework's own protocol, that asks for `add(a, b)` and then says "sum " and the result."""
+        return uses_add(a, b)
+
+    def call_id(self, body: dict[str, Any]) -> str:
+        """The id of the tool call that the result at the end of a request answers."""
+        return last_tool_call_id(body)
+
+    def changed(self) -> Any:
+        """What instrumentation changes, to compare before and after."""
+        return sdk_requests()
+
+    def bad_request(self) -> type[Exception]:
+        """What the SDK raises at status 400."""
+        return importlib.import_module(self.sdk).BadRequestError
+
+
+def sdk_requests() -> list[Any]:
+    """The `request` that each installed SDK's clients have of their own."""
+    clients = (("openai", "OpenAI", "AsyncOpenAI"), ("anthropic", "Anthropic", "AsyncAnthropic"))
+    return [
+        vars(getattr(importlib.import_module(sdk), name)).get("request")
+        for sdk, *names in clients
+        if importlib.util.find_spec(sdk) is not None
+        for name in names
+    ]
