@@ -115,7 +115,7 @@ class Baseline:
                     policies[name] = await FrozenPolicy.connect(engine, model, self.renderer)
                 else:
                     spec = PolicySpec(policy_directory(str(self.model)), name)
-                    policies[name] = await FrozenPolicy.load(spec, self.renderer)
+                    policies[name] = await FrozenPolicy.load(spec, self.renderer, progress=run.progress)
         except BaseException:
             await _close(policies.values())
             raise

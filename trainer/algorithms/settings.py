@@ -49,6 +49,8 @@ class TrainingSettings:
         prompts: a directory of prompts, as `Trainer(prompts=...)` takes it: what `agl.GEPA` or `agl.APO` found.
         checkpoint_every: steps between checkpoints; None: each step for small models, else every 10; also at the end
             and on Ctrl-C.
+        load_timeout: how long loading the model may make no progress, in seconds, before the run fails: no byte of a
+            download, no tensor, nothing read from the disk, and with "vllm" no new line of its log. None = for ever.
     """
 
     model: str
@@ -81,6 +83,7 @@ class TrainingSettings:
     activation_checkpointing: bool = False
     prompts: str | Path | None = None
     checkpoint_every: int | None = None
+    load_timeout: float | None = 600.0
 
     def __post_init__(self) -> None:
         require_positive(
@@ -91,6 +94,7 @@ class TrainingSettings:
             val_every=self.val_every,
             max_response_tokens=self.max_response_tokens,
             checkpoint_every=self.checkpoint_every,
+            load_timeout=self.load_timeout,
         )
         if (self.steps is None) == (self.epochs is None):
             raise ConfigError(f"{type(self).__name__} needs either steps= or epochs=", hint="for example steps=200")
@@ -139,7 +143,7 @@ class TrainingSettings:
         settings = replace(self, steps=steps, epochs=None)
         changeable = {
             "checkpoint_every", "threads", "device", "val_every", "activation_checkpointing", "engine", "gpu_memory",
-            "prompts",
+            "prompts", "load_timeout",
         }  # fmt: skip
         identity = {
             "algorithm": type(self).__name__,

@@ -378,6 +378,7 @@ def run(
         prompts=prompts,
         seed=seed,
         capture_content=os.environ.get("AGL_CAPTURE_CONTENT", "1") != "0",
+        quiet=quiet,
     )
     facts, status = run_command(launch)
     _write(json_file, facts)
