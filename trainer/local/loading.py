@@ -1,7 +1,7 @@
 """Whether a process that loads a model gets on, and with what.
 
-Invariant: only work that was done counts: bytes that arrived, blocks that were read, modules that were imported, items of
-a progress bar. Computing and waiting do not, so a process that hangs or spins is found.
+Invariant: only work that was done counts: bytes that arrived, blocks that were read, modules that were imported, items
+of a progress bar. Computing and waiting do not, so a process that hangs or spins is found.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PREFIX = re.compile(r"\(\w+ pid=\d+\)|\b[A-Z]+ [\d-]+ [\d:.]+ \[[^\]]*\]")
 
 
 class LoadingProgress(AbstractContextManager["LoadingProgress"]):
-    """Calls `report` while the block runs, at most once in `SECONDS`, whenever something has got on since the last time.
+    """Calls `report` while the block runs, at most once in `SECONDS`, when something has got on since the last time.
 
     Progress bars are those of `tqdm`, with which `huggingface_hub` counts bytes and `transformers` tensors. They are
     counted whether they are drawn or not, from when the block begins to the end of the process.
@@ -131,4 +131,5 @@ class _Bar:
         if not self.is_bytes:
             return f"{self.what or 'loading'}: {self.done:.0f}{'' if self.total is None else f' of {self.total:.0f}'}"
         total = "" if self.total is None else f" of {self.total / 1e6:.1f}"
-        return f"downloading {self.what}: {self.done / 1e6:.1f}{total} MB"
+        # The hub's client gives the end of the URL.
+        return f"downloading {self.what.rpartition('/')[2]}: {self.done / 1e6:.1f}{total} MB"
