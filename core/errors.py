@@ -43,6 +43,10 @@ class ConfigError(AglError):
     """An option that does not exist, or a value that it cannot take."""
 
 
+class MissingExtraError(ConfigError, ModuleNotFoundError):
+    """Something needs a package that is not installed; the hint has the line that installs it."""
+
+
 class DatasetError(AglError):
     """A dataset that is empty or cannot be read."""
 

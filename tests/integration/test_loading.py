@@ -20,7 +20,7 @@ from agl.trainer.local import loading
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
 from agl.trainer.run.progress import Progress
 
-LIMIT = 8.0
+LIMIT = 6.0
 """Seconds without progress: importing torch on a busy machine is done in steps shorter than this."""
 
 
@@ -61,7 +61,7 @@ def test_a_slow_download_takes_longer_than_the_limit(hub: hubs.Hub, tmp_path: Pa
 def test_a_download_that_stands_still_ends_the_run(hub: hubs.Hub, tmp_path: Path) -> None:
     hub.add("someone/tiny", make_untrained(tmp_path / "model", hidden_size=192))
     hub.stop_after = loading.CHUNK_BYTES
-    with pytest.raises(EngineError, match=r"no progress for 8 s while it was loaded \(downloading model.safetensors"):
+    with pytest.raises(EngineError, match=r"no progress for 6 s while it was loaded \(downloading model.safetensors"):
         asyncio.run(load("someone/tiny"))
 
 

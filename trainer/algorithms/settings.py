@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from agl.agents.prompts import load_prompts, prompts_digest
 from agl.errors import ConfigError, nearest
+from agl.extras import TRAINING, require
 from agl.trainer.algorithms.shaping import Overlong
 from agl.trainer.local.config import Attention, Autocast, EngineName, LearnerConfig, LoraSpec
 from agl.trainer.local.policy import PolicySpec
@@ -86,6 +86,7 @@ class TrainingSettings:
     load_timeout: float | None = 600.0
 
     def __post_init__(self) -> None:
+        require(f"agl.{type(self).__name__}", "local", TRAINING)
         require_positive(
             steps=self.steps,
             epochs=self.epochs,
@@ -117,11 +118,8 @@ class TrainingSettings:
                 f"gpu_memory={self.gpu_memory} with engine={self.engine!r}",
                 hint="it is vLLM's share of the GPU's memory, between 0 and 1, with engine='vllm'",
             )
-        if self.engine == "vllm" and find_spec("vllm") is None:
-            raise ConfigError(
-                "engine='vllm' needs vLLM, which is not installed here",
-                hint="pip install \"agl[vllm]\", or leave engine at 'torch'",
-            )
+        if self.engine == "vllm":
+            require("engine='vllm'", "vllm")
 
     def policy_spec(self, seed: int, steps: int) -> PolicySpec:
         """The settings of the policy process: fields of the same name are passed on, the others are derived."""
