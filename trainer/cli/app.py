@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import uuid
 from contextlib import nullcontext
 from functools import partial
@@ -12,12 +13,12 @@ from typing import Annotated, Any
 
 import typer
 
+from agl._version import __version__
 from agl.texts import printable
 from agl.trainer.cli.store import app as store_app
 
 app = typer.Typer(
     name="agl",
-    help="Train the LLM agents you already have, with reinforcement learning and without changing them.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -28,6 +29,21 @@ Json = Annotated[Path | None, typer.Option("--json", help="Write the same facts 
 Seed = Annotated[int, typer.Option(help="Fixes tasks, model start and every request's sampling.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last completed step in --out.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+
+
+def _version(shown: bool) -> None:
+    if shown:
+        typer.echo(f"agl {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train the LLM agents you already have, with reinforcement learning and without changing them."""
 
 
 @app.command()
@@ -361,8 +377,12 @@ def run(
 ) -> None:
     """Run any program and record its model calls and tools, without a line of code; or try a policy in it."""
     from agl.errors import ConfigError
+    from agl.trainer.launch import child
     from agl.trainer.launch.run import LaunchOptions, run_command, show
 
+    if shutil.which(command[0]) is None and not os.path.exists(command[0]):
+        typer.echo(printable(f"agl: command not found: {command[0]}"), err=True)
+        raise typer.Exit(child.NOT_FOUND)
     try:
         value = None if task is None else json.loads(task)
     except json.JSONDecodeError as error:
