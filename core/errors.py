@@ -147,6 +147,10 @@ class CheckpointError(AglError):
     """A checkpoint that is missing, broken or belongs to another run."""
 
 
+class HubError(AglError):
+    """The Hugging Face hub refuses a request, or cannot be reached."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """A sentence that names the options nearest to an unknown one (or all of them)."""
     names = sorted(known)

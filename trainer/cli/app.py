@@ -318,6 +318,28 @@ def evaluate(
 
 
 @app.command()
+def push(
+    directory: Annotated[Path, typer.Argument(help="A run, a checkpoint, a policy of one, or any model.")],
+    repo: Annotated[str, typer.Argument(help="On the hub: NAME or ORGANISATION/NAME; made if it is not there.")],
+    policy: Annotated[str | None, typer.Option(help="Which one, where the run has several.")] = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="The LoRA adapter alone, in place of the model that it is merged into.")
+    ] = False,
+    private: Annotated[
+        bool | None, typer.Option("--private/--public", help="Of a new repository; else as the account's settings say.")
+    ] = None,
+    message: Annotated[str | None, typer.Option(help="Of the commit.")] = None,
+    json_file: Json = None,
+) -> None:
+    """Upload a policy to the Hugging Face hub, with a model card; the token is HF_TOKEN or `hf auth login`'s."""
+    from agl.trainer.run.hub import push as push_to_hub
+
+    url = push_to_hub(directory, repo, policy=policy, adapter=adapter, private=private, message=message)
+    typer.echo(url)
+    _write(json_file, {"url": url})
+
+
+@app.command()
 def explain(
     rollout: Annotated[str | None, typer.Argument(help="A rollout's id, or its beginning.")] = None,
     store: Annotated[
