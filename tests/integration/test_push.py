@@ -28,7 +28,7 @@ def run(untrained_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     directory = tmp_path_factory.mktemp("run")
     algorithm = agl.GRPO(
         model=str(untrained_model), group_size=2, batch_size=2, steps=2, learning_rate=1e-3, max_response_tokens=6,
-        max_context=128, lora=agl.LoraSpec(rank=2),
+        max_context=128, threads=1, lora=agl.LoraSpec(rank=2),
     )  # fmt: skip
     held_out = [{"question": f"held out {i}"} for i in range(3)]
     trainer = agl.Trainer(algorithm, n_workers=4, directory=directory, progress=False)
@@ -52,6 +52,7 @@ def card(hub: hubs.Hub, name: str) -> tuple[dict[str, object], str]:
     return yaml.safe_load(head), body
 
 
+@pytest.mark.slow
 def test_a_run_its_adapter_and_its_checkpoint(hub: hubs.Hub, run: Path, tmp_path: Path) -> None:
     done = push(hub, tmp_path, run, "calculator", "--private")
     assert done.returncode == 0, done.stderr
@@ -88,6 +89,7 @@ def test_a_run_its_adapter_and_its_checkpoint(hub: hubs.Hub, run: Path, tmp_path
     assert card(hub, "someone/adapter")[0]["library_name"] == "peft"
 
 
+@pytest.mark.slow
 def test_what_was_pushed_is_loaded_from_the_hub(hub: hubs.Hub, run: Path, tmp_path: Path) -> None:
     program = f"""
 import agl

@@ -65,9 +65,9 @@ class Hub:
 class Refusal(Exception):
     """An answer other than success."""
 
-    def __init__(self, status: int, message: str, code: str = "") -> None:
+    def __init__(self, status: int, message: str, code: str = "", **more: str) -> None:
         super().__init__(message)
-        self.status, self.code = status, code
+        self.status, self.code, self.more = status, code, more
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def serving() -> Iterator[Hub]:
                 else:
                     self._json(200, self._api(path, body))
             except Refusal as refusal:
-                self._json(refusal.status, {"error": str(refusal)}, {"X-Error-Code": refusal.code})
+                self._json(refusal.status, {"error": str(refusal), **refusal.more}, {"X-Error-Code": refusal.code})
             except BrokenPipeError:
                 pass  # a download that nobody waits for any more
 
@@ -145,7 +145,7 @@ def serving() -> Iterator[Hub]:
                 raise Refusal(403, f"You don't have the rights to create a model under {wanted['organization']}")
             name = f"someone/{wanted['name']}"
             if name in hub.repositories:
-                raise Refusal(409, "You already created this model repo")
+                raise Refusal(409, "You already created this model repo", url=f"{hub.url}/{name}")
             private = wanted.get("private") or wanted.get("visibility") == "private"
             hub.repositories[name] = Repository(private=bool(private))
             return {"url": f"{hub.url}/{name}", "name": name, "id": name}
