@@ -103,7 +103,7 @@ def requirements() -> str:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {name.replace("_", "-") for name in project["entry-points"]["agl.adapters"]}
     lines = [
-        f"| `pip install 'agl[{extra}]'` | {', '.join(f'`{need}`' for need in needs)} |"
+        f"| `pip install 'agl[local,{extra}]'` | {', '.join(f'`{need}`' for need in needs)} |"
         for extra, needs in project["optional-dependencies"].items()
         if extra in extras
     ]
