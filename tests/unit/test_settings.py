@@ -51,7 +51,7 @@ def test_settings_of_the_same_name_are_passed_on(monkeypatch: pytest.MonkeyPatch
     }  # fmt: skip
     process = {"model": "m", "device": "cpu", "dtype": "float32", "attention": "sdpa", "lora": LoraSpec(rank=2),
                "max_context": 9, "threads": 2, "max_batch": 5, "max_staleness": 1, "engine": "vllm",
-               "gpu_memory": 0.3}  # fmt: skip
+               "gpu_memory": 0.3, "load_timeout": 9.0}  # fmt: skip
     shared = names(PolicyGradient) & (names(LearnerConfig) | names(PolicySpec)) - {"epochs"}
     assert changed.keys() | process.keys() == shared
     spec = agl.GRPO(**changed, **process, steps=50, update_epochs=4).policy_spec(seed=6, steps=50)  # type: ignore[arg-type]
