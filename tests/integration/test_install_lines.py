@@ -64,6 +64,7 @@ def test_a_line_resolves(extras: tuple[str, ...], tmp_path: Path) -> None:
 
 
 @pytest.mark.night
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("extras", TRAINS, ids="+".join)
 def test_a_line_trains_in_a_fresh_environment(extras: tuple[str, ...], untrained_model: Path, tmp_path: Path) -> None:
     python = tmp_path / "venv" / "bin" / "python"

@@ -40,7 +40,11 @@ class Teacher:
 
     @classmethod
     async def start(
-        cls, teacher: str | Path | VLLMEngine, student: LocalPolicy, spec: PolicySpec, on_progress: OnProgress
+        cls,
+        teacher: str | Path | VLLMEngine,
+        student: LocalPolicy,
+        spec: PolicySpec,
+        on_progress: OnProgress = lambda text: None,
     ) -> Teacher:
         """Load the teacher, or connect to it.
 
