@@ -65,7 +65,9 @@ class LoadingProgress(AbstractContextManager["LoadingProgress"]):
 
     def _count_bars(self) -> None:
         import huggingface_hub.constants
-        from tqdm.std import tqdm
+        from tqdm import std
+
+        tqdm: Any = std.tqdm
 
         huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
         init, update = tqdm.__init__, tqdm.update
