@@ -16,6 +16,8 @@ def lazy_names(
     Args:
         package: its `__name__`.
         names: module -> the names that it holds; "" for submodules of `package`.
+
+    A name whose module needs an extra that is not installed raises `agl.errors.MissingExtraError`.
     """
     home = {name: module for module, held in names.items() for name in held}
 
@@ -24,7 +26,14 @@ def lazy_names(
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         if not home[name]:
             return importlib.import_module(f"{package}.{name}")
-        value = getattr(importlib.import_module(home[name]), name)
+        try:
+            value = getattr(importlib.import_module(home[name]), name)
+        except ModuleNotFoundError as error:
+            from agl.extras import explained
+
+            if (clear := explained(f"{package}.{name}", error)) is None:
+                raise
+            raise clear from error
         setattr(sys.modules[package], name, value)
         return value
 

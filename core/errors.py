@@ -43,6 +43,10 @@ class ConfigError(AglError):
     """An option that does not exist, or a value that it cannot take."""
 
 
+class MissingExtraError(ConfigError, ModuleNotFoundError):
+    """Something needs a package that is not installed; the hint has the line that installs it."""
+
+
 class DatasetError(AglError):
     """A dataset that is empty or cannot be read."""
 
@@ -141,6 +145,10 @@ class ExportError(AglError):
 
 class CheckpointError(AglError):
     """A checkpoint that is missing, broken or belongs to another run."""
+
+
+class HubError(AglError):
+    """The Hugging Face hub refuses a request, or cannot be reached."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

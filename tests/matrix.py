@@ -14,6 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,7 +39,20 @@ from paths import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 LARGE = ("torch", "safetensors", "peft", "matplotlib")
 """What `agl[local]` needs for training and pictures alone: a gateway with a scripted engine does without."""
+WITHOUT_TORCH = tuple(
+    f"../unit/test_{name}.py"
+    for name in (
+        "import", "advantages", "agents", "air", "answers", "callbacks", "child_environment", "conditions",
+        "evaluation_statistics", "gateway_requests", "gateway_security", "gateway_stream", "gateway_tokens",
+        "graders_code", "graders_combine", "graders_structure", "graders_text", "in_process", "messages", "otlp",
+        "rendering_package", "responses", "routing", "selection", "sequence", "sessions", "system_prompts",
+        "toolparsers", "traces", "tracing", "trajectories",
+    )
+)  # fmt: skip
+"""Of the fast tier, what needs neither torch nor a framework."""
 TEST_TOOLS = ("pytest>=8.3",)
+EXTRAS = "integration/test_missing_extras.py"
+"""Runs in every row, since each lacks much that agl can use."""
 TIMEOUT = 1800
 """Seconds for one command; the slowest takes a thirtieth of that on a free machine, which .ci/run has not."""
 
@@ -53,7 +68,7 @@ class Framework:
         beside: what the tests need as well, in whichever version fits.
         select: of the own tests, as pytest's -k.
         pins: more rows: a label -> requirements that replace those of the same name.
-        resolutions: of "newest" and "lowest".
+        resolutions: of "newest" and "lowest". pythons: more rows, the newest releases on other versions of Python.
     """
 
     name: str
@@ -65,6 +80,7 @@ class Framework:
     select: str = ""
     pins: dict[str, tuple[str, ...]] = field(default_factory=dict)
     resolutions: tuple[str, ...] = ("lowest", "newest")
+    pythons: tuple[str, ...] = ()
 
 
 FRAMEWORKS = (
@@ -76,7 +92,10 @@ FRAMEWORKS = (
         "anthropic", "anthropic", ("anthropic",), ("test_adapter_anthropic.py",),
         pins={"newest 0.x": ("anthropic<1",), "newest 1.x": ("anthropic<2",)},
     ),
-    Framework("langchain", "langchain", ("langchain", "langchain_responses"), ("test_langchain.py",)),
+    Framework(
+        "langchain", "langchain", ("langchain", "langchain_responses"), ("test_langchain.py",),
+        pythons=("3.12", "3.13"),
+    ),
     Framework(
         "langchain with Anthropic", "langchain", ("langchain_anthropic",), ("test_adapter_anthropic.py",),
         also=("langchain-anthropic>=1.0",), select="langchain",
@@ -85,17 +104,18 @@ FRAMEWORKS = (
         "langgraph", "langgraph", ("langgraph",), ("test_langgraph.py",), beside=("langchain", "langchain-openai"),
     ),
     Framework(
-        "openai-agents", "openai-agents", ("openai_agents", "openai_agents_responses"), ("test_openai_agents.py",)
+        "openai-agents", "openai-agents", ("openai_agents", "openai_agents_responses"), ("test_openai_agents.py",),
+        pythons=("3.13",),
     ),
     Framework(
         "agent-framework", "agent-framework", ("agent_framework", "agent_framework_responses"),
-        ("test_agent_framework.py",),
+        ("test_agent_framework.py",), pythons=("3.13",),
     ),
-    Framework("strands", "strands", ("strands",), ("test_strands.py",)),
+    Framework("strands", "strands", ("strands",), ("test_strands.py",), pythons=("3.13",)),
     Framework(
         "pydantic-ai", "pydantic-ai", ("pydantic_ai", "pydantic_ai_responses"), ("test_pydantic_ai.py",),
     ),
-    Framework("autogen-agentchat", "autogen", ("autogen",), ("test_autogen.py",)),
+    Framework("autogen-agentchat", "autogen", ("autogen",), ("test_autogen.py",), pythons=("3.13",)),
     Framework("ag2", "ag2", ("ag2", "ag2_responses"), ("test_autogen_ag2.py",)),
     Framework("smolagents", "smolagents", ("smolagents",), ("test_smolagents.py",)),
     Framework("crewai", "crewai", ("crewai",), ("test_crewai.py",)),
@@ -113,6 +133,9 @@ FRAMEWORKS = (
             "openinference-instrumentation-openai-agents>=2.6",
         ),
         beside=("anthropic", "openai-agents"),
+    ),
+    Framework(
+        "the core", "openai", files=WITHOUT_TORCH, beside=("hypothesis",), resolutions=(), pythons=("3.13",),
     ),
 )  # fmt: skip
 
@@ -205,8 +228,8 @@ def gateway() -> list[str]:
 # -- one row ----------------------------------------------------------------------------------------------------------
 
 
-def run_row(framework: Framework, resolution: str, *, wheel: Path, scratch: Path) -> Row:
-    """Make a row's environment and run its tests in it."""
+def run_row(framework: Framework, resolution: str, *, wheel: Path, scratch: Path) -> Row | None:
+    """Make a row's environment and run its tests in it; None where its Python is not on this machine."""
     started = time.monotonic()
     row = partial(Row, framework.name, resolution, gaps=gaps(framework))
     venv = scratch / f"{framework.name} {resolution}".replace(" ", "-")
@@ -215,18 +238,21 @@ def run_row(framework: Framework, resolution: str, *, wheel: Path, scratch: Path
     asked = requested(framework, resolution)
     wanted = {canonicalize_name(Requirement(text).name) for text in asked} | {"openai", "anthropic"}
     try:
-        uv("venv", "--quiet", "--python", sys.executable, str(venv))
+        python = interpreter(resolution)
+        if python is None:
+            return None
+        uv("venv", "--quiet", "--python", python, str(venv))
         install(venv, [f"agl @ {wheel.as_uri()}", *asked, *framework.beside, *TEST_TOOLS])
         uv("pip", "check", "--python", str(venv))
         versions = {name: version for name, version in installed(venv).items() if name in wanted}
         if framework.subjects:
             chosen = ("--subjects", ",".join(framework.subjects))
-            pytest(venv, counts, ("unit/test_adapter_conformance.py",), chosen)
+            pytest(venv, counts, ("unit/test_adapter_conformance.py", EXTRAS), chosen)
         if framework.files:
             kept = [f"{name}=={version}" for name, version in versions.items()]
             # `renderers` asks for a newer openai than its parts for a gateway need; what is tested stays as it is.
             install(venv, gateway(), overrides=kept)
-            own = [f"integration/{file}" for file in framework.files]
+            own = [*(f"integration/{file}" for file in framework.files), EXTRAS]
             pytest(venv, counts, own, ("-k", framework.select) if framework.select else ())
     except Broken as problem:
         counts.failed += 1
@@ -235,6 +261,20 @@ def run_row(framework: Framework, resolution: str, *, wheel: Path, scratch: Path
     done = row(versions, counts.passed, counts.failed, counts.skipped, problems=tuple(counts.problems), seconds=seconds)
     report(done)
     return done
+
+
+def interpreter(resolution: str) -> str | None:
+    """The Python of a row: this one, or another on this machine, on the PATH or installed by pyenv; None without it."""
+    version = resolution.partition("Python ")[2]
+    if not version:
+        return sys.executable
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    candidates = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"versions/{version}.*/bin/python"))]
+    for candidate in filter(None, candidates):
+        # A shim of pyenv's may lead nowhere.
+        if subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return str(candidate)
+    return None
 
 
 def gaps(framework: Framework) -> tuple[str, ...]:
@@ -328,7 +368,13 @@ def table(rows: Iterable[Row]) -> str:
 def planned(only: Sequence[str], resolutions: Sequence[str]) -> list[tuple[Framework, str]]:
     """The rows to run."""
     rows = [
-        (framework, resolution) for framework in FRAMEWORKS for resolution in (*framework.resolutions, *framework.pins)
+        (framework, resolution)
+        for framework in FRAMEWORKS
+        for resolution in (
+            *framework.resolutions,
+            *framework.pins,
+            *(f"newest, Python {version}" for version in framework.pythons),
+        )
     ]
     unknown = {*only} - {f.name for f in FRAMEWORKS}
     if unknown:
@@ -348,7 +394,7 @@ def main() -> int:
     options.add_argument("--table", type=Path, help="write the table here; of all rows in --json, if given")
     options.add_argument("--wheel", type=Path, help="agl as it is tested; built from this tree otherwise")
     given = options.parse_args()
-    plan = sorted(planned(given.only, given.resolution), key=lambda row: row[1] != "newest")
+    plan = sorted(planned(given.only, given.resolution), key=lambda row: ("Python" in row[1], row[1] != "newest"))
     with tempfile.TemporaryDirectory(prefix="agl-matrix-") as made:
         scratch = Path(made)
         wheel = given.wheel.resolve() if given.wheel else built(scratch / "dist")
@@ -364,7 +410,7 @@ def main() -> int:
     failed, n_run = sum(row.failed > 0 for row in rows), len(rows)
     write(rows, given.json, given.table)
     if left_out:
-        print(f"no time was left for {', '.join(left_out)}", flush=True)
+        print(f"no time was left, or there is no such Python, for {', '.join(left_out)}", flush=True)
     print(f"{n_run - failed} of {n_run} rows passed", flush=True)
     return 1 if failed else 0
 

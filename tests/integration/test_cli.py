@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from agl._version import __version__
+
 AGL = [sys.executable, "-c", "from agl.trainer.cli import main; main()"]
 
 AGENT = '''
@@ -55,8 +57,12 @@ _SMALL = ("--group-size", 4, "--batch-size", 2, "--max-response-tokens", 24, "--
 
 def test_help_names_every_command(tmp_path: Path) -> None:
     text = _agl("--help", cwd=tmp_path).stdout
-    for command in ("quickstart", "train", "eval", "explain", "make-policy", "doctor"):
+    for command in ("quickstart", "train", "eval", "explain", "make-policy", "doctor", "push"):
         assert command in text
+
+
+def test_the_version(tmp_path: Path) -> None:
+    assert _agl("--version", cwd=tmp_path).stdout == f"agl {__version__}\n"
 
 
 def test_train_explain_and_resume(untrained_model: Path, tmp_path: Path) -> None:

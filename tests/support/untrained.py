@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def make_untrained(directory: Path, *, head_dim: int = 16) -> Path:
+def make_untrained(directory: Path, *, head_dim: int = 16, hidden_size: int = 32) -> Path:
     """Write one with random weights and the quickstart's tokenizer and chat template; returns `directory`."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -16,7 +16,7 @@ def make_untrained(directory: Path, *, head_dim: int = 16) -> Path:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=-(-len(tokenizer) // 8) * 8,
-        hidden_size=32,
+        hidden_size=hidden_size,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=2,

@@ -102,4 +102,5 @@ def test_a_command_that_needs_more_says_what_to_install() -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr.strip() == 'this command needs yaml, which is not installed: pip install "agl[local]"'
+    expected = 'error: this command needs yaml, which is not installed\n  -> pip install "agl[local]"'
+    assert done.stderr.strip() == expected

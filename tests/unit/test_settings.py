@@ -40,7 +40,7 @@ def test_every_setting_is_on_both_sides_or_accounted_for() -> None:
 
 
 def test_settings_of_the_same_name_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "find_spec", lambda name: True)  # as where vLLM is installed
+    monkeypatch.setattr(settings, "require", lambda *_: None)  # as where vLLM is installed
     changed = {
         "learning_rate": 0.5, "warmup_steps": 3, "schedule": "linear", "betas": (0.5, 0.6), "weight_decay": 0.1,
         "grad_clip": 2.0, "clip_low": 0.11, "clip_high": 0.12, "kl_coef": 0.2, "kl_kind": "k1", "entropy_coef": 0.3,
@@ -51,7 +51,7 @@ def test_settings_of_the_same_name_are_passed_on(monkeypatch: pytest.MonkeyPatch
     }  # fmt: skip
     process = {"model": "m", "device": "cpu", "dtype": "float32", "attention": "sdpa", "lora": LoraSpec(rank=2),
                "max_context": 9, "threads": 2, "max_batch": 5, "max_staleness": 1, "engine": "vllm",
-               "gpu_memory": 0.3}  # fmt: skip
+               "gpu_memory": 0.3, "load_timeout": 9.0}  # fmt: skip
     shared = names(PolicyGradient) & (names(LearnerConfig) | names(PolicySpec)) - {"epochs"}
     assert changed.keys() | process.keys() == shared
     spec = agl.GRPO(**changed, **process, steps=50, update_epochs=4).policy_spec(seed=6, steps=50)  # type: ignore[arg-type]

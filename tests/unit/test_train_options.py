@@ -144,7 +144,7 @@ def test_rewards_of_tools_and_of_groups(train: Any, tmp_path: Path) -> None:
 
 def test_what_samples(train: Any) -> None:
     if find_spec("vllm") is None:
-        with pytest.raises(ConfigError, match="engine='vllm' needs vLLM"):
+        with pytest.raises(ConfigError, match="engine='vllm' needs vllm"):
             train("--set", "engine=vllm")
     assert train("--set", "engine=torch", "--set", "attention=sdpa")[0].attention == "sdpa"
 

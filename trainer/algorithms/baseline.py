@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from agl.errors import ConfigError, checked_options, nearest
+from agl.extras import TRAINING, require
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.local.config import policy_directory
@@ -52,6 +53,8 @@ class Baseline:
 
     def __post_init__(self) -> None:
         require_positive(repeats=self.repeats, max_response_tokens=self.max_response_tokens)
+        if self.model is not None and self.engine is None:
+            require("agl.Baseline(model=)", "local", TRAINING)
         if self.engine is None:
             return
         from agl.trainer.engines.vllm import VLLMEngine
@@ -115,7 +118,7 @@ class Baseline:
                     policies[name] = await FrozenPolicy.connect(engine, model, self.renderer)
                 else:
                     spec = PolicySpec(policy_directory(str(self.model)), name)
-                    policies[name] = await FrozenPolicy.load(spec, self.renderer)
+                    policies[name] = await FrozenPolicy.load(spec, self.renderer, progress=run.progress)
         except BaseException:
             await _close(policies.values())
             raise

@@ -152,13 +152,20 @@ class DistillSteps(SampledSteps):
         settings = self.settings
         learner = LearnerConfig(max_tokens_per_microbatch=settings.max_tokens_per_microbatch)
         spec = PolicySpec(
-            "", device=settings.device, dtype=settings.teacher_dtype, threads=settings.threads, learner=learner
+            "",
+            device=settings.device,
+            dtype=settings.teacher_dtype,
+            threads=settings.threads,
+            learner=learner,
+            load_timeout=settings.load_timeout,
         )
         loaded: dict[Any, Teacher] = {}
         for name, teacher in settings.teachers(policies.names).items():
             key = str(teacher) if isinstance(teacher, str | Path) else id(teacher), policies[name].spec.model
             if key not in loaded:
-                loaded[key] = self._teachers[name] = await Teacher.start(teacher, policies[name], spec)
+                loaded[key] = self._teachers[name] = await Teacher.start(
+                    teacher, policies[name], spec, self.run.progress.loading
+                )
             self._teachers[name] = loaded[key]
 
     async def close(self) -> None:

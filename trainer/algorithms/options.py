@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from agl import credit as credits
 from agl.credit import Credit
 from agl.errors import ConfigError, nearest
+from agl.extras import missing
 from agl.mdp.conditions import reward
 from agl.trainer.algorithms.distill import Distill
 from agl.trainer.algorithms.family import DAPO, GRPO, GSPO, PPO, RLOO, DrGRPO, REINFORCEPlusPlus
@@ -407,7 +408,7 @@ def _entries(path: Path) -> list[tuple[str, str, Any, int]]:
     try:
         import yaml
     except ImportError:
-        raise ConfigError("--config needs PyYAML", hint='pip install "agl[local]"') from None
+        raise missing("--config", "yaml", "local") from None
     try:
         text = path.read_text(encoding="utf-8")
         root = yaml.compose(text, yaml.SafeLoader)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from agl.agents.prompts import load_prompts, prompts_digest
 from agl.errors import ConfigError, nearest
+from agl.extras import TRAINING, require
 from agl.trainer.algorithms.shaping import Overlong
 from agl.trainer.local.config import Attention, Autocast, EngineName, LearnerConfig, LoraSpec
 from agl.trainer.local.policy import PolicySpec
@@ -49,6 +49,8 @@ class TrainingSettings:
         prompts: a directory of prompts, as `Trainer(prompts=...)` takes it: what `agl.GEPA` or `agl.APO` found.
         checkpoint_every: steps between checkpoints; None: each step for small models, else every 10; also at the end
             and on Ctrl-C.
+        load_timeout: how long loading the model may make no progress, in seconds, before the run fails: no byte of a
+            download, no tensor, nothing read from the disk, and with "vllm" no new line of its log. None = for ever.
     """
 
     model: str
@@ -81,8 +83,10 @@ class TrainingSettings:
     activation_checkpointing: bool = False
     prompts: str | Path | None = None
     checkpoint_every: int | None = None
+    load_timeout: float | None = 600.0
 
     def __post_init__(self) -> None:
+        require(f"agl.{type(self).__name__}", "local", TRAINING)
         require_positive(
             steps=self.steps,
             epochs=self.epochs,
@@ -91,6 +95,7 @@ class TrainingSettings:
             val_every=self.val_every,
             max_response_tokens=self.max_response_tokens,
             checkpoint_every=self.checkpoint_every,
+            load_timeout=self.load_timeout,
         )
         if (self.steps is None) == (self.epochs is None):
             raise ConfigError(f"{type(self).__name__} needs either steps= or epochs=", hint="for example steps=200")
@@ -113,11 +118,8 @@ class TrainingSettings:
                 f"gpu_memory={self.gpu_memory} with engine={self.engine!r}",
                 hint="it is vLLM's share of the GPU's memory, between 0 and 1, with engine='vllm'",
             )
-        if self.engine == "vllm" and find_spec("vllm") is None:
-            raise ConfigError(
-                "engine='vllm' needs vLLM, which is not installed here",
-                hint="pip install \"agl[vllm]\", or leave engine at 'torch'",
-            )
+        if self.engine == "vllm":
+            require("engine='vllm'", "vllm")
 
     def policy_spec(self, seed: int, steps: int) -> PolicySpec:
         """The settings of the policy process: fields of the same name are passed on, the others are derived."""
@@ -139,7 +141,7 @@ class TrainingSettings:
         settings = replace(self, steps=steps, epochs=None)
         changeable = {
             "checkpoint_every", "threads", "device", "val_every", "activation_checkpointing", "engine", "gpu_memory",
-            "prompts",
+            "prompts", "load_timeout",
         }  # fmt: skip
         identity = {
             "algorithm": type(self).__name__,

@@ -200,7 +200,12 @@ class LocalTraining(TrainingSettings):
 
     async def _load(self, run: Run, steps: int) -> Policies:
         spec = self.policy_spec(run.seed, steps)
-        return await Policies.start(spec, run.selection.policies, run.policies, self.renderer)
+        try:
+            return await Policies.start(
+                spec, run.selection.policies, run.policies, self.renderer, on_progress=run.progress.loading
+            )
+        finally:
+            run.progress.stop()
 
 
 async def train(

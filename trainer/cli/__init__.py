@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import sys
 
-_LOCAL = ("torch", "transformers", "tokenizers", "renderers", "jinja2", "peft", "safetensors", "matplotlib", "yaml",
-          "cloudpickle")  # fmt: skip
-"""What training and serving a policy need in addition to `agl[server]`."""
-
 
 def main() -> None:
     """Entry point of `agl`. Prints agl's own errors without a traceback; Ctrl-C exits with 130."""
@@ -16,6 +12,7 @@ def main() -> None:
     except ImportError:
         sys.exit('the command line needs more than the core: pip install "agl[local]"')
     from agl.errors import AglError
+    from agl.extras import explained
     from agl.trainer.cli.app import app
 
     try:
@@ -28,6 +25,6 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except ModuleNotFoundError as error:
-        if error.name not in _LOCAL:
+        if (clear := explained("this command", error)) is None:
             raise
-        sys.exit(f'this command needs {error.name}, which is not installed: pip install "agl[local]"')
+        sys.exit(f"error: {clear}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import uuid
 from contextlib import nullcontext
 from functools import partial
@@ -12,12 +13,12 @@ from typing import Annotated, Any
 
 import typer
 
+from agl._version import __version__
 from agl.texts import printable
 from agl.trainer.cli.store import app as store_app
 
 app = typer.Typer(
     name="agl",
-    help="Train the LLM agents you already have, with reinforcement learning and without changing them.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -28,6 +29,21 @@ Json = Annotated[Path | None, typer.Option("--json", help="Write the same facts 
 Seed = Annotated[int, typer.Option(help="Fixes tasks, model start and every request's sampling.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last completed step in --out.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+
+
+def _version(shown: bool) -> None:
+    if shown:
+        typer.echo(f"agl {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train the LLM agents you already have, with reinforcement learning and without changing them."""
 
 
 @app.command()
@@ -302,6 +318,28 @@ def evaluate(
 
 
 @app.command()
+def push(
+    directory: Annotated[Path, typer.Argument(help="A run, a checkpoint, a policy of one, or any model.")],
+    repo: Annotated[str, typer.Argument(help="On the hub: NAME or ORGANISATION/NAME; made if it is not there.")],
+    policy: Annotated[str | None, typer.Option(help="Which one, where the run has several.")] = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="The LoRA adapter alone, in place of the model that it is merged into.")
+    ] = False,
+    private: Annotated[
+        bool | None, typer.Option("--private/--public", help="Of a new repository; else as the account's settings say.")
+    ] = None,
+    message: Annotated[str | None, typer.Option(help="Of the commit.")] = None,
+    json_file: Json = None,
+) -> None:
+    """Upload a policy to the Hugging Face hub, with a model card; the token is HF_TOKEN or `hf auth login`'s."""
+    from agl.trainer.run.hub import push as push_to_hub
+
+    url = push_to_hub(directory, repo, policy=policy, adapter=adapter, private=private, message=message)
+    typer.echo(url)
+    _write(json_file, {"url": url})
+
+
+@app.command()
 def explain(
     rollout: Annotated[str | None, typer.Argument(help="A rollout's id, or its beginning.")] = None,
     store: Annotated[
@@ -361,8 +399,12 @@ def run(
 ) -> None:
     """Run any program and record its model calls and tools, without a line of code; or try a policy in it."""
     from agl.errors import ConfigError
+    from agl.trainer.launch import child
     from agl.trainer.launch.run import LaunchOptions, run_command, show
 
+    if shutil.which(command[0]) is None and not os.path.exists(command[0]):
+        typer.echo(printable(f"agl: command not found: {command[0]}"), err=True)
+        raise typer.Exit(child.NOT_FOUND)
     try:
         value = None if task is None else json.loads(task)
     except json.JSONDecodeError as error:
@@ -378,6 +420,7 @@ def run(
         prompts=prompts,
         seed=seed,
         capture_content=os.environ.get("AGL_CAPTURE_CONTENT", "1") != "0",
+        quiet=quiet,
     )
     facts, status = run_command(launch)
     _write(json_file, facts)

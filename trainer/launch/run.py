@@ -35,6 +35,7 @@ from agl.trainer.launch import child
 from agl.trainer.local.config import policy_directory
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.run.frozen_policy import FrozenPolicy
+from agl.trainer.run.progress import Progress
 from agl.trainer.runners.recording_proxy import URLS, RecordingProxy, provider_bases
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
@@ -55,7 +56,7 @@ class LaunchOptions:
             of a `vllm serve` that answers them; tokenizer and chat template then come from `model`. Without both
             the command is recorded on its own models. agents: names and globs of the selected agents; all if empty.
         prompts: a directory of `save_prompts`: its system prompts are put in the place of the agents' own.
-        seed: of the policy's sampling. capture_content: whether texts are recorded.
+        seed: of the policy's sampling. capture_content: whether texts are recorded. quiet: show no progress.
     """
 
     command: Sequence[str]
@@ -68,6 +69,7 @@ class LaunchOptions:
     prompts: Path | None = None
     seed: int = 0
     capture_content: bool = True
+    quiet: bool = False
 
     @property
     def routed(self) -> bool:
@@ -247,7 +249,9 @@ async def _policy(options: LaunchOptions) -> FrozenPolicy | None:
         from agl.trainer.engines.vllm import VLLMEngine
 
         return await FrozenPolicy.connect(VLLMEngine(options.engine), model)
-    return None if model is None else await FrozenPolicy.load(PolicySpec(model=model, name=DEFAULT_POLICY))
+    if model is None:
+        return None
+    return await FrozenPolicy.load(PolicySpec(model, DEFAULT_POLICY), progress=Progress(not options.quiet))
 
 
 def show(facts: dict[str, Any], options: LaunchOptions) -> None:

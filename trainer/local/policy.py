@@ -34,6 +34,7 @@ from agl.trainer.local.protocol import (
     Failed,
     Finished,
     Generate,
+    Loading,
     PolicyInfo,
     PolicySpec,
     Shutdown,
@@ -44,6 +45,13 @@ __all__ = ["LocalPolicy", "PolicyInfo", "PolicySpec", "start_policies"]
 
 _TAIL_BYTES = 2000
 _TERM_SECONDS = 2.0
+LOAD_HINT = "check the network and the disk, or raise load_timeout="
+OnProgress = Callable[[str], object]
+"""Called with what is being loaded."""
+
+
+def _ignore(text: str) -> None:
+    pass
 
 
 class LocalPolicy:
@@ -66,18 +74,18 @@ class LocalPolicy:
         self.prompt_tokens = self.reused_tokens = 0
 
     @classmethod
-    async def start(cls, spec: PolicySpec, *, timeout: float = 120.0) -> LocalPolicy:
+    async def start(cls, spec: PolicySpec, *, on_progress: OnProgress = _ignore) -> LocalPolicy:
         """Start a process for this policy alone and load it.
 
         Args:
-            spec: what to load.
-            timeout: seconds.
+            spec: what to load. on_progress: called with what is being loaded, such as "downloading model.safetensors:
+                1.2 of 988.1 MB", once a second at most.
 
         Raises:
             ModelLoadError: the model does not load.
-            EngineError: the process died or was not ready in time.
+            EngineError: the process died, or made no progress for `spec.load_timeout` seconds.
         """
-        return cls(spec, await PolicyProcess.start([spec], timeout=timeout))
+        return cls(spec, await PolicyProcess.start([spec], on_progress=on_progress))
 
     @property
     def processes(self) -> tuple[Any, ...]:
@@ -174,9 +182,9 @@ class LocalPolicy:
         return done.result
 
 
-async def start_policies(specs: Seq[PolicySpec], *, timeout: float = 120.0) -> dict[str, LocalPolicy]:
+async def start_policies(specs: Seq[PolicySpec], *, on_progress: OnProgress = _ignore) -> dict[str, LocalPolicy]:
     """Load several policies: adapters on the same base in one process, which samples them in one batch; any other in a
-    separate process.
+    separate process. `on_progress`: as for `LocalPolicy.start`.
 
     Returns:
         Policies by name, in the order of `specs`.
@@ -193,7 +201,7 @@ async def start_policies(specs: Seq[PolicySpec], *, timeout: float = 120.0) -> d
         names.add(spec.name)
         groups.setdefault(spec.base if spec.lora is not None else spec.name, []).append(spec)
     started = await asyncio.gather(
-        *(PolicyProcess.start(group, timeout=timeout) for group in groups.values()), return_exceptions=True
+        *(PolicyProcess.start(group, on_progress=on_progress) for group in groups.values()), return_exceptions=True
     )
     processes = [p for p in started if isinstance(p, PolicyProcess)]
     failed = next((p for p in started if isinstance(p, BaseException)), None)
@@ -244,18 +252,19 @@ class PolicyProcess:
         self._tail = ""
         self._closing = False
         self._on_death: Callable[[EngineError], None] = lambda error: None
+        self._on_loading: OnProgress = _ignore
 
     @classmethod
-    async def start(cls, specs: Seq[PolicySpec], *, timeout: float = 120.0) -> PolicyProcess:
+    async def start(cls, specs: Seq[PolicySpec], *, on_progress: OnProgress = _ignore) -> PolicyProcess:
         """Start the process and load the policies.
 
         Args:
             specs: policies of one `base`; more than one only where each has a LoRA adapter.
-            timeout: seconds.
+            on_progress: as for `LocalPolicy.start`.
 
         Raises:
             ModelLoadError: the model does not load.
-            EngineError: the process died or was not ready in time.
+            EngineError: the process died, or made no progress for `load_timeout` seconds.
         """
         ours, theirs = socket.socketpair()
         log = tempfile.TemporaryFile()  # noqa: SIM115
@@ -276,20 +285,33 @@ class PolicyProcess:
             theirs.close()
         process = cls(specs, child, log)
         ready = process._new_future(0)
+        limit, last = specs[0].load_timeout, "starting"
+
+        def on_loading(text: str) -> None:
+            nonlocal last
+            last = text
+            if limit is not None and not deadline.expired():
+                deadline.reschedule(process._loop.time() + limit)
+            on_progress(text)
+
         try:
             ours.setblocking(False)
             process._transport, _ = await process._loop.create_unix_connection(lambda: _Link(process), sock=ours)
             process._send(process.specs)
-            process.info = (await asyncio.wait_for(ready, timeout)).result
+            async with asyncio.timeout(limit) as deadline:
+                process._on_loading = on_loading
+                process.info = (await ready).result
         except BaseException as error:
             await process.close(timeout=0.0)
             if isinstance(error, TimeoutError):
                 raise EngineError(
-                    f"the policy process was not ready after {timeout:g} s",
-                    hint=f"raise the time limit, or look at its last output:\n{process._tail}",
+                    f"the policy made no progress for {limit:g} s while it was loaded ({last})",
+                    hint=f"{LOAD_HINT}; its last output was:\n{process._tail}",
                     model=specs[0].model,
                 ) from None
             raise
+        finally:
+            process._on_loading = _ignore
         process._forget(0)
         return process
 
@@ -364,6 +386,8 @@ class PolicyProcess:
             match message:
                 case Tokens():
                     self._stream(message)
+                case Loading():
+                    self._on_loading(message.text)
                 case Finished():
                     self._resolve(message.request_id, message.completion)
                 case Done():

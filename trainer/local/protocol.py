@@ -33,6 +33,7 @@ class PolicySpec:
             of the GPU's memory; None = 0.4.
         max_staleness: above 0, answers are sampled from a copy of the weights, also while these are trained;
             `LocalPolicy.publish` renews the copy.
+        load_timeout: how long loading may make no progress (`agl.trainer.local.loading`), in seconds; None = for ever.
     """
 
     model: str
@@ -49,6 +50,7 @@ class PolicySpec:
     engine: EngineName = "torch"
     gpu_memory: float | None = None
     max_staleness: int = 0
+    load_timeout: float | None = 600.0
 
     @property
     def base(self) -> tuple[object, ...]:
@@ -104,6 +106,13 @@ class Failed:
 
     request_id: int
     error: AglError
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """Loading has got on since the last of these, with what `text` says."""
+
+    text: str
 
 
 # -- commands and replies -----------------------------------------------------------------------------------------

@@ -30,13 +30,12 @@ from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray, IntArray
 from agl.trainer.engines.base import Completion, OnTokens, Sampling
 from agl.trainer.engines.vllm import VLLMEngine
-from agl.trainer.local.policy import LocalPolicy, environment, last_output
+from agl.trainer.local.loading import NewLines
+from agl.trainer.local.policy import LOAD_HINT, LocalPolicy, OnProgress, environment, last_output
 from agl.trainer.local.protocol import PolicyInfo, PolicySpec
 
 GPU_MEMORY = 0.4
 """vLLM's share of the GPU's memory, where `gpu_memory` says nothing: the learner's state stays beside it."""
-START_SECONDS = 900.0
-"""How long vLLM may take until it serves: it loads the model, compiles it and captures CUDA graphs."""
 STOP_SECONDS = 10.0
 RESET_SECONDS = 30.0
 """How long requests that were cancelled may hold blocks of the prefix cache."""
@@ -71,17 +70,17 @@ class VLLMServer:
 
     @classmethod
     async def start(
-        cls, specs: Sequence[PolicySpec], info: PolicyInfo, *, timeout: float = START_SECONDS
+        cls, specs: Sequence[PolicySpec], info: PolicyInfo, *, on_progress: OnProgress = lambda text: None
     ) -> VLLMServer:
-        """Start it and wait until it serves.
+        """Start it and wait until it serves: it loads the model, compiles it and captures CUDA graphs.
 
         Args:
             specs: the policies, on one base model. info: what the learner loaded of it.
-            timeout: seconds.
+            on_progress: called with what vLLM prints about it.
 
         Raises:
             ConfigError: an adapter of a rank that vLLM does not have.
-            EngineError: it died or was not ready in time.
+            EngineError: it died, or printed nothing new for `load_timeout` seconds.
         """
         lora = _lora_options(specs)
         size = info.parameters * 4
@@ -91,7 +90,7 @@ class VLLMServer:
             # vLLM's own sockets go with the folder, however it ends.
             env = _environment(specs[0], info.device) | {"VLLM_RPC_BASE_PATH": str(folder)}
             server._spawn([*_options(specs[0], info, server.dtype), *lora], env)
-            await server._until_ready(timeout)
+            await server._until_ready(specs[0].load_timeout, on_progress)
         except BaseException:
             await server.close()
             raise
@@ -198,17 +197,20 @@ class VLLMServer:
                 start_new_session=True,
             )
 
-    async def _until_ready(self, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
+    async def _until_ready(self, timeout: float | None, on_progress: OnProgress) -> None:
+        lines, last = NewLines(self._log), time.monotonic()
         while True:
             with contextlib.suppress(AglError):
                 return await self._control.connect()
             if self._process.poll() is not None:
                 raise self._death()
-            if time.monotonic() > deadline:
+            if (new := lines.read()) is not None:
+                last = time.monotonic()
+                on_progress(f"vLLM: {new}")
+            elif timeout is not None and time.monotonic() > last + timeout:
                 raise EngineError(
-                    f"vLLM did not serve after {timeout:g} s",
-                    hint=f"its last output was:\n{last_output(self._log)}",
+                    f"vLLM printed nothing new for {timeout:g} s and does not serve",
+                    hint=f"{LOAD_HINT}; its last output was:\n{last_output(self._log)}",
                     model=self._model,
                 )
 
@@ -300,15 +302,20 @@ class VLLMPolicy(LocalPolicy):
         self._engine.version = self.version
 
 
-async def with_vllm(policies: Mapping[str, LocalPolicy]) -> dict[str, LocalPolicy]:
+async def with_vllm(
+    policies: Mapping[str, LocalPolicy], *, on_progress: OnProgress = lambda text: None
+) -> dict[str, LocalPolicy]:
     """The same policies, which share a base model, sampled by a vLLM that is started here.
+
+    Args:
+        on_progress: as for `VLLMServer.start`.
 
     Raises:
         ConfigError: an adapter of a rank that vLLM does not have.
         EngineError: it does not start.
     """
     first = next(iter(policies.values()))
-    server = await VLLMServer.start([policy.spec for policy in policies.values()], first.info)
+    server = await VLLMServer.start([policy.spec for policy in policies.values()], first.info, on_progress=on_progress)
     return {name: VLLMPolicy(policy, server) for name, policy in policies.items()}
 
 

@@ -27,12 +27,14 @@ from agl.errors import AglError, CheckpointError, EngineError, ModelLoadError
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray, IntArray
 from agl.trainer.engines.frames import FrameReader, exit_with_parent, to_frame
+from agl.trainer.local.loading import LoadingProgress
 from agl.trainer.local.protocol import (
     Abort,
     Command,
     Done,
     Failed,
     Generate,
+    Loading,
     PolicyInfo,
     PolicySpec,
     Shutdown,
@@ -85,7 +87,8 @@ class Worker:
         if specs is None:
             return
         try:
-            info = self.load(specs)
+            with LoadingProgress(lambda text: self._send([Loading(text)])):
+                info = self.load(specs)
         except Exception as error:
             self._send([Failed(0, _to_agl_error(error, f"cannot load {specs[0].model}", ModelLoadError))])
             return

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from agl.agents.resources import LLM, Dataset
 from agl.errors import ConfigError, checked_options
+from agl.extras import require
 from agl.trainer.prompts.reflection import Ask, asker, field_rule
 from agl.trainer.prompts.search import Candidate, IndexedTask, PromptSearch, Scored, Search, Split
 from agl.trainer.run.config import require_positive
@@ -51,10 +52,7 @@ class GEPA(PromptSearch):
     def __post_init__(self) -> None:
         require_positive(budget=self.budget, batch_size=self.batch_size)
         asker(self.reflection)
-        try:
-            import gepa  # noqa: F401
-        except ImportError as error:
-            raise ConfigError("agl.GEPA needs the gepa package", hint="pip install 'agl[prompts]'") from error
+        require("agl.GEPA", "prompts")
 
     def planned(self, train: int, val: int, components: int) -> int:
         if self.budget < val + 2 * self.batch_size:

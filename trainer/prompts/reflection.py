@@ -18,6 +18,7 @@ from typing import Any
 from agl import tracing
 from agl.agents.resources import LLM
 from agl.errors import CheckpointError, ConfigError, EngineError
+from agl.extras import require
 from agl.trainer.prompts.components import Component
 from agl.trainer.run.checkpoints import require_same
 
@@ -132,10 +133,9 @@ def asker(reflection: LLM | Callable[[str], Any]) -> Ask:
 
 
 def _endpoint(llm: LLM) -> Ask:
-    try:
-        import openai
-    except ImportError as error:
-        raise ConfigError("reflection=agl.LLM(...) needs openai", hint="pip install 'agl[openai]'") from error
+    require("reflection=agl.LLM(...)", "openai")
+    import openai
+
     key = llm.api_key or os.environ.get("OPENAI_API_KEY") or "not-used"
 
     async def ask(prompt: str) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, get_args
 from agl.agents.hooks import Hook
 from agl.credit import Credit, Uniform
 from agl.errors import ConfigError, nearest
+from agl.extras import require
 from agl.mdp.selection import Selection
 from agl.rewards.air import AIR
 from agl.rewards.function import GroupReward
@@ -79,6 +80,10 @@ class RunConfig:
         require_group_reward(self.group_reward, capture_content=self.capture_content)
         if not isinstance(self.runners, RayRunners) and self.runners not in get_args(Runners):
             raise ConfigError(f"runners={self.runners!r}", hint=nearest(str(self.runners), get_args(Runners)))
+        if isinstance(self.runners, RayRunners):
+            require("runners='ray'", "ray")
+        elif self.runners == "process":
+            require("runners='process'", "local", ("cloudpickle",))
         has_key = isinstance(self.runners, RayRunners) or (self.runners == "remote" and self.runner_key is not None)
         if self.host not in (LOOPBACK, "::1", "localhost") and not has_key:
             raise ConfigError(

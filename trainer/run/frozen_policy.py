@@ -12,6 +12,7 @@ from agl.trainer.engines.base import Engine
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
 from agl.trainer.rendering.rendering import Rendering
+from agl.trainer.run.progress import Progress
 
 if TYPE_CHECKING:
     from agl.trainer.engines.vllm import VLLMEngine
@@ -34,16 +35,20 @@ class FrozenPolicy:
     close: Callable[[], Awaitable[None]]
 
     @classmethod
-    async def load(cls, spec: PolicySpec, renderer: str | None = None) -> FrozenPolicy:
+    async def load(cls, spec: PolicySpec, renderer: str | None = None, *, progress: Progress) -> FrozenPolicy:
         """Load it into a separate process.
 
         Args:
             spec: what to load. renderer: a name from the `renderers` package; None chooses by the model.
+            progress: shows how far that is.
 
         Raises:
             ModelLoadError, EngineError: nothing is left running then.
         """
-        policy = await LocalPolicy.start(spec)
+        try:
+            policy = await LocalPolicy.start(spec, on_progress=progress.loading)
+        finally:
+            progress.stop()
         try:
             rendering, _ = await asyncio.to_thread(_rendering, spec.model, renderer)
         except BaseException:

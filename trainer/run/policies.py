@@ -13,7 +13,7 @@ from typing import Any
 from agl.errors import EngineError
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.local.config import Policy
-from agl.trainer.local.policy import LocalPolicy, PolicySpec, start_policies
+from agl.trainer.local.policy import LocalPolicy, OnProgress, PolicySpec, start_policies
 from agl.trainer.local.vllm_policy import require_one_model, with_vllm
 from agl.trainer.rendering.rendering import Rendering
 
@@ -31,7 +31,13 @@ class Policies:
 
     @classmethod
     async def start(
-        cls, template: PolicySpec, names: Seq[str], overrides: Mapping[str, Policy], renderer: str | None
+        cls,
+        template: PolicySpec,
+        names: Seq[str],
+        overrides: Mapping[str, Policy],
+        renderer: str | None,
+        *,
+        on_progress: OnProgress,
     ) -> Policies:
         """Load every policy.
 
@@ -40,6 +46,7 @@ class Policies:
             names: of the policies.
             overrides: name -> where that policy differs.
             renderer: a name from the `renderers` package; None chooses by the model.
+            on_progress: called with what is being loaded.
 
         Raises:
             ConfigError: one vLLM cannot hold them.
@@ -48,10 +55,10 @@ class Policies:
         specs = [_spec(replace(template, name=name), overrides.get(name, Policy())) for name in names]
         if template.engine == "vllm":
             require_one_model(specs)
-        policies = await start_policies(specs)
+        policies = await start_policies(specs, on_progress=on_progress)
         try:
             if template.engine == "vllm":
-                policies = await with_vllm(policies)
+                policies = await with_vllm(policies, on_progress=on_progress)
             by_model = {m: await asyncio.to_thread(_rendering, m, renderer) for m in {s.model for s in specs}}
         except BaseException:
             await _close(policies.values())

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+from rich.status import Status
 
 from agl.trainer.report import terminal
 
@@ -37,6 +38,7 @@ class Progress:
         self.console = console or terminal.console(stderr=True)
         self._bar: Bar | None = None
         self._task: Any = None
+        self._status: Status | None = None
         self._steps = 0
         self._started = time.monotonic()
         self._first_step = 0
@@ -46,6 +48,22 @@ class Progress:
         self._unit = "step"
         self._doing = ""
         self._last_line = 0.0
+
+    def loading(self, text: str) -> None:
+        """A policy is being loaded; `text` says how far that is."""
+        if not self.enabled:
+            return
+        if self.console.is_terminal:
+            if self._status is None:
+                self._status = self.console.status("")
+                self._status.start()
+            self._status.update(escape(text))
+        elif not self._last_line:
+            # Most models are there in a few seconds.
+            self._last_line = time.monotonic()
+        elif time.monotonic() - self._last_line > LINE_SECONDS:
+            self._last_line = time.monotonic()
+            self.console.print(escape(text))
 
     def start(self, steps: int, first_step: int = 0, *, unit: str = "step") -> None:
         """Training begins, or a search: `steps` in all, `first_step` of them done. `unit`: what they are."""
@@ -141,6 +159,9 @@ class Progress:
 
     def stop(self) -> None:
         """Take the bar away."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
         if self._bar is not None:
             self._bar.refresh()  # In a notebook its last state would not be drawn.
             self._bar.stop()

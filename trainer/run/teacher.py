@@ -17,7 +17,7 @@ from agl.errors import ConfigError
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray
 from agl.trainer.local.config import policy_directory
-from agl.trainer.local.policy import LocalPolicy, PolicySpec
+from agl.trainer.local.policy import LocalPolicy, OnProgress, PolicySpec
 
 if TYPE_CHECKING:
     from agl.trainer.engines.vllm import VLLMEngine
@@ -39,12 +39,19 @@ class Teacher:
         self._requests = asyncio.Semaphore(REQUESTS)
 
     @classmethod
-    async def start(cls, teacher: str | Path | VLLMEngine, student: LocalPolicy, spec: PolicySpec) -> Teacher:
+    async def start(
+        cls,
+        teacher: str | Path | VLLMEngine,
+        student: LocalPolicy,
+        spec: PolicySpec,
+        on_progress: OnProgress = lambda text: None,
+    ) -> Teacher:
         """Load the teacher, or connect to it.
 
         Args:
             teacher: a Hugging Face directory or hub id, the directory of a run or checkpoint, or a server.
             student: whose tokens it will be asked about. spec: how to load it; its model is not read.
+            on_progress: called with what is being loaded.
 
         Raises:
             ConfigError: it has another tokenizer than the student, or a shorter context.
@@ -60,7 +67,7 @@ class Teacher:
             return cls(teacher.url, teacher)
         directory = policy_directory(str(teacher))
         await asyncio.to_thread(_check_tokenizer, directory, student.spec.model)
-        policy = await LocalPolicy.start(replace(spec, model=directory, name="teacher"))
+        policy = await LocalPolicy.start(replace(spec, model=directory, name="teacher"), on_progress=on_progress)
         if policy.max_context < student.max_context:
             await policy.close()
             raise _too_short(directory, policy.max_context, student, policy.max_context)

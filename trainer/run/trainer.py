@@ -32,6 +32,7 @@ from agl.trainer.run.algorithm import Algorithm
 from agl.trainer.run.callbacks import Callback, Callbacks, as_callbacks
 from agl.trainer.run.checkpoints import latest_checkpoint
 from agl.trainer.run.config import RunConfig, require_descriptors
+from agl.trainer.run.hub import save_command
 from agl.trainer.run.lock import lock_directory
 from agl.trainer.run.progress import Progress
 from agl.trainer.run.recorder import Recorder, json_settings
@@ -75,6 +76,24 @@ class Result:
     def policy(self) -> Path | None:
         """The trained policy's directory, where there is just one."""
         return next(iter(self.policies.values())) if len(self.policies) == 1 else None
+
+    def push_to_hub(
+        self,
+        repo: str,
+        *,
+        policy: str | None = None,
+        adapter: bool = False,
+        private: bool | None = None,
+        token: str | None = None,
+        message: str | None = None,
+    ) -> str:
+        """Upload the trained policy to the Hugging Face hub, with a model card of this run; returns its URL.
+
+        Arguments and errors are those of `agl.trainer.run.hub.push`.
+        """
+        from agl.trainer.run.hub import push
+
+        return push(self.directory, repo, policy=policy, adapter=adapter, private=private, token=token, message=message)
 
     def _repr_html_(self) -> str:
         """The curve, the last steps and the policies, for a notebook."""
@@ -420,6 +439,8 @@ class Trainer:
             lock = None if dry else lock_directory(directory)
             if not dry:
                 run_id = _stored_id(directory, run_id, resume)
+                if not resume:
+                    save_command(directory)
         except OSError as error:
             raise ConfigError(
                 f"the run's directory cannot be written: {error}",

@@ -11,6 +11,7 @@ from agl.trainer.gateway.processes.group import GatewayProcesses
 from agl.trainer.http.auth import Keys
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.run.frozen_policy import FrozenPolicy
+from agl.trainer.run.progress import Progress
 from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.lease_guard import LeaseGuard
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
@@ -28,13 +29,16 @@ class ServedPolicy:
         self.policy, self.coordinator, self.mount_point, self.gateway = policy, coordinator, mount_point, gateway
 
     @classmethod
-    async def start(cls, settings: Settings, store: Store, mount: GatewayMount) -> ServedPolicy:
+    async def start(cls, settings: Settings, store: Store, mount: GatewayMount, *, progress: bool) -> ServedPolicy:
         """Load the policy, or connect to the server that holds it, and admit requests.
+
+        Args:
+            progress: whether to show how far loading is.
 
         Raises:
             ConfigError, ModelLoadError, EngineError: nothing is left running then.
         """
-        policy = await _open_policy(settings)
+        policy = await _open_policy(settings, progress)
         capture_content, silent_seconds = settings.get("capture_content"), settings.get("silent_seconds")
         n = settings.get("gateways") or 1
         if n == 1:
@@ -74,7 +78,7 @@ class ServedPolicy:
         await self.policy.close()
 
 
-async def _open_policy(settings: Settings) -> FrozenPolicy:
+async def _open_policy(settings: Settings, progress: bool) -> FrozenPolicy:
     engine, renderer = settings.get("engine"), settings.get("renderer")
     if engine is not None:
         from agl.trainer.engines.vllm import VLLMEngine
@@ -88,4 +92,4 @@ async def _open_policy(settings: Settings) -> FrozenPolicy:
         max_context=settings.get("max_context"),
         threads=settings.get("threads"),
     )
-    return await FrozenPolicy.load(spec, renderer)
+    return await FrozenPolicy.load(spec, renderer, progress=Progress(progress))

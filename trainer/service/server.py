@@ -74,7 +74,7 @@ async def serving(
         # A run ends before the server does, so that its workers notice.
         stack.push_async_callback(service.close)
         if settings.get("algorithm") is None:
-            served = await ServedPolicy.start(settings, store, mount)
+            served = await ServedPolicy.start(settings, store, mount, progress=progress)
             stack.push_async_callback(served.stop)
         service.resume()
         yield service

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Any, Literal, Unpack, get_args
 
 from agl.errors import ConfigError, nearest
+from agl.extras import TRAINING, require
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.run import Run, require_tasks
 from agl.trainer.runners.protocol import RolloutResult
@@ -70,6 +71,7 @@ class VERL:
         self.tracking, settings = loggers.split({**expand(common), **rename(flatten(config or {}))})
         self.plan = read(settings)
         if self.backend == "local":
+            require(f"agl.VERL on this machine ({self._why})", "local", TRAINING)
             self._unused = local.check(self.plan)
             local.as_grpo(self.plan, 1)  # so that a number out of range is refused here
         else:

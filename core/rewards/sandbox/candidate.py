@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from agl.rewards.sandbox import plain
@@ -91,9 +91,7 @@ class Candidate:
         return ["object", len(self._objects) - 1, type(value).__name__]
 
     def _load(self, data: bytes) -> Any:
-        unpickler = pickle.Unpickler(io.BytesIO(data))
-        unpickler.persistent_load = self._resolve  # type: ignore[method-assign]
-        return unpickler.load()
+        return _Unpickler(data, self._resolve).load()
 
     def _resolve(self, reference: tuple[str, int]) -> Any:
         kind, number = reference
@@ -109,6 +107,17 @@ class Candidate:
             return value
 
         return function
+
+
+class _Unpickler(pickle.Unpickler):
+    """Python 3.13.0 allows no `persistent_load` on an instance."""
+
+    def __init__(self, data: bytes, resolve: Callable[[Any], Any]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._resolve = resolve
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self._resolve(pid)
 
 
 class _Object:

@@ -15,6 +15,7 @@ import httpx
 import tenacity
 
 from agl.errors import ConfigError, ExportError
+from agl.extras import missing
 from agl.mdp.spans import Span
 from agl.trainer.report.export.json_files import to_json
 from agl.trainer.report.export.rows import Record
@@ -126,7 +127,7 @@ def _requests(spans: Sequence[ReadableSpan]) -> Iterator[ExportTraceServiceReque
     try:
         from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
     except ImportError:
-        raise ConfigError("OTLP needs OpenTelemetry's encoder", hint='pip install "agl[export]"') from None
+        raise missing("OTLP", "opentelemetry.exporter.otlp", "export") from None
     request = encode_spans(spans)
     if len(spans) > 1 and request.ByteSize() > MAX_BYTES:
         half = len(spans) // 2

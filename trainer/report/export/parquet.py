@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from agl.errors import ConfigError
+from agl.extras import missing
 from agl.trainer.report.export.json_files import to_json
 from agl.trainer.report.export.rows import Record, call_records, rollout_record, span_records
 
@@ -33,7 +33,7 @@ class Parquet:
         try:
             import pyarrow  # noqa: F401
         except ImportError:
-            raise ConfigError("Parquet files need pyarrow", hint='pip install "agl[export]"') from None
+            raise missing("a Parquet file", "pyarrow", "export") from None
         self._tokens = tokens
         self._rollouts = _Table(folder / "rollouts.parquet", _rollouts())
         self._spans = _Table(folder / "spans.parquet", _spans())

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agl.errors import ConfigError
+from agl.extras import missing
 
 FREE = ("ray_kwargs.ray_init", "global_profiler.global_tool_config", "transfer_queue.backend")
 """Sections that verl passes on to other programs unchanged."""
@@ -138,7 +139,7 @@ def folder() -> Path:
     """
     spec = find_spec("verl")
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError("verl is not installed", hint='pip install "agl[verl]"')
+        raise missing("a verl config", "verl", "verl")
     return Path(spec.submodule_search_locations[0])
 
 

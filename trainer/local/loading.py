@@ -1,0 +1,137 @@
+"""Whether a process that loads a model gets on, and with what.
+
+Invariant: only work that was done counts: bytes that arrived, blocks that were read, modules that were imported, items
+of a progress bar. Computing and waiting do not, so a process that hangs or spins is found.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+SECONDS = 1.0
+"""Between two looks."""
+CHUNK_BYTES = 1 << 18
+"""A download is written and counted in such pieces: those of `huggingface_hub` take minutes on a slow line."""
+
+_PREFIX = re.compile(r"\(\w+ pid=\d+\)|\b[A-Z]+ [\d-]+ [\d:.]+ \[[^\]]*\]")
+"""In vLLM's log: process, level, time and place."""
+
+
+class LoadingProgress(AbstractContextManager["LoadingProgress"]):
+    """Calls `report` while the block runs, at most once in `SECONDS`, when something has got on since the last time.
+
+    Progress bars are those of `tqdm`, with which `huggingface_hub` counts bytes and `transformers` tensors. They are
+    counted whether they are drawn or not, from when the block begins to the end of the process.
+
+    Args:
+        report: called in a thread, with what is being loaded.
+    """
+
+    def __init__(self, report: Callable[[str], object]) -> None:
+        self._report = report
+        self._bars: dict[int, _Bar] = {}
+        self._text = "loading libraries"
+        self._items = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> LoadingProgress:
+        self._thread.start()
+        self._count_bars()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        before = self._done()
+        while not self._over.wait(SECONDS):
+            if (now := self._done()) != before:
+                before = now
+                self._report(self._text)
+
+    def _done(self) -> tuple[int, ...]:
+        """Grows with each piece of work, and with nothing else."""
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return self._items, len(sys.modules), usage.ru_inblock, usage.ru_majflt
+
+    def _count_bars(self) -> None:
+        import huggingface_hub.constants
+        from tqdm import std
+
+        tqdm: Any = std.tqdm
+
+        huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
+        init, update = tqdm.__init__, tqdm.update
+
+        def __init__(bar: Any, *args: Any, **options: Any) -> None:
+            init(bar, *args, **options)
+            # A bar that is not drawn keeps neither.
+            self._bars[id(bar)] = _Bar(options.get("desc") or "", options.get("unit") == "B", bar.total)
+            self._add(bar, options.get("initial") or 0)
+
+        def counted_update(bar: Any, n: float | None = 1) -> bool | None:
+            self._add(bar, 1 if n is None else n)
+            return update(bar, n)
+
+        def __iter__(bar: Any) -> Any:
+            for item in bar.iterable:
+                yield item
+                bar.update(1)
+            bar.close()
+
+        tqdm.__init__, tqdm.update, tqdm.__iter__ = __init__, counted_update, __iter__
+
+    def _add(self, bar: Any, n: float) -> None:
+        if (seen := self._bars.get(id(bar))) is not None:
+            seen.done += n
+            # Minus where a download begins again.
+            self._items += n > 0
+            self._text = str(seen)
+
+
+class NewLines:
+    """The lines of a growing log that say something new.
+
+    Times and places aside, a line that was printed before is none: who waits for another process says so every minute.
+
+    Args:
+        log: an open file.
+    """
+
+    def __init__(self, log: Any) -> None:
+        self._log, self._at, self._seen = log, 0, set[str]()
+
+    def read(self) -> str | None:
+        """The last of the new lines since the last call; None if there is none."""
+        data = os.pread(self._log.fileno(), 1 << 20, self._at)
+        self._at += len(data)
+        new = None
+        for line in re.split(r"[\r\n]+", data.decode(errors="replace")):
+            said = _PREFIX.sub("", line).strip()
+            if said and said not in self._seen:
+                self._seen.add(said)
+                new = said
+        return new
+
+
+class _Bar:
+    """What a progress bar has counted."""
+
+    def __init__(self, what: str, is_bytes: bool, total: float | None) -> None:
+        self.what, self.is_bytes, self.total, self.done = what, is_bytes, total, 0.0
+
+    def __str__(self) -> str:
+        if not self.is_bytes:
+            return f"{self.what or 'loading'}: {self.done:.0f}{'' if self.total is None else f' of {self.total:.0f}'}"
+        total = "" if self.total is None else f" of {self.total / 1e6:.1f}"
+        # The hub's client gives the end of the URL.
+        return f"downloading {self.what.rpartition('/')[2]}: {self.done / 1e6:.1f}{total} MB"
