@@ -22,7 +22,7 @@ from agl import tracing
 from agl.adapters.aside import end, start
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.crewai.runnable import agent_name, handles, runnable
-from agl.adapters.openai import OpenAITracer
+from agl.adapters.openai.tracer import switched_on
 from agl.adapters.patching import Patches
 from agl.adapters.scopes import agent_turn, last_chat, tool_end, tool_run
 
@@ -54,8 +54,7 @@ class CrewAITracer(InstrumentedTracer):
         self._patches.tree(BaseTool, {"run": _watched, "arun": _awatched})
         self._patches.method(CrewStructuredTool, "invoke", _watched)
         self._patches.method(CrewStructuredTool, "ainvoke", _awatched)
-        # An OpenAITracer that the user switched on stays on.
-        self._openai = None if OpenAITracer().instrumented else OpenAITracer().instrument()
+        self._openai = switched_on()
 
     def _restore(self) -> None:
         self._patches.restore()
