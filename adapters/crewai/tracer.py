@@ -1,7 +1,7 @@
 """Spans of crewai: `invoke_agent` for each agent's turn, `execute_tool` for tools, `chat` for each request.
 
 Hook: crewai's event bus runs its handlers in threads of its own, where no scope can be opened for the agent, so methods
-of its base classes are replaced while instrumented (crewai >= 1.15.12, < 2): `execute_task`, `aexecute_task`, `kickoff`
+of its base classes are replaced while instrumented (crewai >= 1.15.30, < 2): `execute_task`, `aexecute_task`, `kickoff`
 and `kickoff_async` of `BaseAgent`; `_execute_single_native_tool_call` of its executors, and the function of that name
 that plans use; `ToolUsage.use` and `ause`, by which calls in text are run. A tool's exception never leaves these: it is
 seen where the tool runs (`BaseTool.run`, `CrewStructuredTool.invoke` and their async forms). The `chat` spans are the
