@@ -35,12 +35,12 @@ class CrewAITracer(InstrumentedTracer):
     runnable = staticmethod(runnable)
 
     def _install(self) -> None:
-        from crewai.agents import step_executor
-        from crewai.agents.agent_builder.base_agent import BaseAgent
-        from crewai.agents.agent_builder.base_agent_executor import BaseAgentExecutor
-        from crewai.tools.base_tool import BaseTool
-        from crewai.tools.structured_tool import CrewStructuredTool
-        from crewai.tools.tool_usage import ToolUsage
+        from crewai.agents import step_executor  # pyright: ignore
+        from crewai.agents.agent_builder.base_agent import BaseAgent  # pyright: ignore
+        from crewai.agents.agent_builder.base_agent_executor import BaseAgentExecutor  # pyright: ignore
+        from crewai.tools.base_tool import BaseTool  # pyright: ignore
+        from crewai.tools.structured_tool import CrewStructuredTool  # pyright: ignore
+        from crewai.tools.tool_usage import ToolUsage  # pyright: ignore
 
         self._patches = Patches()
         turn, aturn = _turn, _aturn
@@ -202,7 +202,7 @@ def _native_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _call_info(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str, Any] | None:
     """Id, name and arguments of a call: a method's or a function's first argument, or three named ones."""
-    from crewai.utilities.agent_utils import extract_tool_call_info
+    from crewai.utilities.agent_utils import extract_tool_call_info  # pyright: ignore
 
     if "call_id" in kwargs:
         return kwargs["call_id"], kwargs["func_name"], kwargs["func_args"]
