@@ -1,7 +1,7 @@
 """Spans of Pydantic AI agents: `invoke_agent` for named agents, `chat` for model calls, `execute_tool` for tools.
 
-Hook: a capability (pydantic-ai >= 2.30, < 3), which wraps a run and its tools. Pydantic AI takes capabilities per agent or
-per run only, so `Agent.iter`, which every way of running an agent goes through, is patched to add one; agents made
+Hook: a capability (pydantic-ai >= 2.30, < 3), which wraps a run and its tools. Pydantic AI takes capabilities per agent
+or per run only, so `Agent.iter`, which every way of running an agent goes through, is patched to add one; agents made
 earlier are traced too. The capability's hook around a model call runs in another task than a stream's request, so it
 has the model wrapped instead. Pydantic AI's OpenTelemetry spans are the user's and stay unchanged.
 """
