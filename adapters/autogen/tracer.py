@@ -15,7 +15,7 @@ from typing import ClassVar
 from agl.adapters.autogen import ag2, agentchat, classic
 from agl.adapters.autogen.runnable import handles, runnable
 from agl.adapters.base import INVALID, InstrumentedTracer
-from agl.adapters.openai import OpenAITracer
+from agl.adapters.openai.tracer import switched_on
 from agl.adapters.patching import Patches
 
 _FAMILIES: dict[str, Callable[[Patches], None]] = {
@@ -40,8 +40,7 @@ class AutoGenTracer(InstrumentedTracer):
         self._patches = Patches()
         for install in installs:
             install(self._patches)
-        # An OpenAITracer that the user switched on stays on.
-        self._openai = None if OpenAITracer().instrumented else OpenAITracer().instrument()
+        self._openai = switched_on()
 
     def _restore(self) -> None:
         self._patches.restore()

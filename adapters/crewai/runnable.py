@@ -42,7 +42,7 @@ def runnable(agent: Any) -> Runnable:
             )
 
     async def invoke(value: Any) -> Any:
-        from crewai.events.utils.console_formatter import set_suppress_console_output
+        from crewai.events.utils.console_formatter import set_suppress_console_output  # pyright: ignore
 
         copy = agent.copy()
         if _is_crew(copy):

@@ -1,7 +1,7 @@
 """Spans of crewai: `invoke_agent` for each agent's turn, `execute_tool` for tools, `chat` for each request.
 
 Hook: crewai's event bus runs its handlers in threads of its own, where no scope can be opened for the agent, so methods
-of its base classes are replaced while instrumented (crewai >= 1.15.12, < 2): `execute_task`, `aexecute_task`, `kickoff`
+of its base classes are replaced while instrumented (crewai >= 1.15.30, < 2): `execute_task`, `aexecute_task`, `kickoff`
 and `kickoff_async` of `BaseAgent`; `_execute_single_native_tool_call` of its executors, and the function of that name
 that plans use; `ToolUsage.use` and `ause`, by which calls in text are run. A tool's exception never leaves these: it is
 seen where the tool runs (`BaseTool.run`, `CrewStructuredTool.invoke` and their async forms). The `chat` spans are the
@@ -22,7 +22,7 @@ from agl import tracing
 from agl.adapters.aside import end, start
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.crewai.runnable import agent_name, handles, runnable
-from agl.adapters.openai import OpenAITracer
+from agl.adapters.openai.tracer import switched_on
 from agl.adapters.patching import Patches
 from agl.adapters.scopes import agent_turn, last_chat, tool_end, tool_run
 
@@ -35,12 +35,12 @@ class CrewAITracer(InstrumentedTracer):
     runnable = staticmethod(runnable)
 
     def _install(self) -> None:
-        from crewai.agents import step_executor
-        from crewai.agents.agent_builder.base_agent import BaseAgent
-        from crewai.agents.agent_builder.base_agent_executor import BaseAgentExecutor
-        from crewai.tools.base_tool import BaseTool
-        from crewai.tools.structured_tool import CrewStructuredTool
-        from crewai.tools.tool_usage import ToolUsage
+        from crewai.agents import step_executor  # pyright: ignore
+        from crewai.agents.agent_builder.base_agent import BaseAgent  # pyright: ignore
+        from crewai.agents.agent_builder.base_agent_executor import BaseAgentExecutor  # pyright: ignore
+        from crewai.tools.base_tool import BaseTool  # pyright: ignore
+        from crewai.tools.structured_tool import CrewStructuredTool  # pyright: ignore
+        from crewai.tools.tool_usage import ToolUsage  # pyright: ignore
 
         self._patches = Patches()
         turn, aturn = _turn, _aturn
@@ -54,8 +54,7 @@ class CrewAITracer(InstrumentedTracer):
         self._patches.tree(BaseTool, {"run": _watched, "arun": _awatched})
         self._patches.method(CrewStructuredTool, "invoke", _watched)
         self._patches.method(CrewStructuredTool, "ainvoke", _awatched)
-        # An OpenAITracer that the user switched on stays on.
-        self._openai = None if OpenAITracer().instrumented else OpenAITracer().instrument()
+        self._openai = switched_on()
 
     def _restore(self) -> None:
         self._patches.restore()
@@ -203,7 +202,7 @@ def _native_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _call_info(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str, Any] | None:
     """Id, name and arguments of a call: a method's or a function's first argument, or three named ones."""
-    from crewai.utilities.agent_utils import extract_tool_call_info
+    from crewai.utilities.agent_utils import extract_tool_call_info  # pyright: ignore
 
     if "call_id" in kwargs:
         return kwargs["call_id"], kwargs["func_name"], kwargs["func_args"]

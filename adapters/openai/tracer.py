@@ -15,7 +15,7 @@ from agl.adapters.functions import ClientTracer
 from agl.adapters.openai.runnable import handles, runnable
 from agl.adapters.responses import finish_reason
 from agl.adapters.streams import CallObserver, fields
-from agl.tracing import sdk_hooks
+from agl.tracing import context, sdk_hooks
 
 
 class OpenAITracer(ClientTracer):
@@ -31,6 +31,15 @@ class OpenAITracer(ClientTracer):
 
     def _restore(self) -> None:
         sdk_hooks.observe("openai", None)
+
+
+def switched_on() -> OpenAITracer | None:
+    """Switch it on for a framework whose model calls have the SDK's spans.
+
+    Returns what is to be switched off with the framework's tracer: None if the user switched it on, and in a program
+    that is traced as a whole, in which it comes on when the SDK is imported, which may be after the framework.
+    """
+    return None if OpenAITracer().instrumented or context.has_process_scope() else OpenAITracer().instrument()
 
 
 def _add_chunk(chunk: Any, facts: dict[str, Any]) -> None:

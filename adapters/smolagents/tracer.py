@@ -23,7 +23,7 @@ from agl import tracing
 from agl.adapters.aside import end, start, traced_sync
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.failed_calls import record_failed_call
-from agl.adapters.openai import OpenAITracer
+from agl.adapters.openai.tracer import switched_on
 from agl.adapters.patching import Patches
 from agl.adapters.scopes import agent_turn, last_chat, tool_end, tool_run
 from agl.adapters.smolagents.runnable import handles, runnable
@@ -50,8 +50,7 @@ class SmolagentsTracer(InstrumentedTracer):
         self._patches.tree(MultiStepAgent, agents)
         self._patches.tree(Tool, {"__call__": _calling})
         self._patches.tree(PythonExecutor, {"__call__": _executing})
-        # An OpenAITracer that the user switched on stays on.
-        self._openai = None if OpenAITracer().instrumented else OpenAITracer().instrument()
+        self._openai = switched_on()
 
     def _restore(self) -> None:
         self._patches.restore()

@@ -6,8 +6,10 @@ import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import agl
 from agl.adapters import autogen
 from agl.trainer.quickstart.demos import SYSTEM_PROMPT
 from agl.trainer.quickstart.tasks import calculate
@@ -34,6 +36,7 @@ class Learner:
         tool_agent: whose the spans of its tools are; None where the user's own loop runs them, so that there are none.
         wrap: the one line; `agl.wrap` if None.
         merges: whether it tells the model of tool calls as the model wrote them, so that a rollout is one row.
+        drops_texts: whether it leaves out what the model said beside a tool call; such a conversation forks.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Learner:
     tool_agent: str | None = NAME
     wrap: Callable[..., Any] | None = None
     merges: bool = True
+    drops_texts: bool = False
 
     @property
     def installed(self) -> bool:
@@ -370,7 +374,8 @@ LEARNERS = (
     Learner("autogen_agentchat", autogen_agentchat, ("autogen_agentchat", "autogen_ext")),
     Learner("ag2", ag2, ("ag2.middleware",)),
     Learner("smolagents", smolagents, ("smolagents", "openai"), merges=False),
-    Learner("crewai", crewai, ("crewai", "openai")),
+    # crewai raises where an answer is empty, as one of an untrained policy may be.
+    Learner("crewai", crewai, ("crewai", "openai"), drops_texts=True, wrap=partial(agl.wrap, error_reward=0.0)),
     Learner("autogen_classic", autogen_classic, ("autogen.agentchat",), tool_agent="user", wrap=autogen.wrap),
     Learner("openai_chat", openai_chat, ("openai",), tool_agent=None),
     Learner("openai_chat_stream", openai_chat_stream, ("openai",), tool_agent=None),

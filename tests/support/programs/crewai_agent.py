@@ -15,6 +15,6 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-agent = Agent(role="solver", goal="Be right.", backstory="You add.", llm=LLM(model="openai/m"), tools=[add])
+agent = Agent(role="solver", goal="Be right.", backstory="You add.", llm=LLM(model="gpt-4o-mini"), tools=[add])
 task = Task(description="What is 2 + 3?", expected_output="a number", agent=agent)
 print(Crew(agents=[agent], tasks=[task]).kickoff().raw)
