@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import functools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, ClassVar
 
 from agl import semconv, tracing
@@ -34,6 +34,10 @@ class PydanticAITracer(InstrumentedTracer):
     """Traces every way of running a Pydantic AI agent inside rollouts."""
 
     modules = ("pydantic_ai",)
+    answer_errors: ClassVar[Mapping[str, str]] = {
+        "pydantic_ai.exceptions.UnexpectedModelBehavior": "unparsable",
+        "pydantic_ai.exceptions.UsageLimitExceeded": "turns",
+    }
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)
 

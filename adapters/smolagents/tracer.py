@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from agl import tracing
@@ -33,6 +33,10 @@ class SmolagentsTracer(InstrumentedTracer):
     """Traces smolagents agents, the agents that they manage, and their tools inside rollouts."""
 
     modules = ("smolagents",)
+    answer_errors: ClassVar[Mapping[str, str]] = {
+        "smolagents.utils.AgentParsingError": "unparsable",
+        "smolagents.utils.AgentMaxStepsError": "turns",
+    }
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)
 
