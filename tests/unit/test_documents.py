@@ -26,7 +26,7 @@ ELSEWHERE = {
     "curl": "the routes are tested with a client of their own",
 }  # fmt: skip
 """Programs that are not agl's, and why their command lines are not checked."""
-YOURS = {"my_agent.py", "train.py"}
+YOURS = {"my_agent.py", "train.py", "test_tinyagents_conformance.py"}
 """Programs that stand for the reader's own."""
 ALL = list(blocks())
 INLINE = list(inline_commands())
@@ -143,7 +143,7 @@ def check_pytest(arguments: list[str], config: pytest.Config) -> None:
             assert word.partition("=")[0] in known or re.fullmatch(r"-[a-z]\S+", word), word
         elif word.endswith(".py") and not arguments[i - 1].startswith("-"):
             # "agl/" is where the guide has the reader clone this repository.
-            assert (ROOT / word.removeprefix("agl/")).is_file(), word
+            assert word in YOURS or (ROOT / word.removeprefix("agl/")).is_file(), word
 
 
 def check_python(arguments: list[str], page: Path, config: pytest.Config) -> None:
@@ -183,7 +183,14 @@ def test_a_metric_that_is_named_is_recorded_somewhere() -> None:
     assert unknown == set()
 
 
-OTHERS = {"UserError", "GraphRecursionError", "ModelBehaviorError", "ValidationError"}
+OTHERS = {
+    "AgentGenerationError",
+    "BadRequestError",
+    "UserError",
+    "GraphRecursionError",
+    "ModelBehaviorError",
+    "ValidationError",
+}
 """Errors of frameworks."""
 ERROR = re.compile(r"`(?:agl\.errors\.)?([A-Z]\w+Error)`")
 

@@ -419,6 +419,8 @@ class RunCoordinator:
 
     async def _with_fault(self, calls: Sequence[Call], report: Report) -> Report:
         """The report of an attempt that a policy has ended is no failure's, and has a span that says so."""
+        if not any(semconv.AGENT_ERROR in s.attributes for s in report.spans):
+            return report
         index = SpanIndex(calls, report.spans)
         fault = find_fault(index)
         # Where the agent's exception did not leave the attempt, an error is that of a hook.
