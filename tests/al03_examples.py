@@ -36,7 +36,8 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 import habits
 from paths import pythonpath
-from provider import Reply, serve
+
+from agl.testing.provider import Reply, serve
 
 TIMEOUT = 900
 """Seconds for one program."""

@@ -16,7 +16,6 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from provider import Provider, Reply, says, serve
 from scripted import Attempt, in_loop, serving, tool_call
 
 import agl
@@ -27,6 +26,7 @@ from agl.adapters.openai import OpenAITracer
 from agl.agents.agent import Outcome, RolloutInfo
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
+from agl.testing.provider import Provider, Reply, says, serve
 from agl.tracing.context import RolloutContext
 
 anthropic = pytest.importorskip("anthropic")

@@ -13,11 +13,9 @@ pytest.importorskip("agent_framework")
 pytest.importorskip("agent_framework_openai")
 
 from agent_framework import Agent, WorkflowBuilder, chat_middleware, function_middleware, tool
-from provider import Provider, Reply, says, serve
 from pydantic import BaseModel
 from scripted import in_loop, serving, tool_call
 from subject_agent_framework import chat_client, responses_client
-from subjects import add, uses_add
 
 import agl
 from agl import semconv, tracing
@@ -26,6 +24,8 @@ from agl.agents.agent import RolloutInfo
 from agl.errors import ConfigError
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
+from agl.testing.provider import Provider, Reply, says, serve
+from agl.testing.subject import add, uses_add
 from agl.tracing.context import RolloutContext
 
 add_tool = tool(add)

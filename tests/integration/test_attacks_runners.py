@@ -18,7 +18,6 @@ import httpx
 import pytest
 from launching import environment, launch
 from processes import AGL, Programs, fetch, free_port, programs
-from provider import serve
 from running import fit, say
 from scripted import in_loop, until
 from store_server import OPERATOR, RUNNER
@@ -28,6 +27,7 @@ from agl import semconv
 from agl.agents.agent import as_agent
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
+from agl.testing.provider import serve
 from agl.tracing import otlp
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer

@@ -31,10 +31,8 @@ from autogen_core import (
 )
 from autogen_core.models import UserMessage
 from autogen_core.tools import TextResultContent, ToolResult, Workbench
-from provider import Provider, Reply, says, serve
 from scripted import in_loop, serving, tool_call
 from subject_autogen import assistant, model_client
-from subjects import uses_add
 
 import agl
 from agl import semconv, tracing
@@ -44,6 +42,8 @@ from agl.agents.agent import Agent, Outcome, RolloutInfo
 from agl.errors import ConfigError
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
+from agl.testing.provider import Provider, Reply, says, serve
+from agl.testing.subject import uses_add
 from agl.tracing.context import RolloutContext
 
 

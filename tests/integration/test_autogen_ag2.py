@@ -14,14 +14,14 @@ pytest.importorskip("ag2.middleware")
 from ag2 import Agent
 from ag2 import tool as as_tool
 from ag2.config import OpenAIConfig
-from provider import Provider, Reply, serve
-from subjects import KEY, add, uses_add
 
 from agl import semconv, tracing
 from agl.adapters.autogen import AutoGenTracer, wrap
 from agl.agents.agent import Outcome, RolloutInfo
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
+from agl.testing.provider import Provider, Reply, serve
+from agl.testing.subject import KEY, add, uses_add
 from agl.tracing.context import RolloutContext
 
 

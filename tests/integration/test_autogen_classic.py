@@ -18,14 +18,14 @@ from autogen import (  # pyright: ignore[reportMissingImports]
     GroupChatManager,
     register_function,
 )
-from provider import Provider, Reply, serve
-from subjects import KEY, add, uses_add
 
 from agl import semconv, tracing
 from agl.adapters.autogen import AutoGenTracer, wrap
 from agl.agents.agent import Outcome, RolloutInfo
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
+from agl.testing.provider import Provider, Reply, serve
+from agl.testing.subject import KEY, add, uses_add
 from agl.tracing.context import RolloutContext
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from provider import serve
 
 import agl
 from agl.errors import AglError, ConfigError
+from agl.testing.provider import serve
 
 SHOWS = """
 import json, os, sys

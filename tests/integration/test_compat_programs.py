@@ -18,11 +18,11 @@ pytest.importorskip("agent_framework_openai")
 
 import habits
 from openai import AsyncOpenAI, OpenAI
-from provider import Reply, serve
 from verl_config import CONFIG
 
 import agl.compat as al
 from agl.errors import NoAgentMatchedError
+from agl.testing.provider import Reply, serve
 from agl.trainer.store import open_store
 
 pytestmark = pytest.mark.slow

@@ -12,11 +12,9 @@ import pytest
 
 pytest.importorskip("crewai")
 
-from provider import Provider, Reply, last_said, serve
 from rewarded import NOWHERE, calls_of, rewarded
 from scripted import in_loop
 from subject_crewai import build, crew_of
-from subjects import uses_add
 
 import agl
 from agl import semconv, tracing
@@ -25,6 +23,8 @@ from agl.agents.agent import RolloutInfo
 from agl.errors import ConfigError
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
+from agl.testing.provider import Provider, Reply, last_said, serve
+from agl.testing.subject import uses_add
 from agl.tracing.context import RolloutContext
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import documents
 import pytest
-from provider import Provider, Reply, serve
 from tiny_run import train
 
 import agl
+from agl.testing.provider import Provider, Reply, serve
 
 SMALL = {"group_size": 2, "batch_size": 2, "max_response_tokens": 6, "max_context": 256, "val_every": 1}
 TRAINED = ("GRPO", "SFT")

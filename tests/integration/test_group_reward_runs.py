@@ -13,13 +13,13 @@ from typing import Any
 import openai
 import pytest
 from miniature import GAIN, gain, train
-from provider import Reply, serve
 from running import say
 from scripted import Asked, ScriptedRollouts, quick_tokenizer
 
 import agl
 from agl.errors import JudgeError
 from agl.rewards import RankJudge
+from agl.testing.provider import Reply, serve
 from agl.trainer.quickstart.tasks import calculate
 from agl.trainer.store import open_store
 

@@ -16,9 +16,8 @@ from langchain_core.messages import ToolMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
-from provider import Provider, Reply, says, serve
 from pydantic import BaseModel
-from subjects import add, chat_model, uses_add
+from subjects import chat_model
 
 import agl
 from agl import semconv, tracing
@@ -26,6 +25,8 @@ from agl.adapters.langchain import LangChainTracer, wrap
 from agl.agents.agent import RolloutInfo
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
+from agl.testing.provider import Provider, Reply, says, serve
+from agl.testing.subject import add, uses_add
 from agl.tracing.context import RolloutContext
 
 

@@ -21,9 +21,8 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import Command, Send, interrupt
-from provider import Provider, Reply, serve
 from scripted import in_loop, serving, tool_call
-from subjects import add, chat_model, uses_add
+from subjects import chat_model
 
 import agl
 from agl import semconv, tracing
@@ -35,6 +34,8 @@ from agl.mdp.builder import build_trajectory
 from agl.mdp.selection import select
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
+from agl.testing.provider import Provider, Reply, serve
+from agl.testing.subject import add, uses_add
 from agl.tracing.context import RolloutContext
 
 

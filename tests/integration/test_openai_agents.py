@@ -28,10 +28,8 @@ from agents import (
 )
 from agents.tracing import TracingProcessor, get_trace_provider
 from openai import AsyncOpenAI
-from provider import Provider, Reply, says, serve
 from scripted import in_loop, serving, tool_call
 from subject_openai_agents import chat_model, responses_model
-from subjects import ToolFailed, add, uses_add
 
 import agl
 from agl import semconv, tracing
@@ -41,6 +39,8 @@ from agl.mdp.builder import build_trajectory
 from agl.mdp.selection import select
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
+from agl.testing.provider import Provider, Reply, says, serve
+from agl.testing.subject import ToolFailed, add, uses_add
 from agl.tracing.context import RolloutContext
 
 

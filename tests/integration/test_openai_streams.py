@@ -9,12 +9,12 @@ from typing import Any
 
 import openai
 import pytest
-from provider import Provider, Reply, says, serve
 
 from agl import semconv, tracing
 from agl.adapters.openai import OpenAITracer
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
+from agl.testing.provider import Provider, Reply, says, serve
 from agl.tracing.context import RolloutContext
 
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "q"}]}

@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
-from provider import Reply, serve
 from rules import current
 from subject_agent_framework import AgentFramework
 from subject_autogen import AutoGen
 from subject_langgraph import LangGraph
 from subject_openai_agents import OpenAIAgents
 from subject_strands import Strands
-from subjects import LangChain, Subject
+from subjects import LangChain
 
 import agl
+from agl.testing.provider import Reply, serve
+from agl.testing.subject import Subject
 
 FRAMEWORKS = (AgentFramework, AutoGen, LangChain, LangGraph, OpenAIAgents, Strands)
 TASKS = [{"question": f"q{i}"} for i in range(7)]

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
-from provider import says, serve
 
 import agl
 from agl import semconv
 from agl.errors import CheckpointError
 from agl.mdp.spans import Span
+from agl.testing.provider import says, serve
 from agl.trainer.store import open_store
 
 

@@ -14,7 +14,6 @@ pytest.importorskip("pydantic_ai")
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from provider import Provider, Reply, serve
 from pydantic import BaseModel
 from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, UnexpectedModelBehavior
 from pydantic_ai.agent import WrapperAgent
@@ -22,7 +21,6 @@ from pydantic_ai.capabilities import AbstractCapability, Instrumentation
 from pydantic_ai.models.instrumented import InstrumentationSettings
 from scripted import in_loop, serving, tool_call_of
 from subject_pydantic_ai import chat_model
-from subjects import add, uses_add
 
 import agl
 from agl import semconv, tracing
@@ -30,6 +28,8 @@ from agl.adapters.pydantic_ai import PydanticAITracer, wrap
 from agl.agents.agent import RolloutInfo
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
+from agl.testing.provider import Provider, Reply, serve
+from agl.testing.subject import add, uses_add
 from agl.tracing.context import RolloutContext
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from launching import OPENAI_KEY, PROGRAMS, chats, environment, facts, holds, launch, listed, outline, show, trace
-from provider import Provider, Reply, serve
 
 import agl
 from agl import semconv
 from agl.agents.prompts import save_prompts
+from agl.testing.provider import Provider, Reply, serve
 from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
 
 PACKAGE = "openai@6.10.0"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from launching import OPENAI_KEY, chats, environment, facts, launch, trace
-from provider import Provider, says, serve
 
 import agl
 from agl import semconv
 from agl.agents.prompts import save_prompts
+from agl.testing.provider import Provider, says, serve
 
 PROGRAM = """
 import sys

@@ -33,11 +33,11 @@ from launching import (
     trace,
 )
 from paths import pythonpath
-from provider import Provider, Reply, serve
 from subject_smolagents import Smolagents
-from subjects import uses_add
 
 from agl import semconv
+from agl.testing.provider import Provider, Reply, serve
+from agl.testing.subject import uses_add
 
 LOOP = ["chat", "tool add", "chat"]
 SOLVER = ["agent solver", *(f"  {line}" for line in LOOP)]

@@ -8,10 +8,10 @@ from typing import Any
 
 from langchain.agents import create_agent
 from langchain_openai import ChatOpenAI
-from provider import Reply, serve
 
 import agl
 from agl.agents.registry import adapters
+from agl.testing.provider import Reply, serve
 from agl.trainer.store import open_store
 
 

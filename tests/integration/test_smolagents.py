@@ -12,7 +12,6 @@ import pytest
 
 pytest.importorskip("smolagents")
 
-from provider import Provider, Reply, last_said, serve
 from rewarded import NOWHERE, calls_of, rewarded
 from scripted import in_loop
 from smolagents import CodeAgent, LogLevel, Tool, ToolCallingAgent
@@ -26,6 +25,7 @@ from agl.agents.agent import RolloutInfo
 from agl.errors import ConfigError
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
+from agl.testing.provider import Provider, Reply, last_said, serve
 from agl.tracing.context import RolloutContext
 
 

@@ -11,14 +11,12 @@ import pytest
 
 pytest.importorskip("strands")
 
-from provider import Provider, Reply, serve
 from pydantic import BaseModel
 from scripted import in_loop, serving, tool_call
 from strands import Agent, tool
 from strands.models.openai import OpenAIModel
 from strands.models.openai_responses import OpenAIResponsesModel
 from strands.multiagent import GraphBuilder, Swarm
-from subjects import KEY, add, uses_add
 
 import agl
 from agl import semconv, tracing
@@ -28,6 +26,8 @@ from agl.agents.agent import RolloutInfo
 from agl.errors import ConfigError
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
+from agl.testing.provider import Provider, Reply, serve
+from agl.testing.subject import KEY, add, uses_add
 from agl.tracing.context import RolloutContext
 
 add_tool = tool(add)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from paths import ROOT
 from processes import AGL, Programs, fetch, free_port, programs
-from provider import Reply, serve
+
+from agl.testing.provider import Reply, serve
 
 pytest.importorskip("strands")
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from launching import PROGRAMS, environment, launch
-from provider import Provider, Reply, serve
 from scripted import quick_tokenizer
-from subjects import uses_add
 from traced_runs import saved
 
 import agl
 from agl.mdp.sequence import merge
+from agl.testing.provider import Provider, Reply, serve
+from agl.testing.subject import uses_add
 
 FRAMEWORKS = {
     "bare_openai": "openai",

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from provider import Reply, serve
 from scripted import Line, quick_tokenizer
+
+from agl.testing.provider import Reply, serve
 
 pytest.importorskip("sqlglot", reason="the example's databases are made with sqlglot")
 

@@ -15,7 +15,9 @@ from subject_openai_agents import OpenAIAgents, OpenAIAgentsResponses
 from subject_pydantic_ai import PydanticAI, PydanticAIResponses
 from subject_smolagents import Smolagents
 from subject_strands import Strands
-from subjects import LangChain, Subject
+from subjects import LangChain
+
+from agl.testing.subject import Subject
 
 ALL: tuple[Subject, ...] = (
     BareOpenAI(),

@@ -19,11 +19,11 @@ from all_subjects import SUBJECTS
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from provider import Provider, serve
-from subjects import Subject, uses_add
 
 from agl import semconv, tracing
 from agl.mdp.selection import select
+from agl.testing.provider import Provider, serve
+from agl.testing.subject import Subject, uses_add
 from agl.tracing.context import RolloutContext
 
 WAYS = ("invoke", "stream", "ainvoke", "astream")

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from provider import Provider
-
 from agl import semconv
+from agl.testing.provider import Provider
 
 PROGRAMS = Path(__file__).parent / "programs"
 AGL = [sys.executable, "-c", "from agl.trainer.cli import main; main()"]

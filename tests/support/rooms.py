@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from openai import OpenAI
-from provider import Provider, Reply, serve
 
 import agl.compat as agl
+from agl.testing.provider import Provider, Reply, serve
 
 BASELINE = "Find a room at {time} for {attendees} people. They need: {needs}."
 ROOMS: list[dict[str, Any]] = [

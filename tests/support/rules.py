@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from openai import AsyncOpenAI, OpenAI
-from provider import Provider, Reply, serve
 
 import agl
 from agl import semconv, tracing
+from agl.testing.provider import Provider, Reply, serve
 
 RULES = {"polite": "please", "metric": "metres", "brief": "done"}
 """Rule -> the word in the answer of a model that obeys it."""

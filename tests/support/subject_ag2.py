@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, ClassVar
 
-from subjects import KEY, Subject, add, sdk_requests
-
 from agl.adapters.autogen import AutoGenTracer
+from agl.testing.subject import KEY, Subject, add, sdk_requests
 
 
 class AG2(Subject):

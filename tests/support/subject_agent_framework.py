@@ -6,10 +6,10 @@ import asyncio
 from typing import Any, ClassVar
 
 import pytest
-from subjects import KEY, NO_NUMBERS, Subject, add, sdk_requests
 
 from agl.adapters.agent_framework import AgentFrameworkTracer
 from agl.testing.mcp_server import ARGUMENTS, COMMAND
+from agl.testing.subject import KEY, NO_NUMBERS, Subject, add, sdk_requests
 
 
 class AgentFramework(Subject):

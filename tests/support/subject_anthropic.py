@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from subject_openai import PARAMETERS
-from subjects import KEY, Loop, Subject, add
+from subjects import Loop
 
 from agl.adapters.anthropic import AnthropicTracer
+from agl.testing.subject import KEY, Subject, add
 
 
 class MessagesLoop(Loop):

@@ -9,9 +9,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
-from subjects import KEY, NO_NUMBERS, Subject, add, sdk_requests
-
 from agl.adapters.autogen import AutoGenTracer
+from agl.testing.subject import KEY, NO_NUMBERS, Subject, add, sdk_requests
 
 
 class AutoGen(Subject):

@@ -6,10 +6,9 @@ import os
 import tempfile
 from typing import Any, ClassVar
 
-from subjects import KEY, NO_NUMBERS, Subject, add, sdk_requests
-
 from agl.adapters.crewai import CrewAITracer
 from agl.testing.mcp_server import ARGUMENTS, COMMAND
+from agl.testing.subject import KEY, NO_NUMBERS, Subject, add, sdk_requests
 
 # crewai reads these when it is imported: no telemetry, no question about traces, no files in the user's folders.
 os.environ.setdefault("CREWAI_DISABLE_TELEMETRY", "true")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from subjects import KEY, LangChain, chat_model
+from subjects import LangChain, chat_model
+
+from agl.testing.subject import KEY
 
 
 class LangChainAnthropic(LangChain):

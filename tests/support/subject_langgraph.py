@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from subjects import LangChain, _Graph, add, chat_model, no_numbers
+from subjects import LangChain, _Graph, chat_model, no_numbers
 
 from agl.adapters.langgraph import LangGraphTracer
+from agl.testing.subject import add
 
 
 class LangGraph(LangChain):

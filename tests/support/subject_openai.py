@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from subjects import KEY, Loop, Subject, add
+from subjects import Loop
 
 from agl.adapters.openai import OpenAITracer
+from agl.testing.subject import KEY, Subject, add
 
 PARAMETERS = {
     "type": "object",

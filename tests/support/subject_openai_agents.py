@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any, ClassVar
 
-from subjects import KEY, NO_NUMBERS, Subject, add, sdk_requests
-
 from agl.adapters.openai_agents import OpenAIAgentsTracer
 from agl.testing.mcp_server import ARGUMENTS, COMMAND
+from agl.testing.subject import KEY, NO_NUMBERS, Subject, add, sdk_requests
 
 
 class OpenAIAgents(Subject):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from subjects import KEY, NO_NUMBERS, Subject, add, sdk_requests
-
 from agl.adapters.pydantic_ai import PydanticAITracer
+from agl.testing.subject import KEY, NO_NUMBERS, Subject, add, sdk_requests
 
 
 class PydanticAI(Subject):

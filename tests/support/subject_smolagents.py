@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
-from subjects import KEY, Subject, ToolFailed, sdk_requests, uses_add
-
 from agl.adapters.smolagents import SmolagentsTracer
 from agl.testing.provider import Reply, Script, last_said
+from agl.testing.subject import KEY, Subject, ToolFailed, sdk_requests, uses_add
 
 
 class Smolagents(Subject):

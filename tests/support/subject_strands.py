@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from subjects import KEY, NO_NUMBERS, Subject, add, sdk_requests
-
 from agl.adapters.strands import StrandsTracer
 from agl.testing.mcp_server import ARGUMENTS, COMMAND
+from agl.testing.subject import KEY, NO_NUMBERS, Subject, add, sdk_requests
 
 
 class Strands(Subject):

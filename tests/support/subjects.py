@@ -7,13 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Annotated, Any, ClassVar
 
 from agl.adapters.langchain import LangChainTracer
-from agl.testing.subject import KEY as KEY
-from agl.testing.subject import NO_NUMBERS as NO_NUMBERS
-from agl.testing.subject import Subject as Subject
-from agl.testing.subject import ToolFailed as ToolFailed
-from agl.testing.subject import add as add
-from agl.testing.subject import sdk_requests as sdk_requests
-from agl.testing.subject import uses_add as uses_add
+from agl.testing.subject import KEY, NO_NUMBERS, Subject, add, sdk_requests
 
 
 class Loop:

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from paths import ROOT
-from provider import Provider, Reply
 from scripted import Line, ScriptedRollouts, tool_call_of
 
 from agl.mdp.types import Trajectory, Transition
+from agl.testing.provider import Provider, Reply
 from agl.trainer.objectives.advantages import StepAdvantages, compute_advantages
 
 EXAMPLE = ROOT / "examples" / "text_to_sql"

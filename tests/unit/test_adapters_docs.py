@@ -13,12 +13,12 @@ import pytest
 from all_subjects import ALL
 from extras import requirements
 from paths import ROOT
-from provider import Provider, Reply, serve
 from scripted import Asked, ScriptedRollouts, calls_once, quick_tokenizer, tool_call_of
 
 import agl
 from agl.testing import capabilities
 from agl.testing.conformance import Conformance
+from agl.testing.provider import Provider, Reply, serve
 
 PAGE = ROOT / "docs" / "adapters.md"
 REWRITE = "run: pytest tests/unit/test_adapter_conformance.py --capabilities docs/adapters.md"

@@ -12,7 +12,7 @@ from all_subjects import SUBJECTS
 from rewarded import NOWHERE, calls_of, rewarded, watched
 from scripted import ScriptedEngine, in_loop, quick_tokenizer, rendering_of
 from subject_openai import BareOpenAI
-from subjects import NO_NUMBERS, Subject, add, chat_model
+from subjects import chat_model
 
 import agl
 from agl.adapters.anthropic import AnthropicTracer
@@ -20,6 +20,7 @@ from agl.adapters.openai import OpenAITracer
 from agl.errors import RewardError
 from agl.mdp.outcomes import TOOL_RESULTS
 from agl.mdp.span_index import SpanIndex
+from agl.testing.subject import NO_NUMBERS, Subject, add
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.report.explain import describe, render

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
-from provider import Provider, says, serve
 from scripted import in_loop
 from verl_config import CONFIG
 
@@ -21,6 +20,7 @@ import agl.compat as al
 from agl.compat import semconv
 from agl.compat import types as T
 from agl.errors import ConfigError, RewardError, RolloutError
+from agl.testing.provider import Provider, says, serve
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, NotFoundError
-from provider import Provider, says, serve
 from scripted import in_loop
 
 import agl.compat as al
 from agl.errors import ConfigError
+from agl.testing.provider import Provider, says, serve
 
 
 def model(provider: Provider, name: str = "small") -> dict[str, Any]:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
-from provider import says, serve
 from rich.console import Console
 
 import agl
 from agl.errors import CheckpointError, ConfigError, DatasetError, RolloutError
+from agl.testing.provider import says, serve
 from agl.trainer.evaluation.evaluate import fingerprint
 from agl.trainer.run.progress import Progress
 

@@ -12,7 +12,6 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from provider import Reply, serve
 
 import agl
 from agl import semconv, tracing
@@ -20,6 +19,7 @@ from agl.agents.agent import RolloutInfo, scored
 from agl.errors import ConfigError, RewardError
 from agl.mdp.selection import select
 from agl.rewards import Contains, ExactMatch, FuzzyMatch, RegexMatch, TokenF1, ToolSuccess, Trace, Weighted
+from agl.testing.provider import Reply, serve
 from agl.trainer.store import open_store
 
 TASK = {"answer": "the cat"}

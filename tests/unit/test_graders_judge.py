@@ -15,7 +15,6 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from provider import Provider, Reply, says, serve
 
 import agl
 from agl import semconv, tracing
@@ -23,6 +22,7 @@ from agl.errors import ConfigError, RewardError
 from agl.mdp.selection import select
 from agl.rewards import ExactMatch, LLMJudge, untrained
 from agl.rewards.graders.judge import _read
+from agl.testing.provider import Provider, Reply, says, serve
 from agl.tracing.context import RolloutContext
 from agl.trainer.store import open_store
 

@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from provider import Provider, Reply, says, serve
 
 import agl
 from agl import semconv
 from agl.errors import ConfigError, JudgeError, RewardError
 from agl.mdp.spans import Span
 from agl.rewards import RankJudge, Trace
+from agl.testing.provider import Provider, Reply, says, serve
 
 TASK = {"question": "Name a colour.", "answer": "blue"}
 RUN = re.compile(r"^#\w+ run \d+\n(.*?)\n(?=#\w+ (?:run|end))", re.M | re.S)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from provider import Provider, Reply, serve
 
 import agl
 from agl import semconv, tracing
@@ -20,6 +19,7 @@ from agl.errors import ConfigError, RewardError
 from agl.mdp.selection import select
 from agl.rewards import Consensus, RequiredTools, Rounds, TokenBudget, ToolBudget, ToolSuccess, Trace
 from agl.rewards.graders.tools import reports_failure
+from agl.testing.provider import Provider, Reply, serve
 
 QUESTION = {"question": "q"}
 

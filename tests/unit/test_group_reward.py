@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from provider import Provider, Reply, serve
 from running import say
 from scripted import Asked, ScriptedRollouts, quick_tokenizer
 
 import agl
 from agl.errors import JudgeError, RewardError
 from agl.rewards import RankJudge
+from agl.testing.provider import Provider, Reply, serve
 from agl.trainer.store import open_store
 
 RUN = re.compile(r"^#\w+ run \d+\n(.*?)\n(?=#\w+ (?:run|end))", re.M | re.S)

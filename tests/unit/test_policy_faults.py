@@ -148,7 +148,8 @@ def test_an_answer_that_its_framework_cannot_parse(tmp_path: Path) -> None:
 def test_an_answer_of_a_frozen_agent_is_nobodys_fault(tmp_path: Path) -> None:
     """The agent that raised asked a model that is not trained, after the policy's answer was cut."""
     import openai
-    from provider import says, serve
+
+    from agl.testing.provider import says, serve
 
     with serve(says("whole")) as provider:
 

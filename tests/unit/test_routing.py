@@ -18,10 +18,10 @@ import openai
 import pytest
 from late import Late
 from paths import SUPPORT, pythonpath
-from provider import Provider, Reply, says, serve
 
 from agl import semconv, tracing
 from agl.mdp.selection import select
+from agl.testing.provider import Provider, Reply, says, serve
 from agl.tracing import sdk_hooks as routing
 from agl.tracing.context import RolloutContext
 

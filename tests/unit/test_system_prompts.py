@@ -14,7 +14,6 @@ from typing import Any
 import openai
 import pytest
 from late import Late
-from provider import Provider, says, serve
 from running import fit
 from scripted import in_loop, serving
 
@@ -27,6 +26,7 @@ from agl.agents.resources import resource_from_json, resource_to_json
 from agl.errors import ConfigError
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
+from agl.testing.provider import Provider, says, serve
 from agl.tracing.context import RolloutContext
 from agl.tracing.inferred import completed
 from agl.tracing.system_prompts import replace_system_prompts, system_prompts

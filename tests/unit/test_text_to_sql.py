@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from provider import serve
 from real_data import folder
 from scripted import Line, tool_call_of
+
+from agl.testing.provider import serve
 
 pytest.importorskip("sqlglot", reason="the example's databases are made with sqlglot")
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import openai
 import pytest
-from provider import Provider, serve
-from subjects import LangChain, uses_add
+from subjects import LangChain
 
 import agl
 from agl import semconv, tracing
@@ -21,6 +20,8 @@ from agl.mdp.selection import Selection, select
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.mdp.types import Call, float_array, int_array
+from agl.testing.provider import Provider, serve
+from agl.testing.subject import uses_add
 from agl.tracing.context import RolloutContext
 
 

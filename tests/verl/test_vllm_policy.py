@@ -19,12 +19,12 @@ if importlib.util.find_spec("vllm") is None:
 
 from launching import environment, facts, launch
 from processes import AGL, fetch, programs
-from provider import Reply, serve
 from vllm_server import VLLMServer
 
 import agl
 from agl.errors import ConfigError, ModelLoadError
 from agl.mdp.types import Call
+from agl.testing.provider import Reply, serve
 from agl.trainer.quickstart.agent import build_agent
 from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
 from agl.trainer.store import open_store
