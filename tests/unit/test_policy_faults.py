@@ -244,6 +244,23 @@ def test_it_is_never_imitated_and_never_the_better_one() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.full
+def test_in_an_evaluation_it_is_no_success_and_no_failed_rollout(untrained_model: Path, tmp_path: Path) -> None:
+    @agl.rollout
+    def never_satisfied(task: Any, llm: agl.LLM) -> float:
+        say(llm, task["question"])
+        raise NoAnswer("no end")
+
+    report = agl.evaluate(
+        never_satisfied, [{"question": "q"}] * 2, {"now": untrained_model}, max_response_tokens=4,
+        directory=tmp_path, progress=False,
+    )  # fmt: skip
+    now = report.policies["now"]
+    assert [(r.reward, r.success, r.error) for r in now.rollouts] == [(0.0, False, None)] * 2
+    assert (now.success.value, now.reward.value) == (0.0, 0.0)
+    assert "policy_fault length" in now.rollouts[0].transcript
+
+
 def test_adapters_name_exceptions_that_exist() -> None:
     for name, adapter in adapters().items():
         for qualified, cause in getattr(adapter, "answer_errors", {}).items():
