@@ -134,13 +134,18 @@ class InstrumentedTracer:
         """Switch the hooks on. ImportError if the framework is not installed."""
         with self._lock:
             if type(self)._active is None:
-                sdk_hooks.install()
-                try:
-                    self._install()
-                except BaseException:
-                    sdk_hooks.uninstall()
-                    raise
+                # From here on: an import below may be what somebody waits for to switch it on.
                 type(self)._active = self
+                try:
+                    sdk_hooks.install()
+                    try:
+                        self._install()
+                    except BaseException:
+                        sdk_hooks.uninstall()
+                        raise
+                except BaseException:
+                    type(self)._active = None
+                    raise
         return self
 
     def uninstrument(self, **_: Any) -> None:

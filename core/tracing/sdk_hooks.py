@@ -103,14 +103,17 @@ def install() -> None:
     Such a program calls this again for each SDK that it imports. Calls nest: `uninstall` as often as `install`.
     """
     global _installs
+    watched = context.has_process_scope()
+    # Before the lock is taken: what watches imports may switch tracers on, which install again.
+    modules = {
+        sdk: importlib.import_module(sdk)
+        for sdk in _SDKS
+        if (sdk in sys.modules if watched else importlib.util.find_spec(sdk) is not None)
+    }
     with _lock:
         _installs += 1
-        for sdk, classes in _SDKS.items():
-            installed = sdk in sys.modules if context.has_process_scope() else importlib.util.find_spec(sdk) is not None
-            if not installed:
-                continue
-            module = importlib.import_module(sdk)
-            for name in classes:
+        for sdk, module in modules.items():
+            for name in _SDKS[sdk]:
                 cls = getattr(module, name)
                 if not any(p.cls is cls for p in _patches):
                     _patches.append(_patch(sdk, cls, is_async=name.startswith("Async")))

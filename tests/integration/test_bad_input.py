@@ -230,10 +230,9 @@ def test_a_failed_rollout_is_tried_again_then_dropped_and_never_scored(untrained
     @agl.rollout
     def flaky(task: Any, llm: agl.LLM, rollout: agl.RolloutInfo) -> float:
         seen[rollout.rollout_id] = rollout.attempt
-        text = _ask(llm, str(task))
         if rollout.rollout_id == next(iter(seen)) or rollout.attempt == 1:
             raise ValueError("the agent stumbled")
-        return float(len(text))
+        return float(len(_ask(llm, str(task))))
 
     trainer = agl.Trainer(
         agl.GRPO(model=str(untrained_model), group_size=4, batch_size=1, steps=1, max_response_tokens=8),

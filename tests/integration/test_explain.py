@@ -262,6 +262,7 @@ def test_the_facts_of_json_have_the_names_that_users_read(trained: agl.Result) -
         "rows",
         "tools",
         "collected",
+        "policy_fault",
     ]
     call = facts["calls"][0]
     assert list(call) == [

@@ -30,7 +30,7 @@ def agent(task: dict[str, Any], llm: agl.LLM) -> float:
 def recorded(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with two rollouts of each task, sampled by the policy that will imitate them."""
     directory = tmp_path_factory.mktemp("recorded")
-    baseline = agl.Baseline(model=str(tiny_policy), repeats=2, temperature=1.0, max_response_tokens=48)
+    baseline = agl.Baseline(model=str(tiny_policy), repeats=2, temperature=1.5, max_response_tokens=48)
     _trainer(baseline, directory).fit(agent, TASKS)
     return directory
 

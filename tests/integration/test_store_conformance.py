@@ -130,6 +130,7 @@ def test_a_rollout_is_stored_as_given(store: Store) -> None:
         config=RolloutConfig(3, ("failed",), 1.5, 2.5),
         metadata={"k": [1]},
         rollout_id="mine",
+        created_at=1.5,
     )
 
     async def scenario() -> None:

@@ -174,7 +174,7 @@ def test_a_call_past_the_gateway_names_the_client_and_its_url() -> None:
 
 def test_a_call_to_the_attempts_url_by_an_unknown_client_is_no_bypass() -> None:
     """Its request carries no traceparent, so the gateway's record of it is not joined with the span."""
-    url = "http://127.0.0.1:1/rollouts/{}/attempts/1/keys/k/agents/main/v1"
+    url = "http://127.0.0.1:1/rollouts/{}/attempts/1/bearer/k/agents/main/v1"
     refused([call(0, "")], [chat_span("inner", **{semconv.URL: url.format("ro")})], select(None))
     with pytest.raises(BypassedGatewayError, match="bypassed"):
         refused([call(0, "")], [chat_span("inner", **{semconv.URL: url.format("other")})], select(None))

@@ -29,7 +29,7 @@ from agl.trainer.http.responses import unless_gone
 PREFIX = "/rollouts/{rollout}/attempts/{attempt:int}/agents/{agent:path}/v1"
 """Precedes the path of each route: it identifies the attempt and the agent."""
 
-_KEYED = re.compile(r"(/rollouts/[^/]+/attempts/[0-9]+)/keys/([^/]+)(/agents/.*)")
+_KEYED = re.compile(r"(/rollouts/[^/]+/attempts/[0-9]+)/bearer/([^/]+)(/agents/.*)")
 
 _TRACEPARENT = re.compile(r"^[0-9a-f]{2}-[0-9a-f]{32}-([0-9a-f]{16})-[0-9a-f]{2}$")
 
@@ -44,7 +44,7 @@ Read = TypeVar("Read", bound=DialectRequest[Any])
 
 
 class KeyInPath:
-    """Lets a URL carry its attempt's key, for clients that cannot be given one: `/rollouts/{rollout}/attempts/{n}/keys/
+    """Lets a URL carry its attempt's key, for clients that cannot be given one: `/rollouts/{rollout}/attempts/{n}/bearer/
     {key}/agents/...`. It takes precedence over the keys in the headers."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -61,7 +61,7 @@ class KeyInPath:
 
 def keyed(endpoint: str, key: str) -> str:
     """An endpoint of an attempt, `.../attempts/{n}/agents/...`, with the attempt's key in its path."""
-    return endpoint.replace("/agents/", f"/keys/{key}/agents/", 1)
+    return endpoint.replace("/agents/", f"/bearer/{key}/agents/", 1)
 
 
 def generation_endpoint(gateway: Gateway, dialect: Dialect[Any]) -> Endpoint:
