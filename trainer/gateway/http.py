@@ -44,8 +44,10 @@ Read = TypeVar("Read", bound=DialectRequest[Any])
 
 
 class KeyInPath:
-    """Lets a URL carry its attempt's key, for clients that cannot be given one: `/rollouts/{rollout}/attempts/{n}/bearer/
-    {key}/agents/...`. It takes precedence over the keys in the headers."""
+    """Lets a URL carry its attempt's key, for clients that cannot be given one.
+
+    It is `/rollouts/{rollout}/attempts/{n}/bearer/{key}/agents/...`, and takes precedence over the keys in the headers.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
