@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import hub as hubs
 import pytest
@@ -138,3 +139,19 @@ def test_passwords_in_urls_are_not_kept(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "argv", ["/usr/bin/agl", "train", "--store", "postgresql://me:secret@db/agl"])
     save_command(tmp_path)
     assert (tmp_path / COMMAND_FILE).read_text() == "agl train --store postgresql://...@db/agl\n"
+
+
+def test_a_notebook_has_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agl.trainer.run.hub import COMMAND_FILE, save_command
+
+    def in_shell(shell: object) -> bool:
+        monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+        (tmp_path / COMMAND_FILE).unlink(missing_ok=True)
+        save_command(tmp_path)
+        return (tmp_path / COMMAND_FILE).exists()
+
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    assert not in_shell(SimpleNamespace(kernel=object()))
+    assert in_shell(SimpleNamespace()), "ipython in a terminal"
+    assert in_shell(None), "a program that has only imported it"

@@ -46,13 +46,14 @@ def train_hostile(model: Path, directory: Path, *, steps: int = 2) -> agl.Result
     @agl.rollout
     async def program(task: Any) -> None:
         await lookup.ainvoke({"word": HOSTILE})
+        # Before the policy has answered: after an answer that was cut, this would be the policy's own failure.
+        if "fails" in str(task) and len(failed) < 1:
+            failed.add(str(task))
+            raise ValueError(HOSTILE)
         first = [{"role": "user", "content": f"{task}"}]
         said = (await agent.ainvoke({"messages": first}))["messages"][-1].content
         rewritten = [{"role": "assistant", "content": f"not {said}"}, {"role": "user", "content": "again"}]
         await agent.ainvoke({"messages": first + rewritten})
-        if "fails" in str(task) and len(failed) < 1:
-            failed.add(str(task))
-            raise ValueError(HOSTILE)
         agl.emit_reward(next(numbers) % 3)
 
     trainer = agl.Trainer(

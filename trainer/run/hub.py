@@ -124,7 +124,9 @@ def model_card(repo: str, files: Path, run_directory: Path | None) -> str:
 
 def save_command(directory: Path) -> None:
     """Keep how this program was called next to its run, without passwords in URLs; nothing in a notebook."""
-    if "ipykernel" not in sys.modules and sys.argv and sys.argv[0]:
+    # A library may have imported IPython outside of a notebook, too.
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if getattr(shell, "kernel", None) is None and sys.argv and sys.argv[0]:
         program = Path(sys.argv[0]).name
         words = [program] if program == "agl" else ["python", program]
         text = _PASSWORD.sub("...@", shlex.join([*words, *sys.argv[1:]]))
