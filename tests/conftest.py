@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from paths import pythonpath
@@ -80,8 +81,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the fast tier, leave out what was not asked for, and put slow tests last."""
     for item in items:
-        parameters = getattr(getattr(item, "callspec", None), "params", {})
-        if {"subject", "way"} <= parameters.keys() and parameters["way"] not in parameters["subject"].ways[:1]:
+        subject, parameters = subject_of(item)
+        if subject is not None and "way" in parameters and parameters["way"] not in subject.ways[:1]:
             item.add_marker("full")
         if FAST in item.path.parents and not any(map(item.get_closest_marker, ("slow", "full", "night"))):
             item.add_marker("fast")
@@ -90,13 +91,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def is_left_out(item: pytest.Item) -> bool:
         if getattr(config.option, "fast_tier", False) and item.get_closest_marker("fast") is None:
             return True
-        parameters = getattr(getattr(item, "callspec", None), "params", {})
-        return bool(subjects) and "subject" in parameters and parameters["subject"].name not in subjects
+        subject, parameters = subject_of(item)
+        return bool(subjects) and "subject" in parameters and (subject is None or subject.name not in subjects)
 
     left_out = {item for item in items if is_left_out(item)}
     config.hook.pytest_deselected(items=[*left_out])
     items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
+def subject_of(item: pytest.Item) -> tuple[Any, dict[str, Any]]:
+    """The subject of a conformance case, None where no installed one has that case; and all parameters."""
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    subject = parameters.get("subject")
+    return subject if hasattr(subject, "ways") else None, parameters
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
