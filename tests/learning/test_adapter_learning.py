@@ -98,14 +98,14 @@ async def _stored(url: str) -> list[tuple[list[Call], list[Span], dict[str, int]
 
 def _check_calls(learner: Learner, calls: list[Call], trained: dict[str, int]) -> None:
     """Every call is the agent's, in its dialect, continues the one before by its tool's answer, and was trained."""
-    # A prompt that fills the context, as smolagents' texts may, leaves no room for an answer: there is nothing to train.
+    # A prompt that fills the context, as smolagents' texts may, leaves no room for an answer to be trained.
     assert trained == {c.id: c.response_ids.size for c in calls if learner.merges or c.response_ids.size}
     assert {c.agent for c in calls} == {NAME}
     assert all(c.id.startswith(learner.id_prefix) for c in calls)
     if not learner.merges or (learner.drops_texts and any(c.fork_cause for c in calls)):
         # An answer without a tool call is told as it is, and the last question then comes without tools.
         told_as_it_is = {"tools_changed"} if not learner.merges and not calls[0].tool_call_ids else set[str]()
-        assert {c.fork_cause for c in calls[1:]} <= {"assistant_rewritten"} | told_as_it_is
+        assert {c.fork_cause for c in calls[1:] if c.response_ids.size} <= {"assistant_rewritten"} | told_as_it_is
         return
     assert [c.parent_id for c in calls] == [None, *(c.id for c in calls[:-1])]
     for asked, answered in itertools.pairwise(calls):
