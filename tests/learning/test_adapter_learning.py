@@ -77,7 +77,7 @@ def test_an_agent_of_this_framework_learns(learner: Learner, n_steps: int, tiny_
     for calls, spans, trained in rollouts:
         _check_calls(learner, calls, trained)
         _check_tools(learner, calls, spans)
-    assert sum(len(calls) for calls, _, _ in rollouts) == sum(h["train/calls"] for h in steps)
+    assert sum(len(trained) for _, _, trained in rollouts) == sum(h["train/calls"] for h in steps)
 
 
 async def _stored(url: str) -> list[tuple[list[Call], list[Span], dict[str, int]]]:
