@@ -47,7 +47,7 @@ def train(learner: Learner, policy: Path, directory: Path, n_steps: int) -> agl.
         progress=False,
     )  # fmt: skip
     return trainer.fit(
-        (learner.wrap or agl.wrap)(learner.build(), reward=exact_answer),
+        (learner.wrap or agl.wrap)(learner.build(), reward=exact_answer if n_steps == STEPS else learner.first_reward),
         arithmetic_tasks(256, seed=0, split="train"),
         arithmetic_tasks(96, seed=0, split="heldout") if n_steps == STEPS else None,
     )
@@ -77,7 +77,7 @@ def test_an_agent_of_this_framework_learns(learner: Learner, n_steps: int, tiny_
     for calls, spans, trained in rollouts:
         _check_calls(learner, calls, trained)
         _check_tools(learner, calls, spans)
-    assert sum(len(calls) for calls, _, _ in rollouts) == sum(h["train/calls"] for h in steps)
+    assert sum(len(trained) for _, _, trained in rollouts) == sum(h["train/calls"] for h in steps)
 
 
 async def _stored(url: str) -> list[tuple[list[Call], list[Span], dict[str, int]]]:
@@ -98,11 +98,14 @@ async def _stored(url: str) -> list[tuple[list[Call], list[Span], dict[str, int]
 
 def _check_calls(learner: Learner, calls: list[Call], trained: dict[str, int]) -> None:
     """Every call is the agent's, in its dialect, continues the one before by its tool's answer, and was trained."""
-    assert trained == {c.id: c.response_ids.size for c in calls}
+    # A prompt that fills the context, as smolagents' texts may, leaves no room for an answer to be trained.
+    assert trained == {c.id: c.response_ids.size for c in calls if learner.merges or c.response_ids.size}
     assert {c.agent for c in calls} == {NAME}
     assert all(c.id.startswith(learner.id_prefix) for c in calls)
     if not learner.merges or (learner.drops_texts and any(c.fork_cause for c in calls)):
-        assert {c.fork_cause for c in calls[1:]} <= {"assistant_rewritten"}
+        # An answer without a tool call is told as it is, and the last question then comes without tools.
+        told_as_it_is = {"tools_changed"} if not learner.merges and not calls[0].tool_call_ids else set[str]()
+        assert {c.fork_cause for c in calls[1:] if c.response_ids.size} <= {"assistant_rewritten"} | told_as_it_is
         return
     assert [c.parent_id for c in calls] == [None, *(c.id for c in calls[:-1])]
     for asked, answered in itertools.pairwise(calls):

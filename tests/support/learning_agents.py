@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import agl
 from agl.adapters import autogen
 from agl.trainer.quickstart.demos import SYSTEM_PROMPT
-from agl.trainer.quickstart.tasks import calculate
+from agl.trainer.quickstart.tasks import calculate, exact_answer
 
 NAME = "solver"
 ROOT = "http://provider.invalid"
@@ -36,6 +37,8 @@ class Learner:
         tool_agent: whose the spans of its tools are; None where the user's own loop runs them, so that there are none.
         wrap: the one line; `agl.wrap` if None.
         merges: whether it tells the model of tool calls as the model wrote them, so that a rollout is one row.
+        first_reward: of the test of one step, where the exact answer is beyond a policy that knows nothing: without
+            differences in a group nothing would be trained.
         drops_texts: whether it leaves out what the model said beside a tool call; such a conversation forks.
     """
 
@@ -47,6 +50,7 @@ class Learner:
     wrap: Callable[..., Any] | None = None
     merges: bool = True
     drops_texts: bool = False
+    first_reward: Callable[[Any, Any], float] = exact_answer
 
     @property
     def installed(self) -> bool:
@@ -179,7 +183,16 @@ def smolagents() -> Any:
         """
         return calculate(expression)
 
-    model = OpenAIModel("m", api_base=URL, api_key=KEY, client_kwargs={"max_retries": 0}, tool_choice="auto")
+    class Brief(OpenAIModel):
+        """The policy knows no more than the quickstart's prompt and the bare question."""
+
+        def generate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+            brief = copy.deepcopy(messages)
+            for part in (part for message in brief if isinstance(message.content, list) for part in message.content):
+                part["text"] = part["text"].removeprefix("New task:\n")
+            return super().generate(brief, *args, **kwargs)
+
+    model = Brief("m", api_base=URL, api_key=KEY, client_kwargs={"max_retries": 0}, tool_choice="auto")
     prompts: Any = {
         **EMPTY_PROMPT_TEMPLATES,
         "system_prompt": SYSTEM_PROMPT,
@@ -363,6 +376,10 @@ def anthropic_messages() -> Any:
     return solver
 
 
+def _names_a_number(task: Any, answer: Any) -> float:
+    return float(any(character.isdigit() for character in str(answer)))
+
+
 LEARNERS = (
     Learner("langchain_openai", langchain_openai, ("langchain", "langchain_openai")),
     Learner("langchain_anthropic", langchain_anthropic, ("langchain", "langchain_anthropic"), "msg_"),
@@ -373,7 +390,8 @@ LEARNERS = (
     Learner("pydantic_ai", pydantic_ai, ("pydantic_ai", "openai")),
     Learner("autogen_agentchat", autogen_agentchat, ("autogen_agentchat", "autogen_ext")),
     Learner("ag2", ag2, ("ag2.middleware",)),
-    Learner("smolagents", smolagents, ("smolagents", "openai"), merges=False),
+    # Tools' answers are told in texts that the policy has never seen.
+    Learner("smolagents", smolagents, ("smolagents", "openai"), merges=False, first_reward=_names_a_number),
     # crewai raises where an answer is empty, as one of an untrained policy may be.
     Learner("crewai", crewai, ("crewai", "openai"), drops_texts=True, wrap=partial(agl.wrap, error_reward=0.0)),
     Learner("autogen_classic", autogen_classic, ("autogen.agentchat",), tool_agent="user", wrap=autogen.wrap),
