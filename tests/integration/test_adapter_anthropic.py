@@ -24,6 +24,7 @@ from agl.adapters.anthropic import AnthropicTracer, wrap
 from agl.adapters.langchain import LangChainTracer
 from agl.adapters.openai import OpenAITracer
 from agl.agents.agent import Outcome, RolloutInfo
+from agl.agents.registry import ImportedFrameworks
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
 from agl.testing.provider import Provider, Reply, says, serve
@@ -385,7 +386,7 @@ def test_a_function_is_wrapped_with_both_sdks_traced(wrapped: Callable[..., Any]
         return invoke(provider, task["question"])
 
     agent = wrapped(answer, lambda task, output: len(output))
-    assert {type(t) for t in agent.tracers} == {AnthropicTracer, OpenAITracer}
+    assert {type(t) for t in agent.tracers} == {AnthropicTracer, OpenAITracer, ImportedFrameworks}
     assert (agent.name, agent.run({"question": "q"}, {}, RolloutInfo("ro", 1))) == ("answer", Outcome(5, "sum 5"))
 
 
