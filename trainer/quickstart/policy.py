@@ -55,16 +55,15 @@ class Recipe:
         capability_steps: optimiser steps on good demonstrations, which teach the format and copying.
         mixed_steps: optimiser steps on demonstrations of mixed quality, which leave room for RL.
         rows: packed rows per step. row_tokens: tokens per row; a row holds as many demonstrations as fit.
-        learning_rate: the peak, after `warmup_steps`; decays linearly to a tenth. Of Muon on the layers' matrices, with
-            updates scaled to AdamW's size, and of AdamW on the rest.
+        learning_rate: the peak, after `warmup_steps`; decays linearly to a tenth.
     """
 
-    capability_steps: int = 260
-    mixed_steps: int = 60
+    capability_steps: int = 300
+    mixed_steps: int = 100
     rows: int = 16
     row_tokens: int = 144
-    learning_rate: float = 6e-3
-    warmup_steps: int = 15
+    learning_rate: float = 2.5e-3
+    warmup_steps: int = 30
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -240,45 +239,32 @@ def _warm_start(
 ) -> tuple[int, float]:
     """Train in place; returns (tokens seen, last loss)."""
     model.train()
-    optimizers = _optimizers(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     total, done, tokens, loss = sum(stage.steps for stage in stages), 0, 0, float("nan")
     for stage in stages:
         batches = _batches(tokenizer, recipe, rng, stage.demonstrate)
         for step in range(1, stage.steps + 1):
             rate = min((done + 1) / recipe.warmup_steps, 1 - 0.9 * done / total)
-            for optimizer in optimizers:
-                optimizer.param_groups[0]["lr"] = recipe.learning_rate * rate
+            optimizer.param_groups[0]["lr"] = recipe.learning_rate * rate
             batch = next(batches)
-            loss = _step(model, optimizers, batch)
+            loss = _step(model, optimizer, batch)
             done, tokens = done + 1, tokens + batch.tokens
             if progress is not None:
                 progress(stage.name, step, stage.steps, loss)
     return tokens, loss
 
 
-def _optimizers(model: LlamaForCausalLM) -> tuple[torch.optim.Optimizer, ...]:
-    """Muon needs half the steps of AdamW; it is made for matrices between hidden states. Rates are set at each step."""
-    layers = [p for p in model.model.layers.parameters() if p.ndim == 2]
-    apart = {id(p) for p in layers}
-    rest = [p for p in model.parameters() if id(p) not in apart]
-    return (
-        torch.optim.Muon(layers, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(rest, betas=(0.9, 0.98), weight_decay=0.01, fused=True),
-    )
-
-
-def _step(model: LlamaForCausalLM, optimizers: Sequence[torch.optim.Optimizer], batch: _Batch) -> float:
+def _step(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, batch: _Batch) -> float:
     with torch.autocast("cpu", torch.bfloat16, enabled=_fast_bfloat16()):
         hidden = model.model(
             input_ids=batch.ids, attention_mask=batch.mask, position_ids=batch.positions, use_cache=False
         ).last_hidden_state
         logits = model.lm_head(hidden.flatten(0, 1)[batch.predictors])
     loss = functional.cross_entropy(logits.float(), batch.targets)
-    model.zero_grad()
+    optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    for optimizer in optimizers:
-        optimizer.step()
+    optimizer.step()
     return loss.item()
 
 

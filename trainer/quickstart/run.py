@@ -19,7 +19,7 @@ GROUP_SIZE = 8
 BATCH_SIZE = 16
 HELDOUT_TASKS = 256
 TRAIN_TASKS = 2048
-STEPS = 16
+STEPS = 28
 SEED_FILE = "seed.txt"
 
 
@@ -107,7 +107,7 @@ def run(
             minibatches=4,
             max_response_tokens=48,
             max_context=256,
-            val_every=steps,
+            val_every=max(1, steps // 2),
             max_batch=128,
         ),
         n_workers=n_workers,
