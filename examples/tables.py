@@ -75,7 +75,7 @@ def table(kept: Sequence[Mapping[str, Any]]) -> str:
 def overview() -> str:
     """A row for each example: what it is, and what each seed's policy made of it."""
     lines = [
-        "| example | framework | agents (trained ones **bold**) | reward | algorithm | before -> after, by seed | minutes |",
+        "| example | framework | agents (**trained**) | reward | algorithm | before -> after, by seed | minutes |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, columns in EXAMPLE.items():
