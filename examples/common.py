@@ -47,6 +47,8 @@ def arguments(
     options = parser.parse_args(argv)
     if options.short and not options.tiny:
         parser.error("--short is a shorter --tiny")
+    # With one thread the same seed gives the same policy wherever it is trained.
+    options.threads = 1 if options.tiny else None
     options.out = options.out or Path("runs") / f"{example}-{options.seed}"
     return options
 
