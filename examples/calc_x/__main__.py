@@ -1,7 +1,7 @@
 """Word problems with a calculator over MCP: an agent in Microsoft Agent Framework, or in AutoGen.
 
-    python -m examples.calc_x --tiny
-    python -m examples.calc_x --model Qwen/Qwen2.5-1.5B-Instruct --data DIR --steps 16
+python -m examples.calc_x --tiny
+python -m examples.calc_x --model Qwen/Qwen2.5-1.5B-Instruct --data DIR --steps 16
 """
 
 from __future__ import annotations
@@ -46,9 +46,16 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         if options.debug:
             return common.debug(solver, train, options)
         if options.tiny:
-            start = common.tiny_policy(agent, train[:1024], beginner, options.out / "start", seed=options.seed, **LENGTHS)
+            start = common.tiny_policy(
+                agent, train[:1024], beginner, options.out / "start", seed=options.seed, **LENGTHS
+            )
             settings: dict[str, Any] = {
-                "batch_size": 16, "learning_rate": 3e-4, "minibatches": 4, "schedule": "linear", **LENGTHS
+                "batch_size": 16,
+                "learning_rate": 3e-4,
+                "minibatches": 4,
+                "schedule": "linear",
+                "threads": 1,
+                **LENGTHS,
             }
         else:
             start, settings = options.model, {"batch_size": 8, "learning_rate": 1e-6, "max_response_tokens": 1024}

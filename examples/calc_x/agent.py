@@ -38,7 +38,9 @@ def build(
         server_per_rollout: start a calculator for each problem, rather than one for all problems of a process.
     """
     if framework == "autogen":
-        return autogen_per_rollout(base_url, model, api_key) if server_per_rollout else autogen(base_url, model, api_key)
+        return (
+            autogen_per_rollout(base_url, model, api_key) if server_per_rollout else autogen(base_url, model, api_key)
+        )
     return per_rollout(base_url, model, api_key) if server_per_rollout else agent_framework(base_url, model, api_key)
 
 

@@ -1,4 +1,4 @@
-"""The client of the calculator's MCP server: one server for all rollouts of a process, whichever event loop they are in.
+"""The client of the calculator's MCP server: one server for all rollouts of a process, in whichever event loop.
 
 Connections of MCP belong to the event loop and to the task that opened them; rollouts come and go in many. So this one
 lives in a thread, and is called from anywhere. A server that dies, or that does not answer in time, is replaced.

@@ -7,7 +7,7 @@ from typing import Any
 
 from agl.testing.provider import Reply
 
-from .tasks import OPERATIONS, understood
+from .tasks import understood
 
 MISTAKES = {
     "none": 0.22,
@@ -20,6 +20,8 @@ MISTAKES = {
 }
 """How often the beginner makes each: no call at all, the last call left out, a wrong operator, a number of the question
 in place of the result so far, an expression that the calculator refuses, an answer without "###"."""
+
+CONFUSED = {"+": "-", "-": "+", "*": "/", "/": "*"}
 
 
 def oracle(body: dict[str, Any]) -> Reply:
@@ -48,21 +50,20 @@ def beginner(body: dict[str, Any]) -> Reply:
     wrong_step = rng.randrange(len(steps))
     value, k = results[-1] if results else str(start), len(results)
     if value.startswith("error"):
-        return Reply(f"### {rng.choice(numbers)}")
+        return Reply(f"### {numbers[-1]}")
     match mistake:
         case "guess":
-            return Reply(f"### {rng.choice(numbers)}")
+            return Reply(f"### {numbers[-1]}")
         case "early" if k == len(steps) - 1:
             return Reply(f"### {value}")
         case "format" if k == len(steps):
             return Reply(value)
         case "operator" if k == wrong_step:
             symbol, n = steps[k]
-            return _call(f"{value} {rng.choice([s for s in OPERATIONS if s != symbol])} {n}")
+            return _call(f"{value} {CONFUSED[symbol]} {n}")
         case "operand" if k == wrong_step:
             symbol, n = steps[k]
-            others = [m for m in numbers if m != n and str(m) != value] or [n]
-            return _call(f"{rng.choice(others)} {symbol} {n}")
+            return _call(f"{start if k else n} {symbol} {n}")
         case "expression" if k == wrong_step:
             return _call(f"{value} {steps[k][1]}")
         case _:

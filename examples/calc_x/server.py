@@ -9,6 +9,7 @@ become large, so that no expression takes more than a fraction of a millisecond.
 from __future__ import annotations
 
 import ast
+import warnings
 from fractions import Fraction
 
 MAX_CHARACTERS = 200
@@ -96,6 +97,7 @@ def main() -> None:
     """Serve until the client leaves."""
     from mcp.server import MCPServer
 
+    warnings.simplefilter("ignore", SyntaxWarning)  # of expressions such as "1if"
     server = MCPServer("calculator")
 
     # A text, and nothing structured next to it: the model reads "12", not {"result": "12"}.

@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 from agl.errors import DatasetError
 from agl.rewards import MathAnswer
@@ -45,7 +44,7 @@ async def reward(task: Mapping[str, str], output: object) -> float:
 
 
 def number(text: str) -> Fraction | None:
-    """The number that a text is: "4.0", "2/3", "1_050", "1,050", "2/3 = around 0.67", "$12."; None for any other text."""
+    """The number in a text such as "4.0", "1_050", "1,050", "2/3 = around 0.67" or "$12."; None for other texts."""
     plain = re.sub(r"(?<=\d)[_,](?=\d{3})", "", text.partition("= around")[0]).strip(" $.*#`")
     return Fraction(plain) if _NUMBER.fullmatch(plain) else None
 
@@ -80,23 +79,23 @@ def load(file: Path) -> list[Task]:
 
 # -- the generated form ------------------------------------------------------------------------------------------------
 
-NAMES = ("Ana", "Ben", "Chen", "Dana", "Emil", "Fay", "Gita", "Hugo")
-THINGS = ("pens", "eggs", "cards", "coins", "apples", "stones")
-OPENINGS = ("{name} has {n} {things}.", "There are {n} {things}.", "{name} counts {n} {things}.")
-ENDINGS = ("How many {things} are there now?", "How many is that?", "What is left of the {things}?")
+NAMES = ("Ana", "Ben", "Chen", "Dana")
+THINGS = ("pens", "eggs", "cards", "coins")
+OPENING = "{name} has {n} {things}."
+ENDING = "How many {things} now?"
 STEPS = {
-    "+": ("Then {n} more come.", "{name} buys {n} more.", "A friend brings {n}."),
-    "-": ("{name} sells {n}.", "{n} get lost.", "{name} gives {n} away."),
-    "*": ("Soon there are {n} times as many.", "The number grows by a factor of {n}.", "{name} wants {n} such sets."),
-    "/": ("{n} children share them; count one share.", "Only one of {n} equal parts stays.", "{name} keeps 1/{n}."),
+    "+": ("Then {n} more come.", "{name} buys {n}."),
+    "-": ("{name} sells {n}.", "{n} get lost."),
+    "*": ("Soon there are {n} times as many.", "The number grows by a factor of {n}."),
+    "/": ("{n} children share them.", "One of {n} equal parts stays."),
 }
-LENGTHS = (0.45, 0.4, 0.15)
+LENGTHS = (0.5, 0.35, 0.15)
 """Shares of the problems of one, two and three steps."""
 
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv,
 }  # fmt: skip
-LARGEST = 2000
+LARGEST = 999
 HELD_OUT = 1 / 8
 
 Step = tuple[str, int]
@@ -119,11 +118,12 @@ def generated(n: int, *, seed: int, held_out: bool = False) -> list[Task]:
 
 
 def _problem(rng: random.Random) -> tuple[int, list[Step]]:
-    value = start = rng.randint(10, 99) if rng.random() < 0.7 else rng.randint(100, 600)
+    value = start = rng.randint(10, 99)
     steps: list[Step] = []
     for _ in range(rng.choices((1, 2, 3), LENGTHS)[0]):
         divisors = [d for d in range(2, 10) if value % d == 0]
-        symbol = rng.choice([s for s in "+-*/" if not (s == "*" and value > LARGEST // 9 or s == "/" and not divisors)])
+        impossible = {"*" if value > LARGEST // 9 else "", "" if divisors else "/"}
+        symbol = rng.choice([symbol for symbol in OPERATIONS if symbol not in impossible])
         match symbol:
             case "+":
                 n = rng.randint(2, 99)
@@ -146,14 +146,14 @@ def _is_held_out(start: int, steps: list[Step]) -> bool:
 
 def _record(rng: random.Random, name: str, start: int, steps: list[Step]) -> Task:
     words = {"name": rng.choice(NAMES), "things": rng.choice(THINGS)}
-    said = [rng.choice(OPENINGS).format(n=start, **words)]
+    said = [OPENING.format(n=start, **words)]
     chain: list[str] = []
     value = start
     for symbol, n in steps:
         said.append(rng.choice(STEPS[symbol]).format(n=n, **words))
         expression, value = f"{value} {symbol} {n}", OPERATIONS[symbol](value, n)
         chain.append(f'<gadget id="calculator">{expression}</gadget>\n<output>{value}</output>')
-    said.append(rng.choice(ENDINGS).format(**words))
+    said.append(ENDING.format(**words))
     return {
         "id": name,
         "question": " ".join(said),
@@ -164,16 +164,18 @@ def _record(rng: random.Random, name: str, start: int, steps: list[Step]) -> Tas
 
 
 def _pattern(sentence: str) -> re.Pattern[str]:
-    return re.compile(re.escape(sentence).replace(r"\{n\}", r"(\d+)").replace(r"\{name\}", r"\w+").replace(r"\{things\}", r"\w+"))
+    return re.compile(
+        re.escape(sentence).replace(r"\{n\}", r"(\d+)").replace(r"\{name\}", r"\w+").replace(r"\{things\}", r"\w+")
+    )
 
 
-_OPENINGS = [_pattern(sentence) for sentence in OPENINGS]
+_OPENING = _pattern(OPENING)
 _STEPS = [(symbol, _pattern(sentence)) for symbol, sentences in STEPS.items() for sentence in sentences]
 
 
 def understood(question: str) -> tuple[int, list[Step]] | None:
     """The first number and the steps of a generated question; None for any other text."""
     sentences = re.split(r"(?<=[.?]) ", question)
-    start = next((m for p in _OPENINGS if (m := p.fullmatch(sentences[0]))), None)
+    start = _OPENING.fullmatch(sentences[0])
     steps = [(s, int(m[1])) for text in sentences for s, p in _STEPS if (m := p.fullmatch(text))]
     return (int(start[1]), steps) if start and len(steps) == len(sentences) - 2 else None
