@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         return agl.wrap(mine, reward=reward, name="MathAgent")
 
     if options.tiny:
-        train = generated(512 if options.short else 2048, seed=options.seed)
+        train = generated(1536 if options.short else 3072, seed=options.seed)
         held_out = generated(96 if options.short else 256, seed=options.seed, held_out=True)
     else:
         train, held_out = (load(options.data / f"{split}.jsonl") for split in ("train", "test"))
@@ -47,14 +47,14 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             return common.debug(solver, train, options)
         if options.tiny:
             start = common.tiny_policy(
-                agent, train[:1024], beginner, options.out / "start", seed=options.seed, **LENGTHS
+                agent, train, beginner, options.out / "start", seed=options.seed, epochs=4, **LENGTHS
             )
             settings: dict[str, Any] = {
                 "batch_size": 16,
                 "learning_rate": 3e-4,
                 "minibatches": 4,
                 "schedule": "linear",
-                "threads": 1,
+                "threads": options.threads,
                 **LENGTHS,
             }
         else:
