@@ -6,7 +6,7 @@ It imports nothing of agl.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
+from typing import Any
 
 from . import calculator as mcp_calculator
 
@@ -15,7 +15,7 @@ INSTRUCTIONS = "Solve the math problem and output answer after ###"
 MAX_CALLS = 8
 """Rounds of tool calls in one problem; the longest chain in the data has 7."""
 
-Framework = Literal["agent_framework", "autogen"]
+FRAMEWORKS = ("agent_framework", "autogen")
 
 
 async def calculator(expression: str) -> str:
@@ -28,13 +28,13 @@ def build(
     model: str,
     api_key: str,
     *,
-    framework: Framework = "agent_framework",
+    framework: str = "agent_framework",
     server_per_rollout: bool = False,
 ) -> Any:
     """The agent, on the model of a server that speaks OpenAI's protocol.
 
     Args:
-        framework: whose agent.
+        framework: whose agent, of `FRAMEWORKS`.
         server_per_rollout: start a calculator for each problem, rather than one for all problems of a process.
     """
     if framework == "autogen":

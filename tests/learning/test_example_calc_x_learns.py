@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_the_short_form_learns(tmp_path: Path) -> None:
-    result = example.main(["--tiny", "--short", "--out", str(tmp_path)])
+    result = example.main(["--tiny", "--short", "--framework", "agent_framework", "--out", str(tmp_path)])
     assert result is not None
     before, after = (result["policies"][name]["success"] for name in ("before", "after"))
     assert before["value"] < 0.4, before
