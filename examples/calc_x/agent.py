@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from . import calculator as mcp_calculator
+from examples.calc_x import calculator as mcp_calculator
 
 NAME = "MathAgent"
 INSTRUCTIONS = "Solve the math problem and output answer after ###"

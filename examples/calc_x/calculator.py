@@ -13,7 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
-from mcp import Client, MCPError, StdioServerParameters
+from mcp import Client, StdioServerParameters
 
 COMMAND, ARGUMENTS = sys.executable, [str(Path(__file__).with_name("server.py"))]
 TOOL = "calculator"
@@ -29,6 +29,9 @@ class Calculator:
         command, arguments: the server's; ours by default.
         tool, argument: what is called, and the name under which it takes the expression.
         seconds: limit of a call.
+
+    Attributes:
+        starts: how many servers were started so far.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class Calculator:
         """The server's answer, which may be "error: ...".
 
         Raises:
-            MCPError, OSError: no server can be started.
+            MCPError, OSError: no server can be started, or two in a row died at this.
         """
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._calculate(expression), self._running()))
 
@@ -87,7 +90,7 @@ class Calculator:
             except TimeoutError:
                 await self._replace(client)
                 return f"error: no answer within {self.seconds:g} s"
-            except MCPError:
+            except Exception:  # a tool's own failure is a result; this is the connection's
                 await self._replace(client)
                 if last:
                     raise
@@ -112,6 +115,8 @@ class Calculator:
             if not connected.done():
                 connected.set_exception(error)
                 self._client = None
+        finally:
+            connected.cancel()  # where it was stopped before it was connected, for those who wait
 
     async def _replace(self, client: Client) -> None:
         """Have the next call start a server, unless another call that met the same did."""
