@@ -24,8 +24,9 @@ LENGTHS: dict[str, Any] = {"max_response_tokens": 48, "max_context": 256}
 def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     options = common.arguments(EXAMPLE, __doc__, argv, _more)
     if options.tiny:
-        train = generated(1536 if options.short else 3072, seed=options.seed)
-        held_out = generated(96 if options.short else 256, seed=options.seed, held_out=True)
+        shape: dict[str, Any] = {"seed": options.seed} | ({"lengths": (1, 0, 0)} if options.short else {})
+        train = generated(1024 if options.short else 3072, **shape)
+        held_out = generated(128 if options.short else 256, held_out=True, **shape)
     else:
         train, held_out = (load(options.data / f"{split}.jsonl") for split in ("train", "test"))
 

@@ -8,7 +8,7 @@ import operator
 import random
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -90,7 +90,6 @@ STEPS = {
     "/": ("{n} children share them.", "One of {n} equal parts stays."),
 }
 LENGTHS = (0.5, 0.35, 0.15)
-"""Shares of the problems of one, two and three steps."""
 
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv,
@@ -102,25 +101,28 @@ Step = tuple[str, int]
 """An operator, and the number that it takes next to the result so far."""
 
 
-def generated(n: int, *, seed: int, held_out: bool = False) -> list[Task]:
+def generated(n: int, *, seed: int, held_out: bool = False, lengths: Sequence[float] = LENGTHS) -> list[Task]:
     """`n` different problems of one to three steps, in each of which a step's result goes into the next.
 
     Whether a problem is held out is decided by its numbers, so that none of training has those of a held-out one.
+
+    Args:
+        lengths: the shares of problems of one, two and three steps.
     """
     rng = random.Random(f"{seed} {held_out}")
     tasks: dict[str, Task] = {}
     while len(tasks) < n:
-        start, steps = _problem(rng)
+        start, steps = _problem(rng, lengths)
         if _is_held_out(start, steps) == held_out:
             task = _record(rng, f"generated__{seed}_{len(tasks)}", start, steps)
             tasks.setdefault(task["question"], task)
     return list(tasks.values())
 
 
-def _problem(rng: random.Random) -> tuple[int, list[Step]]:
+def _problem(rng: random.Random, lengths: Sequence[float]) -> tuple[int, list[Step]]:
     value = start = rng.randint(10, 99)
     steps: list[Step] = []
-    for _ in range(rng.choices((1, 2, 3), LENGTHS)[0]):
+    for _ in range(rng.choices((1, 2, 3), lengths)[0]):
         divisors = [d for d in range(2, 10) if value % d == 0]
         impossible = {"*" if value > LARGEST // 9 else "", "" if divisors else "/"}
         symbol = rng.choice([symbol for symbol in OPERATIONS if symbol not in impossible])
