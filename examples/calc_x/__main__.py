@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     options = common.arguments(EXAMPLE, __doc__, argv, _more)
     if options.tiny:
         shape: dict[str, Any] = {"seed": options.seed} | ({"lengths": (1, 0, 0)} if options.short else {})
-        train = generated(1024 if options.short else 3072, **shape)
+        train = generated(1024 if options.short else 2560, **shape)
         held_out = generated(128 if options.short else 256, held_out=True, **shape)
     else:
         train, held_out = (load(options.data / f"{split}.jsonl") for split in ("train", "test"))
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             "schedule": "linear",
             **LENGTHS,
         }
-        steps = 6 if options.short else 24
+        steps = 6 if options.short else 16
     else:
         start, steps = options.model, 16
         settings = {"batch_size": 8, "learning_rate": 1e-6, "max_response_tokens": 1024}
