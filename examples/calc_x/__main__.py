@@ -67,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             trained = agl.Trainer(grpo, **run).fit(solver, train)
             name = f", {framework}" if reports else ""
             policies = {f"before{name}": start, f"after{name}": trained.policy}
-            reports.append(agl.evaluate(solver, held_out, policies, n_workers=16, directory=place / "evaluation"))
+            measured: dict[str, Any] = {"n_workers": 16, "max_response_tokens": settings["max_response_tokens"]}
+            reports.append(agl.evaluate(solver, held_out, policies, directory=place / "evaluation", **measured))
     return common.save(EXAMPLE, reports, options)
 
 
