@@ -41,17 +41,13 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         return agl.wrap(mine, reward=reward, name="MathAgent")
 
     if options.tiny and not options.debug:
+        imitated: dict[str, Any] = {"epochs": 6, "batch_size": 8} if options.short else {"epochs": 4}
         start = common.tiny_policy(
-            agent, train, beginner, options.out / "start", seed=options.seed, epochs=4, **LENGTHS
+            agent, train, beginner, options.out / "start", seed=options.seed, **imitated, **LENGTHS
         )  # fmt: skip
-        settings: dict[str, Any] = {
-            "batch_size": 16,
-            "learning_rate": 3e-4,
-            "minibatches": 4,
-            "schedule": "linear",
-            **LENGTHS,
-        }
-        steps = 6 if options.short else 16
+        settings: dict[str, Any] = {"batch_size": 16, "learning_rate": 3e-4, "minibatches": 4, **LENGTHS}
+        settings |= {"schedule": "linear", "threads": options.threads}
+        steps = 8 if options.short else 16
     else:
         start, steps = options.model, 16
         settings = {"batch_size": 8, "learning_rate": 1e-6, "max_response_tokens": 1024}
@@ -63,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             run: dict[str, Any] = {"n_workers": 16, "directory": place / "grpo", "seed": options.seed}
             if options.debug:
                 return common.debug(solver, train, options)
-            grpo = agl.GRPO(model=start, steps=options.steps or steps, threads=options.threads, **settings)
+            grpo = agl.GRPO(model=start, steps=options.steps or steps, **settings)
             trained = agl.Trainer(grpo, **run).fit(solver, train)
             name = f", {framework}" if reports else ""
             policies = {f"before{name}": start, f"after{name}": trained.policy}
