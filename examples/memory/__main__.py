@@ -1,22 +1,24 @@
 """A clerk who is told what customers prefer, and asked later: reinforcement teaches it to look in its memory.
 
-    python -m examples.memory --tiny
-    python -m examples.memory --model Qwen/Qwen2.5-1.5B-Instruct
+python -m examples.memory --tiny
+python -m examples.memory --model Qwen/Qwen2.5-1.5B-Instruct
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import agl
 from examples import common
-from examples.memory.agent import build
+from examples.memory.agent import NAME, build
 from examples.memory.scripts import beginner, oracle
-from examples.memory.tasks import reward, shop
+from examples.memory.tasks import NOTED, Shop, asked, fact, reward, said, shop
 
 EXAMPLE = "memory"
+LENGTHS: dict[str, Any] = {"max_response_tokens": 48, "threads": 1}
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
@@ -30,15 +32,15 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         return agl.wrap(agent, reward=reward, memory=memory.per("agent"))
 
     with common.provider(options, oracle) as endpoint:
+        if options.debug:
+            return common.debug(clerk(endpoint, told(facts.known)), facts.train, options)
         start = options.model or tiny(options, facts, clerk)
         memory = agl.Memory(keep=2000)
         agent = clerk(endpoint, memory)
 
         # 1. Customers tell what they prefer. There is nothing to learn in that, but it is remembered.
-        listen = agl.GRPO(model=start, steps=1, batch_size=len(facts.statements), group_size=2, max_response_tokens=48)
+        listen = agl.GRPO(model=start, steps=1, batch_size=len(facts.statements), group_size=2, **LENGTHS)
         agl.Trainer(listen, directory=options.out / "told", **run).fit(agent, facts.statements)
-        if options.debug:
-            return common.debug(agent, facts.train, options)
 
         # 2. Questions about some of them: whoever looks the customer up earns more than whoever guesses.
         grpo = agl.GRPO(
@@ -48,21 +50,35 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             group_size=8,
             learning_rate=3e-4,
             minibatches=4,
-            max_response_tokens=48,
+            **LENGTHS,
         )
         result = agl.Trainer(grpo, directory=options.out / "grpo", **run).fit(agent, facts.train)
 
-        # 3. Questions about the others; with the memory, without it, and with entries of other customers in their place.
-        report = agl.evaluate(
-            agent, facts.test, {"before": start, "after": result.policy}, directory=options.out / "evaluation", **run
-        )
+        # 3. Questions about the others: with the memory, without it, and with other customers' entries in its place.
+        policies = {"before": start, "after": result.policy}
+        report = agl.evaluate(agent, facts.test, policies, directory=options.out / "evaluation", **run)
     return common.save(EXAMPLE, report, options)
 
 
-def tiny(options: Any, facts: Any, clerk: Any) -> str:
-    """A policy from scratch that imitates a beginner, who has a memory of its own: that of another shop."""
-    school = agl.Memory(keep=2000)
-    ...
+def told(drinks: Mapping[str, str]) -> agl.Memory:
+    """A memory as it is once these customers have told what they prefer."""
+    memory = agl.Memory(keep=2000)
+    memory.put_all([((NAME,), name, f"{fact(name, drink)}\n{NOTED}", None, 1.0) for name, drink in drinks.items()])
+    return memory
+
+
+def tiny(options: Namespace, facts: Shop, clerk: Callable[[common.Endpoint, agl.Memory], agl.Agent]) -> str:
+    """A policy from scratch that imitates a beginner at another shop."""
+    memory, pairs = told(facts.before), list(facts.before.items())
+    lessons = [asked(*pair) for pair in pairs] + [said(*pair) for pair in pairs[:64]]
+    return common.tiny_policy(
+        lambda endpoint: clerk(endpoint, memory),
+        lessons,
+        beginner,
+        options.out / "policy",
+        seed=options.seed,
+        epochs=6 if options.short else 16,
+    )
 
 
 if __name__ == "__main__":

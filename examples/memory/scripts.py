@@ -1,4 +1,4 @@
-"""Scripted models: one that looks up what it is asked, and one that mostly guesses, for the tiny policy to begin with."""
+"""Scripted models: one that looks up what it is asked, and one that mostly guesses, which the tiny policy imitates."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Shop:
         return [asked(name, drink) for name, drink in self.held_out.items()]
 
 
-def shop(seed: int, known: int = 256, held_out: int = 128, before: int = 384) -> Shop:
+def shop(seed: int, known: int = 160, held_out: int = 128, before: int = 600) -> Shop:
     """A shop whose customers have numbers and tastes of their own. At most 900 customers in all."""
     rng = random.Random(f"memory/{seed}")
     names = [f"C-{number}" for number in rng.sample(range(100, 1000), known + held_out + before)]

@@ -20,7 +20,7 @@ from agl.trainer.run.run import Run
 from agl.trainer.store import open_store
 from agl.trainer.store.base import MemoryEntry
 
-RUNNERS = ["local", "process", "ray"]
+RUNNERS = ["local", "process", pytest.param("ray", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(params=RUNNERS)
@@ -305,3 +305,20 @@ def test_a_memory_that_the_agent_was_not_given_is_refused(tmp_path: Path) -> Non
 
     with pytest.raises(RolloutError, match="in a rollout of an agent that has none"):
         fit(Raising(), sneaky, [{"step": 0}], tmp_path)
+
+
+def test_of_ten_thousand_episodes_the_important_survive() -> None:
+    memory = agl.Memory(keep=1000)
+    # One in ten earned a reward, in no order.
+    rewards = [float(i * 7919 % 10 == 0) for i in range(10_000)]
+    memory.put_all(((("e",), str(i), f"episode {i}", None, reward) for i, reward in enumerate(rewards)))
+    kept = memory.entries()
+    assert len(kept) == 1000
+    assert all(entry.reward == 1.0 for entry in kept)
+    assert [hit.text for hit in memory.search(("e",), query="episode 4990", limit=1)] == ["episode 4990"]
+    memory.put(("e",), "rule", "always be polite")
+    memory.put_all((("e",), f"new {i}", f"episode new {i}", None, 1.0) for i in range(2000))
+    kept = memory.entries()
+    assert [entry.key for entry in kept if entry.reward is None] == ["rule"], "what no rollout wrote goes last"
+    assert len(kept) == 1000
+    assert all(entry.key.startswith("new") for entry in kept if entry.reward is not None), "of equals the newest stay"
