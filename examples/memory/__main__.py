@@ -70,14 +70,14 @@ def told(drinks: Mapping[str, str]) -> agl.Memory:
 def tiny(options: Namespace, facts: Shop, clerk: Callable[[common.Endpoint, agl.Memory], agl.Agent]) -> str:
     """A policy from scratch that imitates a beginner at another shop."""
     memory, pairs = told(facts.before), list(facts.before.items())
-    lessons = [asked(*pair) for pair in pairs] + [said(*pair) for pair in pairs[:64]]
+    lessons = [asked(*pair, wording) for pair in pairs for wording in (0, 1)] + [said(*pair) for pair in pairs[:64]]
     return common.tiny_policy(
         lambda endpoint: clerk(endpoint, memory),
         lessons,
         beginner,
         options.out / "policy",
         seed=options.seed,
-        epochs=6 if options.short else 16,
+        epochs=6 if options.short else 12,
     )
 
 

@@ -12,8 +12,8 @@ from examples.memory.tasks import DRINKS, NOTED
 NAME = re.compile(r"C-\d{3}")
 PREFERS = re.compile(r"(C-\d{3}) prefers (\w+)")
 
-# How a beginner goes about a question: it looks up the right customer, another one, or just answers.
-LOOKS_UP, MISREADS = 0.2, 0.4
+# How a beginner goes about a question: it looks the customer up, mistakes the number, or just answers.
+LOOKS_UP, MISREADS = 0.3, 0.15
 
 
 def oracle(body: dict[str, Any]) -> Reply:
@@ -28,18 +28,16 @@ def oracle(body: dict[str, Any]) -> Reply:
 
 
 def beginner(body: dict[str, Any]) -> Reply:
-    """As the oracle, but it looks up the right customer in a fifth of the questions only."""
+    """As the oracle, but it seldom looks up what it is asked."""
     role, text = last_said(body)
     if role == "tool" or PREFERS.search(text):
         return oracle(body)
     [name] = NAME.findall(text)
     rng = random.Random(text)
     draw = rng.random()
-    if draw < LOOKS_UP:
-        return Reply(tools=(("recall", {"query": name}),))
-    if draw < LOOKS_UP + MISREADS:
-        return Reply(tools=(("recall", {"query": f"C-{rng.randrange(100, 1000)}"}),))
-    return Reply(_guess(text))
+    if draw > LOOKS_UP + MISREADS:
+        return Reply(_guess(text))
+    return Reply(tools=(("recall", {"query": name if draw < LOOKS_UP else f"{name[:-1]}{rng.randrange(10)}"}),))
 
 
 def _found(text: str) -> str | None:

@@ -10,6 +10,7 @@ DRINKS = ("tea", "milk", "water", "cocoa", "juice", "coffee", "cider", "lemonade
 CHANCE = 1 / len(DRINKS)
 """How often the right drink is guessed."""
 NOTED = "Noted."
+QUESTIONS = ("What does customer {name} prefer?", "Customer {name} is here. What do we serve?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +64,9 @@ def said(name: str, drink: str) -> dict[str, Any]:
     return {"question": fact(name, drink), "answer": NOTED}
 
 
-def asked(name: str, drink: str) -> dict[str, Any]:
+def asked(name: str, drink: str, wording: int = 0) -> dict[str, Any]:
     """The task of a question that nothing in it answers."""
-    return {"question": f"What does customer {name} prefer?", "answer": drink}
+    return {"question": QUESTIONS[wording].format(name=name), "answer": drink}
 
 
 def reward(task: dict[str, Any], output: Any) -> float:
