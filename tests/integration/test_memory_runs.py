@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
+from processes import free_port
 
 import agl
+from agl.agents.agent import as_agent
 from agl.agents.memory import MemoryUse
 from agl.errors import AglError, ConfigError, RolloutError
 from agl.testing.provider import Reply, last_said, serve
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.run.run import Run
+from agl.trainer.runners.remote.worker import run_worker
 from agl.trainer.store import open_store
 from agl.trainer.store.base import MemoryEntry
 
@@ -95,6 +98,21 @@ def fit(
     trainer: Any = agl.Trainer
     options = {"n_workers": 2, "max_attempts": 1, "progress": False, "directory": directory} | options
     trainer(algorithm, **options).fit(agent, tasks, val, resume=resume)
+
+
+def test_remote_runners_read_it_from_the_run(tmp_path: Path) -> None:
+    agent, port = remembering(agl.Memory().per("agent")), free_port()
+
+    async def both() -> InSteps:
+        stop, algorithm = asyncio.Event(), InSteps(2)
+        worker = asyncio.ensure_future(run_worker(as_agent(agent), f"http://127.0.0.1:{port}", key="k", until=stop))
+        tasks = [{"step": 0, "say": TEA}, {"step": 1, "ask": ASKED}]
+        await asyncio.to_thread(fit, algorithm, agent, tasks, tmp_path, runners="remote", runner_key="k", port=port)
+        stop.set()
+        await worker
+        return algorithm
+
+    assert asyncio.run(both()).outputs == [[""], [f'- "{TEA}"']]
 
 
 def stated(directory: Path) -> list[MemoryEntry]:
