@@ -18,13 +18,13 @@ from examples.memory.scripts import beginner, oracle
 from examples.memory.tasks import NOTED, Shop, asked, fact, reward, said, shop
 
 EXAMPLE = "memory"
-LENGTHS: dict[str, Any] = {"max_response_tokens": 48, "threads": 1}
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     options = common.arguments(EXAMPLE, __doc__, argv)
     facts = shop(options.seed, held_out=64 if options.short else 128)
     run: dict[str, Any] = {"n_workers": 32, "seed": options.seed}
+    limits: dict[str, Any] = {"max_response_tokens": 48, "threads": options.threads}
     [recall, _] = agl.memory.tools(k=1)
 
     def clerk(endpoint: common.Endpoint, memory: agl.Memory) -> agl.Agent:
@@ -33,13 +33,13 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
 
     with common.provider(options, oracle) as endpoint:
         if options.debug:
-            return common.debug(clerk(endpoint, told(facts.known)), facts.train, options)
+            return common.debug(clerk(endpoint, told(facts.known)), facts.train, options, memory=("on",))
         start = options.model or tiny(options, facts, clerk)
         memory = agl.Memory(keep=2000)
         agent = clerk(endpoint, memory)
 
         # 1. Customers tell what they prefer. There is nothing to learn in that, but it is remembered.
-        listen = agl.GRPO(model=start, steps=1, batch_size=len(facts.statements), group_size=2, **LENGTHS)
+        listen = agl.GRPO(model=start, steps=1, batch_size=len(facts.statements), group_size=2, **limits)
         agl.Trainer(listen, directory=options.out / "told", **run).fit(agent, facts.statements)
 
         # 2. Questions about some of them: whoever looks the customer up earns more than whoever guesses.
@@ -50,14 +50,16 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             group_size=8,
             learning_rate=3e-4,
             minibatches=4,
-            **LENGTHS,
+            **limits,
         )
         result = agl.Trainer(grpo, directory=options.out / "grpo", **run).fit(agent, facts.train)
 
         # 3. Questions about the others: with the memory, without it, and with other customers' entries in its place.
         policies = {"before": start, "after": result.policy}
         report = agl.evaluate(agent, facts.test, policies, directory=options.out / "evaluation", **run)
-    return common.save(EXAMPLE, report, options)
+    shares = {name: f"{100 * policy.success.value:.1f} %" for name, policy in report.policies.items()}
+    summary = "{before} -> {after}; off {after, memory off}, shuffled {after, memory shuffled}".format_map(shares)
+    return common.save(EXAMPLE, report, options, summary=summary)
 
 
 def told(drinks: Mapping[str, str]) -> agl.Memory:
