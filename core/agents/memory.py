@@ -189,8 +189,9 @@ def tools(memory: Any = None, *, k: int = 3, max_tokens: int = 200) -> list[Call
 
     def recall(query: str) -> str:
         """Search the notes of earlier tasks."""
-        outside = memory is not None and tracing.current() is None
-        return quoted(memory.search((), query=query, limit=k) if outside else search(query, k), max_tokens)
+        if memory is not None and tracing.current() is None:
+            return quoted(memory.search((), query=query, limit=k), max_tokens)
+        return quoted(search(query, k), max_tokens)
 
     def remember(text: str) -> str:
         """Keep a note for later tasks."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, Select, and_, delete, func, insert, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, tuple_, update
 
 from agl.trainer.store.base import MemoryEntry, MemoryId
 from agl.trainer.store.sql import codec
@@ -107,7 +107,7 @@ def rank(
     return [(_key(namespace, key), float(value)) for namespace, key, value in found]
 
 
-def _texts(scope: str, version: int | None) -> Select[Any]:
+def _texts(scope: str, version: int | None) -> Any:
     texts = select(M.c.namespace, M.c.key, M.c.text).where(_seen(scope, version), M.c.text != "")
     return texts.order_by(M.c.since, M.c.seq)
 
