@@ -10,7 +10,7 @@ import pytest
 from langchain_openai import ChatOpenAI
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_memory_page(untrained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     [block, *_] = [b for b in documents.blocks() if b.page == "docs/memory.md" and b.language == "python"]
