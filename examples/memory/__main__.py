@@ -22,7 +22,7 @@ EXAMPLE = "memory"
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     options = common.arguments(EXAMPLE, __doc__, argv)
-    facts = shop(options.seed, held_out=64 if options.short else 128)
+    facts = shop(options.seed, known=64, held_out=48, before=320) if options.short else shop(options.seed)
     run: dict[str, Any] = {"n_workers": 32, "seed": options.seed}
     limits: dict[str, Any] = {"max_response_tokens": 48, "threads": options.threads}
     [recall, _] = agl.memory.tools(k=1)
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         # 2. Questions about some of them: whoever looks the customer up earns more than whoever guesses.
         grpo = agl.GRPO(
             model=start,
-            steps=options.steps or (6 if options.short else 24),
+            steps=options.steps or (10 if options.short else 24),
             batch_size=8,
             group_size=8,
             learning_rate=3e-4,
@@ -79,7 +79,7 @@ def tiny(options: Namespace, facts: Shop, clerk: Callable[[common.Endpoint, agl.
         beginner,
         options.out / "policy",
         seed=options.seed,
-        epochs=6 if options.short else 12,
+        epochs=8 if options.short else 12,
     )
 
 
