@@ -98,8 +98,8 @@ class RunMemory:
         known: dict[MemoryId, MemoryEntry] = {entry.id: entry for entry in before}
         changed: dict[MemoryId, MemoryEntry | None] = {}
         now = time.time()
-        for result in results:
-            for entry, episode in await self._writes(result, now):
+        for writes in await asyncio.gather(*(self._writes(result, now) for result in results)):
+            for entry, episode in writes:
                 last = changed.get(entry.id, known.get(entry.id))
                 if episode and last is not None and (last.reward or 0.0) > (entry.reward or 0.0):
                     continue
