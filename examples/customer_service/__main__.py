@@ -1,0 +1,85 @@
+"""Customer service: an assistant is trained to keep a shop's policy, in conversation with a simulated customer.
+
+    python -m examples.customer_service --tiny
+    python -m examples.customer_service --model DIR_OR_HUB_ID --endpoint URL --endpoint-model NAME
+
+The customer answers at `--endpoint` (key in OPENAI_API_KEY) and is not trained; with `--tiny` it is scripted. Where
+TAU2_DATA_DIR names the data of tau2-bench, `--model` is trained on its retail tasks, else on generated ones.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import agl
+from examples import common
+from examples.customer_service import scripts, tasks
+from examples.customer_service.agent import build, chat_model
+
+EXAMPLE = "customer_service"
+TRAINED: dict[str, Any] = {"agents": ["assistant"]}
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
+    options = common.arguments(EXAMPLE, __doc__, argv)
+    folder = None if options.tiny else tasks.retail_folder()
+    if folder is not None:
+        train, held_out = tasks.retail(folder, "train"), tasks.retail(folder, "test")
+    else:
+        train = tasks.train(384 if options.short else 1024, options.seed)
+        held_out = tasks.held_out(24 if options.short else 96, options.seed)
+    lengths: dict[str, Any] = (
+        {"max_response_tokens": 48, "max_context": 512}
+        if options.tiny
+        else {"max_response_tokens": 512, "max_context": 16384}
+    )
+    run: dict[str, Any] = {**TRAINED, "n_workers": 32, "seed": options.seed}
+
+    with common.provider(options, scripts.customer) as user, common.provider(options, scripts.oracle) as model:
+        customer = chat_model(user.url, user.model, user.key)
+
+        def service(endpoint: common.Endpoint) -> agl.Agent:
+            assistant = chat_model(endpoint.url, endpoint.model, endpoint.key, lengths["max_response_tokens"])
+            size: dict[str, int] = {"turns": 6, "calls": 5} if options.tiny else {}
+            return agl.wrap(build(assistant, customer, tasks.open_environment, **size), reward=tasks.reward)
+
+        if options.debug:
+            return common.debug(service(model), train, options, **TRAINED)
+        start = options.model or common.tiny_policy(
+            service, train, scripts.beginner, options.out / "start", seed=options.seed, **TRAINED, **lengths
+        )
+        grpo = agl.GRPO(
+            model=start,
+            steps=options.steps or (4 if options.short else 20),
+            batch_size=16,
+            group_size=8,
+            learning_rate=3e-4 if options.tiny else 1e-6,
+            minibatches=4,
+            schedule="linear",
+            **lengths,
+        )
+        agent = service(model)
+        trained = agl.Trainer(grpo, directory=options.out / "grpo", **run).fit(agent, train)
+        policies = {"before": start, "after": trained.policy}
+        report = agl.evaluate(agent, held_out, policies, samples=4, directory=options.out / "evaluation", **run)
+    return common.save(EXAMPLE, report, options, **facts(report))
+
+
+def facts(report: agl.Evaluation) -> dict[str, Any]:
+    """Of each policy: pass^k, rollouts in which the customer erred, success on the unseen combination of rules."""
+    return {
+        name: {
+            "pass^k": {str(k): round(low, 3) for k, (low, _) in policy.pass_hat.items()},
+            "user errors": sum(n for cause, n in policy.failures.items() if "the user erred" in cause),
+        }
+        for name, policy in report.policies.items()
+    }
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except agl.AglError as error:
+        sys.exit(f"error: {error}")
