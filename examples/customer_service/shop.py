@@ -24,7 +24,7 @@ class Shop(Environment):
         """The customer's name, or "unknown".
 
         Args:
-            phone: four digits.
+            phone: three digits.
         """
         return self.database["customers"].get(phone, {"name": "unknown"})["name"]
 
@@ -33,7 +33,7 @@ class Shop(Environment):
         """An order: item, price, sale or regular, status.
 
         Args:
-            order: three digits.
+            order: two digits.
         """
         row = self.database["orders"].get(order)
         return "unknown" if row is None else f"{row['item']}, {row['price']}, {row['terms']}, {row['status']}"
@@ -43,7 +43,7 @@ class Shop(Environment):
         """Cancel an order and refund its price.
 
         Args:
-            order: three digits.
+            order: two digits.
             refund: "card" or "voucher".
         """
         return self._change(order, status="cancelled", refund=refund)
@@ -53,7 +53,7 @@ class Shop(Environment):
         """Take an order back and refund its price.
 
         Args:
-            order: three digits.
+            order: two digits.
             refund: "card" or "voucher".
         """
         return self._change(order, status="returned", refund=refund)
@@ -63,8 +63,8 @@ class Shop(Environment):
         """Send an order to another zip code.
 
         Args:
-            order: three digits.
-            zip: five digits.
+            order: two digits.
+            zip: four digits.
         """
         return self._change(order, zip=zip)
 

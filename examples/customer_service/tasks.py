@@ -54,9 +54,9 @@ def is_unseen(task: Task) -> bool:
 @functools.cache
 def _phones(split: str) -> tuple[str, ...]:
     """The phone numbers of a split: the same for all seeds, and none of another split."""
-    phones = [f"{number:04}" for number in range(1000, 10000)]
+    phones = [str(number) for number in range(100, 1000)]
     random.Random("phones").shuffle(phones)
-    return tuple(phones[2000:] if split == "train" else phones[:2000])
+    return tuple(phones[200:] if split == "train" else phones[:200])
 
 
 def _task(rng: random.Random, phones: Sequence[str], *, unseen: bool) -> Task:
@@ -71,7 +71,7 @@ def _task(rng: random.Random, phones: Sequence[str], *, unseen: bool) -> Task:
             "status": rng.choice(STATUSES),
             "zip": _zip(rng),
         }
-        for number in rng.sample(range(100, 1000), ORDERS)
+        for number in rng.sample(range(10, 100), ORDERS)
     }
     kind = rng.choice(("cancel", "return") if unseen else tuple(ALLOWED))
     order, row = rng.choice(list(orders.items()))
@@ -115,7 +115,7 @@ def _task(rng: random.Random, phones: Sequence[str], *, unseen: bool) -> Task:
 
 
 def _zip(rng: random.Random) -> str:
-    return str(rng.randint(10000, 99999))
+    return str(rng.randint(1000, 9999))
 
 
 def _scenario(rng: random.Random, kind: str, order: str, phone: str, zip: str, declines: bool) -> str:
@@ -225,7 +225,7 @@ def _said(info: str, told: str) -> bool:
     return info.lower() in told.lower().replace(",", "")
 
 
-IDENTIFIERS: dict[str, str] = {"shop": r"\d{3,}", "retail": r"#W\d+|\d{10}|\b\d{5}\b|[\w.]+@[\w.]+\w"}
+IDENTIFIERS: dict[str, str] = {"shop": r"\d+", "retail": r"#W\d+|\d{10}|\b\d{5}\b|[\w.]+@[\w.]+\w"}
 """What a customer can only know or make up: numbers of orders, items, phones; zip codes; emails."""
 
 
