@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import agl
+from agl.trainer.evaluation.evaluation import PolicyReport
+from agl.trainer.report.statistics import pass_hat_k
 from examples import common
 from examples.customer_service import scripts, tasks
 from examples.customer_service.agent import build, chat_model
@@ -71,8 +73,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
 
 
 def facts(report: agl.Evaluation) -> dict[str, dict[str, Any]]:
-    """Of each policy: pass^k (without rollouts in which the customer erred), how many those are, and success on the
-    unseen combination of rules, None where no task has it."""
+    """Of each policy: pass^k, rollouts in which the customer erred, success on the unseen combination of rules (None
+    where no task has it)."""
     unseen = {index for index, task in report.tasks.items() if tasks.is_unseen(task)}
     found = {}
     for name, policy in report.policies.items():
@@ -85,9 +87,16 @@ def facts(report: agl.Evaluation) -> dict[str, dict[str, Any]]:
     return found
 
 
-def passes(policy: Any) -> dict[int, float]:
-    """pass^k over the tasks with at least k rollouts that ended: C(c, k) / C(n, k), c of n succeeded, as tau has it."""
-    return {}
+def passes(policy: PolicyReport) -> dict[int, float]:
+    """pass^k for every k: the probability that k rollouts of a task all succeed, over the tasks of which k ended."""
+    ended = [[r.success for r in rollouts if r.success is not None] for rollouts in policy.by_task().values()]
+    found = {}
+    for k in range(1, policy.samples + 1):
+        enough = [task for task in ended if len(task) >= k]
+        if enough:
+            n, c = [len(task) for task in enough], [sum(task) for task in enough]
+            found[k] = float(pass_hat_k(n, c, k).mean())
+    return found
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def held_out(n: int, seed: int, unseen: float = 0.25) -> list[Task]:
 
 
 def is_unseen(task: Task) -> bool:
-    return set(UNSEEN) <= set(task["rules"])
+    return set(UNSEEN) <= set(task.get("rules", ()))
 
 
 @functools.cache
@@ -205,6 +205,9 @@ def open_environment(task: Task) -> Environment:
     return Retail(read_policy(folder), read_database(folder))
 
 
+USER_ERRED = "the user erred"
+
+
 def reward(task: Task, output: Mapping[str, Any]) -> float:
     """1 where the database is that of the gold run and all was said that had to be, else 0: tau's reward.
 
@@ -213,7 +216,7 @@ def reward(task: Task, output: Mapping[str, Any]) -> float:
             has no reward: it is counted as failed, and nothing is trained on it.
     """
     if errors := user_errors(task, output["conversation"]):
-        raise RewardError(f"the user erred: {', '.join(errors)}")
+        raise RewardError(f"{USER_ERRED}: {', '.join(errors)}")
     gold = open_environment(task)
     gold.play(task["actions"])
     told = "\n".join(turn["text"] for turn in output["conversation"] if turn["role"] == "assistant")
