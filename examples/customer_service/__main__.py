@@ -50,7 +50,15 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         if options.debug:
             return common.debug(service(model), train, options, **TRAINED)
         start = options.model or common.tiny_policy(
-            service, train, scripts.beginner, options.out / "start", seed=options.seed, epochs=6, batch_size=8, **TRAINED, **lengths
+            service,
+            train,
+            scripts.beginner,
+            options.out / "start",
+            seed=options.seed,
+            epochs=6,
+            batch_size=8,
+            **TRAINED,
+            **lengths,
         )
         grpo = agl.GRPO(
             model=start,
@@ -78,7 +86,9 @@ def facts(report: agl.Evaluation) -> dict[str, dict[str, Any]]:
     unseen = {index for index, task in report.tasks.items() if tasks.is_unseen(task)}
     found = {}
     for name, policy in report.policies.items():
-        there = [rollout.success for rollout in policy.rollouts if rollout.task in unseen and rollout.success is not None]
+        there = [
+            rollout.success for rollout in policy.rollouts if rollout.task in unseen and rollout.success is not None
+        ]
         found[name] = {
             "pass^k": {str(k): round(measured, 3) for k, measured in passes(policy).items()},
             "user errors": sum(n for cause, n in policy.failures.items() if tasks.USER_ERRED in cause),

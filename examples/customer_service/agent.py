@@ -41,8 +41,10 @@ def build(
     async def customer_service(task: dict[str, Any]) -> dict[str, Any]:
         shop = open_environment(task)
         agents = {
-            "assistant": Agent(assistant, name="assistant", system_prompt=shop.policy, tools=shop.tools),
-            "user": Agent(customer, name="user", system_prompt=task["scenario"]),
+            "assistant": Agent(
+                assistant, name="assistant", system_prompt=shop.policy, tools=shop.tools, callback_handler=None
+            ),
+            "user": Agent(customer, name="user", system_prompt=task["scenario"], callback_handler=None),
         }
         said = [{"role": "assistant", "text": GREETING}]
         for _ in range(turns):
@@ -57,17 +59,13 @@ def build(
 
 async def _answer(agent: Agent, text: str, calls: int) -> str:
     """What an agent says to the other's text; "" where it used up its calls."""
-    agent.callback_handler = _silent
     result = await agent.invoke_async(text, limits={"turns": calls})
     return "\n".join(block["text"] for block in result.message["content"] if "text" in block).strip()
-
-
-def _silent(**_: Any) -> None:
-    """Strands prints every answer otherwise."""
 
 
 def chat_model(base_url: str, model: str, api_key: str, max_tokens: int = 512) -> OpenAIModel:
     """A model of a server that speaks OpenAI's protocol."""
     # Given client_args=, Strands makes a client, and with it a TLS context, for each call.
-    client = AsyncOpenAI(base_url=base_url, api_key=api_key)
+    # Without connections that are kept open, one client serves several event loops: recording, training, evaluation.
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key, default_headers={"Connection": "close"})
     return OpenAIModel(client=client, model_id=model, params={"max_tokens": max_tokens}, stream=False)

@@ -172,7 +172,9 @@ def retail(folder: Path, split: str) -> list[Task]:
     file = folder / "split_tasks.json"
     splits = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     if split != "base" and split not in splits:
-        raise DatasetError(f"tau2's retail files have no split {split!r}", hint="split_tasks.json names them", path=file)
+        raise DatasetError(
+            f"tau2's retail files have no split {split!r}", hint="split_tasks.json names them", path=file
+        )
     chosen = splits.get(split)
     return [_retail_task(task, folder) for task in listed if chosen is None or task["id"] in chosen]
 
@@ -255,5 +257,3 @@ def user_errors(task: Task, conversation: Sequence[Mapping[str, str]]) -> list[s
             if STOP in turn["text"] and "?" in before["text"]:
                 found.add("gave up")
     return sorted(found)
-
-

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("strands")
 
 from examples.customer_service import scripts, tasks
-from examples.customer_service.__main__ import facts, main
+from examples.customer_service.__main__ import facts, main, passes
 from examples.customer_service.agent import build, chat_model
 from examples.customer_service.retail import Retail
 
@@ -38,20 +38,20 @@ def evaluated(listed: Any, script: Script, directory: Path, customer: Script = s
 
 def test_the_oracle_always_succeeds_and_a_null_agent_never_does(tmp_path: Path) -> None:
     """Whatever the customer errs in is nobody's failure: such a rollout has no reward, and its cause is counted."""
-    listed = tasks.held_out(32, seed=0)
+    listed = tasks.held_out(16, seed=1)
     right = evaluated(listed, scripts.oracle, tmp_path / "oracle", samples=4, max_attempts=1).policies["own model"]
     assert right.success.value == 1.0
-    assert right.pass_hat[4][1] == 1.0
-    assert 0 < right.failed < 32
+    assert passes(right) == dict.fromkeys((1, 2, 3, 4), 1.0)
+    assert 0 < right.failed <= 8
     assert all("the user erred" in cause for cause in right.failures)
-    nothing = evaluated(listed, scripts.null, tmp_path / "null")
-    assert nothing.policies["own model"].success.value == 0.0
-    assert facts(nothing)["own model"]["pass^k"] == {"1": 0.0}
+    nothing = facts(evaluated(listed, scripts.null, tmp_path / "null", max_attempts=1))["own model"]
+    assert nothing["pass^k"] == {"1": 0.0}
+    assert nothing["unseen combination"] == 0.0
 
 
 def test_a_beginner_sometimes_succeeds(tmp_path: Path) -> None:
-    found = evaluated(tasks.train(64, seed=0), scripts.beginner, tmp_path).policies["own model"].success
-    assert 0.15 <= found.value <= 0.45
+    found = evaluated(tasks.train(48, seed=0), scripts.beginner, tmp_path).policies["own model"].success
+    assert 0.1 <= found.value <= 0.5
 
 
 def test_held_out_tasks_have_other_customers_and_a_combination_of_rules_that_none_was_trained_on() -> None:
@@ -78,6 +78,16 @@ def test_each_rollout_works_on_a_database_of_its_own() -> None:
         outputs = asyncio.run(at_once())
     assert [tasks.reward(task, output) for output in outputs] == [1.0] * 8
     assert json.dumps(task) == before
+
+
+def test_an_agent_serves_one_event_loop_after_the_other(tmp_path: Path) -> None:
+    """Recording, training and evaluation each have their own; a connection kept from the first fails in the next."""
+    listed = tasks.train(4, seed=0)
+    with serve(scripts.oracle) as assistant, serve(scripts.customer) as user:
+        agent = service(assistant, user)
+        for i in range(3):
+            report = agl.evaluate(agent, listed, directory=tmp_path / str(i), max_attempts=1, progress=False)
+            assert [r.error for r in report.policies["own model"].rollouts] == [None] * 4
 
 
 def test_the_customer_keeps_its_own_endpoint_while_the_assistant_is_the_policy(
@@ -124,9 +134,7 @@ def test_what_counts_as_the_users_error(turns: tuple[str, ...], errors: list[str
             tasks.reward(task, {"conversation": said, "changes": {}})
 
 
-def test_debug_tells_three_conversations_and_trains_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_debug_tells_three_conversations_and_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["--tiny", "--debug", "--out", str(tmp_path / "run")])
     told = capsys.readouterr().out
     assert told.count("== task ") == 3
@@ -187,7 +195,9 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 
 
 def task_of(number: int, calls: list[tuple[str, dict[str, Any]]], say: list[str]) -> dict[str, Any]:
-    actions = [{"action_id": f"{number}_{i}", "name": n, "arguments": a, "info": None} for i, (n, a) in enumerate(calls)]
+    actions = [
+        {"action_id": f"{number}_{i}", "name": n, "arguments": a, "info": None} for i, (n, a) in enumerate(calls)
+    ]
     instructions = {
         "domain": "retail", "reason_for_call": "You want order #W1 cancelled.", "known_info": "You are Ann Lee, 13440.",
         "unknown_info": "You do not know your email.", "task_instructions": "You are brief.",
