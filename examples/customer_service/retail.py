@@ -1,4 +1,4 @@
-"""The tools of tau2's retail domain, for its files: what the benchmark's policy and tool schemas ask, in our own code."""
+"""The tools of tau2's retail domain, for its files: what its policy and tool schemas ask, in our own code."""
 
 from __future__ import annotations
 

@@ -111,9 +111,8 @@ def _next(body: dict[str, Any], slips: Slip, rng: random.Random) -> Reply:
         return call("transfer")
     if phone is None and not slips("skips the phone"):
         return Reply("Your phone?")
-    if "find_customer" not in results and "get_order" not in results:
-        if phone is not None and not slips("does not look the caller up"):
-            return call("find_customer", phone=phone[1])
+    if not results and phone is not None and not slips("does not look the caller up"):
+        return call("find_customer", phone=phone[1])
     if results.get("find_customer") == "unknown" and "get_order" not in results and not slips("serves a stranger"):
         return call("transfer")
     if "get_order" not in results:

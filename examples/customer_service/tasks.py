@@ -7,6 +7,7 @@ the assistant has to tell); those of the small form have their `database` and wh
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import random
@@ -85,7 +86,7 @@ def _task(rng: random.Random, phones: Sequence[str], *, unseen: bool) -> Task:
         row["terms"] = "regular"
     sale = row["terms"] == "sale" and kind != "move"
     phone, zip = row["owner"] if known else stranger, _zip(rng)
-    refund = {"cancel": "voucher" if sale else "card", "return": "voucher" if sale else "card"}.get(kind)
+    refund = None if kind == "move" else "voucher" if sale else "card"
     rules = [
         rule
         for rule, applies in (
@@ -242,7 +243,7 @@ def user_errors(task: Task, conversation: Sequence[Mapping[str, str]]) -> list[s
     found: set[str] = set()
     known = task["scenario"]
     identifiers = re.compile(IDENTIFIERS[task["domain"]])
-    for before, turn in zip(conversation, conversation[1:], strict=False):
+    for before, turn in itertools.pairwise(conversation):
         if turn["role"] != "user":
             known += "\n" + turn["text"]
             continue

@@ -1,4 +1,4 @@
-"""examples/customer_service: both sides of its grading, its databases, tau2's files, and its program without training."""
+"""examples/customer_service: its grading, its databases, tau2's files, and its program without training."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ import pytest
 
 pytest.importorskip("strands")
 
+import agl
+from agl.errors import DatasetError, RewardError
+from agl.testing.provider import Provider, Script, serve
 from examples.customer_service import scripts, tasks
 from examples.customer_service.__main__ import facts, main, passes
 from examples.customer_service.agent import build, chat_model
 from examples.customer_service.retail import Retail
-
-import agl
-from agl.errors import DatasetError, RewardError
-from agl.testing.provider import Provider, Script, serve
 
 
 def service(assistant: Provider, customer: Provider) -> agl.Agent:
@@ -142,7 +141,7 @@ def test_debug_tells_three_conversations_and_trains_nothing(tmp_path: Path, caps
     assert not (tmp_path / "run" / "grpo").exists()
 
 
-# -- tau2's retail: generated files in its format -----------------------------------------------------------------------
+# -- tau2's retail: generated files in its format ----------------------------------------------------------------------
 
 
 def order(order_id: str, status: str, paid_by: str) -> dict[str, Any]:
@@ -282,7 +281,7 @@ def test_retail_items_are_replaced_by_available_ones_of_their_product_and_the_di
     assert changed["orders"]["#W1"]["status"] == "pending (item modified)"
     assert changed["users"]["ann_lee_1"]["payment_methods"]["gift_card_1"]["balance"] == 9.5
     for order_id, new in (("#W1", "2000000001"), ("#W3", "2000000003"), ("#W3", "2000000001")):
-        with pytest.raises(ValueError, match="Non-pending|available|different"):
+        with pytest.raises(ValueError, match=r"Non-pending|available|different"):
             shop.modify_pending_order_items(order_id=order_id, new_item_ids=[new], **swap)
     shop.exchange_delivered_order_items(order_id="#W2", new_item_ids=["2000000002"], **swap)
     assert shop.changes()["orders"]["#W2"]["exchange_price_difference"] == 1.5
