@@ -30,8 +30,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     if folder is not None:
         train, held_out = tasks.retail(folder, "train"), tasks.retail(folder, "test")
     else:
-        train = tasks.train(256 if options.short else 640, options.seed)
-        held_out = tasks.held_out(24 if options.short else 96, options.seed)
+        train = tasks.train(240 if options.short else 480, options.seed)
+        held_out = tasks.held_out(24 if options.short else 64, options.seed)
     lengths: dict[str, Any] = (
         {"max_response_tokens": 48, "max_context": 512}
         if options.tiny
@@ -55,34 +55,31 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             scripts.beginner,
             options.out / "start",
             seed=options.seed,
-            epochs=6,
+            epochs=5,
             batch_size=8,
             **TRAINED,
             **lengths,
         )
         grpo = agl.GRPO(
             model=start,
-            steps=options.steps or (4 if options.short else 16),
-            batch_size=12,
+            steps=options.steps or (4 if options.short else 12),
+            batch_size=8,
             group_size=8,
             learning_rate=3e-4 if options.tiny else 1e-6,
             minibatches=4,
             schedule="linear",
+            threads=options.threads,
             **lengths,
         )
         agent = service(model)
         trained = agl.Trainer(grpo, directory=options.out / "grpo", **run).fit(agent, train)
         policies = {"before": start, "after": trained.policy}
         report = agl.evaluate(agent, held_out, policies, samples=4, directory=options.out / "evaluation", **run)
-    found = facts(report)
-    for name, values in found.items():
-        print(f"{name}: {', '.join(f'{what} {value}' for what, value in values.items())}")
-    return common.save(EXAMPLE, report, options, **found)
+    return common.save(EXAMPLE, report, options, columns=columns(report))
 
 
-def facts(report: agl.Evaluation) -> dict[str, dict[str, Any]]:
-    """Of each policy: pass^k, rollouts in which the customer erred, success on the unseen combination of rules (None
-    where no task has it)."""
+def columns(report: agl.Evaluation) -> dict[str, dict[str, str]]:
+    """Of each policy: pass^1 to pass^k, the rollouts in which the customer erred, success on the unseen combination."""
     unseen = {index for index, task in report.tasks.items() if tasks.is_unseen(task)}
     found = {}
     for name, policy in report.policies.items():
@@ -90,9 +87,9 @@ def facts(report: agl.Evaluation) -> dict[str, dict[str, Any]]:
             rollout.success for rollout in policy.rollouts if rollout.task in unseen and rollout.success is not None
         ]
         found[name] = {
-            "pass^k": {str(k): round(measured, 3) for k, measured in passes(policy).items()},
-            "user errors": sum(n for cause, n in policy.failures.items() if tasks.USER_ERRED in cause),
-            "unseen combination": round(sum(there) / len(there), 3) if there else None,
+            f"pass^1 to pass^{policy.samples}": ", ".join(f"{value:.3f}" for value in passes(policy).values()),
+            "user errors": str(sum(n for cause, n in policy.failures.items() if tasks.USER_ERRED in cause)),
+            "unseen combination": f"{100 * sum(there) / len(there):.1f} % of {len(there)}" if there else "",
         }
     return found
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from agl.testing.provider import Reply, Script, last_said
 from examples.customer_service.agent import GREETING, STOP
-from examples.customer_service.tasks import ALLOWED, ITEMS
+from examples.customer_service.tasks import ALLOWED, CITIES, ITEMS
 
 USER_ERRORS = 0.06
 """The share of tasks in which the scripted customer breaks its scenario."""
@@ -22,14 +22,14 @@ USER_ERRORS = 0.06
 def customer(body: dict[str, Any]) -> Reply:
     """A state machine: its state is the conversation, its choices are seeded by the scenario."""
     scenario = _text(body["messages"][0])
-    wish, order = re.search(r"You want to (\w+ order (\d+).*)\.", scenario).groups()  # type: ignore[union-attr]
+    wish, order = re.search(r"You want to (\w+ order (\w+).*)\.", scenario).groups()  # type: ignore[union-attr]
     phone, when = re.search(r"phone number is (\d+); tell it (.*)\.", scenario).groups()  # type: ignore[union-attr]
     answer = re.search(r"change, say (\w+)", scenario)[1]  # type: ignore[index]
     rng = random.Random(scenario)
     opening = rng.choice(("I want to {}.", "Please {}.", "Can you {}?")).format(wish)
     error = rng.choice(("made up", "wrong answer", "gave up")) if rng.random() < USER_ERRORS else None
     if error == "made up":
-        opening = opening.replace(order, str(int(order) // 10 * 10 + (int(order) + 1) % 10))
+        opening = opening.replace(order, rng.choice([item for item in ITEMS if item != order]))
     _, heard = last_said(body)
     if heard == GREETING:
         return Reply(f"{opening} Phone {phone}." if when == "at once" else opening)
@@ -53,7 +53,7 @@ MISTAKES = {
     "skips the phone": 0.1,
     "does not look the caller up": 0.1,
     "serves a stranger": 0.6,
-    "wrong digit": 0.04,
+    "wrong value": 0.04,
     "ignores the status": 0.5,
     "wrong refund": 0.3,
     "does not ask": 0.3,
@@ -99,12 +99,19 @@ def _next(body: dict[str, Any], slips: Slip, rng: random.Random) -> Reply:
     results = _results(messages)
 
     def call(tool: str, **arguments: str) -> Reply:
-        wrong = {name: _other_digit(value, rng) if slips("wrong digit") else value for name, value in arguments.items()}
-        return Reply(tools=((tool, wrong),))
+        return Reply(
+            tools=(
+                (
+                    tool,
+                    {name: _other(value, rng) if slips("wrong value") else value for name, value in arguments.items()},
+                ),
+            )
+        )
 
     kind = next(kind for kind in ALLOWED if kind in heard)
-    order = re.search(r"order (\d+)", heard)[1]  # type: ignore[index]
+    order = re.search(r"order (\w+)", heard)[1]  # type: ignore[index]
     phone = re.search(r"Phone (\d+)", heard)
+    city = next((city for city in CITIES if city in heard), None)
     if "transfer" in results:
         return Reply("A colleague takes over.")
     if not results and slips("transfers"):
@@ -121,8 +128,8 @@ def _next(body: dict[str, Any], slips: Slip, rng: random.Random) -> Reply:
         return Reply("Done.")
     if results["get_order"] == "unknown":
         return Reply("There is no such order.")
-    item, price, terms, status = results["get_order"].split(", ")
-    proposed = [text for text in asked if any(item in text for item in ITEMS)]
+    price, terms, status = results["get_order"].split(", ")
+    proposed = [text for text in asked if "phone" not in text]
     refund = "voucher" if terms == "sale" else "card"
     if proposed:
         refund = "voucher" if "voucher" in proposed[-1] else "card"
@@ -137,17 +144,17 @@ def _next(body: dict[str, Any], slips: Slip, rng: random.Random) -> Reply:
         if slips("wrong refund"):
             refund = "card" if refund == "voucher" else "voucher"
         if not slips("does not ask"):
-            return Reply(f"Move {item}?" if kind == "move" else f"{kind.title()} {item}, {price} as {refund}?")
-    if kind == "move":
-        return call("move_order", order=order, zip=re.search(r"zip (\d+)", heard)[1])  # type: ignore[index]
+            return Reply(f"Move {order} to {city}?" if city else f"{kind.title()} {order}, {price} as {refund}?")
+    if city:
+        return call("move_order", order=order, city=city)
     return call(f"{kind}_order", order=order, refund=refund)
 
 
-def _other_digit(text: str, rng: random.Random) -> str:
-    if not text.isdigit():
-        return text
-    at = rng.randrange(len(text))
-    return text[:at] + str(rng.randrange(10)) + text[at + 1 :]
+def _other(value: str, rng: random.Random) -> str:
+    """Another value of the same kind."""
+    if value.isdigit():
+        return str(rng.randint(100, 999))
+    return rng.choice(next((words for words in (ITEMS, CITIES) if value in words), (value,)))
 
 
 def _results(messages: list[dict[str, Any]]) -> dict[str, str]:

@@ -11,11 +11,11 @@ from examples.customer_service.environment import Environment
 POLICY = """Find the caller by phone first; transfer unknown callers.
 Cancel or move only pending orders, return only delivered ones.
 Refund sale items as voucher, others to card.
-Before a change name the item and any refund and ask. Without a yes change nothing."""
+Before a change name it and any refund and ask. Without a yes change nothing."""
 
 
 class Shop(Environment):
-    """Customers by phone; orders with item, price, terms ("sale" or "regular"), status, zip, owner."""
+    """Customers by phone; orders by name, with price, terms ("sale" or "regular"), status, city, owner."""
 
     names = ("find_customer", "get_order", "cancel_order", "return_order", "move_order", "transfer")
 
@@ -30,20 +30,20 @@ class Shop(Environment):
 
     @tool
     def get_order(self, order: str) -> str:
-        """An order: item, price, sale or regular, status.
+        """An order: price, sale or regular, status.
 
         Args:
-            order: two digits.
+            order: its name.
         """
         row = self.database["orders"].get(order)
-        return "unknown" if row is None else f"{row['item']}, {row['price']}, {row['terms']}, {row['status']}"
+        return "unknown" if row is None else f"{row['price']}, {row['terms']}, {row['status']}"
 
     @tool
     def cancel_order(self, order: str, refund: str) -> str:
         """Cancel an order and refund its price.
 
         Args:
-            order: two digits.
+            order: its name.
             refund: "card" or "voucher".
         """
         return self._change(order, status="cancelled", refund=refund)
@@ -53,20 +53,20 @@ class Shop(Environment):
         """Take an order back and refund its price.
 
         Args:
-            order: two digits.
+            order: its name.
             refund: "card" or "voucher".
         """
         return self._change(order, status="returned", refund=refund)
 
     @tool
-    def move_order(self, order: str, zip: str) -> str:
-        """Send an order to another zip code.
+    def move_order(self, order: str, city: str) -> str:
+        """Send an order to another city.
 
         Args:
-            order: two digits.
-            zip: four digits.
+            order: its name.
+            city: where to.
         """
-        return self._change(order, zip=zip)
+        return self._change(order, city=city)
 
     @tool
     def transfer(self) -> str:

@@ -24,11 +24,15 @@ from examples.customer_service.shop import POLICY, Shop
 
 Task = dict[str, Any]
 
-ITEMS = ("mug", "lamp", "chair", "kettle", "radio", "clock", "scarf", "tent")
+ITEMS = (
+    "mug", "lamp", "chair", "kettle", "radio", "clock", "scarf", "tent", "rug", "vase", "fan", "pen", "desk", "sofa",
+    "bike", "helmet", "jacket", "boots",
+)  # fmt: skip
+CITIES = ("Rome", "Oslo", "Lima", "Cairo", "Paris", "Delhi", "Quito", "Tokyo")
 NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hope")
 ALLOWED = {"cancel": ("pending",), "move": ("pending",), "return": ("delivered",)}
 STATUSES = ("pending", "delivered", "sent")
-CUSTOMERS, ORDERS = 12, 18
+CUSTOMERS = 12
 UNSEEN = ("sale", "declines")
 """The combination of rules that occurs in no training task: a refund as voucher, to which the customer says no."""
 
@@ -64,15 +68,14 @@ def _task(rng: random.Random, phones: Sequence[str], *, unseen: bool) -> Task:
     *registered, stranger = rng.sample(phones, CUSTOMERS + 1)
     customers = {phone: {"name": rng.choice(NAMES)} for phone in registered}
     orders = {
-        str(number): {
+        item: {
             "owner": rng.choice(registered),
-            "item": rng.choice(ITEMS),
             "price": rng.randint(10, 99),
             "terms": rng.choice(("sale", "regular")),
             "status": rng.choice(STATUSES),
-            "zip": _zip(rng),
+            "city": rng.choice(CITIES),
         }
-        for number in rng.sample(range(10, 100), ORDERS)
+        for item in ITEMS
     }
     kind = rng.choice(("cancel", "return") if unseen else tuple(ALLOWED))
     order, row = rng.choice(list(orders.items()))
@@ -85,7 +88,8 @@ def _task(rng: random.Random, phones: Sequence[str], *, unseen: bool) -> Task:
     elif declines and kind != "move":
         row["terms"] = "regular"
     sale = row["terms"] == "sale" and kind != "move"
-    phone, zip = row["owner"] if known else stranger, _zip(rng)
+    phone = row["owner"] if known else stranger
+    city = rng.choice([city for city in CITIES if city != row["city"]])
     refund = None if kind == "move" else "voucher" if sale else "card"
     rules = [
         rule
@@ -102,12 +106,12 @@ def _task(rng: random.Random, phones: Sequence[str], *, unseen: bool) -> Task:
         actions, say = [*look_ups, {"name": "transfer", "arguments": {}}], []
     else:
         look_ups.append({"name": "get_order", "arguments": {"order": order}})
-        change = {"order": order, **({"refund": refund} if refund else {"zip": zip})}
+        change = {"order": order, **({"refund": refund} if refund else {"city": city})}
         actions = look_ups + ([{"name": f"{kind}_order", "arguments": change}] if allowed and not declines else [])
-        say = [row["item"], *([str(row["price"]), refund] if refund else [])] if allowed else [row["status"]]
+        say = ([str(row["price"]), refund] if refund else [order, city]) if allowed else [row["status"]]
     return {
         "domain": "shop",
-        "scenario": _scenario(rng, kind, order, phone, zip, declines),
+        "scenario": _scenario(rng, kind, order, phone, city, declines),
         "actions": actions,
         "say": say,
         "rules": rules,
@@ -115,15 +119,11 @@ def _task(rng: random.Random, phones: Sequence[str], *, unseen: bool) -> Task:
     }
 
 
-def _zip(rng: random.Random) -> str:
-    return str(rng.randint(1000, 9999))
-
-
-def _scenario(rng: random.Random, kind: str, order: str, phone: str, zip: str, declines: bool) -> str:
+def _scenario(rng: random.Random, kind: str, order: str, phone: str, city: str, declines: bool) -> str:
     wish = {
         "cancel": f"cancel order {order}",
         "return": f"return order {order}",
-        "move": f"move order {order} to zip {zip}",
+        "move": f"move order {order} to {city}",
     }[kind]
     when = "at once" if rng.random() < 0.6 else "only when asked for it"
     return (
@@ -231,8 +231,11 @@ def _said(info: str, told: str) -> bool:
     return info.lower() in told.lower().replace(",", "")
 
 
-IDENTIFIERS: dict[str, str] = {"shop": r"\d+", "retail": r"#W\d+|\d{10}|\b\d{5}\b|[\w.]+@[\w.]+\w"}
-"""What a customer can only know or make up: numbers of orders, items, phones; zip codes; emails."""
+IDENTIFIERS: dict[str, str] = {
+    "shop": "|".join((r"\d+", *ITEMS, *CITIES)),
+    "retail": r"#W\d+|\d{10}|\b\d{5}\b|[\w.]+@[\w.]+\w",
+}
+"""What a customer can only know or make up: what orders, items, phones and places are called; emails."""
 
 
 def user_errors(task: Task, conversation: Sequence[Mapping[str, str]]) -> list[str]:

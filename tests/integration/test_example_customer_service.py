@@ -17,7 +17,7 @@ import agl
 from agl.errors import DatasetError, RewardError
 from agl.testing.provider import Provider, Script, serve
 from examples.customer_service import scripts, tasks
-from examples.customer_service.__main__ import facts, main, passes
+from examples.customer_service.__main__ import columns, main, passes
 from examples.customer_service.agent import build, chat_model
 from examples.customer_service.retail import Retail
 
@@ -43,9 +43,9 @@ def test_the_oracle_always_succeeds_and_a_null_agent_never_does(tmp_path: Path) 
     assert passes(right) == dict.fromkeys((1, 2, 3, 4), 1.0)
     assert 0 < right.failed <= 8
     assert all("the user erred" in cause for cause in right.failures)
-    nothing = facts(evaluated(listed, scripts.null, tmp_path / "null", max_attempts=1))["own model"]
-    assert nothing["pass^k"] == {"1": 0.0}
-    assert nothing["unseen combination"] == 0.0
+    nothing = columns(evaluated(listed, scripts.null, tmp_path / "null", max_attempts=1))["own model"]
+    assert nothing["pass^1 to pass^1"] == "0.000"
+    assert nothing["unseen combination"] == "0.0 % of 4"
 
 
 def test_a_beginner_sometimes_succeeds(tmp_path: Path) -> None:
@@ -113,9 +113,9 @@ SAID = [{"role": "assistant", "text": "Hi! How can I help you today?"}]
 @pytest.mark.parametrize(
     ("turns", "errors"),
     [
-        (("user", "Cancel 39. Phone 231."), []),
-        (("user", "Cancel 38."), ["made up"]),
-        (("assistant", "Do you mean 38?", "user", "Yes, 38."), []),
+        (("user", "Cancel mug. Phone 231."), []),
+        (("user", "Cancel lamp."), ["made up"]),
+        (("assistant", "Do you mean lamp?", "user", "Yes, lamp."), []),
         (("assistant", "Cancel it?", "user", "yes."), []),
         (("assistant", "Cancel it?", "user", "No!"), ["wrong answer"]),
         (("assistant", "Cancel it?", "user", "###STOP###"), ["gave up"]),
@@ -124,7 +124,7 @@ SAID = [{"role": "assistant", "text": "Hi! How can I help you today?"}]
     ],
 )
 def test_what_counts_as_the_users_error(turns: tuple[str, ...], errors: list[str]) -> None:
-    scenario = "You want to cancel order 39.\nYour phone number is 231.\nWhen asked to confirm the change, say yes."
+    scenario = "You want to cancel order mug.\nYour phone number is 231.\nWhen asked to confirm the change, say yes."
     said = SAID + [{"role": role, "text": text} for role, text in zip(turns[::2], turns[1::2], strict=True)]
     task = {"domain": "shop", "scenario": scenario}
     assert tasks.user_errors(task, said) == errors
