@@ -230,7 +230,7 @@ class Retail(Environment):
         if any(old == new for old, new in zip(item_ids, new_item_ids, strict=False)):
             raise ValueError("The new item id should be different from the old item id")
         pairs = self._replacements(order, item_ids, new_item_ids)
-        difference = sum(variant["price"] - item["price"] for item, variant in pairs)
+        difference = round(sum(variant["price"] - item["price"] for item, variant in pairs), 2)
         method = self._payment_method(order["user_id"], payment_method_id)
         if _is_gift_card(method) and method["balance"] < difference:
             raise ValueError("Insufficient gift card balance to pay for the new item")
