@@ -10,7 +10,7 @@ from typing import Any
 
 from agl.testing.provider import Reply, Script, last_said
 from examples.customer_service.agent import GREETING, STOP
-from examples.customer_service.tasks import ALLOWED, CITIES, ITEMS
+from examples.customer_service.tasks import ALLOWED, CITIES, FIRST_NAMES, ITEMS, LAST_NAMES
 
 USER_ERRORS = 0.06
 """The share of tasks in which the scripted customer breaks its scenario."""
@@ -23,7 +23,7 @@ def customer(body: dict[str, Any]) -> Reply:
     """A state machine: its state is the conversation, its choices are seeded by the scenario."""
     scenario = _text(body["messages"][0])
     wish, order = re.search(r"You want to (\w+ order (\w+).*)\.", scenario).groups()  # type: ignore[union-attr]
-    phone, when = re.search(r"phone number is (\d+); tell it (.*)\.", scenario).groups()  # type: ignore[union-attr]
+    email, when = re.search(r"email is ([\w.]+); tell it (.*)\.", scenario).groups()  # type: ignore[union-attr]
     answer = re.search(r"change, say (\w+)", scenario)[1]  # type: ignore[index]
     rng = random.Random(scenario)
     opening = rng.choice(("I want to {}.", "Please {}.", "Can you {}?")).format(wish)
@@ -32,13 +32,13 @@ def customer(body: dict[str, Any]) -> Reply:
         opening = opening.replace(order, rng.choice([item for item in ITEMS if item != order]))
     _, heard = last_said(body)
     if heard == GREETING:
-        return Reply(f"{opening} Phone {phone}." if when == "at once" else opening)
+        return Reply(f"{opening} I am {email}." if when == "at once" else opening)
     if "?" not in heard:
         return Reply(STOP)
     if error == "gave up":
         return Reply(STOP)
-    if "phone" in heard.lower():
-        return Reply(f"Phone {phone}.")
+    if "email" in heard.lower():
+        return Reply(f"I am {email}.")
     if error == "wrong answer":
         answer = "no" if answer == "yes" else "yes"
     return Reply(f"{answer}.")
@@ -50,7 +50,7 @@ Slip = Callable[[str], bool]
 """mistake -> whether it is made now."""
 
 MISTAKES = {
-    "skips the phone": 0.1,
+    "skips the email": 0.1,
     "does not look the caller up": 0.1,
     "serves a stranger": 0.6,
     "wrong value": 0.04,
@@ -110,16 +110,16 @@ def _next(body: dict[str, Any], slips: Slip, rng: random.Random) -> Reply:
 
     kind = next(kind for kind in ALLOWED if kind in heard)
     order = re.search(r"order (\w+)", heard)[1]  # type: ignore[index]
-    phone = re.search(r"Phone (\d+)", heard)
+    email = re.search(r"I am (\w+\.\w+)", heard)
     city = next((city for city in CITIES if city in heard), None)
     if "transfer" in results:
         return Reply("A colleague takes over.")
     if not results and slips("transfers"):
         return call("transfer")
-    if phone is None and not slips("skips the phone"):
-        return Reply("Your phone?")
-    if not results and phone is not None and not slips("does not look the caller up"):
-        return call("find_customer", phone=phone[1])
+    if email is None and not slips("skips the email"):
+        return Reply("Your email?")
+    if not results and email is not None and not slips("does not look the caller up"):
+        return call("find_customer", email=email[1])
     if results.get("find_customer") == "unknown" and "get_order" not in results and not slips("serves a stranger"):
         return call("transfer")
     if "get_order" not in results:
@@ -129,7 +129,7 @@ def _next(body: dict[str, Any], slips: Slip, rng: random.Random) -> Reply:
     if results["get_order"] == "unknown":
         return Reply("There is no such order.")
     price, terms, status = results["get_order"].split(", ")
-    proposed = [text for text in asked if "phone" not in text]
+    proposed = [text for text in asked if "email" not in text]
     refund = "voucher" if terms == "sale" else "card"
     if proposed:
         refund = "voucher" if "voucher" in proposed[-1] else "card"
@@ -152,8 +152,8 @@ def _next(body: dict[str, Any], slips: Slip, rng: random.Random) -> Reply:
 
 def _other(value: str, rng: random.Random) -> str:
     """Another value of the same kind."""
-    if value.isdigit():
-        return str(rng.randint(100, 999))
+    if "." in value:
+        return f"{rng.choice(FIRST_NAMES)}.{rng.choice(LAST_NAMES)}"
     return rng.choice(next((words for words in (ITEMS, CITIES) if value in words), (value,)))
 
 

@@ -8,25 +8,25 @@ from strands import tool
 
 from examples.customer_service.environment import Environment
 
-POLICY = """Find the caller by phone first; transfer unknown callers.
+POLICY = """Find the caller by email first; transfer unknown callers.
 Cancel or move only pending orders, return only delivered ones.
 Refund sale items as voucher, others to card.
 Before a change name it and any refund and ask. Without a yes change nothing."""
 
 
 class Shop(Environment):
-    """Customers by phone; orders by name, with price, terms ("sale" or "regular"), status, city, owner."""
+    """Customers by email; orders by name, with price, terms ("sale" or "regular"), status, city, owner."""
 
     names = ("find_customer", "get_order", "cancel_order", "return_order", "move_order", "transfer")
 
     @tool
-    def find_customer(self, phone: str) -> str:
-        """The customer's name, or "unknown".
+    def find_customer(self, email: str) -> str:
+        """The customer's id, or "unknown".
 
         Args:
-            phone: three digits.
+            email: such as ann.lamb
         """
-        return self.database["customers"].get(phone, {"name": "unknown"})["name"]
+        return self.database["customers"].get(email, {"id": "unknown"})["id"]
 
     @tool
     def get_order(self, order: str) -> str:

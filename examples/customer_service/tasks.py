@@ -29,7 +29,13 @@ ITEMS = (
     "bike", "helmet", "jacket", "boots",
 )  # fmt: skip
 CITIES = ("Rome", "Oslo", "Lima", "Cairo", "Paris", "Delhi", "Quito", "Tokyo")
-NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hope")
+FIRST_NAMES = (
+    "ann", "ben", "cleo", "dan", "eve", "finn", "gus", "hope", "ida", "jack", "kim", "leo", "mia", "ned", "olga", "pia",
+)  # fmt: skip
+LAST_NAMES = (
+    "ash", "beck", "cole", "dale", "ford", "gray", "hale", "king", "lamb", "marsh", "nash", "page", "reed", "snow",
+    "todd", "wood",
+)  # fmt: skip
 ALLOWED = {"cancel": ("pending",), "move": ("pending",), "return": ("delivered",)}
 STATUSES = ("pending", "delivered", "sent")
 CUSTOMERS = 12
@@ -43,13 +49,13 @@ UNSEEN = ("sale", "declines")
 def train(n: int, seed: int) -> list[Task]:
     """Training tasks: every rule, but no task with both rules of `UNSEEN`."""
     rng = random.Random(f"train {seed}")
-    return [_task(rng, _phones("train"), unseen=False) for _ in range(n)]
+    return [_task(rng, _emails("train"), unseen=False) for _ in range(n)]
 
 
 def held_out(n: int, seed: int, unseen: float = 0.25) -> list[Task]:
     """Tasks of customers that occur in no training task; a share `unseen` of them with the unseen combination."""
     rng = random.Random(f"held out {seed}")
-    return [_task(rng, _phones("held out"), unseen=i < unseen * n) for i in range(n)]
+    return [_task(rng, _emails("held out"), unseen=i < unseen * n) for i in range(n)]
 
 
 def is_unseen(task: Task) -> bool:
@@ -57,20 +63,21 @@ def is_unseen(task: Task) -> bool:
 
 
 @functools.cache
-def _phones(split: str) -> tuple[str, ...]:
-    """The phone numbers of a split: the same for all seeds, and none of another split."""
-    phones = [str(number) for number in range(100, 1000)]
-    random.Random("phones").shuffle(phones)
-    return tuple(phones[200:] if split == "train" else phones[:200])
+def _emails(split: str) -> tuple[str, ...]:
+    """The customers of a split: the same for all seeds, and none of another split, though each of their names is in
+    both."""
+    emails = [f"{first}.{last}" for first in FIRST_NAMES for last in LAST_NAMES]
+    random.Random("emails").shuffle(emails)
+    return tuple(emails[64:] if split == "train" else emails[:64])
 
 
-def _task(rng: random.Random, phones: Sequence[str], *, unseen: bool) -> Task:
-    *registered, stranger = rng.sample(phones, CUSTOMERS + 1)
-    customers = {phone: {"name": rng.choice(NAMES)} for phone in registered}
+def _task(rng: random.Random, emails: Sequence[str], *, unseen: bool) -> Task:
+    *registered, stranger = rng.sample(emails, CUSTOMERS + 1)
+    customers = {email: {"id": f"c{number}"} for number, email in enumerate(registered, 1)}
     orders = {
         item: {
             "owner": rng.choice(registered),
-            "price": rng.randint(10, 99),
+            "price": rng.randint(2, 9),
             "terms": rng.choice(("sale", "regular")),
             "status": rng.choice(STATUSES),
             "city": rng.choice(CITIES),
@@ -88,7 +95,7 @@ def _task(rng: random.Random, phones: Sequence[str], *, unseen: bool) -> Task:
     elif declines and kind != "move":
         row["terms"] = "regular"
     sale = row["terms"] == "sale" and kind != "move"
-    phone = row["owner"] if known else stranger
+    email = row["owner"] if known else stranger
     city = rng.choice([city for city in CITIES if city != row["city"]])
     refund = None if kind == "move" else "voucher" if sale else "card"
     rules = [
@@ -101,7 +108,7 @@ def _task(rng: random.Random, phones: Sequence[str], *, unseen: bool) -> Task:
         )
         if applies
     ]
-    look_ups: list[Task] = [{"name": "find_customer", "arguments": {"phone": phone}}]
+    look_ups: list[Task] = [{"name": "find_customer", "arguments": {"email": email}}]
     if not known:
         actions, say = [*look_ups, {"name": "transfer", "arguments": {}}], []
     else:
@@ -111,7 +118,7 @@ def _task(rng: random.Random, phones: Sequence[str], *, unseen: bool) -> Task:
         say = ([str(row["price"]), refund] if refund else [order, city]) if allowed else [row["status"]]
     return {
         "domain": "shop",
-        "scenario": _scenario(rng, kind, order, phone, city, declines),
+        "scenario": _scenario(rng, kind, order, email, city, declines),
         "actions": actions,
         "say": say,
         "rules": rules,
@@ -119,7 +126,7 @@ def _task(rng: random.Random, phones: Sequence[str], *, unseen: bool) -> Task:
     }
 
 
-def _scenario(rng: random.Random, kind: str, order: str, phone: str, city: str, declines: bool) -> str:
+def _scenario(rng: random.Random, kind: str, order: str, email: str, city: str, declines: bool) -> str:
     wish = {
         "cancel": f"cancel order {order}",
         "return": f"return order {order}",
@@ -128,7 +135,7 @@ def _scenario(rng: random.Random, kind: str, order: str, phone: str, city: str, 
     when = "at once" if rng.random() < 0.6 else "only when asked for it"
     return (
         "You are a customer of a shop; your messages go to its assistant. Write one short message at a time and make "
-        f"nothing up.\nYou want to {wish}.\nYour phone number is {phone}; tell it {when}.\n"
+        f"nothing up.\nYou want to {wish}.\nYour email is {email}; tell it {when}.\n"
         f"When asked to confirm the change, say {'no' if declines else 'yes'}.\n"
         f"When the assistant asks nothing more, say {STOP}"
     )
@@ -232,10 +239,10 @@ def _said(info: str, told: str) -> bool:
 
 
 IDENTIFIERS: dict[str, str] = {
-    "shop": "|".join((r"\d+", *ITEMS, *CITIES)),
+    "shop": "|".join((r"\w+\.\w+|\d+", *ITEMS, *CITIES)),
     "retail": r"#W\d+|\d{10}|\b\d{5}\b|[\w.]+@[\w.]+\w",
 }
-"""What a customer can only know or make up: what orders, items, phones and places are called; emails."""
+"""What a customer can only know or make up: what orders, items and places are called; emails."""
 
 
 def user_errors(task: Task, conversation: Sequence[Mapping[str, str]]) -> list[str]:

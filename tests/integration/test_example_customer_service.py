@@ -55,8 +55,8 @@ def test_a_beginner_sometimes_succeeds(tmp_path: Path) -> None:
 
 def test_held_out_tasks_have_other_customers_and_a_combination_of_rules_that_none_was_trained_on() -> None:
     train, held_out = tasks.train(512, seed=0), tasks.held_out(96, seed=0)
-    phones = [{p for task in split for p in task["database"]["customers"]} for split in (train, held_out)]
-    assert not phones[0] & phones[1]
+    emails = [{e for task in split for e in task["database"]["customers"]} for split in (train, held_out)]
+    assert not emails[0] & emails[1]
     assert not any(tasks.is_unseen(task) for task in train)
     assert sum(map(tasks.is_unseen, held_out)) == 24
     assert {rule for task in train for rule in task["rules"]} == {"stranger", "status", "sale", "declines"}
@@ -113,7 +113,7 @@ SAID = [{"role": "assistant", "text": "Hi! How can I help you today?"}]
 @pytest.mark.parametrize(
     ("turns", "errors"),
     [
-        (("user", "Cancel mug. Phone 231."), []),
+        (("user", "Cancel mug. I am ann.lamb."), []),
         (("user", "Cancel lamp."), ["made up"]),
         (("assistant", "Do you mean lamp?", "user", "Yes, lamp."), []),
         (("assistant", "Cancel it?", "user", "yes."), []),
@@ -124,7 +124,7 @@ SAID = [{"role": "assistant", "text": "Hi! How can I help you today?"}]
     ],
 )
 def test_what_counts_as_the_users_error(turns: tuple[str, ...], errors: list[str]) -> None:
-    scenario = "You want to cancel order mug.\nYour phone number is 231.\nWhen asked to confirm the change, say yes."
+    scenario = "You want to cancel order mug.\nYour email is ann.lamb.\nWhen asked to confirm the change, say yes."
     said = SAID + [{"role": role, "text": text} for role, text in zip(turns[::2], turns[1::2], strict=True)]
     task = {"domain": "shop", "scenario": scenario}
     assert tasks.user_errors(task, said) == errors
