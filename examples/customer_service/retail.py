@@ -382,7 +382,7 @@ def _folded(text: str) -> str:
     return "".join(letter for letter in letters if not unicodedata.combining(letter))
 
 
-_OPERATIONS: dict[type[ast.AST], Callable[..., float]] = {
+_OPERATIONS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,

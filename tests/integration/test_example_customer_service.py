@@ -23,8 +23,8 @@ from examples.customer_service.retail import Retail
 
 
 def service(assistant: Provider, customer: Provider) -> agl.Agent:
-    models = [chat_model(server.url, "m", "k", 48) for server in (assistant, customer)]
-    return agl.wrap(build(*models, tasks.open_environment, turns=5, calls=4), reward=tasks.reward)
+    first, second = (chat_model(server.url, "m", "k", 48) for server in (assistant, customer))
+    return agl.wrap(build(first, second, tasks.open_environment, turns=5, calls=4), reward=tasks.reward)
 
 
 def evaluated(listed: Any, script: Script, directory: Path, customer: Script = scripts.customer, **options: Any) -> Any:
@@ -68,8 +68,8 @@ def test_each_rollout_works_on_a_database_of_its_own() -> None:
     task = next(task for task in tasks.train(32, seed=0) if len(task["actions"]) == 3)
     before = json.dumps(task)
     with serve(scripts.oracle) as assistant, serve(scripts.customer) as user:
-        models = [chat_model(server.url, "m", "k") for server in (assistant, user)]
-        program = build(*models, tasks.open_environment)
+        first, second = (chat_model(server.url, "m", "k") for server in (assistant, user))
+        program = build(first, second, tasks.open_environment)
 
         async def at_once() -> Any:
             return await asyncio.gather(*(program(task) for _ in range(8)))
