@@ -30,8 +30,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     if folder is not None:
         train, held_out = tasks.retail(folder, "train"), tasks.retail(folder, "test")
     else:
-        train = tasks.train(240 if options.short else 480, options.seed)
-        held_out = tasks.held_out(24 if options.short else 64, options.seed)
+        train = tasks.train(240 if options.short else 320, options.seed)
+        held_out = tasks.held_out(24 if options.short else 48, options.seed)
     lengths: dict[str, Any] = (
         {"max_response_tokens": 48, "max_context": 512}
         if options.tiny
@@ -55,14 +55,14 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             scripts.beginner,
             options.out / "start",
             seed=options.seed,
-            epochs=5,
+            epochs=7,
             batch_size=8,
             **TRAINED,
             **lengths,
         )
         grpo = agl.GRPO(
             model=start,
-            steps=options.steps or (4 if options.short else 12),
+            steps=options.steps or (4 if options.short else 16),
             batch_size=8,
             group_size=8,
             learning_rate=3e-4 if options.tiny else 1e-6,

@@ -22,7 +22,7 @@ USER_ERRORS = 0.06
 def customer(body: dict[str, Any]) -> Reply:
     """A state machine: its state is the conversation, its choices are seeded by the scenario."""
     scenario = _text(body["messages"][0])
-    wish, order = re.search(r"You want to (\w+ order (\w+).*)\.", scenario).groups()  # type: ignore[union-attr]
+    wish, order = re.search(r'You want to (\w+ order "(\w+)".*)\.', scenario).groups()  # type: ignore[union-attr]
     email, when = re.search(r"email is ([\w.]+); tell it (.*)\.", scenario).groups()  # type: ignore[union-attr]
     answer = re.search(r"change, say (\w+)", scenario)[1]  # type: ignore[index]
     rng = random.Random(scenario)
@@ -32,13 +32,13 @@ def customer(body: dict[str, Any]) -> Reply:
         opening = opening.replace(order, rng.choice([item for item in ITEMS if item != order]))
     _, heard = last_said(body)
     if heard == GREETING:
-        return Reply(f"{opening} I am {email}." if when == "at once" else opening)
+        return Reply(f'{opening} I am "{email}".' if when == "at once" else opening)
     if "?" not in heard:
         return Reply(STOP)
     if error == "gave up":
         return Reply(STOP)
     if "email" in heard.lower():
-        return Reply(f"I am {email}.")
+        return Reply(f'I am "{email}".')
     if error == "wrong answer":
         answer = "no" if answer == "yes" else "yes"
     return Reply(f"{answer}.")
@@ -109,8 +109,8 @@ def _next(body: dict[str, Any], slips: Slip, rng: random.Random) -> Reply:
         )
 
     kind = next(kind for kind in ALLOWED if kind in heard)
-    order = re.search(r"order (\w+)", heard)[1]  # type: ignore[index]
-    email = re.search(r"I am (\w+\.\w+)", heard)
+    order = re.search(r'order "(\w+)"', heard)[1]  # type: ignore[index]
+    email = re.search(r'I am "(\w+\.\w+)"', heard)
     city = next((city for city in CITIES if city in heard), None)
     if "transfer" in results:
         return Reply("A colleague takes over.")
@@ -144,7 +144,7 @@ def _next(body: dict[str, Any], slips: Slip, rng: random.Random) -> Reply:
         if slips("wrong refund"):
             refund = "card" if refund == "voucher" else "voucher"
         if not slips("does not ask"):
-            return Reply(f"Move {order} to {city}?" if city else f"{kind.title()} {order}, {price} as {refund}?")
+            return Reply(f'Move "{order}" to "{city}"?' if city else f'{kind.title()} "{order}", {price} as {refund}?')
     if city:
         return call("move_order", order=order, city=city)
     return call(f"{kind}_order", order=order, refund=refund)

@@ -128,9 +128,9 @@ def _task(rng: random.Random, emails: Sequence[str], *, unseen: bool) -> Task:
 
 def _scenario(rng: random.Random, kind: str, order: str, email: str, city: str, declines: bool) -> str:
     wish = {
-        "cancel": f"cancel order {order}",
-        "return": f"return order {order}",
-        "move": f"move order {order} to {city}",
+        "cancel": f'cancel order "{order}"',
+        "return": f'return order "{order}"',
+        "move": f'move order "{order}" to "{city}"',
     }[kind]
     when = "at once" if rng.random() < 0.6 else "only when asked for it"
     return (
