@@ -1,7 +1,7 @@
 """Agents that answer, see each other's answers and vote, in MassGen's manner. It imports nothing of agl.
 
-They speak what docs/massgen.md asks of agents and orchestrators: `chat()` is an async generator, each has an id, and the
-orchestrator keeps a list of events.
+They speak what docs/massgen.md asks of agents and orchestrators: `chat()` is an async generator, each has an id, and
+the orchestrator keeps a list of events.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ class Agent:
         self.agent_id, self.client, self.model = agent_id, client, model
 
     async def chat(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, current_stage: str | None = None
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        current_stage: str | None = None,
     ) -> AsyncIterator[dict[str, Any]]:
         said = [{"role": "system", "content": f"You are {self.agent_id}."}, *messages]
         options: dict[str, Any] = {"tools": tools} if tools else {}

@@ -1,6 +1,6 @@
-"""A small MassGen, of the protocol of `agl.massgen` and with what is awkward about the real one: each chunk is taken in a
-task of its own, an agent that is restarted has its stream closed half-way, agents know each other by anonymous ids, and
-the winner presents its answer once more.
+"""A small MassGen, of the protocol of `agl.massgen` and with what is awkward about the real one: each chunk is taken in
+a task of its own, an agent that is restarted has its stream closed half-way, agents know each other by anonymous ids,
+and the winner presents its answer once more.
 
 `as_massgen()` serves it as `massgen` where that is not installed.
 """

@@ -305,7 +305,7 @@ def test_a_failing_collector_is_logged_and_the_answer_is_the_same(
         case "end":
             monkeypatch.setattr(RewardComputer, "answer", broken)
         case "store":
-            (tmp_path / "run.db").mkdir()
+            (tmp_path / "run.db").write_text("no database")
     with caplog.at_level(logging.WARNING, logger="agl.massgen"):
         assert [c.content for c in ask(agent)] == ["4", None]
         agent.trace_collector.close()
@@ -319,9 +319,9 @@ def test_a_failing_collector_is_loud_in_a_trainers_rollout(tmp_path: Path, monke
 
     monkeypatch.setattr(RewardComputer, "answer", broken)
     agent = RLTalker("me", [Chunk("content", "4")], enable_rl=True, rl_config=config(tmp_path))
-    with tracing.running(tracing.RolloutContext("ro-1", 1, "me", select())):
-        with pytest.raises(RuntimeError, match="broken"):
-            ask(agent)
+    rollout = tracing.RolloutContext("ro-1", 1, "me", select())
+    with tracing.running(rollout), pytest.raises(RuntimeError, match="broken"):
+        ask(agent)
 
 
 def test_what_an_agent_raises_or_says_of_a_failure_is_passed_on(tmp_path: Path) -> None:
@@ -462,19 +462,21 @@ def test_tool_rewards_are_the_documents(result: Any, error: str | None, value: f
     assert RewardComputer().tool(ToolSpan("t", {}, result, error)).reward == value
 
 
+RICH = "# Why\n\nBecause 4 is even, for example.\n\n- one\n\nSo."
+
+
 def test_answer_and_coordination_rewards_are_the_documents() -> None:
     computer = RewardComputer()
     assert computer.answer("").reward == 0.0
-    plain, rich = computer.answer("Yes."), computer.answer("# Why\n\nBecause 4 is even, for example.\n\n- one\n\nSo.")
+    plain, rich = computer.answer("Yes."), computer.answer(RICH)
     assert plain.reward < 0.2 < rich.reward
     assert computer.answer("Paris", "Paris").reward == pytest.approx(computer.answer("Paris").reward + 0.3)
     nothing = Attempt("ro", 1, "o", ())
     agreed = computer.coordination(nothing, {"a": "b", "b": "b"}, "").reward
     split = computer.coordination(nothing, {"a": "a", "b": "b"}, "").reward
     assert agreed - split == pytest.approx(1.5)  # +1.0 and -0.5
-    quality = 2 * rich.reward
-    assert computer.coordination(nothing, {"a": "b", "b": "b"}, "# Why\n\nBecause 4 is even, for example.\n\n- one\n\nSo."
-                                 ).reward == pytest.approx(agreed + quality)  # fmt: skip
+    better = computer.coordination(nothing, {"a": "b", "b": "b"}, RICH).reward
+    assert better == pytest.approx(agreed + 2 * rich.reward)
 
 
 # -- the store --------------------------------------------------------------------------------------------------------

@@ -40,27 +40,22 @@ __all__ = [*_all, "install"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def install() -> None:
-    """Serve `import massgen.rl` in this process; without the package massgen, `massgen` is an empty module.
+    """Serve `import massgen.rl` in this process; where massgen is not installed, `massgen` is an empty module.
 
     Raises:
         ConfigError: massgen has a module `rl` of its own.
     """
-    loaded = sys.modules.get("massgen.rl")
-    if loaded is sys.modules[__name__]:
+    this, package = sys.modules[__name__], sys.modules.get("massgen")
+    if sys.modules.get("massgen.rl") is this:
         return
-    if "massgen" not in sys.modules and find_spec("massgen") is None:
-        sys.modules["massgen"] = ModuleType("massgen", "Stands for MassGen, which is not installed.")
-        sys.modules["massgen"].__path__ = []
-    elif loaded is not None or ("massgen.rl" not in sys.modules and _has_rl()):
+    # Its files are looked at: importing it here would load all of MassGen.
+    spec = find_spec("massgen") if package is None else None
+    places = list(getattr(package, "__path__", ()) if spec is None else spec.submodule_search_locations or ())
+    if "massgen.rl" in sys.modules or any(Path(p, "rl").is_dir() or Path(p, "rl.py").is_file() for p in places):
         raise ConfigError("this massgen has a module rl of its own", hint="import these names from agl.massgen")
-    sys.modules["massgen.rl"] = sys.modules[__name__]
-    # Not an attribute of the package: importing it here would load all of MassGen.
-    if (package := sys.modules.get("massgen")) is not None:
-        package.rl = sys.modules[__name__]  # type: ignore[attr-defined]
-
-
-def _has_rl() -> bool:
-    """Whether the installed massgen has `rl`; looks at its files, and does not import it."""
-    spec = find_spec("massgen")
-    places = spec.submodule_search_locations if spec is not None else None
-    return any(Path(p, "rl").is_dir() or Path(p, "rl.py").is_file() for p in places or ())
+    if package is None and spec is None:
+        package = sys.modules["massgen"] = ModuleType("massgen", "Stands for MassGen, which is not installed.")
+        package.__path__ = []
+    sys.modules["massgen.rl"] = this
+    if package is not None:
+        package.rl = this  # type: ignore[attr-defined]

@@ -171,7 +171,7 @@ class AgentRun:
         """Record something that happened in the run.
 
         Args:
-            call_id: of a tool call, the model's id for it. reward: of a tool call; the LLM call that asked for it earns it.
+            call_id: of a tool call, the model's id for it. reward: of a tool call; the LLM call that asked earns it.
         """
         content = self.scope.rollout.capture_content
         match span:

@@ -1,0 +1,22 @@
+"""examples/massgen: `agent_a` learns to agree, shortened."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+
+sys.path.insert(0, str(ROOT))
+
+from examples.massgen.__main__ import main
+
+pytestmark = pytest.mark.slow
+
+
+def test_held_out_agreement_rises(tmp_path: Path) -> None:
+    result = main(["--tiny", "--short", "--out", str(tmp_path / "out")])
+    assert result is not None
+    before, after = (result["policies"][name]["success"] for name in ("before", "after"))
+    assert after["low"] > 0.4 > before["value"]
