@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import AGL
 from paths import ROOT, pythonpath
 from small_massgen import Backend, Chunk, Orchestrator, SingleAgent, as_massgen
 
@@ -44,6 +42,8 @@ from agl.massgen import (
 from agl.mdp.selection import select
 from agl.rewards.trace import Trace as Attempt
 from agl.testing.provider import Provider, Reply, last_said, serve
+from agl.trainer.cli.export import export_files
+from agl.trainer.report.export.rows import RolloutFilter
 
 SEEDS = Path(os.environ.get("AGL_SEEDS") or ROOT.parent / "shared" / "seeds")
 
@@ -165,12 +165,9 @@ def test_a_discussion_is_recorded_by_agent_and_read_back(provider: Provider, tmp
     with pytest.raises(StoreError, match="no trace"):
         store.get_trace(f"{whole.trace_id}_{'0' * 16}")
 
-    # agl's own commands read the folder, and write the same files.
-    done = subprocess.run(
-        [*AGL, "export", "--format", "massgen", "--store", str(tmp_path), "--out", str(tmp_path / "again"), "--quiet"],
-        env=os.environ | {"PYTHONPATH": pythonpath()}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    # `agl export` reads the folder, and writes the same files.
+    facts = export_files(str(tmp_path), tmp_path / "again", "massgen", RolloutFilter(), tokens=True, quiet=True)
+    assert (facts["rollouts"], facts["files"]) == (1, len(files) + 1)
     assert {t.trace_id: t for t in read_traces(tmp_path / "again")} == by_id
     assert json.loads((tmp_path / "again" / "metadata" / "trace_index.json").read_text())["traces"] == index
 
@@ -328,9 +325,9 @@ def test_what_an_agent_raises_or_says_of_a_failure_is_passed_on(tmp_path: Path) 
     raising = RLTalker("me", [Chunk("content", "4"), ValueError("no")], enable_rl=True, rl_config=config(tmp_path))
     with pytest.raises(ValueError, match="no"):
         ask(raising)
+    raising.trace_collector.close()
     telling = RLTalker("me", [Chunk("error", error="rate limit")], enable_rl=True, rl_config=config(tmp_path))
     assert [c.type for c in ask(telling)] == ["error"]
-    raising.trace_collector.close()
     first, second = recorded(telling)
     assert (first.status, second.status) == ("failed", "failed")
     assert first.metadata["error"] == "ValueError: no"
@@ -493,53 +490,6 @@ def test_feedback_of_people_is_a_reward_where_it_is_asked_for(tmp_path: Path) ->
     assert [t.total_reward for t in read_traces(tmp_path)] == [after.total_reward]
 
 
-KILLED = """
-import asyncio, sys
-from agl.massgen import RLAgentMixin, RLConfig, StoreConfig, ContentSpan
-
-class Agent:
-    agent_id = "me"
-    async def chat(self, messages):
-        yield {"type": "content", "content": "first"}
-        yield {"type": "tool_calls", "tool_calls": []}
-        yield {"type": "content", "content": "second"}
-
-class Watched(RLAgentMixin, Agent):
-    pass
-
-async def main():
-    agent = Watched(enable_rl=True, rl_config=RLConfig(enable_rl=True, store_config=StoreConfig(path=sys.argv[1])))
-    async for chunk in agent.chat([{"role": "user", "content": "whole"}]):
-        pass
-    stream = agent.chat([{"role": "user", "content": "?"}])
-    await anext(stream); await anext(stream)
-    assert agent.trace_collector.flush()
-    print("stored", flush=True)
-    await asyncio.sleep(60)
-
-asyncio.run(main())
-"""
-
-
-def test_kill_9_loses_nothing_that_was_stored(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": pythonpath()},
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == "stored\n"
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    store = LightningStore(tmp_path)
-    whole, cut = store.query_traces()
-    assert (whole.status, cut.status) == ("completed", "running")
-    assert [s.content for s in cut.spans if isinstance(s, ContentSpan)] == ["first"]
-    assert [t.task for t in read_traces(tmp_path)] == ["whole"], "the files of the other were not written"
-    assert store.write_files() == 2
-    assert {t.task for t in read_traces(tmp_path)} == {"whole", "?"}
-
-
 # -- configuration and names ------------------------------------------------------------------------------------------
 def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
     for made in (
@@ -547,26 +497,12 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
         lambda: StoreConfig(type="s3"),  # type: ignore[arg-type]
         lambda: StoreConfig(type="remote", path="./rl_data"),
         lambda: StoreConfig(path="http://host:4747"),
-        lambda: AlgorithmConfig(algorithm="apo").build("model"),
         lambda: list(read_traces(tmp_path)),
         lambda: Trace.from_json({"trace_id": "x"}),
         lambda: Trace.from_json({"trace_id": "x", "agent_id": "a", "task": "t", "spans": [{"span_type": "dance"}]}),
     ):
         with pytest.raises(ConfigError):
             made()
-
-
-def test_the_config_trains(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    config = RLConfig(
-        checkpoint_dir=str(tmp_path / "c"), log_dir=str(tmp_path / "l"),
-        algorithm_config=AlgorithmConfig(learning_rate=1e-4, batch_size=8, num_epochs=3),
-    )  # fmt: skip
-    built = config.algorithm_config.build("model", group_size=4)
-    assert (type(built).__name__, built.learning_rate, built.batch_size, built.epochs) == ("GRPO", 1e-4, 8, 3)
-    assert config.algorithm_config.build("model", steps=5).epochs is None
-    trainer = config.trainer("model", n_workers=2)
-    assert str(trainer.directory) == str(tmp_path / "c")
 
 
 def test_metrics_stand_in_the_log_once_after_a_resume(tmp_path: Path) -> None:

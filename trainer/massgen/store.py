@@ -114,7 +114,7 @@ class LightningStore:
         since: float | None = None,
         limit: int | None = None,
     ) -> list[Trace]:
-        """The traces that fit all conditions, oldest first.
+        """The traces that fit all conditions, in the order in which their rollouts were stored.
 
         Args:
             min_reward: the least total reward. since: begun at that time or later, in seconds since the epoch.
