@@ -23,6 +23,7 @@ EXAMPLE = {
     "distil_then_reinforce": (
         "LangChain", "**solver**", "exact answer", "SFT on a strong model's traces, then GRPO",
     ),
+    "massgen": ("none: MassGen's protocol", "**agent_a**, agent_b", "their votes agree", "GRPO"),
     "prompts": ("LangGraph", "sorter, writer: their prompts", "four rules of a house", "GEPA"),
 }  # fmt: skip
 """Name -> the columns of the table of all: framework, agents, reward, algorithm."""

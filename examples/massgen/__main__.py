@@ -55,7 +55,7 @@ def build(endpoint: common.Endpoint, present: bool = False) -> agl.Agent:
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     options = common.arguments(EXAMPLE, __doc__, argv)
-    train = make_tasks(512 if options.short else 1024, seed=options.seed, split="train")
+    train = make_tasks(1024, seed=options.seed, split="train")
     held_out = make_tasks(64 if options.short else 256, seed=options.seed, split="held_out")
     run: dict[str, Any] = {"n_workers": 32, "seed": options.seed, "agents": ["agent_a"]}
 
@@ -64,7 +64,14 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         if options.debug:
             return common.debug(agent, train, options, agents=["agent_a"])
         start = options.model or common.tiny_policy(
-            build, train[:512], beginner, options.out / "start", agents=["agent_a"], seed=options.seed, **LENGTHS
+            build,
+            train[: 256 if options.short else 512],
+            beginner,
+            options.out / "start",
+            agents=["agent_a"],
+            seed=options.seed,
+            epochs=8,
+            **LENGTHS,
         )
         grpo = agl.GRPO(
             model=start,
@@ -74,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             learning_rate=3e-4,
             minibatches=4,
             schedule="linear",
+            threads=options.threads,
             **LENGTHS,
         )
         result = agl.Trainer(grpo, directory=options.out / "grpo", **run).fit(agent, train)

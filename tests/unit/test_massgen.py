@@ -522,6 +522,8 @@ def test_metrics_stand_in_the_log_once_after_a_resume(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", agl.massgen.__all__)
 def test_every_name_is_there(name: str) -> None:
     assert getattr(agl.massgen, name) is not None
+    stub = Path(agl.massgen.__file__ or "").with_suffix(".pyi").read_text()
+    assert f"import {name} as {name}\n" in stub or f"def {name}(" in stub, "editors see it"
 
 
 def test_install_serves_massgen_rl_with_and_without_massgen() -> None:
