@@ -7,6 +7,7 @@ the orchestrator keeps a list of events.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -99,13 +100,11 @@ class Orchestrator:
         return dict(zip(self.agents, asked, strict=True))
 
     async def _ask(self, agent: Agent, text: str, tool: dict[str, Any]) -> dict[str, Any]:
-        async for chunk in agent.chat([{"role": "user", "content": text}], [tool]):
-            for call in chunk.get("tool_calls", ()):
-                if call["name"] == tool["function"]["name"]:
-                    try:
-                        arguments = json.loads(call["arguments"])
-                    except ValueError:
-                        return {}
+        chunks = [chunk async for chunk in agent.chat([{"role": "user", "content": text}], [tool])]
+        for call in (call for chunk in chunks for call in chunk.get("tool_calls", ())):
+            if call["name"] == tool["function"]["name"]:
+                with contextlib.suppress(ValueError):
+                    arguments = json.loads(call["arguments"])
                     return arguments if isinstance(arguments, dict) else {}
         return {}
 

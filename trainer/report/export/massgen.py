@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal
 from agl import semconv
 from agl.errors import ConfigError
 from agl.mdp.spans import Span
+from agl.rewards.trace import message_text
 from agl.tracing.inferred import with_messages
 from agl.trainer.report.export.json_files import file_name, to_json
 from agl.trainer.report.export.rows import Record
@@ -169,8 +170,8 @@ class Trace:
         """
         known = {f.name for f in fields(cls)}
         try:
-            spans = tuple(map(span_from_json, value["spans"]))
-            return cls(**{k: v for k, v in value.items() if k in known} | {"spans": spans})
+            spans: Any = tuple(map(span_from_json, value["spans"]))
+            return cls(**{**{k: v for k, v in value.items() if k in known}, "spans": spans})
         except (KeyError, TypeError) as error:
             raise ConfigError(f"this is no trace: {type(error).__name__}: {error}") from error
 
@@ -283,12 +284,14 @@ def _answer(messages: Any) -> str:
     for message in messages if isinstance(messages, list) else ():
         if not isinstance(message, Mapping):
             continue
-        content = message.get("content")
-        blocks = content if isinstance(content, list) else [{"text": content}]
-        parts += [b["text"] for b in blocks if isinstance(b, Mapping) and isinstance(b.get("text"), str)]
-        calls = [message] if message.get("type") == "function_call" else message.get("tool_calls") or ()
+        if text := message_text(message):
+            parts.append(text)
+        blocks = message.get("content") if isinstance(message.get("content"), list) else []
+        used = [b for b in blocks if isinstance(b, Mapping) and b.get("type") == "tool_use"]
+        calls = [message] if message.get("type") == "function_call" else message.get("tool_calls") or used
         for function in (call.get("function") or call for call in calls):
-            parts.append(json.dumps({k: function.get(k) for k in ("name", "arguments")}, ensure_ascii=False))
+            call = {"name": function.get("name"), "arguments": function.get("arguments", function.get("input"))}
+            parts.append(json.dumps(call, ensure_ascii=False))
     return "\n".join(parts)
 
 
