@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         )
         grpo = agl.GRPO(
             model=start,
-            steps=options.steps or (6 if options.short else 24),
+            steps=options.steps or (6 if options.short else 16),
             group_size=8,
             batch_size=16,
             learning_rate=3e-4,

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-from paths import ROOT
-
-sys.path.insert(0, str(ROOT))
 
 from examples.massgen.__main__ import main
 
