@@ -56,7 +56,7 @@ def build(endpoint: common.Endpoint, present: bool = False) -> agl.Agent:
 def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     options = common.arguments(EXAMPLE, __doc__, argv)
     train = make_tasks(1024, seed=options.seed, split="train")
-    held_out = make_tasks(64 if options.short else 128, seed=options.seed, split="held_out")
+    held_out = make_tasks(48 if options.short else 128, seed=options.seed, split="held_out")
     run: dict[str, Any] = {"n_workers": 32, "seed": options.seed, "agents": ["agent_a"]}
 
     with common.provider(options, oracle) as endpoint:
@@ -70,12 +70,12 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             options.out / "start",
             agents=["agent_a"],
             seed=options.seed,
-            epochs=8,
+            epochs=5 if options.short else 8,
             **LENGTHS,
         )
         grpo = agl.GRPO(
             model=start,
-            steps=options.steps or (6 if options.short else 12),
+            steps=options.steps or (5 if options.short else 12),
             group_size=8,
             batch_size=16,
             learning_rate=3e-4,
