@@ -69,7 +69,7 @@ def table(kept: Sequence[Mapping[str, Any]]) -> str:
                 f"| {_percent(success['low'])} to {_percent(success['high'])} | {reward['value']:.3f} "
                 f"| {policy['tasks']} x {policy['samples']} | {policy['failed']} |"
             )
-    minutes = " and ".join(f"{result['minutes']:.0f}" for result in kept)
+    minutes = " and ".join(f"{result['minutes']:.1f}" for result in kept)
     return "\n".join(lines) + f"\n\nMinutes of processor time, the policy from scratch included: {minutes}.\n"
 
 
@@ -82,7 +82,7 @@ def overview() -> str:
     for name, columns in EXAMPLE.items():
         kept = results(name)
         change = "<br>".join(result.get("summary") or _change(result["policies"]) for result in kept)
-        minutes = "<br>".join(f"{result['minutes']:.0f}" for result in kept)
+        minutes = "<br>".join(f"{result['minutes']:.1f}" for result in kept)
         lines.append(f"| [{name}]({name}) | " + " | ".join((*columns, change, minutes)) + " |")
     return "\n".join(lines) + "\n"
 
