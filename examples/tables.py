@@ -23,6 +23,9 @@ EXAMPLE = {
     "distil_then_reinforce": (
         "LangChain", "**solver**", "exact answer", "SFT on a strong model's traces, then GRPO",
     ),
+    "calc_x": (
+        "Agent Framework, AutoGen", "**MathAgent**", "the answer, to a hundredth", "GRPO",
+    ),
     "massgen": ("none: MassGen's protocol", "**agent_a**, agent_b", "their votes agree", "GRPO"),
     "prompts": ("LangGraph", "sorter, writer: their prompts", "four rules of a house", "GEPA"),
 }  # fmt: skip
