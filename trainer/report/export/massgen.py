@@ -286,8 +286,12 @@ def _answer(messages: Any) -> str:
             continue
         if text := message_text(message):
             parts.append(text)
-        blocks = message.get("content") if isinstance(message.get("content"), list) else []
-        used = [b for b in blocks if isinstance(b, Mapping) and b.get("type") == "tool_use"]
+        content = message.get("content")
+        used = [
+            b
+            for b in (content if isinstance(content, list) else ())
+            if isinstance(b, Mapping) and b.get("type") == "tool_use"
+        ]
         calls = [message] if message.get("type") == "function_call" else message.get("tool_calls") or used
         for function in (call.get("function") or call for call in calls):
             call = {"name": function.get("name"), "arguments": function.get("arguments", function.get("input"))}
