@@ -49,6 +49,8 @@ def arguments(
         parser.error("--short is a shorter --tiny")
     # With one thread the same seed gives the same policy wherever it is trained.
     options.threads = 1 if options.tiny else None
+    if options.tiny:
+        os.environ["OMP_NUM_THREADS"] = "1"  # evaluation's policies, too
     options.out = options.out or Path("runs") / f"{example}-{options.seed}"
     return options
 
