@@ -1,0 +1,92 @@
+"""Scripted models: one that is always right, one that knows the form and mostly errs."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from agl.testing.provider import Reply
+
+_PERSON = re.compile(r"that (\w+ \w+) lives in\?")
+
+MISTAKES = {"none": 25, "guess": 20, "one hop": 20, "same query": 10, "half a name": 10, "other kind": 10, "no tags": 5}
+"""What the beginner does, in percent of the questions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a request says: the question, its person and kind of place, and each search's results."""
+
+    question: str
+    person: str
+    preposition: str
+    results: list[list[str]]
+
+    @classmethod
+    def of(cls, body: dict[str, Any]) -> Seen:
+        said = [(message["role"], _text(message.get("content"))) for message in body["messages"]]
+        question = next(text for role, text in said if role == "user")
+        person = _PERSON.search(question)
+        results = [text.splitlines() for role, text in said if role == "tool"]
+        return cls(question, person[1] if person else "", " on " if "river" in question else " in ", results)
+
+    def place(self, preposition: str) -> str:
+        """The last word of the first passage about a place; else of the first."""
+        [*_, found] = self.results
+        about = [text for text in found if f" lies{preposition}" in text] or found
+        return about[0].rstrip(".").split(" ")[-1]
+
+
+def oracle(body: dict[str, Any]) -> Reply:
+    """Searches for the person, then for the town, and reads the place."""
+    seen = Seen.of(body)
+    match len(seen.results):
+        case 0:
+            return _search(seen.person)
+        case 1:
+            return _search(_end(seen.results[0]))
+        case _:
+            return _answer(seen.place(seen.preposition))
+
+
+def beginner(body: dict[str, Any]) -> Reply:
+    """Makes a mistake that the question decides, the same at every run."""
+    seen = Seen.of(body)
+    mistake = random.Random(seen.question).choices(list(MISTAKES), list(MISTAKES.values()))[0]
+    match mistake, len(seen.results):
+        case "guess", _:
+            return _answer(seen.person.split(" ")[1])
+        case "half a name", 0:
+            return _search(seen.person.split(" ")[0])
+        case "one hop", 1:
+            return _answer(_end(seen.results[0]))
+        case "same query", 1:
+            return _search(seen.person)
+        case "same query", 2:
+            return _answer(_end(seen.results[0]))
+        case "other kind", 2:
+            return _answer(seen.place(" in " if seen.preposition == " on " else " on "))
+        case "no tags", 2:
+            return Reply(seen.place(seen.preposition))
+        case _:
+            return oracle(body)
+
+
+def _end(passages: list[str]) -> str:
+    """The last word of the first passage."""
+    return passages[0].rstrip(".").split(" ")[-1]
+
+
+def _search(query: str) -> Reply:
+    return Reply(tools=(("search", {"query": query}),))
+
+
+def _answer(text: str) -> Reply:
+    return Reply(f"<answer>{text}</answer>")
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content or ())
