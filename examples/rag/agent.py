@@ -12,6 +12,7 @@ from typing import Any
 
 from agents import (
     Agent,
+    MaxTurnsExceeded,
     ModelBehaviorError,
     OpenAIChatCompletionsModel,
     Runner,
@@ -52,7 +53,14 @@ def build(
     agents = OnePerLoop(session)
 
     async def assistant(task: dict[str, Any]) -> str:
-        return (await Runner.run(await agents.get(), task["question"], max_turns=MAX_TURNS)).final_output
+        agent = await agents.get()
+        try:
+            return (await Runner.run(agent, task["question"], max_turns=MAX_TURNS)).final_output
+        except (MaxTurnsExceeded, ModelBehaviorError):  # too many searches, a tool that it does not have
+            return ""
+        except UserError:
+            agents.drop(agent)  # its retriever is gone; the next question starts another
+            raise
 
     return assistant
 
@@ -73,24 +81,36 @@ def explain(context: Any, error: Exception) -> str:
 
 
 class OnePerLoop:
-    """What all questions on an event loop share; opened for the first one, closed when the loop ends.
+    """An agent for all questions on an event loop; opened for the first one, closed when the loop ends.
 
     A client and an MCP session belong to the loop that they were opened on.
     """
 
-    def __init__(self, open_session: Callable[[], AbstractAsyncContextManager[Agent]]) -> None:
-        self._open = open_session
-        self._opened: dict[asyncio.AbstractEventLoop, tuple[asyncio.Task[None], asyncio.Future[Agent]]] = {}
+    def __init__(self, open_agent: Callable[[], AbstractAsyncContextManager[Agent]]) -> None:
+        self._open = open_agent
+        self._kept: dict[asyncio.AbstractEventLoop, tuple[asyncio.Task[None], asyncio.Future[Agent]]] = {}
 
     async def get(self) -> Agent:
+        """The agent of the running loop."""
         loop = asyncio.get_running_loop()
-        if loop not in self._opened or self._opened[loop][0].done():
+        if loop not in self._kept:
             ready: asyncio.Future[Agent] = loop.create_future()
-            # An MCP session is closed by the task that opened it, which is thus none of the questions'.
-            task = loop.create_task(self._keep(ready), context=contextvars.Context())
-            self._opened = {other: kept for other, kept in self._opened.items() if not other.is_closed()}
-            self._opened[loop] = task, ready
-        return await asyncio.shield(self._opened[loop][1])
+            # An MCP session is closed by the task that opened it, which thus is none of the questions'.
+            keeper = loop.create_task(self._keep(ready), context=contextvars.Context())
+            keeper.add_done_callback(lambda _: self._forget(loop, ready))
+            self._kept[loop] = keeper, ready
+        return await asyncio.shield(self._kept[loop][1])
+
+    def drop(self, agent: Agent) -> None:
+        """Close an agent, if nobody has yet."""
+        keeper, ready = self._kept.get(asyncio.get_running_loop(), (None, None))
+        if keeper is not None and ready is not None and ready.done() and ready.result() is agent:
+            keeper.cancel()
+            self._forget(asyncio.get_running_loop(), ready)
+
+    def _forget(self, loop: asyncio.AbstractEventLoop, ready: asyncio.Future[Agent]) -> None:
+        if loop in self._kept and self._kept[loop][1] is ready:
+            del self._kept[loop]
 
     async def _keep(self, ready: asyncio.Future[Agent]) -> None:
         try:

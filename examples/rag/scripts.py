@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agl.testing.provider import Reply
+from examples.rag.tasks import KINDS
 
 _PERSON = re.compile(r"that (\w+ \w+) lives in\?")
 
@@ -22,7 +23,7 @@ class Seen:
 
     question: str
     person: str
-    preposition: str
+    kind: str
     results: list[list[str]]
 
     @classmethod
@@ -31,13 +32,12 @@ class Seen:
         question = next(text for role, text in said if role == "user")
         person = _PERSON.search(question)
         results = [text.splitlines() for role, text in said if role == "tool"]
-        return cls(question, person[1] if person else "", " on " if "river" in question else " in ", results)
+        return cls(question, person[1] if person else "", "river" if "river" in question else "country", results)
 
-    def place(self, preposition: str) -> str:
-        """The last word of the first passage about a place; else of the first."""
-        [*_, found] = self.results
-        about = [text for text in found if f" lies{preposition}" in text] or found
-        return about[0].rstrip(".").split(" ")[-1]
+    def place(self, kind: str) -> str:
+        """What the last results say of a kind of place, or else first."""
+        verb = KINDS[kind][1].split(" ")[1]
+        return _end([text for text in self.results[-1] if verb in text] or self.results[-1])
 
 
 def oracle(body: dict[str, Any]) -> Reply:
@@ -49,7 +49,7 @@ def oracle(body: dict[str, Any]) -> Reply:
         case 1:
             return _search(_end(seen.results[0]))
         case _:
-            return _answer(seen.place(seen.preposition))
+            return _answer(seen.place(seen.kind))
 
 
 def beginner(body: dict[str, Any]) -> Reply:
@@ -68,9 +68,9 @@ def beginner(body: dict[str, Any]) -> Reply:
         case "same query", 2:
             return _answer(_end(seen.results[0]))
         case "other kind", 2:
-            return _answer(seen.place(" in " if seen.preposition == " on " else " on "))
+            return _answer(seen.place("river" if seen.kind == "country" else "country"))
         case "no tags", 2:
-            return Reply(seen.place(seen.preposition))
+            return Reply(seen.place(seen.kind))
         case _:
             return oracle(body)
 

@@ -45,7 +45,7 @@ class Corpus:
 
 _HEADS = "Ba Ce Di Fo Gu Ha Je Ki Lo Mu Na Pe Ri So Tu Va We Xi Yo Zu".split()
 _TAILS = [c + v for c in "bdfghkmpxz" for v in "aeio"]
-KINDS = {"country": ("in", "{} lies in {}."), "river": ("on", "{} lies on {}.")}
+KINDS = {"country": ("in", "{} belongs to {}."), "river": ("on", "{} lies on {}.")}
 
 
 def generate(seed: int = 0, people: int = 300, towns: int = 100, held_out: float = 0.2) -> Corpus:

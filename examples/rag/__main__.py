@@ -1,0 +1,85 @@
+"""Two-hop questions, answered by searching: the second search needs what the first one found.
+
+    python -m examples.rag --tiny                            # everything here, on the CPU
+    python -m examples.rag --model DIR_OR_HUB_ID
+    python -m examples.rag --model DIR_OR_HUB_ID --questions musique.jsonl [--passages passages.jsonl]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import agl
+from examples import common
+from examples.rag.agent import build
+from examples.rag.retriever import write_index
+from examples.rag.scripts import beginner, oracle
+from examples.rag.tasks import generate, load, reward
+
+EXAMPLE = "rag"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--questions", type=Path, help="questions in MuSiQue's form, in place of generated ones")
+    parser.add_argument("--passages", type=Path, help="what is searched for them; their own paragraphs if left out")
+    parser.add_argument("--no-tool", action="store_true", help="the control: train the agent without its retriever")
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
+    options = common.arguments(EXAMPLE, __doc__, argv, add_options)
+    corpus = load(options.questions, options.passages) if options.questions else generate(options.seed)
+    held_out = corpus.held_out[:60] if options.short else corpus.held_out
+    index = write_index(corpus.passages, options.out / "passages.sqlite")
+
+    def agent(endpoint: common.Endpoint, *, tool: bool = True) -> Any:
+        return agl.wrap(build(endpoint.url, endpoint.model, endpoint.key, index, tool=tool), reward=reward)
+
+    with common.provider(options, oracle) as endpoint:
+        if options.debug:
+            return common.debug(agent(endpoint), corpus.train, options)
+        if options.tiny:
+            epochs = 4 if options.short else 10
+            place, seed = options.out / "tiny", options.seed
+            start = common.tiny_policy(agent, corpus.train, beginner, place, seed=seed, epochs=epochs, **TINY)
+            lengths, rate = {"max_response_tokens": 48, "max_context": 320}, 3e-4
+        else:
+            start, lengths, rate = options.model, {"max_response_tokens": 512, "max_context": 8192}, 1e-6
+
+        grpo = agl.GRPO(
+            model=start,
+            steps=options.steps or (4 if options.short else 24 if options.tiny else 200),
+            learning_rate=rate,
+            minibatches=4,
+            schedule="linear",
+            **lengths,
+        )
+        trained = agent(endpoint, tool=not options.no_tool)
+        result = agl.Trainer(grpo, n_workers=32, directory=options.out / "grpo", seed=options.seed).fit(
+            trained, corpus.train
+        )
+
+        where: dict[str, Any] = {"n_workers": 32, "store": f"sqlite:///{options.out / 'evaluation.db'}"}
+        policies = {"before": start, "after": result.policy}
+        report = agl.evaluate(trained, held_out, policies, directory=options.out / "evaluation", **where)
+        without = agl.evaluate(
+            agent(endpoint, tool=False), held_out, {"after, no tool": result.policy}, directory=options.out / "no-tool",
+            **where,
+        )  # fmt: skip
+    report = replace(report, policies={**report.policies, **without.policies})
+    shown = {
+        name: {reward: policy.rewards[reward].value for reward in ("f1", "recall@3")}
+        for name, policy in report.policies.items()
+    }
+    return common.save(EXAMPLE, report, options, rewards=shown)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except agl.AglError as error:
+        sys.exit(f"error: {error}")
