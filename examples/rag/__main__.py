@@ -1,8 +1,8 @@
 """Two-hop questions, answered by searching: the second search needs what the first one found.
 
-    python -m examples.rag --tiny                            # everything here, on the CPU
-    python -m examples.rag --model DIR_OR_HUB_ID
-    python -m examples.rag --model DIR_OR_HUB_ID --questions musique.jsonl [--passages passages.jsonl]
+python -m examples.rag --tiny                            # everything here, on the CPU
+python -m examples.rag --model DIR_OR_HUB_ID
+python -m examples.rag --model DIR_OR_HUB_ID --questions musique.jsonl [--passages passages.jsonl]
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from examples.rag.scripts import beginner, oracle
 from examples.rag.tasks import generate, load, reward
 
 EXAMPLE = "rag"
+LENGTHS: dict[str, Any] = {"max_response_tokens": 48, "max_context": 320}
+TINY: dict[str, Any] = {"vocabulary": 450, "batch_size": 8, **LENGTHS}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             epochs = 4 if options.short else 10
             place, seed = options.out / "tiny", options.seed
             start = common.tiny_policy(agent, corpus.train, beginner, place, seed=seed, epochs=epochs, **TINY)
-            lengths, rate = {"max_response_tokens": 48, "max_context": 320}, 3e-4
+            lengths, rate = {**LENGTHS, "threads": 1}, 3e-4
         else:
             start, lengths, rate = options.model, {"max_response_tokens": 512, "max_context": 8192}, 1e-6
 

@@ -1,6 +1,6 @@
 """A retriever: SQLite's full-text index (FTS5, ranked by bm25) behind the Model Context Protocol, on stdio.
 
-    python retriever.py INDEX.sqlite          # serves the tool `search`; made by `write_index`
+python retriever.py INDEX.sqlite          # serves the tool `search`; made by `write_index`
 """
 
 from __future__ import annotations

@@ -43,8 +43,10 @@ class Corpus:
 
 # -- the small form ---------------------------------------------------------------------------------------------------
 
-_HEADS = "Ba Ce Di Fo Gu Ha Je Ki Lo Mu Na Pe Ri So Tu Va We Xi Yo Zu".split()
+_HEADS = [c + v for c, v in zip("BCDFGHJKLMNPRSTVWXYZ", "aeiou" * 4, strict=True)]
 _TAILS = [c + v for c in "bdfghkmpxz" for v in "aeio"]
+"""One vowel after each capital, so that a byte-pair tokenizer makes a token of each syllable: names that were never
+seen are new pairs of tokens that were."""
 KINDS = {"country": ("in", "{} belongs to {}."), "river": ("on", "{} lies on {}.")}
 
 
