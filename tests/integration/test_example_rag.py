@@ -16,15 +16,14 @@ pytest.importorskip("agents")
 pytest.importorskip("mcp")
 psutil = pytest.importorskip("psutil")
 
+import agl
+from agl.errors import DatasetError
+from agl.testing.provider import Reply, Script, says, serve
 from examples.rag.__main__ import main
 from examples.rag.agent import build
 from examples.rag.retriever import find, open_index, write_index
 from examples.rag.scripts import beginner, oracle
 from examples.rag.tasks import Corpus, generate, load, reward
-
-import agl
-from agl.errors import DatasetError
-from agl.testing.provider import Reply, Script, says, serve
 
 CORPUS = generate(0)
 
