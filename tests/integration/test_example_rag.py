@@ -14,7 +14,6 @@ import pytest
 
 pytest.importorskip("agents")
 pytest.importorskip("mcp")
-psutil = pytest.importorskip("psutil")
 
 import agl
 from agl.errors import DatasetError
@@ -104,6 +103,8 @@ def test_the_second_search_needs_what_the_first_one_found(index: Path) -> None:
 
 
 def test_one_retriever_serves_all_questions_and_one_that_died_is_replaced(index: Path) -> None:
+    psutil = pytest.importorskip("psutil")
+
     async def ask() -> None:
         with serve(oracle) as server:
             assistant = build(server.url, "m", "key", index)
