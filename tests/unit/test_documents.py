@@ -151,6 +151,8 @@ def check_python(arguments: list[str], page: Path, config: pytest.Config) -> Non
     if arguments[0] == "-m":
         if arguments[1] == "pytest":
             check_pytest(arguments[2:], config)
+        elif arguments[1].startswith("examples."):
+            check_example(arguments[1], arguments[2:])
         else:
             assert arguments[1] in ("agl.compat", "venv"), arguments
         return
@@ -158,9 +160,22 @@ def check_python(arguments: list[str], page: Path, config: pytest.Config) -> Non
     if file is None:
         assert arguments[0] in YOURS, f"{arguments[0]} is neither here nor one that stands for the reader's"
         return
-    source = {n.value for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Constant)}
-    missing = [a for a in arguments[1:] if a.startswith("--") and a.partition("=")[0] not in source | {"--help"}]
-    assert not missing, f"{file} has no {missing}"
+    check_options(arguments[1:], file)
+
+
+def check_example(module: str, arguments: list[str]) -> None:
+    """A module of `examples`, or a package that is run, with its own options and those that all examples have."""
+    path = ROOT / module.replace(".", "/")
+    check_options(
+        arguments, path / "__main__.py" if path.is_dir() else path.with_suffix(".py"), path.parent / "common.py"
+    )
+
+
+def check_options(arguments: list[str], *files: Path) -> None:
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
+    source = {n.value for n in nodes if isinstance(n, ast.Constant)}
+    missing = [a for a in arguments if a.startswith("--") and a.partition("=")[0] not in source | {"--help"}]
+    assert not missing, f"{files[0]} has no {missing}"
 
 
 METRIC = re.compile(r"`((?:train|val|learner|engine)/[a-z_]+)`")
