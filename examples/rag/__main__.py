@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from examples import common
 from examples.rag.agent import build
 from examples.rag.retriever import write_index
 from examples.rag.scripts import beginner, oracle
-from examples.rag.tasks import generate, load, reward
+from examples.rag.tasks import generate, load, practice, reward
 
 EXAMPLE = "rag"
 LENGTHS: dict[str, Any] = {"max_response_tokens": 48, "max_context": 320}
-TINY: dict[str, Any] = {"vocabulary": 450, "batch_size": 8, **LENGTHS}
+TINY: dict[str, Any] = {"vocabulary": 510, "batch_size": 8, **LENGTHS}
+"""A vocabulary that ends with the syllables: with more, names that are frequent in training become tokens."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -38,28 +40,21 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     held_out = corpus.held_out[:60] if options.short else corpus.held_out
     index = write_index(corpus.passages, options.out / "passages.sqlite")
 
-    def agent(endpoint: common.Endpoint, *, tool: bool = True) -> Any:
+    def agent(endpoint: common.Endpoint, *, tool: bool = True, index: Path = index) -> Any:
         return agl.wrap(build(endpoint.url, endpoint.model, endpoint.key, index, tool=tool), reward=reward)
 
     with common.provider(options, oracle) as endpoint:
         if options.debug:
             return common.debug(agent(endpoint), corpus.train, options)
         if options.tiny:
-            epochs = 4 if options.short else 10
-            place, seed = options.out / "tiny", options.seed
-            start = common.tiny_policy(agent, corpus.train, beginner, place, seed=seed, epochs=epochs, **TINY)
-            lengths, rate = {**LENGTHS, "threads": 1}, 3e-4
+            start = beginners_policy(agent, options)
+            settings = {"learning_rate": 3e-4, "steps": 4 if options.short else 20, "threads": 1, **LENGTHS}
         else:
-            start, lengths, rate = options.model, {"max_response_tokens": 512, "max_context": 8192}, 1e-6
+            start = options.model
+            settings = {"learning_rate": 1e-6, "steps": 200, "max_response_tokens": 512, "max_context": 8192}
 
-        grpo = agl.GRPO(
-            model=start,
-            steps=options.steps or (4 if options.short else 24 if options.tiny else 200),
-            learning_rate=rate,
-            minibatches=4,
-            schedule="linear",
-            **lengths,
-        )
+        settings["steps"] = options.steps or settings["steps"]
+        grpo = agl.GRPO(model=start, batch_size=8, minibatches=4, schedule="linear", **settings)
         trained = agent(endpoint, tool=not options.no_tool)
         result = agl.Trainer(grpo, n_workers=32, directory=options.out / "grpo", seed=options.seed).fit(
             trained, corpus.train
@@ -78,6 +73,21 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         for name, policy in report.policies.items()
     }
     return common.save(EXAMPLE, report, options, rewards=shown)
+
+
+def beginners_policy(agent: Callable[..., Any], options: argparse.Namespace) -> str:
+    """A policy from scratch that imitates the beginner in another world, in which no held-out name occurs."""
+    world = practice(options.seed)
+    index = write_index(world.passages, options.out / "practice.sqlite")
+    return common.tiny_policy(
+        partial(agent, index=index),
+        world.train[: 240 if options.short else None],
+        beginner,
+        options.out / "tiny",
+        seed=options.seed,
+        epochs=3,
+        **TINY,
+    )
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,34 +51,46 @@ KINDS = {"country": ("in", "{} belongs to {}."), "river": ("on", "{} lies on {}.
 
 
 def generate(seed: int = 0, people: int = 300, towns: int = 100, held_out: float = 0.2) -> Corpus:
-    """A world of people who live in towns, which lie in a country and on a river.
+    """A world of people who live in towns, which belong to a country and lie on a river.
 
     The share `held_out` of it has names of which no word is in the rest, and comes last in the index.
     """
+    rng, known, unknown = _words(seed, held_out)
+    passages, train = _world(rng, known, round(people * (1 - held_out)), round(towns * (1 - held_out)))
+    others, tasks = _world(rng, unknown, round(people * held_out), round(towns * held_out))
+    return Corpus(passages + others, train, tasks)
+
+
+def practice(seed: int = 0, people: int = 720, towns: int = 150, held_out: float = 0.2) -> Corpus:
+    """A larger world for a policy from scratch to learn the form in, without the held-out names of `generate`."""
+    rng, known, _ = _words(seed, held_out)
+    rng.shuffle(known)
+    return Corpus(*_world(rng, known, people, towns), [])
+
+
+def _words(seed: int, held_out: float) -> tuple[random.Random, list[str], list[str]]:
+    """All words of names, divided into those of training and those of held-out questions."""
     rng = random.Random(f"rag {seed}")
     words = [head + tail for head in _HEADS for tail in _TAILS]
     rng.shuffle(words)
+    size = round(len(words) * held_out)
+    return rng, words[size:], words[:size]
+
+
+def _world(rng: random.Random, words: list[str], people: int, towns: int) -> tuple[list[str], list[Task]]:
+    """Passages, and two questions about each of the people, both in random order."""
     names = iter(words)
-    passages: list[str] = []
-    parts: list[list[Task]] = []
-    for share in (1 - held_out, held_out):
-        told, tasks = _world(rng, names, round(people * share), round(towns * share))
-        passages += told
-        parts.append(tasks)
-    return Corpus(passages, *parts)
-
-
-def _world(rng: random.Random, names: Iterator[str], people: int, towns: int) -> tuple[list[str], list[Task]]:
-    firsts, lasts = [[next(names) for _ in range(people // 2)] for _ in range(2)]
-    where = {kind: [next(names) for _ in range(towns // 2)] for kind in KINDS}
+    firsts, lasts = [[next(names) for _ in range(len(words) // 3)] for _ in range(2)]
+    where = {kind: [next(names) for _ in range(len(words) // 20)] for kind in KINDS}
     passages, tasks = [], []
     facts: list[tuple[str, dict[str, tuple[str, str]]]] = []
     for _ in range(towns):
         town, places = next(names), {kind: rng.choice(where[kind]) for kind in KINDS}
         facts.append((town, {kind: (place, KINDS[kind][1].format(town, place)) for kind, place in places.items()}))
         passages += [passage for _, passage in facts[-1][1].values()]
-    for first, last in rng.sample([(first, last) for first in firsts for last in lasts], people):
-        person, (town, about) = f"{first} {last}", rng.choice(facts)
+    for k in range(people):
+        person = f"{firsts[k % len(firsts)]} {lasts[(k + k // len(firsts)) % len(lasts)]}"
+        town, about = facts[k % len(facts)]
         home = f"{person} lives in {town}."
         passages.append(home)
         for kind, (place, passage) in about.items():
