@@ -23,6 +23,7 @@ EXAMPLE = {
     "distil_then_reinforce": (
         "LangChain", "**solver**", "exact answer", "SFT on a strong model's traces, then GRPO",
     ),
+    "rag": ("OpenAI Agents SDK", "**assistant**", "token F1 + 0.1 for the tags", "GRPO"),
     "prompts": ("LangGraph", "sorter, writer: their prompts", "four rules of a house", "GEPA"),
 }  # fmt: skip
 """Name -> the columns of the table of all: framework, agents, reward, algorithm."""
@@ -56,17 +57,17 @@ def results(name: str) -> list[dict[str, Any]]:
 
 def table(kept: Sequence[Mapping[str, Any]]) -> str:
     """A row for each seed and policy."""
-    lines = [
-        "| seed | policy | success | 95 % | mean reward | tasks x samples | failed |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    named = list(dict.fromkeys(name for result in kept for of in result.get("rewards", {}).values() for name in of))
+    header = ["seed", "policy", "success", "95 %", "mean reward", *named, "tasks x samples", "failed"]
+    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
     for result in kept:
         for name, policy in result["policies"].items():
             success, reward = policy["success"], policy["reward"]
+            others = "".join(f" {result['rewards'][name][other]:.3f} |" for other in named)
             lines.append(
                 f"| {result['seed']} | {name} | {_percent(success['value'])} "
-                f"| {_percent(success['low'])} to {_percent(success['high'])} | {reward['value']:.3f} "
-                f"| {policy['tasks']} x {policy['samples']} | {policy['failed']} |"
+                f"| {_percent(success['low'])} to {_percent(success['high'])} | {reward['value']:.3f} |{others}"
+                f" {policy['tasks']} x {policy['samples']} | {policy['failed']} |"
             )
     minutes = " and ".join(f"{result['minutes']:.1f}" for result in kept)
     return "\n".join(lines) + f"\n\nMinutes of processor time, the policy from scratch included: {minutes}.\n"

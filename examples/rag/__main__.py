@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,12 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             return common.debug(agent(endpoint), corpus.train, options)
         if options.tiny:
             start = beginners_policy(agent, options)
-            settings = {"learning_rate": 3e-4, "steps": 4 if options.short else 20, "threads": 1, **LENGTHS}
+            settings = {
+                "learning_rate": 3e-4,
+                "steps": 4 if options.short else 20,
+                "threads": options.threads,
+                **LENGTHS,
+            }
         else:
             start = options.model
             settings = {"learning_rate": 1e-6, "steps": 200, "max_response_tokens": 512, "max_context": 8192}
@@ -60,19 +64,21 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             trained, corpus.train
         )
 
-        where: dict[str, Any] = {"n_workers": 32, "store": f"sqlite:///{options.out / 'evaluation.db'}"}
         policies = {"before": start, "after": result.policy}
-        report = agl.evaluate(trained, held_out, policies, directory=options.out / "evaluation", **where)
+        report = agl.evaluate(trained, held_out, policies, n_workers=32, directory=options.out / "evaluation")
         without = agl.evaluate(
-            agent(endpoint, tool=False), held_out, {"after, no tool": result.policy}, directory=options.out / "no-tool",
-            **where,
-        )  # fmt: skip
-    report = replace(report, policies={**report.policies, **without.policies})
-    shown = {
+            agent(endpoint, tool=False),
+            held_out,
+            {"after, no tool": result.policy},
+            n_workers=32,
+            directory=options.out / "no-tool",
+        )
+    rewards = {
         name: {reward: policy.rewards[reward].value for reward in ("f1", "recall@3")}
+        for report in (report, without)
         for name, policy in report.policies.items()
     }
-    return common.save(EXAMPLE, report, options, rewards=shown)
+    return common.save(EXAMPLE, (report, without), options, rewards=rewards)
 
 
 def beginners_policy(agent: Callable[..., Any], options: argparse.Namespace) -> str:
