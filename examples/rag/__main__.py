@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import agl
+from agl.errors import ConfigError
 from examples import common
 from examples.rag.agent import build
 from examples.rag.retriever import write_index
@@ -35,6 +36,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     options = common.arguments(EXAMPLE, __doc__, argv, add_options)
+    if (options.tiny and options.questions) or (options.passages and not options.questions):
+        raise ConfigError("no policy or no questions for these passages", hint="--model with --questions [--passages]")
     corpus = load(options.questions, options.passages) if options.questions else generate(options.seed)
     held_out = corpus.held_out[:60] if options.short else corpus.held_out
     index = write_index(corpus.passages, options.out / "passages.sqlite")
@@ -47,18 +50,20 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             return common.debug(agent(endpoint), corpus.train, options)
         if options.tiny:
             start = beginners_policy(agent, options)
-            settings = {
-                "learning_rate": 3e-4,
-                "steps": 4 if options.short else 20,
-                "threads": options.threads,
-                **LENGTHS,
-            }
+            steps, settings = 4 if options.short else 20, {"learning_rate": 3e-4, **LENGTHS}
         else:
             start = options.model
-            settings = {"learning_rate": 1e-6, "steps": 200, "max_response_tokens": 512, "max_context": 8192}
+            steps, settings = 200, {"learning_rate": 1e-6, "max_response_tokens": 512, "max_context": 8192}
 
-        settings["steps"] = options.steps or settings["steps"]
-        grpo = agl.GRPO(model=start, batch_size=8, minibatches=4, schedule="linear", **settings)
+        grpo = agl.GRPO(
+            model=start,
+            steps=options.steps or steps,
+            batch_size=8,
+            minibatches=4,
+            schedule="linear",
+            threads=options.threads,
+            **settings,
+        )
         trained = agent(endpoint, tool=not options.no_tool)
         result = agl.Trainer(grpo, n_workers=32, directory=options.out / "grpo", seed=options.seed).fit(
             trained, corpus.train
@@ -74,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             directory=options.out / "no-tool",
         )
     rewards = {
-        name: {reward: policy.rewards[reward].value for reward in ("f1", "recall@3")}
+        name: {part: policy.rewards[part].value for part in ("f1", "recall@3")}
         for report in (report, without)
         for name, policy in report.policies.items()
     }
