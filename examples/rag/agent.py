@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from agents import (
     UserError,
     set_tracing_disabled,
 )
-from agents.mcp import MCPServerStdio
+from agents.mcp import MCPServer, MCPServerStdio
 from openai import AsyncOpenAI
 
 INSTRUCTIONS = "Search for one fact at a time. Answer as <answer>...</answer>"
@@ -30,7 +30,7 @@ set_tracing_disabled(True)  # the SDK sends its traces to OpenAI otherwise
 
 def build(
     base_url: str, model: str, api_key: str, index: Path, *, tool: bool = True
-) -> Callable[[dict[str, Any]], Awaitable[str]]:
+) -> Callable[[dict[str, Any]], Coroutine[Any, Any, str]]:
     """The agent, on the model of a server that speaks OpenAI's protocol.
 
     Args:
@@ -41,7 +41,7 @@ def build(
     async def session() -> AsyncIterator[Agent]:
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0))
-            servers = [await stack.enter_async_context(retriever(index))] if tool else []
+            servers: list[MCPServer] = [await stack.enter_async_context(retriever(index))] if tool else []
             yield Agent(
                 name="assistant",
                 instructions=INSTRUCTIONS,
@@ -88,29 +88,23 @@ class OnePerLoop:
 
     def __init__(self, open_agent: Callable[[], AbstractAsyncContextManager[Agent]]) -> None:
         self._open = open_agent
-        self._kept: dict[asyncio.AbstractEventLoop, tuple[asyncio.Task[None], asyncio.Future[Agent]]] = {}
+        self._opened: dict[asyncio.AbstractEventLoop, tuple[asyncio.Task[None], asyncio.Future[Agent]]] = {}
 
     async def get(self) -> Agent:
         """The agent of the running loop."""
         loop = asyncio.get_running_loop()
-        if loop not in self._kept:
+        if loop not in self._opened:
             ready: asyncio.Future[Agent] = loop.create_future()
             # An MCP session is closed by the task that opened it, which thus is none of the questions'.
-            keeper = loop.create_task(self._keep(ready), context=contextvars.Context())
-            keeper.add_done_callback(lambda _: self._forget(loop, ready))
-            self._kept[loop] = keeper, ready
-        return await asyncio.shield(self._kept[loop][1])
+            self._opened[loop] = loop.create_task(self._keep(ready), context=contextvars.Context()), ready
+        return await asyncio.shield(self._opened[loop][1])
 
     def drop(self, agent: Agent) -> None:
         """Close an agent, if nobody has yet."""
-        keeper, ready = self._kept.get(asyncio.get_running_loop(), (None, None))
+        keeper, ready = self._opened.get(asyncio.get_running_loop(), (None, None))
         if keeper is not None and ready is not None and ready.done() and ready.result() is agent:
+            self._forget(ready)
             keeper.cancel()
-            self._forget(asyncio.get_running_loop(), ready)
-
-    def _forget(self, loop: asyncio.AbstractEventLoop, ready: asyncio.Future[Agent]) -> None:
-        if loop in self._kept and self._kept[loop][1] is ready:
-            del self._kept[loop]
 
     async def _keep(self, ready: asyncio.Future[Agent]) -> None:
         try:
@@ -121,3 +115,8 @@ class OnePerLoop:
             if ready.done():
                 raise
             ready.set_exception(error)
+        finally:
+            self._forget(ready)
+
+    def _forget(self, ready: asyncio.Future[Agent]) -> None:
+        self._opened = {loop: opened for loop, opened in self._opened.items() if opened[1] is not ready}
