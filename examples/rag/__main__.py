@@ -24,8 +24,8 @@ from examples.rag.tasks import generate, load, practice, reward
 
 EXAMPLE = "rag"
 LENGTHS: dict[str, Any] = {"max_response_tokens": 48, "max_context": 320}
-TINY: dict[str, Any] = {"vocabulary": 510, "batch_size": 8, **LENGTHS}
-"""A vocabulary that ends with the syllables: with more, names that are frequent in training become tokens."""
+TINY: dict[str, Any] = {"vocabulary": 640, "batch_size": 8, **LENGTHS}
+"""A vocabulary that ends with parts of names: with more, some that are frequent in training become tokens."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
