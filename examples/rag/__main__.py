@@ -20,12 +20,11 @@ from examples import common
 from examples.rag.agent import build
 from examples.rag.retriever import write_index
 from examples.rag.scripts import beginner, oracle
-from examples.rag.tasks import generate, load, practice, reward
+from examples.rag.tasks import MARKS, generate, load, practice, reward
 
 EXAMPLE = "rag"
 LENGTHS: dict[str, Any] = {"max_response_tokens": 48, "max_context": 320}
-TINY: dict[str, Any] = {"vocabulary": 640, "batch_size": 8, **LENGTHS}
-"""A vocabulary that ends with parts of names: with more, some that are frequent in training become tokens."""
+TINY: dict[str, Any] = {"batch_size": 8, **LENGTHS}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         raise ConfigError("no policy or no questions for these passages", hint="--model with --questions [--passages]")
     corpus = load(options.questions, options.passages) if options.questions else generate(options.seed)
     held_out = corpus.held_out[:60] if options.short else corpus.held_out
-    index = write_index(corpus.passages, options.out / "passages.sqlite")
+    letters = "" if options.questions else MARKS
+    index = write_index(corpus.passages, options.out / "passages.sqlite", letters=letters)
 
     def agent(endpoint: common.Endpoint, *, tool: bool = True, index: Path = index) -> Any:
         return agl.wrap(build(endpoint.url, endpoint.model, endpoint.key, index, tool=tool), reward=reward)
@@ -89,14 +89,14 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
 def beginners_policy(agent: Callable[..., Any], options: argparse.Namespace) -> str:
     """A policy from scratch that imitates the beginner in another world, in which no held-out name occurs."""
     world = practice(options.seed)
-    index = write_index(world.passages, options.out / "practice.sqlite")
+    index = write_index(world.passages, options.out / "practice.sqlite", letters=MARKS)
     return common.tiny_policy(
         partial(agent, index=index),
         world.train[: 240 if options.short else None],
         beginner,
         options.out / "tiny",
         seed=options.seed,
-        epochs=3,
+        epochs=4,
         **TINY,
     )
 

@@ -5,7 +5,6 @@ python retriever.py INDEX.sqlite          # serves the tool `search`; made by `w
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import sys
 from collections.abc import Iterable
@@ -14,12 +13,17 @@ from pathlib import Path
 RESULTS = 3
 
 
-def write_index(passages: Iterable[str], path: Path) -> Path:
-    """Write a new index of passages; of equally good ones those given first are found first."""
+def write_index(passages: Iterable[str], path: Path, *, letters: str = "") -> Path:
+    """Write a new index of passages; of equally good ones those given first are found first.
+
+    Args:
+        letters: what does not end a word, besides letters and digits.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     with sqlite3.connect(path) as database:
-        database.execute("CREATE VIRTUAL TABLE passages USING fts5(text, tokenize='unicode61')")
+        words = f"unicode61 tokenchars '{letters}'" if letters else "unicode61"
+        database.execute(f'CREATE VIRTUAL TABLE passages USING fts5(text, tokenize="{words}")')
         database.executemany("INSERT INTO passages VALUES (?)", ((text,) for text in passages))
     database.close()
     return path
@@ -32,10 +36,10 @@ def open_index(path: Path) -> sqlite3.Connection:
 
 def find(index: sqlite3.Connection, query: str) -> list[str]:
     """The passages with any of a query's words, the best `RESULTS` of them first."""
-    words = re.findall(r"\w+", query)
-    any_word = " OR ".join(f'"{word}"' for word in words)  # quoted: FTS5 has operators, which nobody means
+    # Quoted, a word has none of FTS5's operators, which nobody means.
+    words = [f'"{word}"' for word in query.replace('"', " ").split()]
     sql = "SELECT text FROM passages WHERE passages MATCH ? ORDER BY rank, rowid LIMIT ?"
-    return [text for (text,) in index.execute(sql, (any_word, RESULTS))] if words else []
+    return [text for (text,) in index.execute(sql, (" OR ".join(words), RESULTS))] if words else []
 
 
 def serve(path: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 from agl.testing.provider import Reply
 from examples.rag.tasks import KINDS
 
-_PERSON = re.compile(r"that (\w+ \w+) lives in\?")
+_PERSON = re.compile(r"that (\S+) lives in\?")
 
-MISTAKES = {"none": 25, "guess": 20, "one hop": 20, "same query": 10, "family": 10, "other kind": 10, "no tags": 5}
+MISTAKES = {"none": 25, "guess": 20, "one hop": 20, "same query": 10, "half a name": 10, "other kind": 10, "no tags": 5}
 """What the beginner does, in percent of the questions."""
 
 
@@ -56,10 +56,10 @@ def beginner(body: dict[str, Any]) -> Reply:
     seen = Seen.of(body)
     mistake = random.Random(seen.question).choices(list(MISTAKES), list(MISTAKES.values()))[0]
     match mistake, len(seen.results):
-        case "guess", _:
-            return _answer(seen.person.split(" ")[1])
-        case "family", 0:
-            return _search(seen.person.split(" ")[1])
+        case ("guess", 0) | ("half a name", 1):
+            return _answer(seen.person)
+        case "half a name", 0:
+            return _search(seen.person.split("-")[0])
         case "one hop", 1:
             return _answer(_end(seen.results[0]))
         case "same query", 1:

@@ -45,51 +45,60 @@ class Corpus:
 
 _HEADS = [c + v for c in "BCDFGHJKLMNPRSTVWXYZ" for v in "aeo"]
 _TAILS = [c + v for c in "bdfghkmpxzlrnst" for v in "aeio"]
-"""Syllables recur, and most words are rare. So a byte-pair tokenizer makes tokens of syllables, and a policy learns to
-copy names: it cannot know by heart which syllable follows which."""
+_MARKS = {"person": "-", "town": ":", "country": "_", "river": "~"}
+MARKS = "".join(_MARKS.values())
+"""A name is a head, its kind's mark and a tail: "Be-ru" is a person, "Om:da" a town. Heads and tails recur, names do not;
+and what is to be copied always stands after something that tells what it is. A policy of two layers learns that in
+minutes, and much later to go on as a text before went on."""
 KINDS = {"country": ("in", "{} belongs to {}."), "river": ("on", "{} lies on {}.")}
 
 
 def generate(seed: int = 0, people: int = 300, towns: int = 100, held_out: float = 0.2) -> Corpus:
     """A world of people who live in towns, which belong to a country and lie on a river.
 
-    The share `held_out` of it has names of which no word is in the rest, and comes last in the index.
+    The share `held_out` of it has names that are not in the rest, and comes last in the index.
     """
-    rng, known, unknown = _words(seed, held_out)
+    rng, known, unknown = _names(seed, held_out)
     passages, train = _world(rng, known, round(people * (1 - held_out)), round(towns * (1 - held_out)))
     others, tasks = _world(rng, unknown, round(people * held_out), round(towns * held_out))
     return Corpus(passages + others, train, tasks)
 
 
-def practice(seed: int = 0, people: int = 720, towns: int = 240, held_out: float = 0.2) -> Corpus:
+def practice(seed: int = 0, people: int = 400, towns: int = 160, held_out: float = 0.2) -> Corpus:
     """A larger world for a policy from scratch to learn the form in, without the held-out names of `generate`."""
-    rng, known, _ = _words(seed, held_out)
-    rng.shuffle(known)
+    rng, known, _ = _names(seed, held_out)
+    for names in known.values():
+        rng.shuffle(names)
     return Corpus(*_world(rng, known, people, towns), [])
 
 
-def _words(seed: int, held_out: float) -> tuple[random.Random, list[str], list[str]]:
-    """All words of names, divided into those of training and those of held-out questions."""
+Names = dict[str, list[str]]
+"""Kind -> names, in random order."""
+
+
+def _names(seed: int, held_out: float) -> tuple[random.Random, Names, Names]:
+    """All names, divided into those of training and those of held-out questions."""
     rng = random.Random(f"rag {seed}")
-    words = [head + tail for head in _HEADS for tail in _TAILS]
-    rng.shuffle(words)
-    size = round(len(words) * held_out)
-    return rng, words[size:], words[:size]
+    known: Names = {}
+    unknown: Names = {}
+    for kind, mark in _MARKS.items():
+        names = [head + mark + tail for head in _HEADS for tail in _TAILS]
+        rng.shuffle(names)
+        size = round(len(names) * held_out)
+        known[kind], unknown[kind] = names[size:], names[:size]
+    return rng, known, unknown
 
 
-def _world(rng: random.Random, words: list[str], people: int, towns: int) -> tuple[list[str], list[Task]]:
+def _world(rng: random.Random, names: Names, people: int, towns: int) -> tuple[list[str], list[Task]]:
     """Passages, and two questions about each of the people, both in random order."""
-    names = iter(words)
-    firsts, lasts = ([next(names) for _ in range(size)] for size in (people, people // 2))
-    where = {kind: [next(names) for _ in range(towns // 2)] for kind in KINDS}
     passages, tasks = [], []
     facts: list[tuple[str, dict[str, tuple[str, str]]]] = []
-    for _ in range(towns):
-        town, places = next(names), {kind: rng.choice(where[kind]) for kind in KINDS}
+    for town in names["town"][:towns]:
+        places = {kind: rng.choice(names[kind][: towns // 2]) for kind in KINDS}
         facts.append((town, {kind: (place, KINDS[kind][1].format(town, place)) for kind, place in places.items()}))
         passages += [passage for _, passage in facts[-1][1].values()]
-    for k, first in enumerate(firsts):
-        person, (town, about) = f"{first} {lasts[k // 2]}", rng.choice(facts)
+    for person in names["person"][:people]:
+        town, about = rng.choice(facts)
         home = f"{person} lives in {town}."
         passages.append(home)
         for kind, (place, passage) in about.items():
