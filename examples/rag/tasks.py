@@ -47,9 +47,9 @@ _HEADS = [c + v for c in "BCDFGHJKLMNPRSTVWXYZ" for v in "aeo"]
 _TAILS = [c + v for c in "bdfghkmpxzlrnst" for v in "aeio"]
 _MARKS = {"person": "-", "town": ":", "country": "_", "river": "~"}
 MARKS = "".join(_MARKS.values())
-"""A name is a head, its kind's mark and a tail: "Be-ru" is a person, "Om:da" a town. Heads and tails recur, names do not;
-and what is to be copied always stands after something that tells what it is. A policy of two layers learns that in
-minutes, and much later to go on as a text before went on."""
+"""A name is a head, its kind's mark and a tail: "Be-ra" is a person, "Be:ra" a town. Heads and tails recur, names do not,
+and what is to be copied always stands after something that tells what it is. A policy of two layers learns to use that
+in minutes; that it should go on as an earlier text went on, it learns much later."""
 KINDS = {"country": ("in", "{} belongs to {}."), "river": ("on", "{} lies on {}.")}
 
 
@@ -99,7 +99,7 @@ def _world(rng: random.Random, names: Names, people: int, towns: int) -> tuple[l
         passages += [passage for _, passage in facts[-1][1].values()]
     for person in names["person"][:people]:
         town, about = rng.choice(facts)
-        home = f"{person} lives in {town}."
+        home = f"Today {person} lives in {town}."  # longer than what is said of a town, which is thus found first
         passages.append(home)
         for kind, (place, passage) in about.items():
             question = f"Which {kind} is the town {KINDS[kind][0]} that {person} lives in?"
