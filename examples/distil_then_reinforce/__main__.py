@@ -56,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
 
         # 4. All of them on tasks that none has seen.
         policies = {"strong": None, "before": student, "imitated": imitated.policy, "after": reinforced.policy}
-        report = agl.evaluate(solver, held_out, policies, n_workers=32, directory=options.out / "evaluation")
+        place = options.out / "evaluation"
+        report = agl.evaluate(solver, held_out, policies, max_response_tokens=48, directory=place, n_workers=32)
     return common.save(EXAMPLE, report, options)
 
 
