@@ -48,8 +48,8 @@ _TAILS = [c + v for c in "bdfghkmpxzlrnst" for v in "aeio"]
 _MARKS = {"person": "-", "town": ":", "country": "_", "river": "~"}
 MARKS = "".join(_MARKS.values())
 """A name is a head, its kind's mark and a tail: "Be-ra" is a person, "Be:ra" a town. Heads and tails recur, names do
-not, and what is to be copied always stands after something that tells what it is. A policy of two layers learns to use that
-in minutes; that it should go on as an earlier text went on, it learns much later."""
+not, and what is to be copied always stands after something that tells what it is. A policy of two layers learns that in
+minutes; to go on as an earlier text went on, which other names would take, much later."""
 KINDS = {"country": ("in", "{} belongs to {}."), "river": ("on", "{} lies on {}.")}
 
 
