@@ -1,4 +1,4 @@
-"""`examples/rag`, shortened: a policy from scratch finds passages for held-out questions, and puts its answers into tags."""
+"""`examples/rag`, shortened: a policy from scratch finds passages for held-out questions and answers in tags."""
 
 from __future__ import annotations
 
