@@ -164,11 +164,11 @@ def check_python(arguments: list[str], page: Path, config: pytest.Config) -> Non
 
 
 def check_example(module: str, arguments: list[str]) -> None:
-    """A module of `examples`, or a package that is run, with its own options and those that all examples have."""
-    path = ROOT / module.replace(".", "/")
-    check_options(
-        arguments, path / "__main__.py" if path.is_dir() else path.with_suffix(".py"), path.parent / "common.py"
-    )
+    """A module of `examples`, or a package that is run, with its own options and those that all examples have; NAME
+    stands for any."""
+    path, common = ROOT / module.replace(".", "/"), ROOT / "examples" / "common.py"
+    own = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    check_options(arguments, *([common] if module == "examples.NAME" else [own, common]))
 
 
 def check_options(arguments: list[str], *files: Path) -> None:
