@@ -96,7 +96,7 @@ def beginners_policy(agent: Callable[..., Any], options: argparse.Namespace) -> 
         beginner,
         options.out / "tiny",
         seed=options.seed,
-        epochs=8 if options.short else 9,
+        epochs=8 if options.short else 5,
         **TINY,
     )
 

@@ -64,7 +64,7 @@ def generate(seed: int = 0, people: int = 300, towns: int = 100, held_out: float
     return Corpus(passages + others, train, tasks)
 
 
-def practice(seed: int = 0, people: int = 400, towns: int = 160, held_out: float = 0.2) -> Corpus:
+def practice(seed: int = 0, people: int = 800, towns: int = 320, held_out: float = 0.2) -> Corpus:
     """A larger world for a policy from scratch to learn the form in, without the held-out names of `generate`."""
     rng, known, _ = _names(seed, held_out)
     for names in known.values():
