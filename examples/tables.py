@@ -24,6 +24,12 @@ EXAMPLE = {
         "LangChain", "**solver**", "exact answer", "SFT on a strong model's traces, then GRPO",
     ),
     "rag": ("OpenAI Agents SDK", "**assistant**", "token F1 + 0.1 for the tags", "GRPO"),
+    "calc_x": (
+        "Agent Framework, AutoGen", "**MathAgent**", "the answer, to a hundredth", "GRPO",
+    ),
+    "memory": (
+        "LangChain", "**clerk**", "exact answer to what earlier rollouts were told", "GRPO, with `agl.Memory`",
+    ),
     "prompts": ("LangGraph", "sorter, writer: their prompts", "four rules of a house", "GEPA"),
 }  # fmt: skip
 """Name -> the columns of the table of all: framework, agents, reward, algorithm."""
