@@ -173,7 +173,8 @@ def save(
     """Print the tables of an example's evaluations, and write them: `report.html` and `result.json` in its directory.
 
     Args:
-        more: further facts of the result, as JSON values; `summary` replaces before -> after in the table of all.
+        more: further facts of the result, as JSON values; `summary` replaces before -> after in the table of all,
+            `columns` (policy -> name -> text) are the example's own in its table.
 
     Returns:
         The result: for each policy success and reward (value, low, high), tasks and samples; minutes of processor time.

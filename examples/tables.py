@@ -31,6 +31,7 @@ EXAMPLE = {
         "LangChain", "**clerk**", "exact answer to what earlier rollouts were told", "GRPO, with `agl.Memory`",
     ),
     "massgen": ("none: MassGen's protocol", "**agent_a**, agent_b", "their votes agree", "GRPO"),
+    "rag": ("OpenAI Agents SDK", "**assistant**", "token F1 + 0.1 for the tags", "GRPO"),
     "prompts": ("LangGraph", "sorter, writer: their prompts", "four rules of a house", "GEPA"),
 }  # fmt: skip
 """Name -> the columns of the table of all: framework, agents, reward, algorithm."""

@@ -1,0 +1,108 @@
+"""Two-hop questions, answered by searching: the second search needs what the first one found.
+
+python -m examples.rag --tiny                            # everything here, on the CPU
+python -m examples.rag --model DIR_OR_HUB_ID
+python -m examples.rag --model DIR_OR_HUB_ID --questions musique.jsonl [--passages passages.jsonl]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import agl
+from agl.errors import ConfigError
+from examples import common
+from examples.rag.agent import build
+from examples.rag.retriever import write_index
+from examples.rag.scripts import beginner, oracle
+from examples.rag.tasks import MARKS, generate, load, practice, reward
+
+EXAMPLE = "rag"
+LENGTHS: dict[str, Any] = {"max_response_tokens": 48, "max_context": 320}
+TINY: dict[str, Any] = {"batch_size": 8, **LENGTHS}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--questions", type=Path, help="questions in MuSiQue's form, in place of generated ones")
+    parser.add_argument("--passages", type=Path, help="what is searched for them; their own paragraphs if left out")
+    parser.add_argument("--no-tool", action="store_true", help="the control: train the agent without its retriever")
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
+    options = common.arguments(EXAMPLE, __doc__, argv, add_options)
+    if (options.tiny and options.questions) or (options.passages and not options.questions):
+        raise ConfigError("no policy or no questions for these passages", hint="--model with --questions [--passages]")
+    corpus = load(options.questions, options.passages) if options.questions else generate(options.seed)
+    held_out = corpus.held_out[:40] if options.short else corpus.held_out
+    letters = "" if options.questions else MARKS
+    index = write_index(corpus.passages, options.out / "passages.sqlite", letters=letters)
+
+    def agent(endpoint: common.Endpoint, *, tool: bool = True, index: Path = index) -> Any:
+        return agl.wrap(build(endpoint.url, endpoint.model, endpoint.key, index, tool=tool), reward=reward)
+
+    with common.provider(options, oracle) as endpoint:
+        if options.debug:
+            return common.debug(agent(endpoint), corpus.train, options)
+        if options.tiny:
+            start = beginners_policy(agent, options)
+            steps, settings = 3 if options.short else 20, {"learning_rate": 3e-4, **LENGTHS}
+        else:
+            start = options.model
+            steps, settings = 200, {"learning_rate": 1e-6, "max_response_tokens": 512, "max_context": 8192}
+
+        grpo = agl.GRPO(
+            model=start,
+            steps=options.steps or steps,
+            batch_size=8,
+            minibatches=4,
+            schedule="linear",
+            threads=options.threads,
+            **settings,
+        )
+        trained = agent(endpoint, tool=not options.no_tool)
+        result = agl.Trainer(grpo, n_workers=32, directory=options.out / "grpo", seed=options.seed).fit(
+            trained, corpus.train
+        )
+
+        policies = {"before": start, "after": result.policy}
+        report = agl.evaluate(trained, held_out, policies, n_workers=32, directory=options.out / "evaluation")
+        without = agl.evaluate(
+            agent(endpoint, tool=False),
+            held_out,
+            {"after, no tool": result.policy},
+            n_workers=32,
+            directory=options.out / "no-tool",
+        )
+    columns = {
+        name: {part: f"{policy.rewards[part].value:.3f}" for part in ("f1", "recall@3")}
+        for report in (report, without)
+        for name, policy in report.policies.items()
+    }
+    return common.save(EXAMPLE, (report, without), options, columns=columns)
+
+
+def beginners_policy(agent: Callable[..., Any], options: argparse.Namespace) -> str:
+    """A policy from scratch that imitates the beginner in another world, in which no held-out name occurs."""
+    world = practice(options.seed)
+    index = write_index(world.passages, options.out / "practice.sqlite", letters=MARKS)
+    return common.tiny_policy(
+        partial(agent, index=index),
+        world.train[: 320 if options.short else None],
+        beginner,
+        options.out / "tiny",
+        seed=options.seed,
+        epochs=8 if options.short else 5,
+        **TINY,
+    )
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except agl.AglError as error:
+        sys.exit(f"error: {error}")
