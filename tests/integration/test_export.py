@@ -33,6 +33,7 @@ from agl.trainer.cli.export import export_files, export_traces, since
 from agl.trainer.quickstart.agent import build_agent
 from agl.trainer.report.export import otlp
 from agl.trainer.report.export.json_files import file_name, to_json
+from agl.trainer.report.export.massgen import read_traces
 from agl.trainer.report.export.rows import RolloutFilter
 from agl.trainer.report.export.to_files import to_files
 from agl.trainer.store import open_store
@@ -166,6 +167,22 @@ def test_json_files_lie_by_date_and_agent(store: str, tmp_path: Path) -> None:
     assert (whole["agent"], whole["reward"], len(whole["spans"]), len(whole["calls"])) == ("wri/ter ✎", 0.25, 7, 2)
     assert "prompt_ids" not in whole["calls"][0]
     assert whole["calls"][0]["prompt_tokens"] == 3
+
+
+def test_massgens_files_of_any_store_are_read_back(store: str, tmp_path: Path) -> None:
+    facts = exported(store, tmp_path / "out", "massgen")
+    (trace,) = read_traces(tmp_path / "out")
+    # Its last attempt alone; of the rollout that nothing is known of there is no run.
+    assert (trace.agent_id, trace.status, trace.total_reward) == ("wri/ter ✎", "completed", 0.25)
+    assert [s.span_type for s in trace.spans] == ["prompt", "tool", "prompt", "reward"]
+    prompt, tool, failed, _ = trace.spans
+    assert (prompt.input, prompt.output) == ([{"role": "user", "content": "✎"}], SURROGATE)  # type: ignore[attr-defined]
+    assert tool.error == "no"  # type: ignore[attr-defined]
+    assert failed.error == "gone"  # type: ignore[attr-defined]
+    assert facts["files"] == 2
+    index = strict((tmp_path / "out" / "metadata" / "trace_index.json").read_bytes())["traces"]
+    assert index[trace.trace_id]["path"] == trace.path.as_posix()
+    assert strict((tmp_path / "out" / trace.path).read_bytes())["task"] == trace.task
 
 
 @pytest.mark.parametrize("tokens", [True, False])

@@ -569,7 +569,8 @@ def export(
     format: Annotated[
         str | None,
         typer.Option(
-            help="rollouts: jsonl, parquet (three tables), or json (a file per rollout, by date and agent). "
+            help="rollouts: jsonl, parquet (three tables), json (a file per rollout, by date and agent), or massgen (a "
+            "trace per agent's run, by date and agent). "
             "sft: tokens (for TRL, with --model) or messages (OpenAI's)."
         ),
     ] = None,

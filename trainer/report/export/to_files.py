@@ -13,6 +13,7 @@ from typing import Any, Protocol, get_args
 
 from agl.errors import ConfigError, ExportError, nearest
 from agl.trainer.report.export.json_files import JsonLines, JsonTree
+from agl.trainer.report.export.massgen import MassGenFiles
 from agl.trainer.report.export.meter import Meter
 from agl.trainer.report.export.parquet import Parquet
 from agl.trainer.report.export.rows import Record, RolloutFilter, records
@@ -31,7 +32,12 @@ class Writer(Protocol):
         ...
 
 
-FORMATS: Mapping[str, Callable[..., Writer]] = {"jsonl": JsonLines, "json": JsonTree, "parquet": Parquet}
+FORMATS: Mapping[str, Callable[..., Writer]] = {
+    "jsonl": JsonLines,
+    "json": JsonTree,
+    "parquet": Parquet,
+    "massgen": MassGenFiles,
+}
 
 
 async def to_files(
@@ -41,7 +47,7 @@ async def to_files(
 
     Args:
         out: a folder, created if it does not exist; existing files of the same names are replaced.
-        format: "jsonl", "json" or "parquet". filter: conditions on the rollouts.
+        format: "jsonl", "json", "parquet" or "massgen". filter: conditions on the rollouts.
         tokens: whether calls have their token ids and log-probs.
 
     Returns:

@@ -1,0 +1,14 @@
+"""The names of MassGen's RL document: `from agl.massgen import RLAgentMixin`; `install()` makes them `massgen.rl`."""
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from agl.trainer import massgen
+
+if TYPE_CHECKING:
+    from agl.trainer.massgen import *  # noqa: F403
+
+    def __getattr__(name: str) -> Any: ...
+
+
+sys.modules[__name__] = massgen
