@@ -23,10 +23,16 @@ pytestmark = pytest.mark.slow
 
 
 def _fit(
-    policy: Path, directory: Path, *, resume: bool = False, learning_rate: float = 5e-4, max_staleness: int = 0
+    policy: Path,
+    directory: Path,
+    *,
+    algorithm: Any = agl.GRPO,
+    resume: bool = False,
+    learning_rate: float = 5e-4,
+    max_staleness: int = 0,
 ) -> agl.Result:
     trainer = agl.Trainer(
-        agl.GRPO(
+        algorithm(
             model=str(policy), group_size=4, batch_size=2, steps=4, learning_rate=learning_rate, schedule="linear",
             max_response_tokens=48, max_context=256, val_every=4, max_staleness=max_staleness,
         ),
@@ -56,17 +62,17 @@ def _facts(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: h[k] for k in _SAME_EVERY_TIME if k in h} for h in history]
 
 
-@pytest.mark.parametrize("max_staleness", [0, 1])
+@pytest.mark.parametrize(("algorithm", "max_staleness"), [(agl.GRPO, 0), (agl.REINFORCE, 1)])
 def test_a_resumed_run_equals_one_never_stopped(
-    max_staleness: int, tiny_policy: Path, tmp_path: Path, no_process_left: None
+    algorithm: Any, max_staleness: int, tiny_policy: Path, tmp_path: Path, no_process_left: None
 ) -> None:
-    whole = _fit(tiny_policy, tmp_path / "whole", max_staleness=max_staleness)
+    whole = _fit(tiny_policy, tmp_path / "whole", algorithm=algorithm, max_staleness=max_staleness)
     _interrupt_when(tmp_path / "stopped" / "checkpoints" / "step-000002")
     with pytest.raises(KeyboardInterrupt):
-        _fit(tiny_policy, tmp_path / "stopped", max_staleness=max_staleness)
+        _fit(tiny_policy, tmp_path / "stopped", algorithm=algorithm, max_staleness=max_staleness)
     stopped = json.loads((tmp_path / "stopped" / "checkpoints" / "step-000002" / "run.json").read_text())
     assert stopped["step"] == 2
-    resumed = _fit(tiny_policy, tmp_path / "stopped", resume=True, max_staleness=max_staleness)
+    resumed = _fit(tiny_policy, tmp_path / "stopped", algorithm=algorithm, resume=True, max_staleness=max_staleness)
 
     assert _facts(resumed.history) == _facts(whole.history)
     assert resumed.run_id == stopped["run_id"]
@@ -83,7 +89,14 @@ def test_a_resumed_run_equals_one_never_stopped(
     assert _equal(*states)
 
     with pytest.raises(CheckpointError, match=r"other settings \(learning_rate: 0\.0005 -> 0\.001\)"):
-        _fit(tiny_policy, tmp_path / "stopped", resume=True, learning_rate=1e-3, max_staleness=max_staleness)
+        _fit(
+            tiny_policy,
+            tmp_path / "stopped",
+            algorithm=algorithm,
+            resume=True,
+            learning_rate=1e-3,
+            max_staleness=max_staleness,
+        )
 
 
 def _equal(a: Any, b: Any) -> bool:
