@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from examples.games.kuhn.rules import ACTIONS, CARDS, PLAYERS, History, payoff, to_act
 from langgraph.graph import END, START, StateGraph
-from openai import AsyncOpenAI
+from openai import OpenAI
+
+from examples.games.kuhn.rules import ACTIONS, CARDS, PLAYERS, History, payoff, to_act
 
 
 class Game(TypedDict):
@@ -14,6 +15,11 @@ class Game(TypedDict):
 
     cards: list[str]
     history: list[str]
+
+
+def begin(task: Any) -> Game:
+    """The game before anybody has acted."""
+    return {"cards": task["cards"], "history": []}
 
 
 def question(card: str, history: History) -> list[Any]:
@@ -30,12 +36,12 @@ def action(answer: str) -> str:
 
 def build(base_url: str, model: str, api_key: str) -> Any:
     """The game, with both players on one model of a server that speaks OpenAI's protocol."""
-    client = AsyncOpenAI(base_url=base_url, api_key=api_key)
+    client = OpenAI(base_url=base_url, api_key=api_key)
 
-    async def act(game: Game) -> dict[str, list[str]]:
+    def act(game: Game) -> dict[str, list[str]]:
         history = tuple(game["history"])
         messages = question(game["cards"][len(history) % 2], history)
-        answer = await client.chat.completions.create(model=model, messages=messages, max_completion_tokens=8)
+        answer = client.chat.completions.create(model=model, messages=messages, max_completion_tokens=8)
         return {"history": [*history, action(answer.choices[0].message.content or "")]}
 
     def turn(game: Game) -> str:

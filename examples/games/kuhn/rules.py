@@ -8,7 +8,7 @@ Source: H. W. Kuhn, A simplified two-person poker, in: Contributions to the Theo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import permutations
 
 CARDS = "JQK"
@@ -100,3 +100,18 @@ def exploitability(strategy: Strategy) -> float:
     Unit: antes per game. Half of NashConv, as in OpenSpiel (Lanctot et al., arXiv 1908.09453, section 3.5).
     """
     return (best_response(strategy, 0) + best_response(strategy, 1)) / 2
+
+
+def average(strategies: Sequence[Strategy]) -> dict[Situation, float]:
+    """The strategy of one who draws one of these before each game and sticks to it.
+
+    A situation counts by how likely the player itself makes it come about (Kuhn 1953, realisation equivalence).
+    """
+    weights = {
+        (card, history): [1 - s[card, ()] if history == ("pass", "bet") else 1.0 for s in strategies]
+        for card, history in SITUATIONS
+    }
+    return {
+        x: sum(w * s[x] for w, s in zip(weights[x], strategies, strict=True)) / max(sum(weights[x]), 1e-12)
+        for x in SITUATIONS
+    }

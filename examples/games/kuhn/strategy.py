@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from examples.games.kuhn.agent import question
-from examples.games.kuhn.rules import PLAYERS, SITUATIONS, Situation, Strategy
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from examples.games.kuhn.agent import question
+from examples.games.kuhn.rules import PLAYERS, SITUATIONS, Situation
 
 
 def read_strategy(models: Mapping[str, str | Path]) -> dict[Situation, float]:
@@ -22,21 +23,6 @@ def read_strategy(models: Mapping[str, str | Path]) -> dict[Situation, float]:
     return {
         (card, history): loaded[str(models[PLAYERS[len(history) % 2]])].starts_with("bet", question(card, history))
         for card, history in SITUATIONS
-    }
-
-
-def average(strategies: list[Strategy]) -> dict[Situation, float]:
-    """The strategy of one who draws one of these before each game and sticks to it.
-
-    A situation counts by how likely the player itself makes it come about (Kuhn 1953, realisation equivalence).
-    """
-    weights = {
-        (card, history): [1 - s[card, ()] if history == ("pass", "bet") else 1.0 for s in strategies]
-        for card, history in SITUATIONS
-    }
-    return {
-        x: sum(w * s[x] for w, s in zip(weights[x], strategies, strict=True)) / max(sum(weights[x]), 1e-12)
-        for x in SITUATIONS
     }
 
 

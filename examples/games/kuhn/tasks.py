@@ -1,4 +1,4 @@
-"""The tasks are the six deals. There are no others to hold out: what is measured is the strategy, in every situation."""
+"""The tasks are the six deals. None can be held out: what is measured is the strategy, in every situation."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from examples.games.kuhn.rules import DEALS
 
 
 def deals(n: int) -> list[dict[str, Any]]:
-    """`n` games: each deal equally often, where `n` is a multiple of six."""
-    return [{"cards": list(DEALS[k % len(DEALS)])} for k in range(n)]
+    """`n` games, numbered: each deal equally often, where `n` is a multiple of six."""
+    return [{"game": k, "cards": list(DEALS[k % len(DEALS)])} for k in range(n)]
