@@ -103,7 +103,7 @@ class TrainingSettings:
             _require_known("attention", self.attention, Attention)
         self._check_engine()
         # Checks the learner's settings.
-        self.policy_spec(seed=0, steps=self.steps or 1)
+        self.policy_spec(seed=0, steps=self.steps or self.warmup_steps + 1)
 
     def _check_engine(self) -> None:
         if self.engine not in get_args(EngineName):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -103,6 +103,10 @@ def make_policy(
     recipe: Recipe | None = None,
     stages: Sequence[Stage] | None = None,
     start: str | Path | None = None,
+    corpus: Iterable[str] | None = None,
+    vocabulary: int = 512,
+    hidden: int = 128,
+    layers: int = 2,
 ) -> PolicyReport:
     """Make the tiny policy and save it as a Hugging Face model directory.
 
@@ -114,6 +118,8 @@ def make_policy(
         recipe: settings of the warm start; None for those of the quickstart.
         stages: its parts; None for those of the recipe, of a calculator agent.
         start: a directory that this function made, to continue from its weights; None starts from scratch.
+        corpus, vocabulary: of the tokenizer, as in `build_tokenizer`.
+        hidden, layers: width of the model, a multiple of 64, and depth.
 
     Raises:
         ConfigError: `directory` exists and is not a folder, or the recipe's rows are too short for a demonstration.
@@ -125,8 +131,8 @@ def make_policy(
     if target.exists() and not target.is_dir():
         raise ConfigError("the policy needs a folder to be saved in", hint="name another place", path=target)
     with _torch_settings(seed, threads):
-        tokenizer = build_tokenizer()
-        model = _build_model(tokenizer) if start is None else _load_model(start)
+        tokenizer = build_tokenizer(corpus, vocabulary)
+        model = _build_model(tokenizer, hidden, layers) if start is None else _load_model(start)
         tokens, loss = _warm_start(model, tokenizer, recipe, stages, random.Random(seed), progress)
     _save(model, tokenizer, target)
     return PolicyReport(
@@ -151,17 +157,17 @@ def _save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, target: P
     file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def _build_model(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int) -> LlamaForCausalLM:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     # Llama, not Qwen: transformers loads Qwen's own tokenizer for a Qwen config, whatever the directory holds.
     config = LlamaConfig(
         vocab_size=-(-len(tokenizer) // 8) * 8,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 32,
+        num_key_value_heads=hidden // 64,
         max_position_embeddings=MAX_CONTEXT,
         tie_word_embeddings=False,
         bos_token_id=None,

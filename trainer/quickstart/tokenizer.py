@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,15 +23,18 @@ _WORDS = r" [-+*/] |[-+*/]|[0-9]| ?[A-Za-z]+|[^A-Za-z0-9*/+-]+"
 MAX_CONTEXT = 2048
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer trained on demonstrations, with the chat template next to this module."""
+def build_tokenizer(corpus: Iterable[str] | None = None, vocabulary: int = 512) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with the chat template next to this module.
+
+    Args:
+        corpus: texts to train it on; None for the quickstart's demonstrations.
+        vocabulary: tokens at most, the special ones aside; 256 of them are the bytes.
+    """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    rng = random.Random(0)
     single = re.compile("|".join(re.escape(text) for text in SPECIAL_TOKENS + MARKERS))
-    texts = (turn.prompt + turn.answer for _ in range(400) for turn in demonstrate(rng, MIXED))
-    corpus = [piece for text in texts for piece in single.split(text)]
+    pieces = [piece for text in corpus or _demonstrations() for piece in single.split(text)]
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
         [
@@ -41,7 +45,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend.train_from_iterator(
-        corpus, trainers.BpeTrainer(vocab_size=512, initial_alphabet=alphabet, show_progress=False)
+        pieces, trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
     )
     backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in SPECIAL_TOKENS])
     backend.add_tokens([AddedToken(text, normalized=False, special=False) for text in MARKERS])
@@ -54,3 +58,8 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.chat_template = Path(__file__).with_name("template.jinja").read_text(encoding="utf-8")
     return tokenizer
+
+
+def _demonstrations() -> Iterable[str]:
+    rng = random.Random(0)
+    return (turn.prompt + turn.answer for _ in range(400) for turn in demonstrate(rng, MIXED))
