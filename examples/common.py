@@ -163,17 +163,19 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-def save(example: str, report: agl.Evaluation, options: argparse.Namespace, **more: Any) -> dict[str, Any]:
+def save(example: str, report: agl.Evaluation | None, options: argparse.Namespace, **more: Any) -> dict[str, Any]:
     """Print the table of an example's evaluation, and write it: `report.html` and `result.json` in its directory.
 
     Args:
+        report: None where an example is measured otherwise, as `more` has it.
         more: further facts of the result, as JSON values; `tables` shows those that it knows.
 
     Returns:
         The result: for each policy success and reward (value, low, high), tasks and samples; minutes of processor time.
     """
-    report.table()
-    report.save(options.out / "report.html")
+    if report is not None:
+        report.table()
+        report.save(options.out / "report.html")
     used = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     policies = {
         name: {
@@ -183,7 +185,7 @@ def save(example: str, report: agl.Evaluation, options: argparse.Namespace, **mo
             "samples": policy.samples,
             "failed": policy.failed,
         }
-        for name, policy in report.policies.items()
+        for name, policy in (report.policies if report else {}).items()
     }
     result = {"example": example, "seed": options.seed, "policies": policies, "minutes": round(used / 60, 1), **more}
     text = json.dumps(result, indent=1) + "\n"
