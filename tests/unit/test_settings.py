@@ -16,8 +16,8 @@ from agl.trainer.local.policy import PolicySpec
 
 OWN = {
     "group_size", "batch_size", "steps", "epochs", "adv_estimator", "baseline_decay", "normalize_std",
-    "dynamic_sampling", "max_gen_batches", "overlong", "update_epochs", "temperature", "max_response_tokens", "val_temperature",
-    "val_every", "val_before_train", "renderer", "prompts", "checkpoint_every",
+    "dynamic_sampling", "max_gen_batches", "overlong", "update_epochs", "temperature", "max_response_tokens",
+    "val_temperature", "val_every", "val_before_train", "renderer", "prompts", "checkpoint_every",
 }  # fmt: skip
 """Settings of the algorithm that the policy process does not know by that name."""
 DERIVED = {"epochs", "critic", "total_steps", "loss_scale_factor", "seed"}

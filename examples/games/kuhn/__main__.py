@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Points]:
             common.debug(agent, deals(6), options)
             return curves
         start = options.model or common.tiny_policy(
-            build, deals(240), beginner(), options.out / "start", seed=options.seed, epochs=40, n_workers=1, **SAMPLING
+            build, deals(240), beginner(), options.out / "start", seed=options.seed, epochs=30, n_workers=1, **SAMPLING
         )
         for form, agents in FORMS.items() if not options.short else [("one shared policy", list(PLAYERS))]:
             curve = Exploitability(start)
