@@ -123,7 +123,7 @@ def test_no_answer_breaks_the_rules() -> None:
 
 
 def test_only_the_seer_learns_what_it_saw() -> None:
-    game = rules.begin({"names": ["Ann", "Bob", "Cid", "Dan", "Eve"], "roles": list(rules.DEALT)})
+    game = rules.begin({"names": ["Ann", "Bob", "Cid", "Dan", "Eve"], "roles": list(rules.DEALT), "days": 1})
     for answer in ("Cid", "Ann"):  # the werewolf kills Cid, the seer looks at Ann
         game, _ = rules.play(game, answer)
     assert [name for name, _ in game["moves"]] == ["Ann", "Bob", "Dan", "Eve"] * 2

@@ -20,7 +20,10 @@ SAMPLING = {"max_response_tokens": 16, "max_context": 256}
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     options = common.arguments("games/werewolf", __doc__, argv)
-    train, held_out = (tasks.seatings(n, options.seed, split) for n, split in ((2000, "train"), (200, "held_out")))
+    days = 1 if options.tiny else 3
+    train, held_out = (
+        tasks.seatings(n, options.seed, split, days) for n, split in ((2000, "train"), (200, "held_out"))
+    )
 
     def game(server: common.Endpoint, reward: Any = tasks.reward, earn: Any = agl.emit_reward) -> agl.Agent:
         graph = build(server.url, server.model, server.key, earn=earn)
@@ -31,7 +34,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             common.debug(game(server), held_out, options)
             return {}
         start = options.model or common.tiny_policy(
-            game, train[:400], beginner, options.out / "start", seed=options.seed, epochs=6, **SAMPLING
+            game, train[:200], beginner, options.out / "start", seed=options.seed, epochs=6, **SAMPLING
         )
         trained = agl.Trainer(
             agl.REINFORCE(

@@ -2,7 +2,7 @@
 
 At night the werewolf kills a player and the seer looks at one; by day all who live say something, one after another,
 and then vote: who has more votes than any other is out. The village has won when the werewolf is out; it has lost when
-two are left, or after two days. A move that names no living other player is lost: nobody is killed, seen or voted for.
+two are left, or after the last day. A move that names no living other player is lost: nobody is killed or voted for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, Literal, TypedDict
 
 WEREWOLF, SEER, VILLAGER = ROLES = ("werewolf", "seer", "villager")
 DEALT = (WEREWOLF, SEER, VILLAGER, VILLAGER, VILLAGER)
-DAYS = 2
 WORDS = 6
 """Of what a player says, the others hear so many words."""
 VOTE_FOR_WEREWOLF = 0.5
@@ -33,7 +32,7 @@ class Game(TypedDict):
 
     Attributes:
         players: name -> role, in the order of their seats. alive: names.
-        day: from 1. moves: (name, move) that are still to be made, in order.
+        day: from 1. days: after so many the village has lost. moves: (name, move) that are still to be made, in order.
         victim: of this night, before the day; the last dead one by day. seen: what the seer knows, name -> role.
         said: (name, text) of this day. votes: name -> name.
         winner: "" while it goes on.
@@ -42,6 +41,7 @@ class Game(TypedDict):
     players: dict[str, str]
     alive: list[str]
     day: int
+    days: int
     moves: list[tuple[str, Move]]
     victim: str
     seen: dict[str, str]
@@ -51,11 +51,11 @@ class Game(TypedDict):
 
 
 def begin(task: Any) -> Game:
-    """The first night of a task: {"names": five names, "roles": their roles}."""
+    """The first night of a task: {"names": five names, "roles": their roles, "days": 1 or more}."""
     players = dict(zip(task["names"], task["roles"], strict=True))
     return _night({
-        "players": players, "alive": [*players], "day": 1, "moves": [], "victim": "", "seen": {}, "said": [],
-        "votes": {}, "winner": "",
+        "players": players, "alive": [*players], "day": 1, "days": task["days"], "moves": [], "victim": "", "seen": {},
+        "said": [], "votes": {}, "winner": "",
     })  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def question(game: Game) -> list[Any]:
         seen = {other: "bad" if role == WEREWOLF else "good" for other, role in game["seen"].items()}
         known += [f"You saw: {other} is {kind}." for other, kind in seen.items()]
     known += [f"{who}: {text}." for who, text in game["said"]]
-    about = "Five play werewolf. The village votes the bad one out, or loses. Answer in few words."
+    about = "Five play werewolf; the village votes the bad one out. Answer in few words."
     return [
         {"role": "system", "content": f"{about} You are {name}, the {game['players'][name]}."},
         {"role": "user", "content": " ".join([*known, ASK[move]])},
@@ -133,6 +133,6 @@ def _counted(game: Game) -> Game:
     game = {**game, "alive": alive}
     if out and game["players"][out] == WEREWOLF:
         return {**game, "winner": VILLAGER}
-    if len(alive) <= 2 or game["day"] == DAYS:
+    if len(alive) <= 2 or game["day"] == game["days"]:
         return {**game, "winner": WEREWOLF}
     return _night({**game, "day": game["day"] + 1})

@@ -14,14 +14,14 @@ ROTATIONS = sorted(set(permutations(DEALT)))
 """The twenty ways to deal the roles to five seats."""
 
 
-def seatings(n: int, seed: int, split: str) -> list[dict[str, Any]]:
+def seatings(n: int, seed: int, split: str, days: int = 2) -> list[dict[str, Any]]:
     """`n` games of the split "train" or "held_out", which share no order of names."""
     orders = list(permutations(NAMES, 5))
     random.Random(0).shuffle(orders)
     tenth = len(orders) // 10
     orders = orders[:tenth] if split == "held_out" else orders[tenth:]
     random.Random(f"{seed} {split}").shuffle(orders)
-    return [{"names": list(orders[k]), "roles": list(ROTATIONS[k % len(ROTATIONS)])} for k in range(n)]
+    return [{"names": list(orders[k]), "roles": list(ROTATIONS[k % len(ROTATIONS)]), "days": days} for k in range(n)]
 
 
 def reward(task: Any, game: Game) -> dict[str, float]:
