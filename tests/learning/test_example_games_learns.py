@@ -12,7 +12,7 @@ from agl.trainer.http.aio import run_in_thread
 from agl.trainer.store import open_store
 from examples.games.kuhn import __main__ as kuhn
 from examples.games.kuhn.agent import action
-from examples.games.kuhn.rules import PLAYERS
+from examples.games.kuhn.rules import PLAYERS, Situation
 from examples.games.kuhn.scripts import situation
 from examples.games.kuhn.strategy import read_strategy
 
@@ -33,7 +33,7 @@ async def the_strategy_is_what_was_sampled(directory: Path) -> None:
     models = dict.fromkeys(PLAYERS, (directory / "start" / "done").read_text())
     strategy = read_strategy(models)
     store = await open_store(f"sqlite:///{directory / 'one-shared-policy' / 'run.db'}")
-    bets: dict = defaultdict(dict)
+    bets: dict[Situation, dict[str, float]] = defaultdict(dict)
     try:
         for rollout in await store.query_rollouts(mode="train", step=0):
             for call in await store.query_calls(rollout.rollout_id):

@@ -176,14 +176,16 @@ def played(*steps_: Games, decay: float = 0.9) -> list[StepAdvantages]:
 def test_a_role_is_compared_with_its_own_running_mean(one: Games, two: Games, decay: float) -> None:
     first, second = played(one, two, decay=decay)
     for place, role in enumerate(("first", "second")):
-        means = [[g[place] for g in step if g[2 + place]] for step in (one, two)]
-        base = np.mean(means[0]) if means[0] else np.mean(means[1]) if means[1] else None
-        for step, got in ((one, first), (two, second)):
-            for i, g in enumerate(step):
-                for k in range(g[2 + place]):
-                    assert got.advantages[f"r{i}.{role}{k}"] == pytest.approx(g[place] - base, abs=1e-4)
+        # (return, number of calls) of the role in each game
+        earned = [[((g[0], g[2]), (g[1], g[3]))[place] for g in step] for step in (one, two)]
+        means = [[value for value, n in step if n] for step in earned]
+        base = float(np.mean(means[0] or means[1] or [0.0]))
+        for step, got in zip(earned, (first, second), strict=True):
+            for i, (value, n) in enumerate(step):
+                for k in range(n):
+                    assert got.advantages[f"r{i}.{role}{k}"] == pytest.approx(value - base, abs=1e-4)
         if means[0] and means[1]:
-            assert second.baselines[role] == pytest.approx(decay * base + (1 - decay) * np.mean(means[1]))
+            assert second.baselines[role] == pytest.approx(decay * base + (1 - decay) * float(np.mean(means[1])))
     assert first.dropped_groups == second.dropped_groups == 0
     assert len(first.trajectories) == len(one), "a task with one rollout is trained"
 
@@ -194,7 +196,7 @@ def test_a_baseline_does_not_depend_on_what_it_is_subtracted_from(
 ) -> None:
     """So that it does not bias the gradient: another result of one game changes the advantages of that game alone."""
     changed = data.draw(st.integers(0, len(two) - 1))
-    two_changed = [(other, -other, *g[2:]) if i == changed else g for i, g in enumerate(two)]
+    two_changed = [(other, -other, g[2], g[3]) if i == changed else g for i, g in enumerate(two)]
     before, after = played(one, two)[1], played(one, two_changed)[1]
     known = played(one)[0].baselines
     for call, value in before.advantages.items():
@@ -206,7 +208,7 @@ def test_a_baseline_does_not_depend_on_what_it_is_subtracted_from(
 @given(st.lists(games, min_size=2, max_size=4), numbers)
 def test_what_a_role_always_earns_is_worth_nothing(steps_: list[Games], bonus: float) -> None:
     """A game that favours a role teaches as much as one that does not, from the first step on."""
-    favoured = [[(first + bonus, second, *n) for first, second, *n in step] for step in steps_]
+    favoured = [[(first + bonus, second, n, m) for first, second, n, m in step] for step in steps_]
     for plain, with_bonus in zip(played(*steps_), played(*favoured), strict=True):
         for call, value in plain.advantages.items():
             assert with_bonus.advantages[call] == pytest.approx(value, abs=1e-3)

@@ -210,7 +210,7 @@ def test_what_cannot_be_evaluated(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give it a name"):
         agl.evaluate(agent, TASKS, "policy", **options)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="each of its policies a directory"):
-        agl.evaluate(agent, TASKS, {"now": {"solver": None}}, **options)
+        agl.evaluate(agent, TASKS, {"now": {"solver": None}}, **options)  # type: ignore[dict-item]
     run_dir = tmp_path / "run"
     (run_dir / "checkpoints" / "step-000004").mkdir(parents=True)
     with pytest.raises(ConfigError, match="holds no policy"):

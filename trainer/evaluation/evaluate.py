@@ -33,6 +33,8 @@ from agl.trainer.store import open_store
 if TYPE_CHECKING:
     from agl.trainer.engines.vllm import VLLMEngine
 
+    Evaluated = str | Path | Mapping[str, str | Path] | VLLMEngine | None
+
 OWN_MODEL = "own model"
 """The policy's name where an agent is evaluated on its own models alone."""
 _FACTS = "evaluation.json"
@@ -174,8 +176,8 @@ class _Policy:
             return cls(name, None, None, {"model": None})
         if isinstance(policy, Mapping):
             parts = {part: cls.of(f"{name}: {part}", model) for part, model in policy.items()}
-            models = {part: of.model for part, of in parts.items()}
-            if not all(isinstance(model, str) for model in models.values()):
+            models = {part: of.model for part, of in parts.items() if isinstance(of.model, str)}
+            if models.keys() != parts.keys():
                 raise ConfigError(f"{name!r} is {dict(policy)!r}", hint="give each of its policies a directory")
             ran = {key: {part: of.ran[key] for part, of in parts.items()} for key in ("model", "fingerprint")}
             return cls(name, models, None, ran)
@@ -194,8 +196,7 @@ class _Policy:
         return cls(name, directory, None, {"model": directory, "fingerprint": fingerprint(directory)})
 
 
-Evaluated = "str | Path | Mapping[str, str | Path] | VLLMEngine | None"
-Policies = Mapping[str, Evaluated] | Iterable[tuple[str, Evaluated]]
+Policies = Mapping[str, "Evaluated"] | Iterable[tuple[str, "Evaluated"]]
 
 
 def _named(policies: Policies | None) -> list[tuple[str, Any]]:

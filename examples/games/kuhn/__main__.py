@@ -21,7 +21,7 @@ from examples.games.kuhn.scripts import beginner, oracle
 from examples.games.kuhn.strategy import read_strategy
 from examples.games.kuhn.tasks import deals
 
-SAMPLING = {"max_response_tokens": 8, "max_context": 128}
+SAMPLING: dict[str, Any] = {"max_response_tokens": 8, "max_context": 128}
 FORMS: dict[str, Any] = {"two policies": {name: name for name in PLAYERS}, "one shared policy": list(PLAYERS)}
 """Who is trained by which policy, as `Trainer(agents=)`."""
 

@@ -50,7 +50,7 @@ def build(base_url: str, model: str, api_key: str) -> Any:
 
     graph = StateGraph(Game)
     for name in PLAYERS:
-        graph.add_node(name, act)
+        graph.add_node(name, act)  # type: ignore[arg-type]
         graph.add_conditional_edges(name, turn)
     graph.add_edge(START, PLAYERS[0])
     return graph.compile()

@@ -37,7 +37,8 @@ class _Model:
         over its tokenisations, but for those of less than a millionth."""
         rendered = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         prompt = self.tokenizer.encode(rendered, add_special_tokens=False)
-        total, open_ = 0.0, [((), 1.0)]
+        total = 0.0
+        open_: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
         while open_:
             tokens, likely = open_.pop()
             said = "".join(self.texts[i] for i in tokens)

@@ -15,7 +15,7 @@ from examples.games.werewolf.agent import build
 from examples.games.werewolf.rules import ROLES, VILLAGER
 from examples.games.werewolf.scripts import beginner, oracle
 
-SAMPLING = {"max_response_tokens": 16, "max_context": 256}
+SAMPLING: dict[str, Any] = {"max_response_tokens": 16, "max_context": 256}
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def build(base_url: str, model: str, api_key: str, earn: Callable[[float], objec
 
     graph = StateGraph(Game)
     for role in ROLES:
-        graph.add_node(role, act)
+        graph.add_node(role, act)  # type: ignore[arg-type]
         graph.add_conditional_edges(role, turn)
     graph.add_conditional_edges(START, turn)
     return graph.compile().with_config(recursion_limit=100)

@@ -11,7 +11,8 @@ import re
 from collections import Counter
 from typing import Any, Literal, TypedDict
 
-WEREWOLF, SEER, VILLAGER = ROLES = ("werewolf", "seer", "villager")
+WEREWOLF, SEER, VILLAGER = "werewolf", "seer", "villager"
+ROLES: tuple[str, ...] = (WEREWOLF, SEER, VILLAGER)
 DEALT = (WEREWOLF, SEER, VILLAGER, VILLAGER, VILLAGER)
 WORDS = 6
 """Of what a player says, the others hear so many words."""
