@@ -47,6 +47,8 @@ def arguments(
     options = parser.parse_args(argv)
     if options.short and not options.tiny:
         parser.error("--short is a shorter --tiny")
+    # With one thread the same seed gives the same policy wherever it is trained.
+    options.threads = 1 if options.tiny else None
     options.out = options.out or Path("runs") / f"{example}-{options.seed}"
     return options
 
@@ -163,30 +165,31 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-def save(example: str, report: agl.Evaluation | None, options: argparse.Namespace, **more: Any) -> dict[str, Any]:
-    """Print the table of an example's evaluation, and write it: `report.html` and `result.json` in its directory.
+def save(
+    example: str, reports: agl.Evaluation | Sequence[agl.Evaluation], options: argparse.Namespace, **more: Any
+) -> dict[str, Any]:
+    """Print the tables of an example's evaluations, and write them: `report.html` and `result.json` in its directory.
 
     Args:
-        report: None where an example is measured otherwise, as `more` has it.
-        more: further facts of the result, as JSON values; `tables` shows those that it knows.
+        more: further facts of the result, as JSON values; `summary` replaces before -> after in the table of all.
 
     Returns:
         The result: for each policy success and reward (value, low, high), tasks and samples; minutes of processor time.
     """
-    if report is not None:
+    reports = [reports] if isinstance(reports, agl.Evaluation) else reports
+    policies = {}
+    for i, report in enumerate(reports):
         report.table()
-        report.save(options.out / "report.html")
+        report.save(options.out / f"report{i or ''}.html")
+        for name, policy in report.policies.items():
+            policies[name] = {
+                "success": asdict(policy.success),
+                "reward": asdict(policy.reward),
+                "tasks": policy.tasks,
+                "samples": policy.samples,
+                "failed": policy.failed,
+            }
     used = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    policies = {
-        name: {
-            "success": asdict(policy.success),
-            "reward": asdict(policy.reward),
-            "tasks": policy.tasks,
-            "samples": policy.samples,
-            "failed": policy.failed,
-        }
-        for name, policy in (report.policies if report else {}).items()
-    }
     result = {"example": example, "seed": options.seed, "policies": policies, "minutes": round(used / 60, 1), **more}
     text = json.dumps(result, indent=1) + "\n"
     (options.out / "result.json").write_text(text)

@@ -20,7 +20,6 @@ from examples.distil_then_reinforce.agent import build, reward
 from examples.distil_then_reinforce.scripts import strong
 
 EXAMPLE = "distil_then_reinforce"
-LENGTHS: dict[str, Any] = {"max_response_tokens": 48, "max_context": 256}
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
@@ -28,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     train = arithmetic_tasks(512 if options.short else 2048, seed=options.seed, split="train")
     held_out = arithmetic_tasks(64 if options.short else 256, seed=options.seed, split="heldout")
     run: dict[str, Any] = {"n_workers": 32, "seed": options.seed}
+    policy: dict[str, Any] = {"max_response_tokens": 48, "max_context": 256, "threads": options.threads}
 
     with common.provider(options, strong) as endpoint:
         solver = agl.wrap(build(endpoint.url, endpoint.model, endpoint.key), reward=reward)
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
 
         # 2. The student imitates what succeeded; texts of another model are written with the student's chat template.
         traces = agl.traces(options.out / "strong", where=agl.reward() >= 1)
-        sft = agl.SFT(model=student, data=traces, epochs=12, batch_size=32, learning_rate=2e-3, **LENGTHS)
+        sft = agl.SFT(model=student, data=traces, epochs=12, batch_size=32, learning_rate=2e-3, **policy)
         imitated = agl.Trainer(sft, directory=options.out / "sft", seed=options.seed).fit(None)
 
         # 3. It goes on by itself.
@@ -50,13 +50,14 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             learning_rate=3e-4,
             minibatches=4,
             schedule="linear",
-            **LENGTHS,
+            **policy,
         )
         reinforced = agl.Trainer(grpo, directory=options.out / "grpo", **run).fit(solver, train)
 
         # 4. All of them on tasks that none has seen.
         policies = {"strong": None, "before": student, "imitated": imitated.policy, "after": reinforced.policy}
-        report = agl.evaluate(solver, held_out, policies, n_workers=32, directory=options.out / "evaluation")
+        place = options.out / "evaluation"
+        report = agl.evaluate(solver, held_out, policies, max_response_tokens=48, directory=place, n_workers=32)
     return common.save(EXAMPLE, report, options)
 
 

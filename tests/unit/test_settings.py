@@ -81,3 +81,8 @@ def test_a_choice_that_does_not_exist_is_refused_where_it_is_written(name: str) 
 def test_a_number_that_is_none_is_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match=f"gateways is {value!r}"):
         agl.Trainer(agl.GRPO(model="m", steps=1), gateways=value)
+
+
+def test_a_warm_up_that_is_longer_than_one_step_with_epochs() -> None:
+    """How many steps the epochs are is known later, with the data."""
+    agl.GRPO(model="m", epochs=2, warmup_steps=20, schedule="linear")

@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Points]:
             curves[form] = curve.points
     draw(curves, options.out / "exploitability.svg")
     summary = "; ".join(f"{form}: {points[0][1]:.3f} -> {points[-1][1]:.3f}" for form, points in curves.items())
-    common.save("games/kuhn", None, options, curves=curves, summary=f"exploitability, {summary}")
+    common.save("games/kuhn", [], options, curves=curves, summary=f"exploitability, {summary}")
     print(summary)
     if options.save:
         write()

@@ -70,7 +70,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             seed=options.seed,
         )
     print("games that the village won; in each row the others are played by the start")
-    return common.save("games/werewolf", report, options)
+    wins = {
+        name: 100 * policy.success.value for name, policy in report.policies.items() if policy.success.value is not None
+    }
+    summary = ", ".join(f"{role} {wins['start']:.0f} % -> {wins[f'trained {role}']:.0f} %" for role in ROLES)
+    return common.save("games/werewolf", report, options, summary=f"village wins, against the start: {summary}")
 
 
 if __name__ == "__main__":

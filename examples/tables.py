@@ -1,0 +1,115 @@
+"""Write the tables of the examples' READMEs from their kept results; or make those first.
+
+    python -m examples.tables                  # write the tables
+    python -m examples.tables --run [NAME ...] # train and evaluate these (else all), seeds 0 and 1, then write them
+
+A result is `examples/NAME/results/SEED.json`, as `python -m examples.NAME --tiny --save` writes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from examples.common import EXAMPLES
+
+SEEDS = (0, 1)
+EXAMPLE = {
+    "distil_then_reinforce": (
+        "LangChain", "**solver**", "exact answer", "SFT on a strong model's traces, then GRPO",
+    ),
+    "prompts": ("LangGraph", "sorter, writer: their prompts", "four rules of a house", "GEPA"),
+    "games/kuhn": (
+        "LangGraph", "**first, second**: two policies, or one", "chips won", "REINFORCE, a baseline per role",
+    ),
+    "games/werewolf": (
+        "LangGraph", "**werewolf, seer, villager**: one policy", "the side's victory, votes", "REINFORCE, a baseline per role",
+    ),
+}  # fmt: skip
+"""Name -> the columns of the table of all: framework, agents, reward, algorithm."""
+START, END = "<!-- table -->", "<!-- /table -->"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="examples; all of them if left out")
+    parser.add_argument("--run", action="store_true", help="train and evaluate them first")
+    options = parser.parse_args(argv)
+    for name in (options.names or EXAMPLE) if options.run else ():
+        for seed in SEEDS:
+            subprocess.run(
+                [sys.executable, "-m", f"examples.{name.replace('/', '.')}", "--tiny", "--save", f"--seed={seed}"],
+                check=True,
+            )
+    for file, text in written().items():
+        file.write_text(text, encoding="utf-8")
+
+
+def written() -> dict[Path, str]:
+    """Each README with a table -> its text, with the table as the results have it."""
+    kept = {name: results(name) for name in EXAMPLE}
+    # One that is not measured by `agl.evaluate` writes its README itself.
+    evaluated = [name for name, found in kept.items() if any(result["policies"] for result in found)]
+    files = {EXAMPLES / name / "README.md": table(kept[name]) for name in evaluated}
+    files[EXAMPLES / "README.md"] = overview()
+    return {file: _replaced(file.read_text("utf-8"), text) for file, text in files.items()}
+
+
+def results(name: str) -> list[dict[str, Any]]:
+    """The kept results of an example, by seed."""
+    found = [json.loads(file.read_text("utf-8")) for file in (EXAMPLES / name / "results").glob("*.json")]
+    return sorted(found, key=lambda result: result["seed"])
+
+
+def table(kept: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each seed and policy."""
+    lines = [
+        "| seed | policy | success | 95 % | mean reward | tasks x samples | failed |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for result in kept:
+        for name, policy in result["policies"].items():
+            success, reward = policy["success"], policy["reward"]
+            lines.append(
+                f"| {result['seed']} | {name} | {_percent(success['value'])} "
+                f"| {_percent(success['low'])} to {_percent(success['high'])} | {reward['value']:.3f} "
+                f"| {policy['tasks']} x {policy['samples']} | {policy['failed']} |"
+            )
+    minutes = " and ".join(f"{result['minutes']:.1f}" for result in kept)
+    return "\n".join(lines) + f"\n\nMinutes of processor time, the policy from scratch included: {minutes}.\n"
+
+
+def overview() -> str:
+    """A row for each example: what it is, and what each seed's policy made of it."""
+    lines = [
+        "| example | framework | agents (**trained**) | reward | algorithm | before -> after, by seed | minutes |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, columns in EXAMPLE.items():
+        kept = results(name)
+        change = "<br>".join(result.get("summary") or _change(result["policies"]) for result in kept)
+        minutes = "<br>".join(f"{result['minutes']:.1f}" for result in kept)
+        lines.append(f"| [{name}]({name}) | " + " | ".join((*columns, change, minutes)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _change(policies: Mapping[str, Any]) -> str:
+    return " -> ".join(_percent(policies[name]["success"]["value"]) for name in ("before", "after"))
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f} %"
+
+
+def _replaced(text: str, table: str) -> str:
+    before, _, rest = text.partition(START)
+    return f"{before}{START}\n{table}{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    main()
