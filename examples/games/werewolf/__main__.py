@@ -45,6 +45,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 schedule="linear",
                 betas=(0.9, 0.95),
                 minibatches=2,
+                threads=1 if options.tiny else None,
                 **SAMPLING,
             ),
             agents=list(ROLES),
