@@ -22,8 +22,8 @@ pytestmark = pytest.mark.slow
 def test_kuhn_gets_less_exploitable(tmp_path: Path) -> None:
     (points,) = kuhn.main(["--tiny", "--short", "--out", str(tmp_path)]).values()
     print(points)
-    assert points[0][1] == pytest.approx(11 / 24, abs=0.06)
-    assert points[-1][1] < 0.33
+    assert points[0][1] == pytest.approx(7 / 6, abs=0.1)
+    assert points[-1][1] < 0.6
     run_in_thread(the_strategy_is_what_was_sampled(tmp_path))
 
 
@@ -42,7 +42,7 @@ async def the_strategy_is_what_was_sampled(directory: Path) -> None:
                     bets[situation({"messages": call.request["messages"]})][text] = math.exp(float(call.logprobs.sum()))
     finally:
         await store.close()
-    assert len(bets) >= 10
+    assert len(bets) >= 6
     for known, answers in bets.items():
         assert sum(answers.values()) <= strategy[known] + 1e-3
         assert max(answers.values()) >= strategy[known] - 0.05

@@ -66,12 +66,12 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Points]:
             agl.Trainer(
                 agl.REINFORCE(
                     model=start,
-                    steps=options.steps or (16 if options.short else 60),
+                    steps=options.steps or (16 if options.short else 40),
                     batch_size=126,
-                    learning_rate=1e-3 if options.tiny else 1e-6,
+                    learning_rate=3e-4 if options.tiny else 1e-6,
                     schedule="linear",
                     betas=(0.9, 0.95),
-                    entropy_coef=0.1,
+                    entropy_coef=0.4,
                     checkpoint_every=2,
                     threads=1 if options.tiny else None,
                     **SAMPLING,

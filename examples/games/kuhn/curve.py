@@ -52,7 +52,7 @@ def draw(curves: Mapping[str, Points], path: Path) -> Path:
             axes.plot(steps, [mean for _, _, mean in points], color=f"C{k}", linewidth=1, linestyle="--")
         axes.plot([], [], color="gray", linewidth=1, linestyle="--", label="average of all strategies so far")
         axes.axhline(0, color="gray", linewidth=0.8)
-        axes.set(xlabel="step", ylabel="exploitability, antes per game", ylim=(-0.01, 0.5))
+        axes.set(xlabel="step", ylabel="exploitability, antes per game", ylim=(-0.01, None))
         axes.set_title("Kuhn poker in self-play: what a perfect opponent wins", loc="left")
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)

@@ -25,6 +25,12 @@ def oracle(seed: int = 0, alpha: float = 0.2) -> Script:
 
 
 def beginner() -> Script:
-    """Bets half the time in every situation: the uniform strategy, which loses 11/24 a game to one who knows it."""
+    """Knows the words and takes the cards the wrong way round: bets with the jack, passes with the king, and with the
+    queen does either. It loses 7/6 a game to one who knows it."""
     dice = {known: random.Random(str(known)) for known in SITUATIONS}
-    return lambda body: Reply(dice[situation(body)].choice(("bet", "pass")))
+
+    def script(body: dict[str, Any]) -> Reply:
+        known = situation(body)
+        return Reply({"J": "bet", "Q": dice[known].choice(("bet", "pass")), "K": "pass"}[known[0]])
+
+    return script
