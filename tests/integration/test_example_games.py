@@ -70,7 +70,7 @@ def test_every_answer_is_an_action(answer: str, action: str) -> None:
 
 
 def test_kuhn_is_told_without_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert kuhn.main(["--tiny", "--debug", "--out", str(tmp_path / "out")]) == []
+    assert kuhn.main(["--tiny", "--debug", "--out", str(tmp_path / "out")]) == {}
     assert capsys.readouterr().out.count("== task") == 3
 
 
