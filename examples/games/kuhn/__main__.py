@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Points]:
             agl.Trainer(
                 agl.REINFORCE(
                     model=start,
-                    steps=options.steps or (16 if options.short else 40),
+                    steps=options.steps or 16,
                     batch_size=126,
                     learning_rate=3e-4 if options.tiny else 1e-6,
                     schedule="linear",
