@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("langgraph")
+
 import agl
 from agl.testing.provider import Reply, Script, says, serve
 from examples.games.kuhn import __main__ as kuhn

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("langgraph")
+
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.store import open_store
 from examples.games.kuhn import __main__ as kuhn
