@@ -23,6 +23,9 @@ EXAMPLE = {
     "distil_then_reinforce": (
         "LangChain", "**solver**", "exact answer", "SFT on a strong model's traces, then GRPO",
     ),
+    "calc_x": (
+        "Agent Framework, AutoGen", "**MathAgent**", "the answer, to a hundredth", "GRPO",
+    ),
     "prompts": ("LangGraph", "sorter, writer: their prompts", "four rules of a house", "GEPA"),
     "games/kuhn": (
         "LangGraph", "**first, second**: two policies, or one", "chips won", "REINFORCE, a baseline per role",

@@ -12,7 +12,7 @@ from agl.errors import ConfigError
 from agl.trainer.algorithms import settings
 from agl.trainer.algorithms.policy_gradient import PolicyGradient
 from agl.trainer.local.config import LearnerConfig, LoraSpec
-from agl.trainer.local.policy import PolicySpec
+from agl.trainer.local.policy import PolicySpec, environment
 
 OWN = {
     "group_size", "batch_size", "steps", "epochs", "adv_estimator", "baseline_decay", "normalize_std",
@@ -86,3 +86,11 @@ def test_a_number_that_is_none_is_refused(value: Any) -> None:
 def test_a_warm_up_that_is_longer_than_one_step_with_epochs() -> None:
     """How many steps the epochs are is known later, with the data."""
     agl.GRPO(model="m", epochs=2, warmup_steps=20, schedule="linear")
+
+
+def test_the_threads_of_a_policy_are_the_callers_where_none_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert environment(PolicySpec(model="m"))["OMP_NUM_THREADS"] == "2"
+    assert environment(PolicySpec(model="m", threads=3))["OMP_NUM_THREADS"] == "3"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert int(environment(PolicySpec(model="m"))["OMP_NUM_THREADS"]) >= 1

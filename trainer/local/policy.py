@@ -477,9 +477,9 @@ def last_output(log: Any) -> str:
 def environment(spec: PolicySpec) -> dict[str, str]:
     """The child's environment: thread pools must be sized before torch is imported."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = spec.threads or max(1, cores - 1)
+    threads = str(spec.threads or os.environ.get("OMP_NUM_THREADS") or max(1, cores - 1))
     return child_environment(["HF_TOKEN"]) | {
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
         "TOKENIZERS_PARALLELISM": "false",
     }

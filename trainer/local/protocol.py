@@ -26,7 +26,7 @@ class PolicySpec:
         lora: train an adapter instead of all weights.
         seed: of the adapter's start.
         max_context: longest prompt + answer in tokens; None = the model's own limit.
-        threads: torch threads on CPU; None = the number of cores less one, at least one.
+        threads: torch threads on CPU; None = OMP_NUM_THREADS, else the number of cores less one, at least one.
         learner: how to train.
         max_batch: at most this many answers are sampled at once.
         engine: what samples: "torch" in the learner's process, "vllm" in a separate one. gpu_memory: the latter's share
