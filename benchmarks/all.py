@@ -25,6 +25,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "learner": ("--turns", "2", "8", "--repeats", "1"),
     "merging": (),
     "memory": (),
+    "remembering": (),
     "gateway": ("--requests", "500"),
     "flood": ("--rounds", "1", "--seconds", "2"),
     "overhead": ("--rounds", "11"),

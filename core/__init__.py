@@ -7,7 +7,7 @@ from agl._lazy import lazy_names
 from agl._version import __version__ as __version__
 
 _NAMES = {
-    "": ("credit", "errors", "loggers", "rewards"),
+    "": ("credit", "errors", "loggers", "memory", "rewards"),
     "agl.agents": ("Agent", "LitAgent", "Outcome", "RolloutInfo", "Tracer", "rollout"),
     "agl.agents.command": ("CommandAgent",),
     "agl.agents.hooks": ("Hook",),
@@ -45,6 +45,7 @@ _NAMES = {
     "agl.trainer.evaluation.evaluate": ("evaluate", "evaluate_async"),
     "agl.trainer.evaluation.evaluation": ("Evaluation",),
     "agl.trainer.local.config": ("LoraSpec", "Policy"),
+    "agl.trainer.memory.memory": ("Memory",),
     "agl.trainer.prompts": ("APO", "GEPA"),
     "agl.trainer.report.explain": ("explain",),
     "agl.trainer.run.callbacks": ("Callback", "EarlyStopping"),

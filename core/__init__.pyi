@@ -3,6 +3,7 @@
 from agl import credit as credit
 from agl import errors as errors
 from agl import loggers as loggers
+from agl import memory as memory
 from agl import rewards as rewards
 from agl._version import __version__ as __version__
 from agl.agents import Agent as Agent
@@ -63,6 +64,7 @@ from agl.trainer.evaluation.evaluate import evaluate_async as evaluate_async
 from agl.trainer.evaluation.evaluation import Evaluation as Evaluation
 from agl.trainer.local.config import LoraSpec as LoraSpec
 from agl.trainer.local.config import Policy as Policy
+from agl.trainer.memory.memory import Memory as Memory
 from agl.trainer.prompts import APO as APO
 from agl.trainer.prompts import GEPA as GEPA
 from agl.trainer.report.explain import explain as explain

@@ -26,6 +26,9 @@ EXAMPLE = {
     "calc_x": (
         "Agent Framework, AutoGen", "**MathAgent**", "the answer, to a hundredth", "GRPO",
     ),
+    "memory": (
+        "LangChain", "**clerk**", "exact answer to what earlier rollouts were told", "GRPO, with `agl.Memory`",
+    ),
     "prompts": ("LangGraph", "sorter, writer: their prompts", "four rules of a house", "GEPA"),
     "games/kuhn": (
         "LangGraph", "**first, second**: two policies, or one", "chips won", "REINFORCE, a baseline per role",

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from agl.agents.memory import MemoryUse
 from agl.agents.resources import LLM, NamedResources, PromptTemplate, RolloutResources, find_resource
 from agl.errors import ConfigError
 from agl.rewards.function import RewardCaller
@@ -63,6 +64,7 @@ class Agent:
         tracers: adapters that are on while it runs.
         error_reward: the reward of a run in which the agent raised. None: such a run is retried, then dropped; one that
             the policy itself caused (`agl.mdp.faults`) gets the lowest reward of its group.
+        memory: what it remembers from one rollout to a later one; None for nothing.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Agent:
     is_async: bool
     tracers: tuple[Tracer, ...] = field(default=())
     error_reward: float | None = None
+    memory: MemoryUse | None = None
 
 
 RewardFunction = Callable[..., Any]
@@ -113,7 +116,11 @@ _INJECTED = ("task", "llm", "prompt_template", "resource", "resources", "rollout
 
 
 def rollout(
-    function: Callable[..., Any] | None = None, *, name: str | None = None, error_reward: float | None = None
+    function: Callable[..., Any] | None = None,
+    *,
+    name: str | None = None,
+    error_reward: float | None = None,
+    memory: Any = None,
 ) -> Any:
     """Make an agent of a function: `@agl.rollout def f(task, llm: agl.LLM) -> float`, sync or async.
 
@@ -121,23 +128,26 @@ def rollout(
     `PromptTemplate`, `RolloutInfo`); the first other one is the task. The function returns a reward, a dict of rewards,
     or None after `agl.emit_reward`. The decorated function can still be called directly. The frameworks that it uses
     are traced: every adapter is switched on whose framework is imported, unless `Trainer(tracer=)` chooses.
+    `memory` is as `agl.wrap` takes it.
 
     Raises:
         ConfigError: an argument for which there is no value.
     """
     if function is None:
-        return functools.partial(rollout, name=name, error_reward=error_reward)
-    return FunctionAgent(function, name or function.__name__, error_reward)
+        return functools.partial(rollout, name=name, error_reward=error_reward, memory=memory)
+    return FunctionAgent(function, name or function.__name__, error_reward, memory)
 
 
 class FunctionAgent:
     """An agent made of a function by `agl.rollout`; calling it calls the function."""
 
-    def __init__(self, function: Callable[..., Any], name: str, error_reward: float | None = None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], name: str, error_reward: float | None = None, memory: Any = None
+    ) -> None:
         # The registry imports this module.
         from agl.agents.registry import ImportedFrameworks
 
-        tracers = (ImportedFrameworks(),)
+        tracers, use = (ImportedFrameworks(),), MemoryUse.of(memory)
         self._function = function
         self._arguments = _argument_kinds(function)
         functools.update_wrapper(self, function)
@@ -146,13 +156,13 @@ class FunctionAgent:
             async def run_async(task: Any, resources: NamedResources, info: RolloutInfo) -> Outcome:
                 return _outcome(await function(**self._bind(task, resources, info)))
 
-            self.agent = Agent(name, run_async, True, tracers, error_reward)
+            self.agent = Agent(name, run_async, True, tracers, error_reward, use)
         else:
 
             def run(task: Any, resources: NamedResources, info: RolloutInfo) -> Outcome:
                 return _outcome(function(**self._bind(task, resources, info)))
 
-            self.agent = Agent(name, run, False, tracers, error_reward)
+            self.agent = Agent(name, run, False, tracers, error_reward, use)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)

@@ -8,10 +8,12 @@ import importlib.util
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from agl.agents.agent import Agent, RewardFunction, Tracer
+from agl.agents.memory import MemoryUse
 from agl.errors import ConfigError, reject_unknown
 from agl.tracing.import_hooks import when_imported
 from agl.tracing.threads import carried_across_threads
@@ -59,23 +61,26 @@ def _loaded() -> tuple[dict[str, Any], dict[str, str]]:
     return loaded, broken
 
 
-def wrap(agent: Any, reward: RewardFunction | None = None, **options: Any) -> Agent:
+def wrap(agent: Any, reward: RewardFunction | None = None, *, memory: Any = None, **options: Any) -> Agent:
     """Make an agent of any supported framework trainable.
 
     Args:
         agent: a framework's agent, or a function task -> output.
         reward: (task, output) -> float or dict of floats, sync or async.
+        memory: an `agl.Memory`, or its `per("agent")`: what rollouts find in it with `agl.memory.search`, and leave
+            in it for those of later steps.
         **options: `name`, `input` (task -> the framework's input), `output` (its result -> what is scored),
             `error_reward` (the reward of a run in which the agent raised).
 
     Raises:
-        ConfigError: no adapter knows this type.
+        ConfigError: no adapter knows this type, or `memory` is none.
     """
     for adapter in adapters().values():
         if adapter.handles(agent):
             known = set(inspect.signature(adapter.wrap).parameters) - {"agent", "reward"}
             reject_unknown(options, known, f"agl.wrap of a {type(agent).__name__}")
-            return adapter.wrap(agent, reward, **options)
+            wrapped = adapter.wrap(agent, reward, **options)
+            return wrapped if memory is None else replace(wrapped, memory=MemoryUse.of(memory))
     broken = "".join(f"; it cannot import {why}" for why in _loaded()[1].values())
     raise ConfigError(
         f"no adapter knows {type(agent).__module__}.{type(agent).__qualname__}",

@@ -47,6 +47,7 @@ class RolloutContext:
         prompts: whether the messages of requests that are not routed are recorded, too; the gateway records the others.
         recorder: (agent, environment) -> variables that lead a command's calls past who records them; None without one.
         system_prompts: what is sent in the place of agents' system prompts; None when nothing is replaced.
+        memory: searches the agent's memory; None without one.
         spans: finished spans, in the order in which they ended.
         on_span_end: called with each finished span, in the thread that ended it.
         open: scopes that have not ended.
@@ -63,6 +64,7 @@ class RolloutContext:
     prompts: bool = False
     system_prompts: SystemPrompts | None = None
     recorder: Callable[[str, Mapping[str, str]], Mapping[str, str]] | None = None
+    memory: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     spans: MutableSequence[Span] = field(default_factory=list)
     on_span_end: Callable[[Span], None] | None = None
     open: dict[Scope, bool] = field(default_factory=dict)

@@ -9,6 +9,7 @@ import math
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from agl.trainer.store.base import (
     NO_RUN,
     ROLLOUT_TERMINAL,
     AttemptedRollout,
+    MemoryEntry,
     Metric,
     Mode,
     NewRollout,
@@ -724,6 +726,50 @@ def test_a_note_replaces_the_one_before(store: Store) -> None:
         await store.put_note(f"{name}/a", {"n": 2})
         assert await store.query_notes(f"{name}/") == {f"{name}/a": {"n": 2}, f"{name}/b": [None, "\0x"]}
         assert await store.query_notes(f"{name}/c") == {}
+
+    asyncio.run(run())
+
+
+def test_a_version_of_a_memory_stays_as_it_was(store: Store) -> None:
+    async def run() -> None:
+        scope = next(fresh)
+        tea = MemoryEntry(
+            ("a", "\0"), "1", {"drink": "tea"}, "customer C-417 prefers tea", 1.0, "t1", 1, 5.0, 6.0, (0.5, 1.0)
+        )
+        milk, other = (
+            replace(tea, key="2", text="customer C-512 prefers milk", embedding=None),
+            replace(tea, key="3", text=""),
+        )
+        await store.merge_memories(scope, 1, [tea, milk, other])
+        await store.merge_memories(f"{scope}-other", 1, [replace(milk, text="C-417 " * 9)])
+        better = replace(tea, value={"drink": "coffee"}, text="customer C-417 prefers coffee")
+        for _ in range(2):
+            await store.merge_memories(scope, 2, [milk, better], [other.id])
+
+        async def seen(version: int | None = None) -> dict[str, Any]:
+            return {entry.key: entry.value["drink"] for entry in await store.query_memories(scope, version)}
+
+        assert await seen(0) == {}
+        [first, *_] = await store.query_memories(scope, 1)
+        assert (first, list(first.embedding or ())) == (replace(tea, embedding=first.embedding), [0.5, 1.0])
+        assert await seen(1) == {"1": "tea", "2": "tea", "3": "tea"}
+        assert await seen() == await seen(2) == {"2": "tea", "1": "coffee"}
+
+        async def found(query: str, version: int | None) -> list[str]:
+            hits = await store.rank_memories(scope, query, version)
+            assert [score for _, score in hits] == sorted((score for _, score in hits), reverse=True)
+            assert all(score > 0 for _, score in hits)
+            return [key for (_, key), _ in hits]
+
+        assert await found("What does customer C-417 prefer?", 1) == ["1", "2"]
+        assert await found("coffee", 1) == []
+        assert await found("COFFEE", 2) == await found("coffee", None) == ["1"]
+        assert await found("417-C", 2) == [], "a word with punctuation is a phrase"
+        for syntax in ('"', "* NEAR(", "a:b AND NOT (", "", "-", "'; DROP TABLE memories"):
+            assert await found(syntax, 2) == []
+        await store.revert_memories(scope, 1)
+        assert await seen() == {"1": "tea", "2": "tea", "3": "tea"}
+        assert await found("coffee tea", None) == ["1"]
 
     asyncio.run(run())
 

@@ -135,7 +135,7 @@ def test_a_lease_from_before_leases_had_secrets_is_nobodys_and_new_ones_have_the
     assert asyncio.run(is_leased(rollout_id, [secret])), "it is known after a restart"
     assert secret.encode() not in path.read_bytes(), "only its hash is kept"
     sql(path, "ALTER TABLE attempts DROP COLUMN secret_hash")
-    for table in ("runs", "metrics", "notes"):
+    for table in ("runs", "metrics", "notes", "memories"):
         sql(path, f"DROP TABLE {table}")
     sql(path, "UPDATE alembic_version SET version_num = '0003'")
     assert not asyncio.run(is_leased(rollout_id, [secret, ""]))
@@ -605,7 +605,7 @@ def test_runs_of_an_old_file_are_recorded_as_stopped(path: Path) -> None:
             await store.close()
 
     asyncio.run(fill())
-    for table in ("runs", "metrics", "notes"):
+    for table in ("runs", "metrics", "notes", "memories"):
         sql(path, f"DROP TABLE {table}")
     sql(path, "UPDATE alembic_version SET version_num = '0004'")
     runs, metrics, (created, ended, last) = asyncio.run(read())

@@ -30,6 +30,7 @@ def _fit(
     resume: bool = False,
     learning_rate: float = 5e-4,
     max_staleness: int = 0,
+    memory: agl.Memory | None = None,
 ) -> agl.Result:
     trainer = agl.Trainer(
         algorithm(
@@ -43,7 +44,8 @@ def _fit(
     )  # fmt: skip
     train = arithmetic_tasks(64, seed=0, split="train")
     val = arithmetic_tasks(8, seed=0, split="heldout")
-    return trainer.fit(agl.wrap(build_agent(), reward=exact_answer), train, val, resume=resume)
+    use = None if memory is None else memory.per("agent")
+    return trainer.fit(agl.wrap(build_agent(), reward=exact_answer, memory=use), train, val, resume=resume)
 
 
 def _interrupt_when(path: Path) -> None:
@@ -66,13 +68,19 @@ def _facts(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_a_resumed_run_equals_one_never_stopped(
     algorithm: Any, max_staleness: int, tiny_policy: Path, tmp_path: Path, no_process_left: None
 ) -> None:
-    whole = _fit(tiny_policy, tmp_path / "whole", algorithm=algorithm, max_staleness=max_staleness)
+    remembered, memory = agl.Memory(keep=6), agl.Memory(keep=6)
+    whole = _fit(tiny_policy, tmp_path / "whole", algorithm=algorithm, max_staleness=max_staleness, memory=remembered)
     _interrupt_when(tmp_path / "stopped" / "checkpoints" / "step-000002")
     with pytest.raises(KeyboardInterrupt):
-        _fit(tiny_policy, tmp_path / "stopped", algorithm=algorithm, max_staleness=max_staleness)
+        _fit(tiny_policy, tmp_path / "stopped", algorithm=algorithm, max_staleness=max_staleness, memory=memory)
     stopped = json.loads((tmp_path / "stopped" / "checkpoints" / "step-000002" / "run.json").read_text())
     assert stopped["step"] == 2
-    resumed = _fit(tiny_policy, tmp_path / "stopped", algorithm=algorithm, resume=True, max_staleness=max_staleness)
+    resumed = _fit(
+        tiny_policy, tmp_path / "stopped", algorithm=algorithm, resume=True, max_staleness=max_staleness, memory=memory
+    )
+    episodes = [[(e.key, e.text, e.reward) for e in each.entries()] for each in (remembered, memory)]
+    assert len(episodes[0]) == 6
+    assert episodes[0] == episodes[1], "what was learned in text is the same, too"
 
     assert _facts(resumed.history) == _facts(whole.history)
     assert resumed.run_id == stopped["run_id"]

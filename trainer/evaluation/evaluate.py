@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agl._version import __version__
+from agl.agents.agent import as_agent
+from agl.agents.memory import MEMORY_MODES, MemoryMode
 from agl.agents.registry import wrap
 from agl.agents.resources import Dataset, as_tasks
 from agl.errors import CheckpointError, ConfigError
@@ -52,6 +54,7 @@ def evaluate(
     seed: int = 0,
     temperature: float | None = None,
     max_response_tokens: int | None = None,
+    memory: Sequence[MemoryMode] = MEMORY_MODES,
     n_workers: int = 8,
     directory: str | Path | None = None,
     resume: bool = False,
@@ -74,6 +77,8 @@ def evaluate(
         seed: fixes every request's sampling; the same for each policy.
         temperature, max_response_tokens: where a policy answers, they replace the agent's temperature and bound its
             answers; None leaves that to the agent. A training's validations have the training's own.
+        memory: how agents that have a memory are evaluated: with it "on", "off", and "shuffled", where as much is found
+            but other entries. Only what is better on than shuffled was remembered. Other agents are evaluated once.
         n_workers: rollouts at once.
         directory: where the store goes; `agl-runs/eval-<id>` if None.
         resume: run only what an interrupted evaluation in `directory` has not.
@@ -105,6 +110,7 @@ async def evaluate_async(
     seed: int = 0,
     temperature: float | None = None,
     max_response_tokens: int | None = None,
+    memory: Sequence[MemoryMode] = MEMORY_MODES,
     n_workers: int = 8,
     directory: str | Path | None = None,
     resume: bool = False,
@@ -115,11 +121,12 @@ async def evaluate_async(
     require_positive(samples=samples)
     dataset = as_tasks(tasks)
     require_tasks(dataset, "the set of held-out tasks")
-    evaluated = [_Policy.of(name, policy) for name, policy in _named(policies)]
+    named = [_Policy.of(name, policy) for name, policy in _named(policies)]
     if is_group_reward(reward):
         options["group_reward"] = reward
     elif reward is not None:
         agent = wrap(agent, reward)
+    evaluated = list(_with_memory(agent, named, memory))
     place = Path(directory) if directory is not None else Path("agl-runs") / f"eval-{secrets.token_hex(4)}"
     sampling = {"temperature": temperature, "max_response_tokens": max_response_tokens}
     facts = {
@@ -127,7 +134,7 @@ async def evaluate_async(
         "samples": samples,
         **sampling,
         "tasks": hashlib.sha256(json.dumps(list(dataset), sort_keys=True, default=str).encode()).hexdigest(),
-        "policies": {policy.name: dict(policy.ran) for policy in evaluated},
+        "policies": {policy.name: dict(policy.ran) for policy, _ in evaluated},
     }
     url = str(options.pop("store", None) or f"sqlite:///{place / 'run.db'}")
     trainers = [
@@ -139,13 +146,13 @@ async def evaluate_async(
             name=policy.name,
             **options,
         )
-        for i, policy in enumerate(evaluated)
+        for i, (policy, _) in enumerate(evaluated)
     ]
     evaluation_id = _begin(place, facts, resume)
     store = await open_store(url)
     try:
         queries = {}
-        for i, (policy, trainer) in enumerate(zip(evaluated, trainers, strict=True)):
+        for i, ((policy, remembering), trainer) in enumerate(zip(evaluated, trainers, strict=True)):
             run_id = f"{evaluation_id}-{i}"
             ran = {**policy.ran, **sampling, "seed": seed, "agl": __version__}
             queries[policy.name] = RolloutQuery(run_id, ran=ran)
@@ -153,9 +160,8 @@ async def evaluate_async(
             if known and known[0].status == "succeeded":
                 continue
             trainer.store = store
-            await trainer.fit_async(
-                agent, [], dataset, resume=bool(known), run_id=run_id, progress=Progress(progress, label=policy.name)
-            )
+            shown = Progress(progress, label=policy.name)
+            await trainer.fit_async(remembering, [], dataset, resume=bool(known), run_id=run_id, progress=shown)
         return await Evaluation.of_runs(store, url, queries, success=success)
     finally:
         await store.close()
@@ -194,6 +200,21 @@ class _Policy:
                 + (f"; its last checkpoint is {last}" if last is not None else ", and this one has no checkpoint"),
             )
         return cls(name, directory, None, {"model": directory, "fingerprint": fingerprint(directory)})
+
+
+def _with_memory(agent: Any, policies: Sequence[_Policy], modes: Sequence[MemoryMode]) -> Iterator[tuple[_Policy, Any]]:
+    """Each policy with the agent as it is evaluated: once for each mode of the agent's memory, if it has one."""
+    use = None if agent is None or isinstance(agent, str) else as_agent(agent).memory
+    if use is None:
+        yield from ((policy, agent) for policy in policies)
+        return
+    if not modes or set(modes) - set(MEMORY_MODES):
+        raise ConfigError(f"memory= is {modes!r}", hint=f"some of {', '.join(MEMORY_MODES)}")
+    for policy in policies:
+        for mode in modes:
+            name = policy.name if mode == "on" else f"{policy.name}, memory {mode}"
+            variant = replace(policy, name=name, ran={**policy.ran, "memory": mode})
+            yield variant, replace(as_agent(agent), memory=replace(use, mode=mode))
 
 
 Policies = Mapping[str, "Evaluated"] | Iterable[tuple[str, "Evaluated"]]

@@ -32,6 +32,7 @@ from agl.trainer.run.callbacks import Callbacks
 from agl.trainer.run.config import LOOPBACK, RunConfig
 from agl.trainer.run.faults import fault_counts, score_faults
 from agl.trainer.run.group_reward import score_group
+from agl.trainer.run.memory import RunMemory, require_content
 from agl.trainer.run.progress import Progress
 from agl.trainer.run.recorder import Recorder
 from agl.trainer.run.resume import ResumableRollouts, reconcile, replayable
@@ -84,6 +85,7 @@ class Run:
         checkpoint: the last one. policy_paths: the trained policies' directories by name.
         prompts: the texts that a prompt search ended with, by name.
         recorder: keeps the run's history; made from the others if None. callbacks: see it, and may end the run.
+        memory: what the agent remembers, made from the others; None for nothing.
     """
 
     config: RunConfig
@@ -105,6 +107,7 @@ class Run:
     prompts: dict[str, str] = field(default_factory=dict)
     recorder: Recorder = field(default=None)  # type: ignore[assignment]
     callbacks: Callbacks = field(default_factory=Callbacks)
+    memory: RunMemory | None = None
     _endpoint: Endpoint | None = None
     _processes: GatewayProcesses | None = None
     _resumable: ResumableRollouts | None = None
@@ -124,6 +127,13 @@ class Run:
         """One dict per step; `record` adds to it."""
         return self.recorder.history
 
+    def _remembered(self) -> RunMemory | None:
+        """The memory of the agent; its run's id is known once a checkpoint was read."""
+        if self.memory is None and self.agent.memory is not None:
+            require_content(self.agent.memory, self.capture_content)
+            self.memory = RunMemory(self.store, self.run_id, self.agent.memory)
+        return self.memory
+
     async def begin(self, steps: int | None, step: int = 0) -> None:
         """Record that training begins, or goes on after `step` of `steps` steps."""
         await self.recorder.begin(self.run_id, steps, step)
@@ -139,6 +149,8 @@ class Run:
         """Record that the run is over. What was saved stays saved, whatever callbacks and loggers do."""
         if self.stop_reason is not None and status == "succeeded":
             self.progress.note(f"stopped after step {self.recorder.run.step}: {self.stop_reason}")
+        if self.memory is not None and status != "failed":
+            await self.memory.end()
         await self.callbacks.call("on_end", status)
         await self.recorder.end(status, error)
 
@@ -221,6 +233,9 @@ class Run:
         gateways: int,
     ) -> None:
         config = self.config
+        memory = self._remembered()
+        if memory is not None:
+            await memory.begin()
         gateway = self.gateway or self._make_gateway(gateways if routed else 1)
         if routed:
             self.gateway = gateway
@@ -241,6 +256,7 @@ class Run:
             # The death of a process on this machine is noticed; that of a remote one shows only by its silence.
             silent_seconds=None if config.runners in ("local", "process") else config.silent_seconds,
             guard=LeaseGuard() if config.runners == "remote" else None,
+            memory=None if memory is None else memory.answer,
         )
         url = worker_key = ""
         if routed or config.runners != "local":
@@ -344,6 +360,8 @@ class Run:
                 run=self.run_id,
                 store=self.directory / "run.db",
             )
+        if (memory := self._remembered()) is not None:
+            await memory.revert(step)
         self._resumable = await reconcile(self.store, self.run_id, step, self.selection, versions, max_staleness)
         if n := len(self._resumable.rollouts):
             self.progress.note(f"{n} rollouts of step {step + 1} had ended before the run was stopped; they count")
@@ -351,6 +369,8 @@ class Run:
     async def replay(self, recorded: int) -> None:
         """Continue a stopped run that trains nothing by doing everything again: a rollout that had ended is not run
         again, nor is one that had failed in the first `recorded` steps of the history."""
+        if (memory := self._remembered()) is not None:
+            await memory.revert(0)
         self._resumable = await replayable(self.store, self.run_id, self.selection, recorded)
 
     async def stop(self) -> None:
@@ -404,6 +424,7 @@ class Run:
             raise self._failure
         config = RolloutConfig(max_attempts=self.config.max_attempts, timeout_seconds=self.config.timeout)
         seed_step = step if mode == "train" else 0
+        remembered = {} if self.memory is None else self.memory.metadata(step)
         new = [
             NewRollout(
                 task=task,
@@ -415,7 +436,7 @@ class Run:
                 seed=seed_of(self.seed, mode, seed_step, place, index, k),
                 resources_id=resources_id,
                 config=config,
-                metadata={"task_index": index, **(metadata or {})},
+                metadata={"task_index": index, **(metadata or {}), **remembered},
                 rollout_id=new_rollout_id(),
             )
             for place, (index, task) in enumerate(tasks, start=first)
@@ -441,7 +462,10 @@ class Run:
             ]
             try:
                 results = [result for group in await asyncio.gather(*groups) for result in group]
-                return await score_faults(self.store, self.credit, results, mode)
+                results = await score_faults(self.store, self.credit, results, mode)
+                if self.memory is not None and mode == "train":
+                    await self.memory.merge(results, step)
+                return results
             finally:
                 for group in groups:
                     group.cancel()

@@ -461,7 +461,11 @@ class Trainer:
         source = agent if isinstance(agent, str) else as_agent(agent)
         from agl.trainer.runners.process.payload import Payload, pack
 
-        payload = pack(Payload(source, self.tracers, config.hooks, config.selection, config.initial_resources))
+        sent = source
+        if not isinstance(source, str) and source.memory is not None:
+            # Workers ask the run, which has the memory and its `embed=`.
+            sent = replace(source, memory=replace(source.memory, memory=None))
+        payload = pack(Payload(sent, self.tracers, config.hooks, config.selection, config.initial_resources))
         return _REMOTE if isinstance(source, str) else source, payload
 
     def _check_directory(self, directory: Path, resume: bool) -> None:

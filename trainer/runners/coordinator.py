@@ -88,6 +88,7 @@ class RunCoordinator:
         guard: of workers that other people start; None trusts every worker.
         end_worker: called with each lease that is past its limits and its worker; ends the worker, and returns the
             attempt's spans if it can.
+        memory: answers a search of a rollout in its agent's memory; None without one.
     """
 
     def __init__(
@@ -107,11 +108,13 @@ class RunCoordinator:
         silent_seconds: float | None = None,
         guard: LeaseGuard | None = None,
         end_worker: Callable[[Lease, str], Awaitable[Sequence[Span]]] | None = None,
+        memory: Callable[[Rollout, Mapping[str, Any]], Awaitable[dict[str, Any]]] | None = None,
     ) -> None:
         self.store, self.gateway, self.selection, self.rules = store, gateway, selection, rules
         self.resources, self.model, self.run_id, self.on_result = resources, model, run_id, on_result
         self.air, self.rewarded, self.capture_content = air, rewarded, capture_content
         self.silent_seconds, self.guard, self.end_worker = silent_seconds, guard, end_worker
+        self.memory = memory
         self._prompt_use = PromptUse(resources) if resources and replacements(resources) else None
         self._lease_tasks: dict[asyncio.Task[Any], str] = {}
         self._open: dict[tuple[str, int], _OpenLease] = {}
@@ -268,6 +271,11 @@ class RunCoordinator:
             async with entry.lock:
                 await self._calls(entry)
         await self.store.add_spans(spans)
+
+    async def remember(self, lease: Lease, request: Mapping[str, Any]) -> dict[str, Any]:
+        if self.memory is None:
+            return {"error": "this run has no memory"}
+        return await self.memory(lease.rollout, request)
 
     async def finish(self, lease: Lease, report: Report) -> None:
         self._last_heard = time.monotonic()

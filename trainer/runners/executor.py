@@ -11,7 +11,7 @@ import functools
 import logging
 import threading
 import urllib.parse
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -23,7 +23,7 @@ from agl.agents.hooks import Hook
 from agl.agents.prompts import replacements
 from agl.agents.registry import answer_error_cause, causes_of
 from agl.agents.resources import LLM, SystemPrompt, Task
-from agl.errors import AglError, CaptureError, RewardError, RolloutError, RolloutTimeoutError
+from agl.errors import AglError, CaptureError, ConfigError, RewardError, RolloutError, RolloutTimeoutError
 from agl.mdp.spans import Span
 from agl.rewards.emit import as_rewards, only_last, record
 from agl.trainer.runners.protocol import Coordinator, Lease, Report
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from agl.trainer.runners.command_recorder import CommandRecorder
 
 log = logging.getLogger("agl.runner")
+
+MEMORY_SECONDS = 60.0
+"""How long a search in a memory may take."""
 
 
 class Executor:
@@ -114,6 +117,8 @@ class Executor:
             resources = {"llm": llm, **resources}
         error: BaseException | None = None
         try:
+            if self.agent.memory is not None:
+                context.memory = self._memory(lease)
             info = RolloutInfo(rollout.rollout_id, attempt, rollout.mode, rollout.step)
             await self._hook("on_rollout_start", lease)
             routed = lease.gateway is not None and lease.selection.policy_for(self.agent.name) is not None
@@ -135,6 +140,32 @@ class Executor:
             if self._recorder is not None:
                 await self._recorder.close(context)
         return Report(only_last(context.spans), error)
+
+    def _memory(self, lease: Lease) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+        """Searches the agent's memory for the attempt, from its thread or from the agents' loop.
+
+        Raises:
+            ConfigError: the run does not know of the memory.
+        """
+        where = {"rollout": lease.rollout.rollout_id, "attempt": lease.attempt, "agent": self.agent.name}
+        if "memory" not in lease.rollout.metadata:
+            raise ConfigError(
+                f"agent {self.agent.name!r} has a memory, of which its run does not know",
+                hint="give the run the agent itself: fit(agent, ...), not the name of its module, and with "
+                'runners="remote" too; a store without a run has no memory',
+                **where,
+            )
+        loop = asyncio.get_running_loop()
+
+        def search(request: Mapping[str, Any]) -> Mapping[str, Any]:
+            reply = asyncio.run_coroutine_threadsafe(self.coordinator.remember(lease, request), loop)
+            found = reply.result(MEMORY_SECONDS)
+            if found is None or "error" in found:
+                why = "the attempt is over" if found is None else found["error"]
+                raise RolloutError(f"the memory cannot be read: {why}", **where)
+            return found
+
+        return search
 
     async def _record_commands(self, context: tracing.RolloutContext) -> None:
         """Have calls recorded that commands of this attempt send to their own providers."""

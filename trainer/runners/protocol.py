@@ -120,6 +120,11 @@ class Coordinator(Protocol):
         """End the attempt's calls and store its spans, before it is finished; for callers that read them first."""
         ...
 
+    async def remember(self, lease: Lease, request: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """What a search finds in the memory of the attempt's agent (`agl.agents.memory.search`): {"snapshot", "hits"},
+        or {"error"}. None if the attempt is over."""
+        ...
+
     async def finish(self, lease: Lease, report: Report) -> None:
         """End the attempt; a failed one is queued again where its rollout has attempts left.
 

@@ -237,6 +237,40 @@ class RolloutSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryEntry:
+    """One entry of a memory (`agl.Memory`).
+
+    Attributes:
+        namespace, key: identify it in its scope. value: a JSON value. text: what a search reads; "" is never found.
+        reward: of the rollout that wrote it; None without one.
+        source: identifies the task whose rollout wrote it; None for an entry that no rollout wrote.
+        since: the version of the scope from which on it is seen.
+        created_at, updated_at: seconds since the epoch.
+        embedding: float [d] of `text`, where the memory has `embed=`.
+    """
+
+    namespace: tuple[str, ...]
+    key: str
+    value: Any
+    text: str = ""
+    reward: float | None = None
+    source: str | None = None
+    since: int = 0
+    created_at: float = 0.0
+    updated_at: float = 0.0
+    embedding: Sequence[float] | None = None
+
+    @property
+    def id(self) -> MemoryId:
+        """Namespace and key."""
+        return self.namespace, self.key
+
+
+MemoryId = tuple[tuple[str, ...], str]
+"""Namespace and key of an entry."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pruned:
     """What `Store.prune` deleted: the numbers of `attempts`, `calls` and `spans`, and of `rollouts` that had any."""
 
@@ -429,6 +463,34 @@ class Store(Protocol):
 
     async def query_notes(self, prefix: str = "") -> dict[str, Any]:
         """The notes whose keys begin with `prefix`."""
+        ...
+
+    # -- memories -------------------------------------------------------------------------------------------------
+    async def merge_memories(
+        self, scope: str, version: int, entries: Sequence[MemoryEntry] = (), removed: Sequence[MemoryId] = ()
+    ) -> None:
+        """Make a new version of a scope: these entries are added, or replace those with their namespace and key, and
+        the removed ones are seen no more. Earlier versions stay as they are; a repetition has no effect.
+
+        Args:
+            scope: a run's id, or a memory's name. version: not less than any before.
+        """
+        ...
+
+    async def query_memories(self, scope: str, version: int | None = None) -> list[MemoryEntry]:
+        """The entries that a version of a scope holds, None = the newest; in order of writing."""
+        ...
+
+    async def rank_memories(self, scope: str, query: str, version: int | None = None) -> list[tuple[MemoryId, float]]:
+        """The entries of a version whose texts have a word of the query, best first, with their relevance > 0.
+
+        A word with punctuation in it ("C-417") is a phrase. SQLite: BM25 of FTS5 over the entries of this version
+        alone, so that nothing written elsewhere or later changes a rank. PostgreSQL: `ts_rank_cd`.
+        """
+        ...
+
+    async def revert_memories(self, scope: str, version: int) -> None:
+        """Forget what was written to a scope after this version."""
         ...
 
     async def add_policy_version(

@@ -116,6 +116,13 @@ class _Bridge:
         self._empty_groups: list[list[RolloutResult]] = []
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
+        if run.agent.memory is not None:
+            raise ConfigError(
+                "agl.VERL trains no agent with memory=: verl asks for the rollouts of a step one by one, so there is "
+                "no order in which they could write",
+                hint="train on this machine (agl.GRPO), or give the agent no memory",
+            )
+
     async def dev(self) -> list[RolloutResult]:
         self._dry_run = True
         no_update = {"trainer.val_only": True, "trainer.val_before_train": True}

@@ -87,6 +87,9 @@ class CoordinatorClient:
     async def deliver(self, lease: Lease, spans: Sequence[Span]) -> None:
         await self._request("deliver", {**_lease_id(lease), "spans": otlp.encode(spans)}, lease)
 
+    async def remember(self, lease: Lease, request: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        return await self._request("remember", {**_lease_id(lease), "request": dict(request)}, lease)
+
     async def finish(self, lease: Lease, report: Report) -> None:
         await self._request("finish", {**_lease_id(lease), "report": report_to_json(report)}, lease)
 

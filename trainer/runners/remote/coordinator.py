@@ -97,6 +97,11 @@ def coordinator_routes(
             await coordinator.deliver(lease, otlp.decode(body["spans"], rollout_id=rollout_id, attempt=attempt))
         return answer({})
 
+    async def remember(request: Request) -> Response:
+        coordinator, lease, body = await of_lease(request, "request")
+        with _refusals():
+            return answer(await coordinator.remember(lease, body["request"]))
+
     async def finish(request: Request) -> Response:
         coordinator, lease, body = await of_lease(request, "report")
         with _refusals():
@@ -124,7 +129,7 @@ def coordinator_routes(
 
     return [
         Route(f"/runner/{route.__name__}", route, methods=["POST"])
-        for route in (lease, forget, heartbeat, deliver, finish, abandon)
+        for route in (lease, forget, heartbeat, deliver, remember, finish, abandon)
     ]
 
 

@@ -7,7 +7,7 @@ import hmac
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import (
     Connection,
@@ -46,6 +46,8 @@ from agl.trainer.store.sql.records import begins_with
 from agl.trainer.store.sql.schema import attempts as A
 from agl.trainer.store.sql.schema import calls, resources, spans
 from agl.trainer.store.sql.schema import rollouts as R
+
+T = TypeVar("T")
 
 CHUNK = 1000
 """Maximum number of ids in one statement; databases limit its parameters."""
@@ -506,7 +508,7 @@ def query_open_attempts(connection: Connection, limit: int) -> list[Attempt]:
     return [codec.to_attempt(row) for row in connection.execute(statement).mappings()]
 
 
-def chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+def chunks(ids: Sequence[T]) -> Iterator[Sequence[T]]:
     """`ids` in parts that fit one statement."""
     for start in range(0, len(ids), CHUNK):
         yield list(ids[start : start + CHUNK])

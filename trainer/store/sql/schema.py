@@ -9,7 +9,7 @@ from typing import Final
 
 from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, MetaData, Table, Text, text
 
-VERSION: Final = "0006"
+VERSION: Final = "0007"
 """The newest migration's revision: four digits that only increase, so that versions can be compared."""
 
 metadata = MetaData()
@@ -137,6 +137,26 @@ notes = Table(
     Column("key", _Id, primary_key=True),
     Column("value", Text, nullable=False),
 )
+
+memories = Table(
+    "memories",
+    metadata,
+    Column("seq", _Serial, primary_key=True),
+    Column("scope", _Id, nullable=False),
+    Column("namespace", Text, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("since", Integer, nullable=False),
+    Column("until", Integer),
+    Column("value", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("reward", Double),
+    Column("source", Text),
+    Column("embedding", LargeBinary),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+)
+Index("memories_scope", memories.c.scope, memories.c.since)
+# A version sees the rows with since <= version < until. Rows are added and ended, never changed.
 
 policy_versions = Table(
     "policy_versions",

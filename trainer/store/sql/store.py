@@ -19,6 +19,8 @@ from agl.trainer.store.base import (
     Attempt,
     AttemptedRollout,
     AttemptStatus,
+    MemoryEntry,
+    MemoryId,
     Metric,
     Mode,
     NewRollout,
@@ -30,7 +32,7 @@ from agl.trainer.store.base import (
     TrainingRun,
     new_rollout_id,
 )
-from agl.trainer.store.sql import codec, pruning, records, runs
+from agl.trainer.store.sql import codec, memories, pruning, records, runs
 from agl.trainer.store.sql import rollouts as lifecycle
 from agl.trainer.store.sql.clock import Clock, Observer
 from agl.trainer.store.sql.database import Database
@@ -48,6 +50,7 @@ class SqlStore:
         self._clock = database.clock
         self._observer = Observer(self._clock.steady)
         self._waiters = Waiters()
+        self._indexes = memories.Indexes()
         self._watch: Watch | None = None
         self._watches = False
 
@@ -261,6 +264,23 @@ class SqlStore:
 
     async def query_notes(self, prefix: str = "") -> dict[str, Any]:
         return await self._database.read(lambda c: records.query_notes(c, prefix))
+
+    # -- memories -------------------------------------------------------------------------------------------------
+    async def merge_memories(
+        self, scope: str, version: int, entries: Sequence[MemoryEntry] = (), removed: Sequence[MemoryId] = ()
+    ) -> None:
+        await self._database.write(lambda c: memories.merge(c, scope, version, entries, removed))
+        self._indexes.forget(scope)
+
+    async def query_memories(self, scope: str, version: int | None = None) -> list[MemoryEntry]:
+        return await self._database.read(lambda c: memories.query(c, scope, version))
+
+    async def rank_memories(self, scope: str, query: str, version: int | None = None) -> list[tuple[MemoryId, float]]:
+        return await self._database.read(lambda c: memories.rank(c, self._indexes, scope, query, version))
+
+    async def revert_memories(self, scope: str, version: int) -> None:
+        await self._database.write(lambda c: memories.revert(c, scope, version))
+        self._indexes.forget(scope)
 
     async def add_policy_version(
         self, run_id: str, policy: str, version: int, step: int, checkpoint: str | None = None
