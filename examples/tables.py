@@ -20,6 +20,7 @@ from examples.common import EXAMPLES
 
 SEEDS = (0, 1)
 EXAMPLE = {
+    "customer_service": ("Strands", "**assistant**, simulated customer", "database x what had to be said", "GRPO"),
     "distil_then_reinforce": (
         "LangChain", "**solver**", "exact answer", "SFT on a strong model's traces, then GRPO",
     ),
@@ -73,10 +74,11 @@ def results(name: str) -> list[dict[str, Any]]:
 
 
 def table(kept: Sequence[Mapping[str, Any]]) -> str:
-    """A row for each seed and policy."""
+    """A row for each seed and policy; the example's own columns are the results' `columns`: policy -> name -> value."""
+    more = list(next(iter(kept[0].get("columns", {}).values()), ())) if kept else []
     lines = [
-        "| seed | policy | success | 95 % | mean reward | tasks x samples | failed |",
-        "|---|---|---|---|---|---|---|",
+        "| " + " | ".join(("seed | policy | success | 95 % | mean reward | tasks x samples | failed", *more)) + " |",
+        "|---" * (7 + len(more)) + "|",
     ]
     for result in kept:
         for name, policy in result["policies"].items():
@@ -85,6 +87,7 @@ def table(kept: Sequence[Mapping[str, Any]]) -> str:
                 f"| {result['seed']} | {name} | {_percent(success['value'])} "
                 f"| {_percent(success['low'])} to {_percent(success['high'])} | {reward['value']:.3f} "
                 f"| {policy['tasks']} x {policy['samples']} | {policy['failed']} |"
+                + "".join(f" {result['columns'][name][column]} |" for column in more)
             )
     minutes = " and ".join(f"{result['minutes']:.1f}" for result in kept)
     return "\n".join(lines) + f"\n\nMinutes of processor time, the policy from scratch included: {minutes}.\n"

@@ -120,6 +120,8 @@ def serve(script: Script | None = None, port: int = 0) -> Iterator[Provider]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        # Head and body are two packets; else the second waits up to 40 ms for the first one to be acknowledged.
+        disable_nagle_algorithm = True
 
         def do_POST(self) -> None:
             raw = self.rfile.read(int(self.headers.get("content-length", 0)))

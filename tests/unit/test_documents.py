@@ -151,16 +151,28 @@ def check_python(arguments: list[str], page: Path, config: pytest.Config) -> Non
     if arguments[0] == "-m":
         if arguments[1] == "pytest":
             check_pytest(arguments[2:], config)
+        elif arguments[1].startswith("examples.") and arguments[1] != "examples.NAME":
+            place = ROOT / arguments[1].replace(".", "/")
+            files = (
+                [place / "__main__.py", ROOT / "examples" / "common.py"]
+                if place.is_dir()
+                else [place.with_suffix(".py")]
+            )
+            check_options(arguments[2:], files)
         else:
-            assert arguments[1] in ("agl.compat", "venv"), arguments
+            assert arguments[1] in ("agl.compat", "venv", "examples.NAME"), arguments
         return
     file = next((f for f in (ROOT / arguments[0], page.parent / arguments[0]) if f.is_file()), None)
     if file is None:
         assert arguments[0] in YOURS, f"{arguments[0]} is neither here nor one that stands for the reader's"
         return
-    source = {n.value for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Constant)}
-    missing = [a for a in arguments[1:] if a.startswith("--") and a.partition("=")[0] not in source | {"--help"}]
-    assert not missing, f"{file} has no {missing}"
+    check_options(arguments[1:], [file])
+
+
+def check_options(arguments: list[str], files: list[Path]) -> None:
+    source = {n.value for file in files for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Constant)}
+    missing = [a for a in arguments if a.startswith("--") and a.partition("=")[0] not in source | {"--help"}]
+    assert not missing, f"{files[0]} has no {missing}"
 
 
 METRIC = re.compile(r"`((?:train|val|learner|engine)/[a-z_]+)`")
