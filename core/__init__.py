@@ -28,6 +28,7 @@ _NAMES = {
         "GRPO",
         "GSPO",
         "PPO",
+        "REINFORCE",
         "RFT",
         "RLOO",
         "SFT",

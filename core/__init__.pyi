@@ -44,6 +44,7 @@ from agl.trainer.algorithms import DPO as DPO
 from agl.trainer.algorithms import GRPO as GRPO
 from agl.trainer.algorithms import GSPO as GSPO
 from agl.trainer.algorithms import PPO as PPO
+from agl.trainer.algorithms import REINFORCE as REINFORCE
 from agl.trainer.algorithms import RFT as RFT
 from agl.trainer.algorithms import RLOO as RLOO
 from agl.trainer.algorithms import SFT as SFT

@@ -33,6 +33,12 @@ EXAMPLE = {
     "massgen": ("none: MassGen's protocol", "**agent_a**, agent_b", "their votes agree", "GRPO"),
     "rag": ("OpenAI Agents SDK", "**assistant**", "token F1 + 0.1 for the tags", "GRPO"),
     "prompts": ("LangGraph", "sorter, writer: their prompts", "four rules of a house", "GEPA"),
+    "games/kuhn": (
+        "LangGraph", "**first, second**: two policies, or one", "chips won", "REINFORCE, a baseline per role",
+    ),
+    "games/werewolf": (
+        "LangGraph", "**werewolf, seer, villager**: one policy", "the side's victory", "REINFORCE, a baseline per role",
+    ),
 }  # fmt: skip
 """Name -> the columns of the table of all: framework, agents, reward, algorithm."""
 START, END = "<!-- table -->", "<!-- /table -->"
@@ -45,14 +51,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     for name in (options.names or EXAMPLE) if options.run else ():
         for seed in SEEDS:
-            subprocess.run([sys.executable, "-m", f"examples.{name}", "--tiny", "--save", f"--seed={seed}"], check=True)
+            subprocess.run(
+                [sys.executable, "-m", f"examples.{name.replace('/', '.')}", "--tiny", "--save", f"--seed={seed}"],
+                check=True,
+            )
     for file, text in written().items():
         file.write_text(text, encoding="utf-8")
 
 
 def written() -> dict[Path, str]:
     """Each README with a table -> its text, with the table as the results have it."""
-    files = {EXAMPLES / name / "README.md": table(results(name)) for name in EXAMPLE}
+    kept = {name: results(name) for name in EXAMPLE}
+    # One that is not measured by `agl.evaluate` writes its README itself.
+    evaluated = [name for name, found in kept.items() if any(result["policies"] for result in found)]
+    files = {EXAMPLES / name / "README.md": table(kept[name]) for name in evaluated}
     files[EXAMPLES / "README.md"] = overview()
     return {file: _replaced(file.read_text("utf-8"), text) for file, text in files.items()}
 

@@ -18,7 +18,7 @@ core = pytest.mark.skipif(READABLE, reason="what reading the names of agl needs 
 no_torch = pytest.mark.skipif(
     find_spec("torch") is not None or not READABLE, reason="torch is installed here, or little is"
 )
-ALGORITHMS = ("DAPO", "DrGRPO", "GRPO", "GSPO", "PPO", "REINFORCEPlusPlus", "RLOO")
+ALGORITHMS = ("DAPO", "DrGRPO", "GRPO", "GSPO", "PPO", "REINFORCE", "REINFORCEPlusPlus", "RLOO")
 LOCAL = r'pip install "agl\[local\]"'
 
 

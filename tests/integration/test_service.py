@@ -319,6 +319,7 @@ def test_a_file_that_is_wrong_is_told_with_its_line(text: str, message: str, tmp
         ("LightningRL", "GRPO"),
         ("PPO", "PPO"),
         ("dr-grpo", "DrGRPO"),
+        ("REINFORCE", "REINFORCE"),
         ("REINFORCE++", "REINFORCEPlusPlus"),
     ],
 )

@@ -22,6 +22,7 @@ GAIN = 0.2
 LEARNERS: dict[str, tuple[type, dict[str, Any]]] = {
     "DrGRPO": (agl.DrGRPO, {"learning_rate": 5e-4}),
     "RLOO": (agl.RLOO, {}),
+    "REINFORCE": (agl.REINFORCE, {"group_size": 1, "batch_size": 64}),
     "REINFORCE++": (agl.REINFORCEPlusPlus, {"group_size": 1, "batch_size": 64}),
     "REINFORCE++ with baseline": (agl.REINFORCEPlusPlus, {"adv_estimator": "reinforce_plus_plus_baseline"}),
     "PPO": (agl.PPO, {"group_size": 1, "batch_size": 64, "value_learning_rate": 5e-3}),

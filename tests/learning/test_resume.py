@@ -26,13 +26,14 @@ def _fit(
     policy: Path,
     directory: Path,
     *,
+    algorithm: Any = agl.GRPO,
     resume: bool = False,
     learning_rate: float = 5e-4,
     max_staleness: int = 0,
     memory: agl.Memory | None = None,
 ) -> agl.Result:
     trainer = agl.Trainer(
-        agl.GRPO(
+        algorithm(
             model=str(policy), group_size=4, batch_size=2, steps=4, learning_rate=learning_rate, schedule="linear",
             max_response_tokens=48, max_context=256, val_every=4, max_staleness=max_staleness,
         ),
@@ -63,18 +64,20 @@ def _facts(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: h[k] for k in _SAME_EVERY_TIME if k in h} for h in history]
 
 
-@pytest.mark.parametrize("max_staleness", [0, 1])
+@pytest.mark.parametrize(("algorithm", "max_staleness"), [(agl.GRPO, 0), (agl.REINFORCE, 1)])
 def test_a_resumed_run_equals_one_never_stopped(
-    max_staleness: int, tiny_policy: Path, tmp_path: Path, no_process_left: None
+    algorithm: Any, max_staleness: int, tiny_policy: Path, tmp_path: Path, no_process_left: None
 ) -> None:
     remembered, memory = agl.Memory(keep=6), agl.Memory(keep=6)
-    whole = _fit(tiny_policy, tmp_path / "whole", max_staleness=max_staleness, memory=remembered)
+    whole = _fit(tiny_policy, tmp_path / "whole", algorithm=algorithm, max_staleness=max_staleness, memory=remembered)
     _interrupt_when(tmp_path / "stopped" / "checkpoints" / "step-000002")
     with pytest.raises(KeyboardInterrupt):
-        _fit(tiny_policy, tmp_path / "stopped", max_staleness=max_staleness, memory=memory)
+        _fit(tiny_policy, tmp_path / "stopped", algorithm=algorithm, max_staleness=max_staleness, memory=memory)
     stopped = json.loads((tmp_path / "stopped" / "checkpoints" / "step-000002" / "run.json").read_text())
     assert stopped["step"] == 2
-    resumed = _fit(tiny_policy, tmp_path / "stopped", resume=True, max_staleness=max_staleness, memory=memory)
+    resumed = _fit(
+        tiny_policy, tmp_path / "stopped", algorithm=algorithm, resume=True, max_staleness=max_staleness, memory=memory
+    )
     episodes = [[(e.key, e.text, e.reward) for e in each.entries()] for each in (remembered, memory)]
     assert len(episodes[0]) == 6
     assert episodes[0] == episodes[1], "what was learned in text is the same, too"
@@ -94,7 +97,14 @@ def test_a_resumed_run_equals_one_never_stopped(
     assert _equal(*states)
 
     with pytest.raises(CheckpointError, match=r"other settings \(learning_rate: 0\.0005 -> 0\.001\)"):
-        _fit(tiny_policy, tmp_path / "stopped", resume=True, learning_rate=1e-3, max_staleness=max_staleness)
+        _fit(
+            tiny_policy,
+            tmp_path / "stopped",
+            algorithm=algorithm,
+            resume=True,
+            learning_rate=1e-3,
+            max_staleness=max_staleness,
+        )
 
 
 def _equal(a: Any, b: Any) -> bool:

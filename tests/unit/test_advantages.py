@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl.credit import Uniform
-from agl.errors import RewardError
+from agl.credit import PerAgent, TurnGroups, Uniform
+from agl.errors import ConfigError, RewardError
 from agl.mdp.types import Call, Reward, Trajectory, Transition, float_array, int_array
+from agl.trainer.algorithms import REINFORCE
 from agl.trainer.objectives.advantages import StepAdvantages, compute_advantages, grpo_advantages
 
 numbers = st.floats(-100, 100, allow_nan=False).map(lambda x: round(x, 3))
@@ -132,3 +134,97 @@ def test_a_bad_credit_rule_is_named() -> None:
 def test_nothing_gives_nothing() -> None:
     got = compute_advantages([], Uniform())
     assert (got.trajectories, got.calls, got.dropped_groups) == ((), (), 0)
+
+
+# -- a running baseline per role --------------------------------------------------------------------------------------
+
+games = st.lists(st.tuples(numbers, numbers, st.integers(1, 3), st.integers(0, 2)), min_size=1, max_size=8)
+"""Of one step: what the first and the second player earned, and how many calls each made."""
+Games = list[tuple[float, float, int, int]]
+
+
+def game(index: int, first: float, second: float, *n_calls: int) -> Trajectory:
+    """A rollout in which two agents of one policy play, each paid apart."""
+    calls = [
+        Call(f"r{index}.{agent}{k}", f"r{index}", 1, k, agent, "p", 0, int_array([1]), int_array([2]),
+             float_array([-1.0]))
+        for agent, n in zip(("first", "second"), n_calls, strict=True)
+        for k in range(n)
+    ]  # fmt: skip
+    rewards = (Reward("reward", first, agent="first"), Reward("reward", second, agent="second"))
+    return Trajectory(f"r{index}", 1, "p", f"task {index}", tuple(map(Transition, calls)), rewards)
+
+
+def played(*steps_: Games, decay: float = 0.9) -> list[StepAdvantages]:
+    """Each step with the baselines that the one before left, as JSON, which a resumed run reads them from."""
+    found: list[StepAdvantages] = []
+    for step in steps_:
+        before = json.loads(json.dumps(dict(found[-1].baselines))) if found else None
+        found.append(
+            compute_advantages(
+                [game(i, *g) for i, g in enumerate(step)],
+                PerAgent(),
+                estimator="running_baseline",
+                baselines=before,
+                baseline_decay=decay,
+            )
+        )
+    return found
+
+
+@given(games, games, st.floats(0, 0.99))
+def test_a_role_is_compared_with_its_own_running_mean(one: Games, two: Games, decay: float) -> None:
+    first, second = played(one, two, decay=decay)
+    for place, role in enumerate(("first", "second")):
+        # (return, number of calls) of the role in each game
+        earned = [[((g[0], g[2]), (g[1], g[3]))[place] for g in step] for step in (one, two)]
+        means = [[value for value, n in step if n] for step in earned]
+        base = float(np.mean(means[0] or means[1] or [0.0]))
+        for step, got in zip(earned, (first, second), strict=True):
+            for i, (value, n) in enumerate(step):
+                for k in range(n):
+                    assert got.advantages[f"r{i}.{role}{k}"] == pytest.approx(value - base, abs=1e-4)
+        if means[0] and means[1]:
+            assert second.baselines[role] == pytest.approx(decay * base + (1 - decay) * float(np.mean(means[1])))
+    assert first.dropped_groups == second.dropped_groups == 0
+    assert len(first.trajectories) == len(one), "a task with one rollout is trained"
+
+
+@given(games, games, numbers, st.data())
+def test_a_baseline_does_not_depend_on_what_it_is_subtracted_from(
+    one: Games, two: Games, other: float, data: st.DataObject
+) -> None:
+    """So that it does not bias the gradient: another result of one game changes the advantages of that game alone."""
+    changed = data.draw(st.integers(0, len(two) - 1))
+    two_changed = [(other, -other, g[2], g[3]) if i == changed else g for i, g in enumerate(two)]
+    before, after = played(one, two)[1], played(one, two_changed)[1]
+    known = played(one)[0].baselines
+    for call, value in before.advantages.items():
+        role = call.partition(".")[2].rstrip("0123456789")
+        if role in known and not call.startswith(f"r{changed}."):
+            assert after.advantages[call] == value
+
+
+@given(st.lists(games, min_size=2, max_size=4), numbers)
+def test_what_a_role_always_earns_is_worth_nothing(steps_: list[Games], bonus: float) -> None:
+    """A game that favours a role teaches as much as one that does not, from the first step on."""
+    favoured = [[(first + bonus, second, n, m) for first, second, n, m in step] for step in steps_]
+    for plain, with_bonus in zip(played(*steps_), played(*favoured), strict=True):
+        for call, value in plain.advantages.items():
+            assert with_bonus.advantages[call] == pytest.approx(value, abs=1e-3)
+
+
+@given(games)
+def test_a_game_counts_once_in_its_roles_mean_however_many_calls_it_had(step: Games) -> None:
+    once = [(a, b, 1, min(1, n)) for a, b, _, n in step]
+    assert played(step)[0].baselines == pytest.approx(played(once)[0].baselines)
+
+
+def test_a_rule_with_comparisons_of_its_own_is_refused() -> None:
+    with pytest.raises(ConfigError, match="use it with GRPO or RLOO"):
+        compute_advantages([game(0, 1, -1, 1, 1)], TurnGroups(), estimator="running_baseline")
+
+
+def test_a_decay_is_below_one() -> None:
+    with pytest.raises(ConfigError, match="baseline_decay=1"):
+        REINFORCE(model="m", steps=1, baseline_decay=1.0)

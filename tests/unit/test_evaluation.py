@@ -209,6 +209,8 @@ def test_what_cannot_be_evaluated(tmp_path: Path) -> None:
         agl.evaluate(agent, TASKS, {}, **options)
     with pytest.raises(ConfigError, match="give it a name"):
         agl.evaluate(agent, TASKS, "policy", **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="each of its policies a directory"):
+        agl.evaluate(agent, TASKS, {"now": {"solver": None}}, **options)  # type: ignore[dict-item]
     run_dir = tmp_path / "run"
     (run_dir / "checkpoints" / "step-000004").mkdir(parents=True)
     with pytest.raises(ConfigError, match="holds no policy"):
@@ -216,6 +218,11 @@ def test_what_cannot_be_evaluated(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no option 'time_out'"):
         agl.evaluate(agent, TASKS, time_out=2, **options)
     assert not (tmp_path / "x").exists(), "nothing is made before all is known to be right"
+    several = {"model": {"other": "some/model"}, "repeats": 1}
+    with pytest.raises(ConfigError, match=r"model= has 'other', to which no agent is sent|model= has no policy 'mine'"):
+        agl.Trainer(agl.Baseline(**several), directory=tmp_path / "z", progress=False, agents={"solver": "mine"}).fit(
+            agent, TASKS
+        )
     with pytest.raises(RolloutError, match="all 6 rollouts"):
         agl.evaluate(
             Skill(0, fails=tuple(range(6))).agent, TASKS, max_attempts=1, **{**options, "directory": tmp_path / "y"}

@@ -15,9 +15,9 @@ from agl.trainer.local.config import LearnerConfig, LoraSpec
 from agl.trainer.local.policy import PolicySpec, environment
 
 OWN = {
-    "group_size", "batch_size", "steps", "epochs", "adv_estimator", "normalize_std", "dynamic_sampling",
-    "max_gen_batches", "overlong", "update_epochs", "temperature", "max_response_tokens", "val_temperature",
-    "val_every", "val_before_train", "renderer", "prompts", "checkpoint_every",
+    "group_size", "batch_size", "steps", "epochs", "adv_estimator", "baseline_decay", "normalize_std",
+    "dynamic_sampling", "max_gen_batches", "overlong", "update_epochs", "temperature", "max_response_tokens",
+    "val_temperature", "val_every", "val_before_train", "renderer", "prompts", "checkpoint_every",
 }  # fmt: skip
 """Settings of the algorithm that the policy process does not know by that name."""
 DERIVED = {"epochs", "critic", "total_steps", "loss_scale_factor", "seed"}
@@ -61,7 +61,7 @@ def test_settings_of_the_same_name_are_passed_on(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    "algorithm", [agl.GRPO, agl.DrGRPO, agl.RLOO, agl.REINFORCEPlusPlus, agl.PPO, agl.GSPO, agl.DAPO]
+    "algorithm", [agl.GRPO, agl.DrGRPO, agl.RLOO, agl.REINFORCE, agl.REINFORCEPlusPlus, agl.PPO, agl.GSPO, agl.DAPO]
 )
 def test_derived_settings_follow_the_algorithm(algorithm: type[PolicyGradient]) -> None:
     made = algorithm(model="m", steps=5, max_response_tokens=32)

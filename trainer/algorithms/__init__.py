@@ -2,7 +2,7 @@
 
 from agl.trainer.algorithms.baseline import Baseline
 from agl.trainer.algorithms.distill import Distill
-from agl.trainer.algorithms.family import DAPO, GRPO, GSPO, PPO, RLOO, DrGRPO, REINFORCEPlusPlus
+from agl.trainer.algorithms.family import DAPO, GRPO, GSPO, PPO, REINFORCE, RLOO, DrGRPO, REINFORCEPlusPlus
 from agl.trainer.algorithms.imitation import SFT
 from agl.trainer.algorithms.preference import DPO
 from agl.trainer.algorithms.rejection import RFT
@@ -23,5 +23,6 @@ __all__ = [
     "Distill",
     "DrGRPO",
     "Overlong",
+    "REINFORCE",
     "REINFORCEPlusPlus",
 ]

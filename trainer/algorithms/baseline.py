@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from agl.errors import ConfigError, checked_options, nearest
 from agl.extras import TRAINING, require
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from agl.trainer.engines.vllm import VLLMEngine
 
 
+T = TypeVar("T")
+
+
 @checked_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
@@ -36,7 +39,8 @@ class Baseline:
         repeats: rollouts per task.
         engine: a server that holds the policy; of several policies one each, by name.
         model: a Hugging Face directory or hub id, or the directory of a run or checkpoint: loaded here, or with
-            `engine`, where tokenizer and chat template come from (if None, the model that the server reports).
+            `engine`, where tokenizer and chat template come from (if None, the model that the server reports). Of
+            several policies one each, by name.
         renderer: a name from the `renderers` package; None chooses by the model.
         temperature, max_response_tokens: where a policy answers, they replace the agent's temperature and bound its
             answers; None leaves that to the agent.
@@ -46,7 +50,7 @@ class Baseline:
 
     repeats: int = 1
     engine: VLLMEngine | Mapping[str, VLLMEngine] | None = None
-    model: str | None = None
+    model: str | Mapping[str, str] | None = None
     renderer: str | None = None
     temperature: float | None = None
     max_response_tokens: int | None = None
@@ -105,24 +109,40 @@ class Baseline:
         if self.engine is None and self.model is None:
             return {}
         names = run.selection.policies
-        engines = self.engine if isinstance(self.engine, Mapping) else dict.fromkeys(names, self.engine)
-        if set(engines) != set(names):
-            wrong = next(iter(set(engines) ^ set(names)))
-            what = f"has no policy {wrong!r}" if wrong in names else f"has {wrong!r}, to which no agent is sent"
-            raise ConfigError(f"engine= {what}", hint=nearest(wrong, names))
+        engines, models = _by_policy("engine", self.engine, names), _by_policy("model", self.model, names)
         policies: dict[str, FrozenPolicy] = {}
+        loaded: dict[str, FrozenPolicy] = {}
         try:
             for name, engine in engines.items():
+                model = models[name]
+                directory = None if model is None else policy_directory(model)
                 if engine is not None:
-                    model = None if self.model is None else policy_directory(self.model)
-                    policies[name] = await FrozenPolicy.connect(engine, model, self.renderer)
-                else:
-                    spec = PolicySpec(policy_directory(str(self.model)), name)
-                    policies[name] = await FrozenPolicy.load(spec, self.renderer, progress=run.progress)
+                    policies[name] = await FrozenPolicy.connect(engine, directory, self.renderer)
+                    continue
+                # Several names may have one model, as where a trained policy plays against the others' start.
+                directory = str(directory)
+                if directory not in loaded:
+                    spec = PolicySpec(directory, name)
+                    loaded[directory] = await FrozenPolicy.load(spec, self.renderer, progress=run.progress)
+                policies[name] = loaded[directory]
         except BaseException:
             await _close(policies.values())
             raise
         return policies
+
+
+def _by_policy(option: str, value: T | Mapping[str, T], names: Sequence[str]) -> Mapping[str, T]:
+    """A value for each policy: the same for all, or one each.
+
+    Raises:
+        ConfigError: a policy has none, or there is one for a policy that no agent is sent to.
+    """
+    values = value if isinstance(value, Mapping) else dict.fromkeys(names, value)
+    if set(values) != set(names):
+        wrong = next(iter(set(values) ^ set(names)))
+        what = f"has no policy {wrong!r}" if wrong in names else f"has {wrong!r}, to which no agent is sent"
+        raise ConfigError(f"{option}= {what}", hint=nearest(wrong, names))
+    return values
 
 
 async def _rewards(run: Run, name: str, mode: Mode, tasks: Sequence[Any], repeats: int) -> dict[str, Any]:
@@ -131,5 +151,5 @@ async def _rewards(run: Run, name: str, mode: Mode, tasks: Sequence[Any], repeat
     return measurement(results, name, "the run")
 
 
-async def _close(policies: Any) -> None:
-    await asyncio.gather(*(policy.close() for policy in policies))
+async def _close(policies: Iterable[FrozenPolicy]) -> None:
+    await asyncio.gather(*(policy.close() for policy in set(policies)))

@@ -58,6 +58,22 @@ class REINFORCEPlusPlus(PolicyGradient):
 
 @checked_options
 @dataclass(frozen=True, slots=True, kw_only=True)
+class REINFORCE(PolicyGradient):
+    """Returns less a running mean of each agent's returns: for games, in which the agents are the roles.
+
+    A role is compared with itself over all games, not with the other games of a task, which its opponents led other
+    ways. Use it with `credit=agl.credit.Competitive()`, or `PerAgent()` for roles that are paid apart.
+
+    Source: role-conditioned advantage estimation, SPIRAL, arXiv 2506.24119.
+    """
+
+    group_size: int = 1
+    batch_size: int = 128
+    adv_estimator: Estimator = "running_baseline"
+
+
+@checked_options
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PPO(PolicyGradient):
     """Proximal policy optimisation with a value head on the policy's last hidden states.
 

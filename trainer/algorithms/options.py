@@ -22,7 +22,7 @@ from agl.errors import ConfigError, nearest
 from agl.extras import missing
 from agl.mdp.conditions import reward
 from agl.trainer.algorithms.distill import Distill
-from agl.trainer.algorithms.family import DAPO, GRPO, GSPO, PPO, RLOO, DrGRPO, REINFORCEPlusPlus
+from agl.trainer.algorithms.family import DAPO, GRPO, GSPO, PPO, REINFORCE, RLOO, DrGRPO, REINFORCEPlusPlus
 from agl.trainer.algorithms.imitation import SFT
 from agl.trainer.algorithms.preference import DPO
 from agl.trainer.algorithms.rejection import RFT
@@ -33,6 +33,7 @@ ALGORITHMS: Mapping[str, type[LocalTraining]] = {
     "grpo": GRPO,
     "drgrpo": DrGRPO,
     "rloo": RLOO,
+    "reinforce": REINFORCE,
     "reinforceplusplus": REINFORCEPlusPlus,
     "ppo": PPO,
     "gspo": GSPO,

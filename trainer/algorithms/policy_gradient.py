@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from agl.credit import PerCall
 from agl.errors import NoTrainableDataError
 from agl.mdp.sequence import TrainingRow
+from agl.trainer.algorithms.record import recorded_baselines
 from agl.trainer.algorithms.sampled import SampledSteps
 from agl.trainer.algorithms.settings import PolicyGradientSettings
 from agl.trainer.algorithms.training import LocalTraining
@@ -41,6 +43,7 @@ class PolicyGradientSteps(SampledSteps):
             group_size=settings.group_size,
             max_staleness=settings.max_staleness,
         )
+        self._baselines: Mapping[str, float] | None = None
 
     def learns(self, rows: Seq[TrainingRow]) -> bool:
         # A value head and penalties learn from rollouts that are all alike, too.
@@ -69,18 +72,24 @@ class PolicyGradientSteps(SampledSteps):
 
     def advantages(self, results: Seq[RolloutResult], step: int) -> StepAdvantages:
         advantages = self._compared(results, step)
+        self._baselines = advantages.baselines
         return advantages.without_flat() if self.settings.dynamic_sampling else advantages
 
     def _compared(self, results: Seq[RolloutResult], step: int) -> StepAdvantages:
         settings, credit = self.settings, self.run.credit
         trajectories = [r.attempt_trajectory.trajectory for r in results if r.attempt_trajectory is not None]
         own_rewards = any(x.rewards for t in trajectories for x in t.transitions)
+        if self._baselines is None:
+            # The first step, or the first one after a resume.
+            self._baselines = recorded_baselines(self.run.history)
         advantages = compute_advantages(
             trajectories,
             credit,
             estimator=settings.adv_estimator,
             normalize_std=settings.normalize_std,
             shaping=None if settings.overlong is None else settings.overlong.of(settings.max_response_tokens),
+            baselines=self._baselines,
+            baseline_decay=settings.baseline_decay,
         )
         if trajectories and not own_rewards and isinstance(credit, PerCall) and not credit.shared:
             raise NoTrainableDataError(

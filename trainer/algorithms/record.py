@@ -22,6 +22,9 @@ from agl.trainer.store.base import TrainedCall
 Rows = Mapping[str, list[TrainingRow]]
 """A step's training rows by policy."""
 
+BASELINE = "train/baseline/"
+"""Before an agent's name: its running baseline after the step."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
@@ -83,8 +86,15 @@ def facts(sample: Sample, policies: Policies, rows: Rows, metrics: Mapping[str, 
         "train/dropped_groups": advantages.dropped_groups,
         "train/zero_variance_groups": advantages.zero_variance_groups,
         "train/resampled_tasks": sample.resampled,
+        **{BASELINE + agent: value for agent, value in advantages.baselines.items()},
         **learned(advantages.trajectories, policies, rows, metrics),
     }
+
+
+def recorded_baselines(history: Seq[Mapping[str, Any]]) -> dict[str, float]:
+    """The running baselines that the last step of a history left, by agent; none before the first step."""
+    entry = history[-1] if history else {}
+    return {name.removeprefix(BASELINE): value for name, value in entry.items() if name.startswith(BASELINE)}
 
 
 def learned(

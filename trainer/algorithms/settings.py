@@ -159,7 +159,8 @@ class PolicyGradientSettings(TrainingSettings):
     Attributes:
         group_size: rollouts per task. batch_size: tasks per step.
         adv_estimator: how returns become advantages: "grpo", "rloo", "reinforce_plus_plus",
-            "reinforce_plus_plus_baseline" or, with a value head, "gae".
+            "reinforce_plus_plus_baseline", "running_baseline" or, with a value head, "gae".
+        baseline_decay: of "running_baseline": the share of its old value that an agent's baseline keeps in a step.
         gamma, lam, value_coef, value_clip, value_learning_rate: of "gae" and its value head.
         policy_loss: "vanilla" clips the ratio of each token, "gspo" that of each answer.
         rollout_is, rollout_is_threshold: truncated importance sampling by "token" or "sequence", for behaviour
@@ -185,6 +186,7 @@ class PolicyGradientSettings(TrainingSettings):
     kl_kind: KLKind = "k3"
     entropy_coef: float = 0.0
     adv_estimator: Estimator = "grpo"
+    baseline_decay: float = 0.9
     normalize_std: bool = True
     gamma: float = 1.0
     lam: float = 1.0
@@ -214,6 +216,11 @@ class PolicyGradientSettings(TrainingSettings):
         if self.group_size < 2 and (self.adv_estimator in GROUPED or self.dynamic_sampling):
             raise ConfigError(
                 "group_size is 1, so no rollout has another to be compared with", hint="use at least 2; 8 is usual"
+            )
+        if not 0 <= self.baseline_decay < 1:
+            raise ConfigError(
+                f"baseline_decay={self.baseline_decay} is not in [0, 1)",
+                hint="0 takes the mean of the step before alone; 0.9 that of about the last ten",
             )
         if self.max_staleness not in (0, 1):
             raise ConfigError(

@@ -35,6 +35,8 @@ from agl.trainer.store import open_store
 if TYPE_CHECKING:
     from agl.trainer.engines.vllm import VLLMEngine
 
+    Evaluated = str | Path | Mapping[str, str | Path] | VLLMEngine | None
+
 OWN_MODEL = "own model"
 """The policy's name where an agent is evaluated on its own models alone."""
 _FACTS = "evaluation.json"
@@ -65,8 +67,9 @@ def evaluate(
         agent: as `Trainer.fit` takes it.
         tasks: any JSON values; the same for each policy.
         policies: name -> a Hugging Face directory or hub id, the directory of a run or checkpoint, an `agl.VLLMEngine`,
-            or None for the agent's own models; pairs do as well. None: the agent's own models alone. The others are
-            compared with the first one.
+            or None for the agent's own models; pairs do as well. Where `agents=` sends agents to several policies, each
+            is a mapping of these policies' names to directories, so that a trained one can play against a frozen one.
+            None: the agent's own models alone. The others are compared with the first one.
         samples: rollouts per task.
         success: the total reward from which on a rollout is a success, or a function of `RolloutSummary`.
         reward: (task, output) -> float or dict of floats, for an agent that is not wrapped. Or what compares the
@@ -169,7 +172,7 @@ class _Policy:
     """One of the policies to evaluate; the agent's own models where it has neither `model` nor `engine`."""
 
     name: str
-    model: str | None
+    model: str | Mapping[str, str] | None
     engine: VLLMEngine | None
     ran: Mapping[str, Any]
 
@@ -177,6 +180,13 @@ class _Policy:
     def of(cls, name: str, policy: Any) -> _Policy:
         if policy is None:
             return cls(name, None, None, {"model": None})
+        if isinstance(policy, Mapping):
+            parts = {part: cls.of(f"{name}: {part}", model) for part, model in policy.items()}
+            models = {part: of.model for part, of in parts.items() if isinstance(of.model, str)}
+            if models.keys() != parts.keys():
+                raise ConfigError(f"{name!r} is {dict(policy)!r}", hint="give each of its policies a directory")
+            ran = {key: {part: of.ran[key] for part, of in parts.items()} for key in ("model", "fingerprint")}
+            return cls(name, models, None, ran)
         if not isinstance(policy, str | Path):
             # Baseline refuses what is no engine.
             return cls(name, None, policy, {"model": getattr(policy, "url", None)})
@@ -207,7 +217,7 @@ def _with_memory(agent: Any, policies: Sequence[_Policy], modes: Sequence[Memory
             yield variant, replace(as_agent(agent), memory=replace(use, mode=mode))
 
 
-Policies = Mapping[str, "str | Path | VLLMEngine | None"] | Iterable[tuple[str, "str | Path | VLLMEngine | None"]]
+Policies = Mapping[str, "Evaluated"] | Iterable[tuple[str, "Evaluated"]]
 
 
 def _named(policies: Policies | None) -> list[tuple[str, Any]]:

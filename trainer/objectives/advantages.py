@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,7 @@ class StepAdvantages:
         dropped_groups: comparisons of a task, policy and agent with fewer than two rollouts left.
         zero_variance_groups: those in which every rollout had the same return.
         flat_groups: the tasks' groups in which no call has anything to learn from.
+        baselines: of "running_baseline", agent -> mean of its returns as it is after this step, for the next one.
     """
 
     trajectories: tuple[Trajectory, ...]
@@ -65,6 +66,7 @@ class StepAdvantages:
     dropped_groups: int
     zero_variance_groups: int
     flat_groups: frozenset[str]
+    baselines: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, policy: str) -> tuple[Trajectory, ...]:
         """The trajectories that train one policy."""
@@ -105,6 +107,8 @@ def compute_advantages(
     estimator: Estimator = "grpo",
     normalize_std: bool = True,
     shaping: Shaping | None = None,
+    baselines: Mapping[str, float] | None = None,
+    baseline_decay: float = 0.9,
 ) -> StepAdvantages:
     """Advantages of every call of a step.
 
@@ -115,6 +119,10 @@ def compute_advantages(
     - "rloo": r - mean of the group's other rollouts.
     - "reinforce_plus_plus": r, whitened over the trained tokens of the policy.
     - "reinforce_plus_plus_baseline": r - mean of the group, whitened likewise.
+    - "running_baseline": r - a running mean of the agent's returns over the steps before this one, of all tasks; in the
+      first step that the agent is in, r - mean of that step. So a game's roles are each compared with themselves, and
+      the baseline does not depend on what it is subtracted from. Source: role-conditioned advantage estimation, SPIRAL,
+      arXiv 2506.24119, which updates the mean after each game where this does after each step.
     - "gae": r itself; the learner's value head turns it into advantages token by token.
 
     Args:
@@ -122,6 +130,8 @@ def compute_advantages(
         credit: trajectory -> one return per call.
         normalize_std: False leaves out the division of "grpo".
         shaping: added to the returns.
+        baselines: of "running_baseline", those that the step before left (`StepAdvantages.baselines`); None at first.
+        baseline_decay: the share of its old value that a baseline keeps in a step, in [0, 1).
 
     Raises:
         RewardError: a return that is not finite, or not one per call.
@@ -136,14 +146,22 @@ def compute_advantages(
     shaped = [[shaping(x) if shaping else 0.0 for x in t.transitions] for t in trajectories]
     total: dict[str, float] = defaultdict(float)
     first: list[_Entry] = []
+    after = dict(baselines or {})
     for n in range(len(credit_levels[0]) if credit_levels else 0):
         entries = [
-            _Entry(i, x, (t.group, x.call.policy, level.keys[k]), level.returns[k] + shaped[i][k])
+            _Entry(
+                i,
+                x,
+                level.keys[k] if estimator == "running_baseline" else (t.group, x.call.policy, level.keys[k]),
+                level.returns[k] + shaped[i][k],
+            )
             for i, t in enumerate(trajectories)
             for level in [credit_levels[i][n]]
             for k, x in enumerate(t.transitions)
         ]
         _compare(entries, estimator, normalize_std)
+        if estimator == "running_baseline":
+            after |= _subtract_baselines(entries, after, baseline_decay)
         for entry in entries:
             total[entry.transition.call.id] += credit_levels[entry.rollout][n].weight * entry.advantage
         first = first or entries
@@ -156,7 +174,7 @@ def compute_advantages(
             for rule, shape in zip(credit_levels, shaped, strict=True)
         ]
     by_call = {e.transition.call.id: e for e in first}
-    return _summarise(trajectories, returns, total, by_call, estimator)
+    return replace(_summarise(trajectories, returns, total, by_call, estimator), baselines=after)
 
 
 def _compare(entries: Sequence[_Entry], estimator: Estimator, normalize_std: bool) -> None:
@@ -194,6 +212,21 @@ def _compare(entries: Sequence[_Entry], estimator: Estimator, normalize_std: boo
             tokens = [e.transition.call.response_ids.size for e in trained]
             for entry, advantage in zip(trained, whiten([e.advantage for e in trained], tokens).tolist(), strict=True):
                 entry.advantage = advantage
+
+
+def _subtract_baselines(entries: Sequence[_Entry], baselines: Mapping[str, float], decay: float) -> dict[str, float]:
+    """Take each role's baseline off its advantages; returns the baselines after this step.
+
+    A role is an entry's key: with a credit rule that has no comparisons of its own, the agent.
+    """
+    cells: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for entry in entries:
+        cells[str(entry.key)][entry.rollout].append(entry.value)
+    means = {role: _mean([_mean(values) for values in rollouts.values()]) for role, rollouts in cells.items()}
+    for entry in entries:
+        role = str(entry.key)
+        entry.advantage = entry.value - baselines.get(role, means[role])
+    return {role: decay * baselines.get(role, mean) + (1 - decay) * mean for role, mean in means.items()}
 
 
 def _summarise(

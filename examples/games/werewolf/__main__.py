@@ -1,0 +1,82 @@
+"""Werewolf in self-play: one policy plays all roles; then each role of it plays against the frozen start.
+
+python -m examples.games.werewolf --tiny
+python -m examples.games.werewolf --model DIR_OR_HUB_ID
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import agl
+from examples import common
+from examples.games.werewolf import rules, tasks
+from examples.games.werewolf.agent import build
+from examples.games.werewolf.rules import ROLES, VILLAGER
+from examples.games.werewolf.scripts import beginner, oracle
+
+SAMPLING: dict[str, Any] = {"max_response_tokens": 16, "max_context": 256}
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    options = common.arguments("games/werewolf", __doc__, argv)
+    days = 1 if options.tiny else 3
+    train, held_out = (
+        tasks.seatings(n, options.seed, split, days) for n, split in ((2000, "train"), (200, "held_out"))
+    )
+
+    def game(server: common.Endpoint, reward: Any = tasks.reward, earn: Any = agl.emit_reward) -> agl.Agent:
+        graph = build(server.url, server.model, server.key, earn=earn)
+        return agl.wrap(graph, reward=reward, input=rules.begin, output=dict)
+
+    with common.provider(options, oracle) as server:
+        if options.debug:
+            common.debug(game(server), held_out, options)
+            return {}
+        start = options.model or common.tiny_policy(
+            game, train[:200], beginner, options.out / "start", seed=options.seed, epochs=6, **SAMPLING
+        )
+        trained = agl.Trainer(
+            agl.REINFORCE(
+                model=start,
+                steps=options.steps or (6 if options.short else 30),
+                batch_size=60,
+                learning_rate=3e-4 if options.tiny else 1e-6,
+                schedule="linear",
+                betas=(0.9, 0.95),
+                minibatches=2,
+                threads=1 if options.tiny else None,
+                **SAMPLING,
+            ),
+            agents=list(ROLES),
+            credit=tasks.credit,
+            n_workers=32,
+            directory=options.out / "trained",
+            seed=options.seed,
+        ).fit(game(server), train)
+
+        everyone = dict.fromkeys(ROLES, start)
+        report = agl.evaluate(
+            game(server, reward=lambda task, end: float(rules.won(end, VILLAGER)), earn=lambda points: None),
+            held_out[:60] if options.short else held_out,
+            {
+                "start": everyone,
+                **{f"trained {role}": {**everyone, role: str(trained.policy)} for role in ROLES},
+                "all trained": dict.fromkeys(ROLES, str(trained.policy)),
+            },
+            agents={role: role for role in ROLES},
+            max_response_tokens=SAMPLING["max_response_tokens"],
+            n_workers=32,
+            directory=options.out / "evaluation",
+            seed=options.seed,
+        )
+    print("games that the village won; in each row the others are played by the start")
+    wins = {
+        name: 100 * policy.success.value for name, policy in report.policies.items() if policy.success.value is not None
+    }
+    summary = ", ".join(f"{role} {wins['start']:.0f} % -> {wins[f'trained {role}']:.0f} %" for role in ROLES)
+    return common.save("games/werewolf", report, options, summary=f"village wins, against the start: {summary}")
+
+
+if __name__ == "__main__":
+    main()
