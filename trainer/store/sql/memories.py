@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,8 +95,8 @@ def rank(
         wanted = func.websearch_to_tsquery("simple", " or ".join(f'"{phrase}"' for phrase in phrases))
         score = func.ts_rank_cd(words, wanted).label("score")
         matching = _texts(scope, version).with_only_columns(M.c.namespace, M.c.key, score)
-        found = connection.execute(matching.where(words.op("@@")(wanted))).all()
-        found = sorted(found, key=lambda hit: -hit[2])
+        best_first = matching.where(words.op("@@")(wanted)).order_by(None).order_by(score.desc(), M.c.since, M.c.seq)
+        found: Iterable[Any] = connection.execute(best_first)
     else:
         # FTS5's bm25 is negative, the best one the least.
         found = indexes.of(connection, scope, version).execute(
