@@ -40,7 +40,14 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
 
         # 2. The student imitates what succeeded; texts of another model are written with the student's chat template.
         traces = agl.traces(options.out / "strong", where=agl.reward() >= 1)
-        sft = agl.SFT(model=student, data=traces, epochs=12, batch_size=32, learning_rate=2e-3, **policy)
+        sft = agl.SFT(
+            model=student,
+            data=traces,
+            epochs=8 if options.short else 12,
+            batch_size=16 if options.short else 32,
+            learning_rate=2e-3,
+            **policy,
+        )
         imitated = agl.Trainer(sft, directory=options.out / "sft", seed=options.seed).fit(None)
 
         # 3. It goes on by itself.

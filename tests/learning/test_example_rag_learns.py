@@ -1,4 +1,5 @@
-"""`examples/rag`, shortened: a policy from scratch comes to answer in the form that is asked of it."""
+"""`examples/rag`, shortened: a policy from scratch comes to answer in the form that is asked of it. What it finds is not
+learned yet, so this says little, and waits for the night."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ pytest.importorskip("mcp")
 
 from examples.rag.__main__ import main
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.night
 
 
 def test_it_answers_in_the_form_that_is_asked(tmp_path: Path) -> None:
