@@ -1,5 +1,7 @@
-"""`examples/rag`, shortened: a policy from scratch comes to answer in the form that is asked of it. What it finds is not
-learned yet, so this says little, and waits for the night."""
+"""`examples/rag`, shortened: a policy from scratch comes to answer in the form that is asked of it.
+
+What it finds is not learned yet, so this says little, and waits for the night.
+"""
 
 from __future__ import annotations
 
