@@ -105,7 +105,7 @@ def test_runs_of_an_old_database_are_recorded_as_stopped(postgres: Server, url: 
             await store.close()
 
     asyncio.run(fill())
-    postgres.sql("DROP TABLE runs, metrics, notes", url)
+    postgres.sql("DROP TABLE runs, metrics, notes, memories", url)
     postgres.sql("UPDATE alembic_version SET version_num = '0004'", url)
     assert asyncio.run(read()) == [("run", "stopped", 4, None)]
 
