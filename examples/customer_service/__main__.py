@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     if folder is not None:
         train, held_out = tasks.retail(folder, "train"), tasks.retail(folder, "test")
     else:
-        train = tasks.train(240 if options.short else 320, options.seed)
+        train = tasks.train(240 if options.short else 1600, options.seed)
         held_out = tasks.held_out(24 if options.short else 48, options.seed)
     lengths: dict[str, Any] = (
         {"max_response_tokens": 48, "max_context": 512}
@@ -55,14 +55,14 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             scripts.beginner,
             options.out / "start",
             seed=options.seed,
-            epochs=7,
+            epochs=7 if options.short else 4,
             batch_size=8,
             **TRAINED,
             **lengths,
         )
         grpo = agl.GRPO(
             model=start,
-            steps=options.steps or (4 if options.short else 16),
+            steps=options.steps or (4 if options.short else 30),
             batch_size=8,
             group_size=8,
             learning_rate=3e-4 if options.tiny else 1e-6,
