@@ -106,8 +106,11 @@ class LocalPolicy:
         session: str | None = None,
         on_tokens: OnTokens | None = None,
     ) -> Completion:
-        """Sample one answer; see `agl.trainer.engines.Engine.generate`."""
-        self._check_name(policy)
+        """Sample one answer; see `agl.trainer.engines.Engine.generate`.
+
+        Args:
+            policy: ignored, since one is served here, under several names where one model answers for several.
+        """
         completion = await self.process.generate(self.spec.name, prompt_ids, sampling, on_tokens)
         self.prompt_tokens += len(prompt_ids)
         self.reused_tokens += completion.cached_tokens
@@ -171,10 +174,6 @@ class LocalPolicy:
     async def close(self, *, timeout: float = 5.0) -> None:
         """End the process: ask, wait `timeout` seconds, terminate, kill. Idempotent. Ends its other policies, too."""
         await self.process.close(timeout=timeout)
-
-    def _check_name(self, policy: str | None) -> None:
-        if policy not in (None, self.spec.name):
-            raise EngineError(f"no policy {policy!r} is served here", hint=f"this engine serves {self.spec.name!r}")
 
     async def _command(self, name: str, **arguments: Any) -> Any:
         done = await self.process.command(self.spec.name, name, **arguments)

@@ -34,18 +34,26 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             common.debug(game(server), held_out, options)
             return {}
         start = options.model or common.tiny_policy(
-            game, train[:200], beginner, options.out / "start", seed=options.seed, epochs=6, **SAMPLING
+            game,
+            train[: 600 if options.short else 1600],
+            beginner,
+            options.out / "start",
+            seed=options.seed,
+            epochs=2,
+            batch_size=8,
+            learning_rate=3e-3,
+            **SAMPLING,
         )
         trained = agl.Trainer(
             agl.REINFORCE(
                 model=start,
-                steps=options.steps or (6 if options.short else 30),
+                steps=options.steps or (8 if options.short else 24),
                 batch_size=60,
-                learning_rate=3e-4 if options.tiny else 1e-6,
+                learning_rate=5e-4 if options.tiny else 1e-6,
                 schedule="linear",
                 betas=(0.9, 0.95),
-                minibatches=2,
-                threads=1 if options.tiny else None,
+                minibatches=4,
+                threads=options.threads,
                 **SAMPLING,
             ),
             agents=list(ROLES),
@@ -65,6 +73,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 "all trained": dict.fromkeys(ROLES, str(trained.policy)),
             },
             agents={role: role for role in ROLES},
+            samples=1 if options.short else 2,
             max_response_tokens=SAMPLING["max_response_tokens"],
             n_workers=32,
             directory=options.out / "evaluation",

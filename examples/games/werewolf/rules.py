@@ -1,6 +1,6 @@
 """A small werewolf: five players, of whom one is the werewolf and one the seer. The state of a game, and its moves.
 
-At night the werewolf kills a player and the seer looks at one; by day all who live say something, one after another,
+At night the werewolf kills a player and the seer looks at two, one after another; by day all who live say something, one after another,
 and then vote: who has more votes than any other is out. The village has won when the werewolf is out; it has lost when
 two are left, or after the last day. A move that names no living other player is lost: nobody is killed or voted for.
 """
@@ -66,11 +66,15 @@ def question(game: Game) -> list[Any]:
     known = [f"Alive: {' '.join(game['alive'])}."]
     if game["victim"] and move in ("speak", "vote"):
         known.append(f"Dead: {game['victim']}.")
+    known += [f"{who}: {text}." for who, text in game["said"]]
+    if move == "vote":
+        # A summary, since small models overlook a name in what was said.
+        named = [word for _, text in game["said"] for word in text.split() if word in game["alive"]]
+        known.append(f"Named: {' '.join(named) or 'nobody'}.")
     if game["players"][name] == SEER:
         seen = {other: "bad" if role == WEREWOLF else "good" for other, role in game["seen"].items()}
         known += [f"You saw: {other} is {kind}." for other, kind in seen.items()]
-    known += [f"{who}: {text}." for who, text in game["said"]]
-    about = "Five play werewolf; the village votes the bad one out. Answer in few words."
+    about = "Five play werewolf: vote the bad one out. Be short."
     return [
         {"role": "system", "content": f"{about} You are {name}, the {game['players'][name]}."},
         {"role": "user", "content": " ".join([*known, ASK[move]])},
@@ -111,11 +115,8 @@ def won(game: Game, role: str) -> bool:
 
 
 def _night(game: Game) -> Game:
-    moves: list[tuple[str, Move]] = [
-        (name, "kill" if role == WEREWOLF else "look")
-        for name, role in game["players"].items()
-        if name in game["alive"] and role != VILLAGER
-    ]
+    at_night: dict[str, list[Move]] = {WEREWOLF: ["kill"], SEER: ["look", "look"], VILLAGER: []}
+    moves = [(name, move) for name in game["alive"] for move in at_night[game["players"][name]]]
     return {**game, "moves": moves, "victim": "", "said": [], "votes": {}}
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 from agl.testing.provider import Reply, Script, last_said
-from examples.games.werewolf.rules import SEER, WEREWOLF
+from examples.games.werewolf.rules import WEREWOLF, Game, begin, play, question
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Seen:
         system, text = str(body["messages"][0]["content"]), last_said(body)[1]
         name, role = re.findall(r"You are (\w+), the (\w+)", system)[0]
         alive = re.findall(r"\w+", re.findall(r"Alive: ([\w ]+)", text)[0])
-        accused = re.findall(r"\w+: (\w+) is bad", text.replace("You saw:", ""))
+        accused = re.findall(r"\w+", (re.findall(r"Named: ([\w ]+)", text) or [""])[0])
         return cls(
             text,
             name,
@@ -42,32 +43,44 @@ class Seen:
 
 
 def oracle(body: dict[str, Any]) -> Reply:
-    """The seer tells what it saw, and the village votes for whoever is accused first. The werewolf does nothing: it is
-    what the village is measured against."""
+    """The seer tells what it saw, and the village votes for whoever is accused most. The werewolf accuses somebody, and
+    votes with the others unless they mean itself."""
     seen = Seen.of(body)
-    rng = random.Random(seen.text + seen.name)
+    rng = random.Random(str(body["messages"]))
     if "Speak" in seen.text:
-        return Reply(f"{seen.bad[0]} is bad" if seen.bad else "I know nothing")
-    if seen.role == WEREWOLF:
-        return Reply("I sleep")
+        accused = seen.bad or ([seen.others(rng)] if seen.role == WEREWOLF else [])
+        return Reply(f"It is {accused[0]}" if accused else "I know nothing")
     if "Vote" in seen.text:
-        return Reply((seen.bad or seen.accused or ["nobody"])[0])
+        suspects = seen.bad or [name for name in seen.accused if name != seen.name]
+        return Reply(f"I name {Counter(suspects).most_common(1)[0][0] if suspects else seen.others(rng)}")
     known = re.findall(r"saw: (\w+) is good", seen.text)
-    return Reply(seen.others(rng) if not known else ([x for x in seen.alive if x not in known] or seen.alive)[0])
+    return Reply(f"I name {rng.choice([name for name in seen.alive if name not in known] or seen.alive)}")
 
 
 def beginner(body: dict[str, Any]) -> Reply:
-    """Names anyone, itself and the dead as well, hardly ever follows an accusation, and as the seer seldom tells."""
+    """Names anyone, itself and the dead as well, follows an accusation half the time, as the seer tells what it saw half
+    the time, and as the werewolf, asked who is bad, half the time says the truth."""
     seen = Seen.of(body)
     rng = random.Random(str(body["messages"]))
-    anyone = [*seen.alive, seen.name, *re.findall(r"Dead: (\w+)", seen.text)]
+    anyone = rng.choice([*seen.alive, seen.name, *re.findall(r"Dead: (\w+)", seen.text)])
     if "Speak" in seen.text:
-        if seen.role == SEER and seen.bad and rng.random() < 0.4:
-            return Reply(f"{seen.bad[0]} is bad")
-        return Reply(rng.choice((f"{rng.choice(anyone)} is bad", f"{rng.choice(anyone)} is good", "I know nothing")))
-    if "Vote" in seen.text and seen.accused and rng.random() < 0.3:
-        return Reply(rng.choice(seen.accused))
-    return Reply("I sleep" if rng.random() < 0.2 else rng.choice(anyone))
+        known = [seen.name] if seen.role == WEREWOLF else seen.bad
+        if known and rng.random() < 0.7:
+            return Reply(f"It is {known[0]}")
+        return Reply(f"It is {anyone}" if rng.random() < 0.2 else "I know nothing")
+    if "Vote" in seen.text and seen.accused and rng.random() < 0.6:
+        return Reply(f"I name {rng.choice(seen.accused)}")
+    return Reply("I sleep" if rng.random() < 0.2 else f"I name {anyone}")
+
+
+def played(task: Any, script: Script, others: Script | None = None, role: str = "") -> Game:
+    """A game between scripts, without a server: `script` for this role or for all, `others` for the rest."""
+    game = begin(task)
+    while not game["winner"]:
+        mine = not role or game["players"][game["moves"][0][0]] == role
+        body = {"messages": question(game)}
+        game, _ = play(game, (script if mine else others or script)(body).content or "")
+    return game
 
 
 SCRIPTS: dict[str, Script] = {"oracle": oracle, "beginner": beginner}
