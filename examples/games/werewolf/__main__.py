@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     options = common.arguments("games/werewolf", __doc__, argv)
     days = 1 if options.tiny else 3
     train, held_out = (
-        tasks.seatings(n, options.seed, split, days) for n, split in ((2000, "train"), (200, "held_out"))
+        tasks.seatings(n, options.seed, split, days) for n, split in ((2000, "train"), (300, "held_out"))
     )
 
     def game(server: common.Endpoint, reward: Any = tasks.reward, earn: Any = agl.emit_reward) -> agl.Agent:
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             return {}
         start = options.model or common.tiny_policy(
             game,
-            train[: 600 if options.short else 1600],
+            train[: 400 if options.short else 1000],
             beginner,
             options.out / "start",
             seed=options.seed,
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         trained = agl.Trainer(
             agl.REINFORCE(
                 model=start,
-                steps=options.steps or (8 if options.short else 24),
+                steps=options.steps or (6 if options.short else 20),
                 batch_size=60,
                 learning_rate=5e-4 if options.tiny else 1e-6,
                 schedule="linear",
@@ -73,7 +73,6 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 "all trained": dict.fromkeys(ROLES, str(trained.policy)),
             },
             agents={role: role for role in ROLES},
-            samples=1 if options.short else 2,
             max_response_tokens=SAMPLING["max_response_tokens"],
             n_workers=32,
             directory=options.out / "evaluation",

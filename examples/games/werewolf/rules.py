@@ -1,6 +1,6 @@
 """A small werewolf: five players, of whom one is the werewolf and one the seer. The state of a game, and its moves.
 
-At night the werewolf kills a player and the seer looks at two, one after another; by day all who live say something, one after another,
+At night the werewolf kills a player and the seer looks at two; by day all who live say something, one after another,
 and then vote: who has more votes than any other is out. The village has won when the werewolf is out; it has lost when
 two are left, or after the last day. A move that names no living other player is lost: nobody is killed or voted for.
 """
@@ -71,9 +71,8 @@ def question(game: Game) -> list[Any]:
         # A summary, since small models overlook a name in what was said.
         named = [word for _, text in game["said"] for word in text.split() if word in game["alive"]]
         known.append(f"Named: {' '.join(named) or 'nobody'}.")
-    if game["players"][name] == SEER:
-        seen = {other: "bad" if role == WEREWOLF else "good" for other, role in game["seen"].items()}
-        known += [f"You saw: {other} is {kind}." for other, kind in seen.items()]
+    knows = {WEREWOLF: {name: WEREWOLF}, SEER: game["seen"], VILLAGER: {}}[game["players"][name]]
+    known += [f"You know: {who} is {'bad' if role == WEREWOLF else 'good'}." for who, role in knows.items()]
     about = "Five play werewolf: vote the bad one out. Be short."
     return [
         {"role": "system", "content": f"{about} You are {name}, the {game['players'][name]}."},

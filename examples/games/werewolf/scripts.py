@@ -14,7 +14,7 @@ from examples.games.werewolf.rules import WEREWOLF, Game, begin, play, question
 
 @dataclass(frozen=True)
 class Seen:
-    """What a player reads: its name and role, who lives, what it saw and who was accused, in order."""
+    """What a player reads: its name and role, which others live, who it knows is bad, and who was named, in order."""
 
     text: str
     name: str
@@ -34,7 +34,7 @@ class Seen:
             name,
             role,
             [x for x in alive if x != name],
-            re.findall(r"saw: (\w+) is bad", text),
+            re.findall(r"know: (\w+) is bad", text),
             [x for x in accused if x in alive],
         )
 
@@ -48,13 +48,14 @@ def oracle(body: dict[str, Any]) -> Reply:
     seen = Seen.of(body)
     rng = random.Random(str(body["messages"]))
     if "Speak" in seen.text:
-        accused = seen.bad or ([seen.others(rng)] if seen.role == WEREWOLF else [])
+        accused = [seen.others(rng)] if seen.role == WEREWOLF else seen.bad
         return Reply(f"It is {accused[0]}" if accused else "I know nothing")
     if "Vote" in seen.text:
-        suspects = seen.bad or [name for name in seen.accused if name != seen.name]
+        known = seen.bad if seen.role != WEREWOLF else []
+        suspects = known or [name for name in seen.accused if name != seen.name]
         return Reply(f"I name {Counter(suspects).most_common(1)[0][0] if suspects else seen.others(rng)}")
-    known = re.findall(r"saw: (\w+) is good", seen.text)
-    return Reply(f"I name {rng.choice([name for name in seen.alive if name not in known] or seen.alive)}")
+    looked = re.findall(r"know: (\w+) is good", seen.text)
+    return Reply(f"I name {rng.choice([name for name in seen.alive if name not in looked] or seen.alive)}")
 
 
 def beginner(body: dict[str, Any]) -> Reply:
@@ -64,9 +65,8 @@ def beginner(body: dict[str, Any]) -> Reply:
     rng = random.Random(str(body["messages"]))
     anyone = rng.choice([*seen.alive, seen.name, *re.findall(r"Dead: (\w+)", seen.text)])
     if "Speak" in seen.text:
-        known = [seen.name] if seen.role == WEREWOLF else seen.bad
-        if known and rng.random() < 0.7:
-            return Reply(f"It is {known[0]}")
+        if seen.bad and rng.random() < 0.7:
+            return Reply(f"It is {seen.bad[0]}")
         return Reply(f"It is {anyone}" if rng.random() < 0.2 else "I know nothing")
     if "Vote" in seen.text and seen.accused and rng.random() < 0.6:
         return Reply(f"I name {rng.choice(seen.accused)}")
