@@ -69,8 +69,8 @@ def question(game: Game) -> list[Any]:
     known += [f"{who}: {text}." for who, text in game["said"]]
     if move == "vote":
         # A summary, since small models overlook a name in what was said.
-        named = [word for _, text in game["said"] for word in text.split() if word in game["alive"]]
-        known.append(f"Named: {' '.join(named) or 'nobody'}.")
+        names = [word for _, text in game["said"] for word in text.split() if word in game["alive"]]
+        known.append(f"Named: {' '.join(names) or 'nobody'}.")
     knows = {WEREWOLF: {name: WEREWOLF}, SEER: game["seen"], VILLAGER: {}}[game["players"][name]]
     known += [f"You know: {who} is {'bad' if role == WEREWOLF else 'good'}." for who, role in knows.items()]
     about = "Five play werewolf: vote the bad one out. Be short."

@@ -59,8 +59,8 @@ def oracle(body: dict[str, Any]) -> Reply:
 
 
 def beginner(body: dict[str, Any]) -> Reply:
-    """Names anyone, itself and the dead as well, follows an accusation half the time, as the seer tells what it saw half
-    the time, and as the werewolf, asked who is bad, half the time says the truth."""
+    """Names anyone, itself and the dead as well; follows who was named in 60 %; and tells who is bad, where it knows, in
+    70 %: as the seer what it saw, and as the werewolf, that it is itself."""
     seen = Seen.of(body)
     rng = random.Random(str(body["messages"]))
     anyone = rng.choice([*seen.alive, seen.name, *re.findall(r"Dead: (\w+)", seen.text)])
