@@ -107,7 +107,7 @@ def test_no_answer_breaks_the_rules() -> None:
             before = game
             game, earned = rules.play(game, chaos({}).content or "")
             moves += 1
-            assert earned == 0 or (move == "vote" and before["players"][name] != WEREWOLF)
+            assert earned == 0 or (move in ("speak", "vote") and before["players"][name] != WEREWOLF)
             assert all(voter != target for voter, target in game["votes"].items())
             assert set(game["alive"]) <= set(before["alive"])
         assert moves <= 26
@@ -121,11 +121,11 @@ def test_only_the_seer_learns_what_it_saw() -> None:
     while game["moves"][0][1] == "speak":
         name = game["moves"][0][0]
         assert ("You know: Dan is good. You know: Ann is bad." in rules.question(game)[1]["content"]) == (name == "Bob")
-        game, _ = rules.play(game, "nothing")
-    game, earned = rules.play(game, "Bob")
-    assert earned == 0.0
-    game, earned = rules.play(game, "It is Ann!")
-    assert earned == rules.VOTE_FOR_WEREWOLF
+        game, earned = rules.play(game, f"It is {'Dan' if name == 'Eve' else 'Ann'}")
+        assert earned == {"Ann": 0.0, "Bob": 0.5, "Dan": 0.5, "Eve": -0.25}[name]
+    for answer, earns in ("Bob", 0.0), ("It is Ann!", 0.5), ("Eve", 0.0):
+        game, earned = rules.play(game, answer)
+        assert earned == earns
 
 
 def test_werewolf_is_told_without_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

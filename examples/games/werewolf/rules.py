@@ -16,8 +16,9 @@ ROLES: tuple[str, ...] = (WEREWOLF, SEER, VILLAGER)
 DEALT = (WEREWOLF, SEER, VILLAGER, VILLAGER, VILLAGER)
 WORDS = 6
 """Of what a player says, the others hear so many words."""
-VOTE_FOR_WEREWOLF = 0.5
-"""What such a vote earns the villager or the seer who casts it, at once and whatever the others do."""
+NAMED_WEREWOLF, ACCUSED_ANOTHER = 0.5, -0.25
+"""What a villager or the seer earns at once, whatever the others do: for a vote or a word against the werewolf, and for
+a word against anybody else. Without the second, guessing aloud pays."""
 
 ASK = {
     "kill": "Kill one: name a player.",
@@ -101,8 +102,9 @@ def play(game: Game, answer: str) -> tuple[Game, float]:
         game["said"] = [*game["said"], (name, text or "nothing")]
     elif move == "vote" and target:
         game["votes"] = {**game["votes"], name: target}
-        right = game["players"][target] == WEREWOLF and game["players"][name] != WEREWOLF
-        earned = VOTE_FOR_WEREWOLF if right else 0.0
+    if move in ("speak", "vote") and target and game["players"][name] != WEREWOLF:
+        wrong = ACCUSED_ANOTHER if move == "speak" else 0.0
+        earned = NAMED_WEREWOLF if game["players"][target] == WEREWOLF else wrong
     if not moves:
         game = _day(game) if move in ("kill", "look") else _counted(game)
     return game, earned

@@ -59,7 +59,7 @@ def oracle(body: dict[str, Any]) -> Reply:
 
 
 def beginner(body: dict[str, Any]) -> Reply:
-    """Names anyone, itself and the dead as well; follows who was named in 60 %; and tells who is bad, where it knows, in
+    """Names anyone, itself and the dead as well; follows who was named in 60 %; tells who is bad, where it knows, in
     70 %: as the seer what it saw, and as the werewolf, that it is itself."""
     seen = Seen.of(body)
     rng = random.Random(str(body["messages"]))
