@@ -37,7 +37,8 @@ EXAMPLE = {
         "LangGraph", "**first, second**: two policies, or one", "chips won", "REINFORCE, a baseline per role",
     ),
     "games/werewolf": (
-        "LangGraph", "**werewolf, seer, villager**: one policy", "the side's victory", "REINFORCE, a baseline per role",
+        "LangGraph", "**werewolf, seer, villager**: three policies", "the side's victory, who names the werewolf",
+        "REINFORCE, a baseline per role",
     ),
 }  # fmt: skip
 """Name -> the columns of the table of all: framework, agents, reward, algorithm."""

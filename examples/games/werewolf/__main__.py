@@ -1,4 +1,4 @@
-"""Werewolf in self-play: one policy plays all roles; then each role of it plays against the frozen start.
+"""Werewolf in self-play: a policy for each role; then each plays with and against the frozen start.
 
 python -m examples.games.werewolf --tiny
 python -m examples.games.werewolf --model DIR_OR_HUB_ID
@@ -44,6 +44,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             learning_rate=3e-3,
             **SAMPLING,
         )
+        policies = {role: role for role in ROLES}
         trained = agl.Trainer(
             agl.REINFORCE(
                 model=start,
@@ -56,7 +57,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 threads=options.threads,
                 **SAMPLING,
             ),
-            agents=list(ROLES),
+            agents=policies,
             credit=tasks.credit,
             n_workers=32,
             directory=options.out / "trained",
@@ -64,15 +65,16 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         ).fit(game(server), train)
 
         everyone = dict.fromkeys(ROLES, start)
+        after = {role: str(directory) for role, directory in trained.policies.items()}
         report = agl.evaluate(
             game(server, reward=lambda task, end: float(rules.won(end, VILLAGER)), earn=lambda points: None),
             held_out[:60] if options.short else held_out,
             {
                 "start": everyone,
-                **{f"trained {role}": {**everyone, role: str(trained.policy)} for role in ROLES},
-                "all trained": dict.fromkeys(ROLES, str(trained.policy)),
+                **{f"trained {role}": {**everyone, role: after[role]} for role in ROLES},
+                "all trained": after,
             },
-            agents={role: role for role in ROLES},
+            agents=policies,
             max_response_tokens=SAMPLING["max_response_tokens"],
             n_workers=32,
             directory=options.out / "evaluation",
