@@ -34,7 +34,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             common.debug(game(server), held_out, options)
             return {}
         start = options.model or common.tiny_policy(
-            game,
+            # Nothing is earned, since calls that cost something would not be imitated.
+            lambda server: game(server, earn=lambda points: None),
             train[: 400 if options.short else 1000],
             beginner,
             options.out / "start",
