@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         }
         report = agl.evaluate(
             game(server, reward=lambda task, end: float(rules.won(end, VILLAGER)), earn=lambda points: None),
-            held_out[:100] if options.short else held_out,
+            held_out[:200] if options.short else held_out,
             plays,
             agents=policies,
             max_response_tokens=SAMPLING["max_response_tokens"],
