@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             return common.debug(agent(endpoint), corpus.train, options)
         if options.tiny:
             start = beginners_policy(agent, options)
-            steps, settings = 3 if options.short else 40, {"learning_rate": 3e-4, **LENGTHS}
+            steps, settings = 8 if options.short else 40, {"learning_rate": 3e-4, **LENGTHS}
         else:
             start = options.model
             steps, settings = 200, {"learning_rate": 1e-6, "max_response_tokens": 512, "max_context": 8192}
@@ -92,11 +92,11 @@ def beginners_policy(agent: Callable[..., Any], options: argparse.Namespace) -> 
     index = write_index(world.passages, options.out / "practice.sqlite", letters=MARKS)
     return common.tiny_policy(
         partial(agent, index=index),
-        world.train[: 320 if options.short else None],
+        world.train[: 960 if options.short else None],
         beginner,
         options.out / "tiny",
         seed=options.seed,
-        epochs=8 if options.short else 3,
+        epochs=4 if options.short else 3,
         **TINY,
     )
 
