@@ -12,7 +12,7 @@ pytest.importorskip("mcp")
 from examples.rag.__main__ import main
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_it_learns_to_search(tmp_path: Path) -> None:
     result = main(["--tiny", "--short", "--out", str(tmp_path / "run")])
     assert result is not None
