@@ -95,7 +95,7 @@ def beginners_policy(agent: Callable[..., Any], options: argparse.Namespace) -> 
         beginner,
         options.out / "tiny",
         seed=options.seed,
-        epochs=4 if options.short else 3,
+        epochs=8 if options.short else 3,
         **TINY,
     )
 
