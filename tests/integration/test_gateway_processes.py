@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -18,10 +21,16 @@ from tiny_run import TRAIN, train
 import agl
 from agl.errors import ConfigError, GatewayError
 from agl.mdp.selection import select
+from agl.trainer.algorithms.options import Settings
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.processes.group import GatewayProcesses
+from agl.trainer.http.auth import Keys
 from agl.trainer.http.limits import Limits
+from agl.trainer.runners.remote.worker import run_worker
+from agl.trainer.service import server
+from agl.trainer.service.client import client_agent
 from agl.trainer.store import open_store
+from agl.trainer.store.base import NewRollout
 
 
 @pytest.fixture(autouse=True)
@@ -185,3 +194,54 @@ def test_the_attempts_of_a_process_that_died_are_tried_again(tmp_path: Path, unt
     named = [error for error in asyncio.run(errors()) if f"(pid {killed[0]}) died" in error]
     assert named
     assert len(named) <= 4
+
+
+def free_ports_in_a_row(n: int) -> int:
+    """The first of them."""
+    while True:
+        with contextlib.suppress(OSError, OverflowError), contextlib.ExitStack() as stack:
+            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            for i in range(1, n):
+                stack.enter_context(socket.create_server(("127.0.0.1", first + i)))
+            return first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["grpo", None])
+@in_loop
+async def test_a_server_answers_on_the_ports_after_its_own(
+    algorithm: str | None, untrained_model: Path, tmp_path: Path
+) -> None:
+    port = free_ports_in_a_row(3)
+    values = {"model": str(untrained_model), "algorithm": algorithm, "gpus": 0, "threads": 1, "out": str(tmp_path)}
+    training = {"steps": 1, "group_size": 4, "batch_size": 2, "max_response_tokens": 6, "max_context": 128}
+    values |= {"port": port, "gateways": 2, **(training if algorithm else {})}
+    ports: set[int | None] = set()
+
+    def agent(resource: Any, task: Any) -> float:
+        ports.add(urlsplit(resource.model_api).port)
+        client = openai.OpenAI(base_url=resource.model_api, api_key="not-used", max_retries=0)
+        message: Any = {"role": "user", "content": task.question}
+        answer = client.chat.completions.create(model="m", messages=[message], max_completion_tokens=6)
+        return len(answer.choices[0].message.content or "") % 5 / 4
+
+    async with server.serving(Settings.of(values, "test"), Keys(), progress=False) as service:
+        url = service.mount.url
+        if algorithm:
+            client = agl.Client(url, progress=False)
+            await asyncio.to_thread(client.upload_data, TRAIN)
+            result = await asyncio.to_thread(client.train, agent, 4)
+            assert result.history[-1]["train/failed_rollouts"] == 0
+        else:
+            assert len(gateway_processes()) == 2
+            tasks = [NewRollout(task=task) for task in TRAIN[:4]]
+            ids = [rollout.rollout_id for rollout in await service.store.enqueue_rollouts(tasks)]
+            over = asyncio.Event()
+            working = asyncio.ensure_future(run_worker(client_agent(agent), url, n_workers=4, until=over))
+            rollouts = await service.store.wait_for_rollouts(ids)
+            over.set()
+            await working
+            assert {rollout.status for rollout in rollouts} == {"succeeded"}
+            assert all([await service.store.query_calls(rollout_id) for rollout_id in ids])
+    assert ports == {port + 1, port + 2}
+    assert gateway_processes() == []
