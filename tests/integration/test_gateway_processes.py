@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pickle
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +17,7 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 import scripted
+from processes import gateway_processes
 from running import say
 from scripted import ScriptedEngine, in_loop, quick_tokenizer, rendering_of, serving
 from tiny_run import TRAIN, train
@@ -137,20 +141,24 @@ async def test_what_cannot_be_sent_to_another_process_is_refused():
     await store.close()
 
 
+LOADS = """
+import pickle, sys
+from agl.trainer.gateway.processes import worker
+rendering = worker._unpickled(open("rendering", "rb").read())
+assert rendering.prompt([{"role": "user", "content": "hello"}]).ids.size
+assert "torch" not in sys.modules
+assert worker._unpickled(b"cneeds_torch\\nversion\\n.") == sys.modules["torch"].__version__
+"""
+
+
+def test_a_process_loads_torch_only_for_a_tokenizer_that_needs_it(tmp_path: Path) -> None:
+    (tmp_path / "rendering").write_bytes(pickle.dumps(rendering_of(quick_tokenizer())))
+    (tmp_path / "needs_torch.py").write_text("import torch\nversion = torch.__version__\n")
+    program = subprocess.run([sys.executable, "-c", LOADS], cwd=tmp_path, capture_output=True, text=True)
+    assert program.returncode == 0, program.stderr
+
+
 # -- a run ------------------------------------------------------------------------------------------------------------
-
-
-def gateway_processes() -> list[int]:
-    """Ids of this process's children that are gateways."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and b"gateway.processes.worker" in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-        except (OSError, ValueError, IndexError):
-            pass
-    return found
 
 
 @pytest.mark.slow
