@@ -34,19 +34,26 @@ QUICK: dict[str, tuple[str, ...]] = {
     "memory": (),
     "remembering": (),
     "gateway": ("--requests", "500"),
+    "gateway.dialects": ("--dialects", "--requests", "2000"),
+    "gateways": (),
     "flood": ("--rounds", "1", "--seconds", "2"),
     "overhead": ("--rounds", "11"),
     "rollouts": ("--rounds", "3"),
-    "store": ("--quick", "--repeats", "1"),
+    "store": ("--quick",),
+    "store.growth": ("--growth", "--quick"),
+    "store.http": ("--http", "--rollouts", "200"),
+    "store.memory": ("--memory",),
+    "store.readers": ("--readers", "--quick"),
     "record": ("--steps", "100", "--repeats", "3"),
     "scale": ("--turns", "20", "--tokens", "8000"),
     "runners": (),
     "dashboard": ("paint", "--steps", "100"),
+    "dashboard.training": ("training", "--steps", "6", "--turns", "2"),
     "loggers": ("--steps", "4", "--rounds", "1"),
     "trl_grpo": ("--rounds", "1", "--steps", "3"),
     "verl_bridge": ("--steps", "4", "--rounds", "1"),
 }
-"""Name -> the arguments of its quick form, in the order of the page."""
+"""Name -> the arguments of its quick form, in the order of the page. What follows a point is the part of a benchmark."""
 SHORT: dict[str, tuple[str, ...]] = {
     "import_time": ("--runs", "1"),
     "ways_to_learn": ("--rounds", "2", "--tasks", "16", "--held-out", "8"),
@@ -55,15 +62,22 @@ SHORT: dict[str, tuple[str, ...]] = {
     "merging": ("--turns", "16", "--repeats", "1"),
     "remembering": ("--entries", "50", "--searches", "5"),
     "gateway": ("--requests", "100", "--no-rival"),
+    "gateway.dialects": ("--dialects", "--requests", "100", "--rounds", "1"),
+    "gateways": ("--rounds", "1", "--turns", "4", "--tokens", "1000"),
     "flood": ("--rounds", "1", "--seconds", "0.5"),
     "overhead": ("--rounds", "1", "--no-rivals"),
     "rollouts": ("--rounds", "1"),
     "store": ("--rollouts", "20", "--turns", "2", "--repeats", "1", "--no-rival"),
+    "store.growth": ("--growth", "--quick", "--no-rival"),
+    "store.http": ("--http", "--rollouts", "20", "--turns", "2", "--repeats", "1", "--no-rival"),
+    "store.memory": ("--memory", "--no-rival"),
+    "store.readers": ("--readers", "--quick", "--no-rival"),
     "record": ("--steps", "100", "--repeats", "1"),
     "scale": ("--turns", "5", "--tokens", "1000"),
+    "dashboard.training": ("training", "--steps", "2", "--turns", "1"),
     "loggers": ("--steps", "1", "--rounds", "1"),
     "trl_grpo": ("--rounds", "1", "--steps", "1", "--cases", "single"),
-    "verl_bridge": ("--steps", "1", "--rounds", "1"),
+    "verl_bridge": ("--steps", "3", "--rounds", "1"),
 }
 """Name -> the arguments of `--short`, where the quick form takes longer than a look at whether it runs needs."""
 NOT_HERE = {"all", "overhead_cases", "store_sides", "verl_weighed", "chaos", "soak"}
@@ -71,6 +85,11 @@ NOT_HERE = {"all", "overhead_cases", "store_sides", "verl_weighed", "chaos", "so
 TAIL = 15
 """Lines of a failure that are shown."""
 HEADING = "## In a quick form: `benchmarks/all.sh`"
+
+
+def file_of(name: str) -> str:
+    """The file of a benchmark."""
+    return name.partition(".")[0] + ".py"
 
 
 def marks(name: str) -> tuple[str, str]:
@@ -82,7 +101,7 @@ def block(name: str, printed: str) -> str:
     lines = printed.strip("\n").splitlines()
     tables = [line for line in lines if line.startswith("|")]
     body = tables if any(line.startswith("|--") for line in tables) else ["```text", *lines, "```"]
-    command = " ".join(("python", f"benchmarks/{name}.py", *QUICK[name]))
+    command = " ".join(("python", f"benchmarks/{file_of(name)}", *QUICK[name]))
     when = f"{datetime.date.today()}, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.0f}, " + (
         f"CPython {platform.python_version()}"
     )
@@ -142,7 +161,7 @@ def main() -> None:
         arguments = SHORT.get(name, QUICK[name]) if options.short else QUICK[name]
         print("+", name, *arguments, file=sys.stderr, flush=True)
         started = time.monotonic()
-        printed, reason = run([python, str(HERE / f"{name}.py"), *arguments], 60 * options.minutes)
+        printed, reason = run([python, str(HERE / file_of(name)), *arguments], 60 * options.minutes)
         print(f"+ {name} {'failed' if reason else 'done'} in {time.monotonic() - started:.0f} s", file=sys.stderr)
         if reason:
             failed[name] = reason

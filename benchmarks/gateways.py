@@ -1,0 +1,278 @@
+"""A gateway in several processes against one: calls/s, and who uses how much processor time for a call.
+
+    python benchmarks/gateways.py [--processes 2] [--rounds 7] [--turns 40] [--tokens 16000]
+
+Both gateways are started once and take turns: in a round, agents in processes of their own hold long conversations with
+one and then with the other, each sending the whole conversation each turn. The engine answers at once and the store is a
+SQLite file, so that what is measured is the gateway and the process of the run, which has engine and store.
+
+"full at" is the rate at which the busiest of a gateway's processes would have a core for itself full, from processor
+time alone: what other programs do to it is the same for both. Calls/s need as many idle cores as the last column says;
+what bounded them is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import io
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import scale
+
+FULL = 0.85
+"""Of a core: who uses more, over a whole round, is what the others waited for."""
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process, s."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def idle_seconds() -> float:
+    """Of all cores of the machine, s."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")
+
+
+# -- the two sides and their agents, each in processes of its own -----------------------------------------------------
+
+
+async def serve(processes: int) -> None:
+    """Open as many attempts as each line of standard input says, and close those before. Answers with JSON.
+
+    The first line is the process ids, that of the run first; the others are URLs and keys.
+    """
+    from agl.mdp.selection import select
+    from agl.trainer.gateway.gateway import Gateway
+    from agl.trainer.gateway.processes.group import GatewayProcesses
+    from agl.trainer.gateway.server import GatewayServer
+    from agl.trainer.quickstart.tokenizer import build_tokenizer
+    from agl.trainer.rendering.rendering import Rendering
+    from agl.trainer.store import open_store
+    from agl.trainer.store.base import NewRollout
+
+    tokenizer = build_tokenizer()
+    async with contextlib.AsyncExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory())
+        store = await open_store(f"sqlite:///{directory}/bench.db")
+        stack.push_async_callback(store.close)
+        gateway = Gateway(store) if processes == 1 else GatewayProcesses(store, processes)
+        gateway.serve("policy", scale.Instant(tokenizer), Rendering(tokenizer))
+        server = GatewayServer(gateway)
+        await server.start()
+        stack.push_async_callback(server.stop)
+        pids = [os.getpid()]
+        if isinstance(gateway, GatewayProcesses):
+            await gateway.start()
+            stack.push_async_callback(gateway.stop)
+            pids += gateway.pids
+        print(json.dumps(pids), flush=True)
+        opened: list[Any] = []
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            await asyncio.gather(*(gateway.close_attempt(access.rollout_id, 1) for access, _ in opened))
+            opened.clear()
+            await store.enqueue_rollouts([NewRollout(task="bench")] * int(line))
+            for _ in range(int(line)):
+                leased = await store.dequeue_rollout()
+                assert leased is not None
+                opened.append(gateway.open_attempt(leased.rollout.rollout_id, 1, selection=select(None)))
+            await asyncio.gather(*(access.admitted for access, _ in opened if access.admitted is not None))
+            print(json.dumps([(f"{access.url}/agents/a/v1", key) for access, key in opened]), flush=True)
+
+
+def converse() -> None:
+    """Hold a conversation for each line of standard input, URL, key, turns and words of a turn; answers with a line."""
+    for line in sys.stdin:
+        url, key, turns, words = line.split()
+        with contextlib.redirect_stdout(io.StringIO()):
+            scale.agent(url, key, int(turns), int(words))
+        print("done", flush=True)
+
+
+class Program:
+    """This file in a process of its own, asked and answering by lines."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.pid = self._process.pid
+
+    def send(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def receive(self) -> str:
+        assert self._process.stdout is not None
+        if not (line := self._process.stdout.readline()):
+            raise SystemExit(f"a process of the benchmark ended with {self._process.wait()}")
+        return line
+
+    def end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+
+# -- what is measured -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One side's part of a round.
+
+    Attributes:
+        calls: in `seconds`. run, gateways, agents: processor time of each process, s; `gateways` is empty where the
+            process of the run is the gateway. idle: of all cores, s.
+    """
+
+    calls: int
+    seconds: float
+    run: float
+    gateways: tuple[float, ...]
+    agents: tuple[float, ...]
+    idle: float
+
+    @property
+    def rate(self) -> float:
+        """Calls/s."""
+        return self.calls / self.seconds
+
+    @property
+    def full_at(self) -> float:
+        """Calls/s at which the busiest process of the gateway has a core full."""
+        return self.calls / max(self.run, *self.gateways, 0.0)
+
+    @property
+    def costs_ms(self) -> tuple[float, float, float]:
+        """Processor time of a call, ms: in the process of the run, in gateway processes, in agents."""
+        return tuple(1e3 * s / self.calls for s in (self.run, sum(self.gateways), sum(self.agents)))  # type: ignore[return-value]
+
+    @property
+    def cores(self) -> float:
+        """Cores that all of it would use at `full_at`."""
+        return self.full_at * sum(self.costs_ms) / 1e3
+
+    @property
+    def bound(self) -> str:
+        """What the calls waited for."""
+        shares = {
+            "the process of the run": self.run,
+            "a gateway process": max(self.gateways, default=0.0),
+            "an agent's process": max(self.agents),
+        }
+        name, busiest = max(shares.items(), key=lambda item: item[1])
+        if busiest > FULL * self.seconds:
+            return name
+        used = (self.run + sum(self.gateways) + sum(self.agents)) / self.seconds
+        idle = self.idle / self.seconds
+        machine = os.cpu_count() or 1
+        if idle < (1 - FULL) * machine:
+            return f"cores: {used:.1f} of {machine} here, {max(0.0, machine - used - idle):.1f} other programs"
+        return "round trips: no process is full, cores are idle"
+
+
+def play(side: Program, pids: list[int], agents: list[Program], turns: int, words: int) -> Round:
+    """A conversation of every agent with one side."""
+    side.send(str(len(agents)))
+    attempts = json.loads(side.receive())
+    run, gateways, callers = pids[:1], pids[1:], [agent.pid for agent in agents]
+    before = {pid: cpu_seconds(pid) for pid in (*pids, *callers)}
+    idle, started = idle_seconds(), time.perf_counter()
+    for agent, (url, key) in zip(agents, attempts, strict=True):
+        agent.send(f"{url} {key} {turns} {words}")
+    for agent in agents:
+        agent.receive()
+    seconds = time.perf_counter() - started
+    used = {pid: cpu_seconds(pid) - then for pid, then in before.items()}
+    of_run, of_gateways, of_agents = (tuple(used[pid] for pid in group) for group in (run, gateways, callers))
+    return Round(len(agents) * turns, seconds, of_run[0], of_gateways, of_agents, idle_seconds() - idle)
+
+
+def compare(processes: int, rounds: int, turns: int, tokens: int) -> dict[int, list[Round]]:
+    """Rounds of one process and of several, in turn; the first of each only warms up."""
+    from agl.trainer.quickstart.tokenizer import build_tokenizer
+
+    words = max(1, round((tokens / turns - scale.SAMPLED - 8) / len(build_tokenizer().encode(scale.WORDS))))
+    with contextlib.ExitStack() as stack:
+
+        def program(*arguments: str) -> Program:
+            started = Program(*arguments)
+            stack.callback(started.end)
+            return started
+
+        sides = {n: program("--serve", str(n)) for n in (1, processes)}
+        pids: dict[int, list[int]] = {n: json.loads(side.receive()) for n, side in sides.items()}
+        agents = [program("--converse") for _ in range(4 * processes)]
+        facts: dict[int, list[Round]] = {n: [] for n in sides}
+        for k in range(rounds + 1):
+            # Whoever begins has the machine as the round before left it.
+            for n in list(sides) if k % 2 else reversed(list(sides)):
+                one = play(sides[n], pids[n], agents, turns if k else 2, words)
+                facts[n] += [one] if k else []
+    return facts
+
+
+def show(facts: dict[int, list[Round]]) -> dict[str, Any]:
+    """Print every round and the medians; the same as JSON."""
+    print("| processes | calls/s | CPU ms of a call: run, gateway, agent | full at | cores for that | bound by |")
+    print("|---|---|---|---|---|---|")
+    for n, rounds in facts.items():
+        costs = zip(*(one.costs_ms for one in rounds), strict=True)
+        run, gateway, agent = map(statistics.median, costs)
+        bounds = [one.bound.partition(":")[0] for one in rounds]
+        bound = max(set(bounds), key=bounds.count)
+        print(
+            f"| {n} | {statistics.median(one.rate for one in rounds):.0f} | "
+            f"{run:.2f}, {f'{gateway:.2f}' if gateway else '-'}, {agent:.2f} | "
+            f"{statistics.median(one.full_at for one in rounds):.0f}/s | "
+            f"{statistics.median(one.cores for one in rounds):.1f} | {bound} |"
+        )
+    one, several = facts.values()
+    ratios = {
+        name: [getattr(b, key) / getattr(a, key) for a, b in zip(one, several, strict=True)]
+        for name, key in (("calls/s", "rate"), ("full at", "full_at"))
+    }
+    medians = {name: statistics.median(values) for name, values in ratios.items()}
+    print(f"| ratio, median of {len(one)} | {medians['calls/s']:.2f}x | | {medians['full at']:.2f}x | | |\n")
+    for i, pair in enumerate(zip(one, several, strict=True)):
+        for n, side in zip(facts, pair, strict=True):
+            print(f"round {i + 1}, {n}: {side.rate:6.1f} calls/s, full at {side.full_at:.0f}/s; bound by {side.bound}")
+        print("    " + ", ".join(f"{name} {values[i]:.2f}x" for name, values in ratios.items()), flush=True)
+    return {"ratios": ratios, "medians": medians}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, default=2, metavar="N", help="that are compared with one")
+    parser.add_argument("--rounds", type=int, default=7, help="of a conversation of each of 4 N agents on either side")
+    parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--tokens", type=int, default=16_000, help="of a conversation at its end")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the ratios there")
+    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--converse", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        asyncio.run(serve(options.serve))
+    elif options.converse:
+        converse()
+    else:
+        shown = show(compare(options.processes, options.rounds, options.turns, options.tokens))
+        if options.json:
+            options.json.write_text(json.dumps(shown, indent=2) + "\n")
