@@ -36,6 +36,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "gateway": ("--requests", "500"),
     "gateway.dialects": ("--dialects", "--requests", "2000"),
     "gateways": (),
+    "gateways.share": ("--share", "0.15", "--turns", "10"),
     "flood": ("--rounds", "1", "--seconds", "2"),
     "overhead": ("--rounds", "11"),
     "rollouts": ("--rounds", "3"),
@@ -53,7 +54,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "trl_grpo": ("--rounds", "1", "--steps", "3"),
     "verl_bridge": ("--steps", "4", "--rounds", "1"),
 }
-"""Name -> the arguments of its quick form, in the order of the page. What follows a point is the part of a benchmark."""
+"""Name -> the arguments of its quick form, in the order of the page. After a point: which part of the benchmark."""
 SHORT: dict[str, tuple[str, ...]] = {
     "import_time": ("--runs", "1"),
     "ways_to_learn": ("--rounds", "2", "--tasks", "16", "--held-out", "8"),
@@ -64,6 +65,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "gateway": ("--requests", "100", "--no-rival"),
     "gateway.dialects": ("--dialects", "--requests", "100", "--rounds", "1"),
     "gateways": ("--rounds", "1", "--turns", "4", "--tokens", "1000"),
+    "gateways.share": ("--share", "0.15", "--rounds", "1", "--turns", "4", "--tokens", "1000"),
     "flood": ("--rounds", "1", "--seconds", "0.5"),
     "overhead": ("--rounds", "1", "--no-rivals"),
     "rollouts": ("--rounds", "1"),

@@ -1,14 +1,16 @@
 """A gateway in several processes against one: calls/s, and who uses how much processor time for a call.
 
     python benchmarks/gateways.py [--processes 2] [--rounds 7] [--turns 40] [--tokens 16000]
+    python benchmarks/gateways.py --share 0.15 --turns 10      # calls/s where other programs use the cores
 
 Both gateways are started once and take turns: in a round, agents in processes of their own hold long conversations with
-one and then with the other, each sending the whole conversation each turn. The engine answers at once and the store is a
-SQLite file, so that what is measured is the gateway and the process of the run, which has engine and store.
+one and then with the other, each sending the whole conversation each turn. The engine answers at once and the store is
+a SQLite file, so that what is measured is the gateway and the process of the run, which has engine and store.
 
 "full at" is the rate at which the busiest of a gateway's processes would have a core for itself full, from processor
-time alone: what other programs do to it is the same for both. Calls/s need as many idle cores as the last column says;
-what bounded them is printed.
+time alone: what other programs do to it is the same for both. Calls/s need as many idle cores as are printed beside it,
+and so is what bounded them. With `--share`, every process of a gateway is stopped whenever it has used this share of a
+core: then there are cores enough for both sides on a busy machine too, and calls/s can be compared.
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ import contextlib
 import io
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +37,8 @@ import scale
 
 FULL = 0.85
 """Of a core: who uses more, over a whole round, is what the others waited for."""
+CREDIT = 0.02
+"""Processor time that a process under `--share` may save up while it waits, s."""
 
 
 def cpu_seconds(pid: int) -> float:
@@ -44,6 +51,44 @@ def idle_seconds() -> float:
     """Of all cores of the machine, s."""
     fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
     return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")
+
+
+def scheduled_seconds(pid: int) -> float:
+    """Processor time of a process's threads that live, s: to the nanosecond, where `cpu_seconds` counts in ticks."""
+    nanoseconds = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            nanoseconds += int((thread / "schedstat").read_text().split()[0])
+    return nanoseconds / 1e9
+
+
+@contextlib.contextmanager
+def limited(pids: Sequence[int], share: float) -> Iterator[None]:
+    """Within the block each of these processes uses this share of a core at most: it is stopped until it may go on."""
+    over = threading.Event()
+
+    def limit() -> None:
+        stopped: set[int] = set()
+        began = {pid: (scheduled_seconds(pid), time.perf_counter()) for pid in pids}
+        while not over.wait(0.003):
+            for pid in pids:
+                used, now = scheduled_seconds(pid), time.perf_counter()
+                too_much = used - began[pid][0] - share * (now - began[pid][1])
+                if too_much < -CREDIT:
+                    began[pid] = used, now - CREDIT / share
+                if (too_much > 0) != (pid in stopped):
+                    os.kill(pid, signal.SIGSTOP if too_much > 0 else signal.SIGCONT)
+                    stopped ^= {pid}
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=limit)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 # -- the two sides and their agents, each in processes of its own -----------------------------------------------------
@@ -139,7 +184,7 @@ class Round:
 
     Attributes:
         calls: in `seconds`. run, gateways, agents: processor time of each process, s; `gateways` is empty where the
-            process of the run is the gateway. idle: of all cores, s.
+            process of the run is the gateway. idle: of all cores, s. share: of a core that a gateway's process may use.
     """
 
     calls: int
@@ -148,6 +193,7 @@ class Round:
     gateways: tuple[float, ...]
     agents: tuple[float, ...]
     idle: float
+    share: float
 
     @property
     def rate(self) -> float:
@@ -173,8 +219,8 @@ class Round:
     def bound(self) -> str:
         """What the calls waited for."""
         shares = {
-            "the process of the run": self.run,
-            "a gateway process": max(self.gateways, default=0.0),
+            "the process of the run": self.run / self.share,
+            "a gateway process": max(self.gateways, default=0.0) / self.share,
             "an agent's process": max(self.agents),
         }
         name, busiest = max(shares.items(), key=lambda item: item[1])
@@ -188,24 +234,25 @@ class Round:
         return "round trips: no process is full, cores are idle"
 
 
-def play(side: Program, pids: list[int], agents: list[Program], turns: int, words: int) -> Round:
+def play(side: Program, pids: list[int], agents: list[Program], turns: int, words: int, share: float) -> Round:
     """A conversation of every agent with one side."""
     side.send(str(len(agents)))
     attempts = json.loads(side.receive())
     run, gateways, callers = pids[:1], pids[1:], [agent.pid for agent in agents]
     before = {pid: cpu_seconds(pid) for pid in (*pids, *callers)}
     idle, started = idle_seconds(), time.perf_counter()
-    for agent, (url, key) in zip(agents, attempts, strict=True):
-        agent.send(f"{url} {key} {turns} {words}")
-    for agent in agents:
-        agent.receive()
+    with limited(pids, share) if share < 1 else contextlib.nullcontext():
+        for agent, (url, key) in zip(agents, attempts, strict=True):
+            agent.send(f"{url} {key} {turns} {words}")
+        for agent in agents:
+            agent.receive()
     seconds = time.perf_counter() - started
     used = {pid: cpu_seconds(pid) - then for pid, then in before.items()}
     of_run, of_gateways, of_agents = (tuple(used[pid] for pid in group) for group in (run, gateways, callers))
-    return Round(len(agents) * turns, seconds, of_run[0], of_gateways, of_agents, idle_seconds() - idle)
+    return Round(len(agents) * turns, seconds, of_run[0], of_gateways, of_agents, idle_seconds() - idle, share)
 
 
-def compare(processes: int, rounds: int, turns: int, tokens: int) -> dict[int, list[Round]]:
+def compare(processes: int, rounds: int, turns: int, tokens: int, share: float) -> dict[int, list[Round]]:
     """Rounds of one process and of several, in turn; the first of each only warms up."""
     from agl.trainer.quickstart.tokenizer import build_tokenizer
 
@@ -224,7 +271,7 @@ def compare(processes: int, rounds: int, turns: int, tokens: int) -> dict[int, l
         for k in range(rounds + 1):
             # Whoever begins has the machine as the round before left it.
             for n in list(sides) if k % 2 else reversed(list(sides)):
-                one = play(sides[n], pids[n], agents, turns if k else 2, words)
+                one = play(sides[n], pids[n], agents, turns if k else 2, words, share)
                 facts[n] += [one] if k else []
     return facts
 
@@ -264,6 +311,7 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=7, help="of a conversation of each of 4 N agents on either side")
     parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=16_000, help="of a conversation at its end")
+    parser.add_argument("--share", type=float, default=1.0, help="of a core that each process of a gateway may use")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the ratios there")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--converse", action="store_true", help=argparse.SUPPRESS)
@@ -273,6 +321,6 @@ if __name__ == "__main__":
     elif options.converse:
         converse()
     else:
-        shown = show(compare(options.processes, options.rounds, options.turns, options.tokens))
+        shown = show(compare(options.processes, options.rounds, options.turns, options.tokens, options.share))
         if options.json:
             options.json.write_text(json.dumps(shown, indent=2) + "\n")

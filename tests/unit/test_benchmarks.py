@@ -51,7 +51,7 @@ def imported_of_agl(file: Path) -> Iterator[tuple[str, str | None]]:
 
 
 def bound_in(module: str) -> set[str] | None:
-    """The names of one of agl's modules, by its source, for importing all of them takes seconds; None: no such module."""
+    """The names of a module of agl, None if there is none: from its source, since imports of all take seconds."""
     path = ROOT.joinpath(".src", *module.split("."))
     stubs, package, single = path / "__init__.pyi", path / "__init__.py", path.with_suffix(".py")
     source = next((file for file in (stubs, package, single) if file.is_file()), None)
