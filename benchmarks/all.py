@@ -1,7 +1,7 @@
 """Every benchmark in a quick form, and their tables in docs/benchmarks.md.
 
     benchmarks/all.sh [NAME ...] [--page FILE]
-    benchmarks/all.sh --short          # does each still run? A few minutes, no rivals; the page stays as it is
+    benchmarks/all.sh --short          # does each still run? No rivals but TRL; the page stays as it is
 
 What a benchmark prints takes the place of what it printed last time, between two marks in the page: its Markdown table
 if it prints one, otherwise all of it as text. A benchmark that fails, because its rival's environment cannot be made
@@ -125,8 +125,11 @@ def insert(page: str, name: str, new: str) -> str:
 def run(command: list[str], seconds: float) -> tuple[str, str]:
     """What a benchmark printed, and why it failed ("" where it did not)."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        # A session of its own: at the limit the servers that it has started end as well.
-        process = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True)
+        try:
+            # A session of its own: at the limit the servers that it has started end as well.
+            process = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True)
+        except OSError as error:
+            return "", str(error)
         try:
             code = process.wait(seconds)
             reason = f"exit code {code}" if code else ""

@@ -94,8 +94,10 @@ def test_the_others_run_when_one_fails(tmp_path: Path) -> None:
         (tmp_path / f"{name}.py").write_text(program)
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "all.py", "merging", "runners", "routing", "--page", "page.md", "--minutes", "0.03"]
-        return subprocess.run([*command, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        names = ("merging", "runners", "verl_bridge", "routing")
+        options = ("--page", "page.md", "--minutes", "0.03", "--verl-python", "nowhere/python")
+        command = [sys.executable, "all.py", *names, *options, *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
 
     short = run("--short")
     assert (short.returncode, short.stdout) == (1, "| a |\n|---|\n| 1 |\n\n")
@@ -106,9 +108,10 @@ def test_the_others_run_when_one_fails(tmp_path: Path) -> None:
     assert old in page
     assert "| 1 |\n<!-- end of routing -->" in page
     assert "runners" not in page
-    *_, first, second = done.stderr.strip().splitlines()
+    *_, first, second, third = done.stderr.strip().splitlines()
     assert first == "merging failed, the page keeps its old block: exit code 1; its rival is not to be had"
     assert second == "runners failed, the page keeps its old block: not done after 0.03 minutes"
+    assert third.endswith("No such file or directory: 'nowhere/python'")
     assert re.search(r"^\+ routing done in \d+ s$", done.stderr, re.MULTILINE)
     server = Path("/proc", (tmp_path / "pid").read_text(), "stat")
     assert not server.exists() or server.read_text().rpartition(")")[2].split()[0] == "Z"
