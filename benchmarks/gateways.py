@@ -276,33 +276,40 @@ def compare(processes: int, rounds: int, turns: int, tokens: int, share: float) 
     return facts
 
 
+def together(rounds: Sequence[Round]) -> Round:
+    """All rounds of a side as one."""
+    of_gateways, of_agents = (
+        tuple(map(sum, zip(*times, strict=True)))
+        for times in ([one.gateways for one in rounds], [one.agents for one in rounds])
+    )
+    totals = {key: sum(getattr(one, key) for one in rounds) for key in ("calls", "seconds", "run", "idle")}
+    return Round(**totals, gateways=of_gateways, agents=of_agents, share=rounds[0].share)
+
+
 def show(facts: dict[int, list[Round]]) -> dict[str, Any]:
-    """Print every round and the medians; the same as JSON."""
+    """Print all rounds together, and each; the same as JSON."""
     print("| processes | calls/s | CPU ms of a call: run, gateway, agent | full at | cores for that | bound by |")
     print("|---|---|---|---|---|---|")
     for n, rounds in facts.items():
-        costs = zip(*(one.costs_ms for one in rounds), strict=True)
-        run, gateway, agent = map(statistics.median, costs)
-        bounds = [one.bound.partition(":")[0] for one in rounds]
-        bound = max(set(bounds), key=bounds.count)
+        every = together(rounds)
+        run, gateway, agent = every.costs_ms
         print(
-            f"| {n} | {statistics.median(one.rate for one in rounds):.0f} | "
-            f"{run:.2f}, {f'{gateway:.2f}' if gateway else '-'}, {agent:.2f} | "
-            f"{statistics.median(one.full_at for one in rounds):.0f}/s | "
-            f"{statistics.median(one.cores for one in rounds):.1f} | {bound} |"
+            f"| {n} | {every.rate:.0f} | {run:.2f}, {f'{gateway:.2f}' if gateway else '-'}, {agent:.2f} | "
+            f"{every.full_at:.0f}/s | {every.cores:.1f} | {every.bound} |"
         )
-    one, several = facts.values()
-    ratios = {
-        name: [getattr(b, key) / getattr(a, key) for a, b in zip(one, several, strict=True)]
-        for name, key in (("calls/s", "rate"), ("full at", "full_at"))
-    }
-    medians = {name: statistics.median(values) for name, values in ratios.items()}
-    print(f"| ratio, median of {len(one)} | {medians['calls/s']:.2f}x | | {medians['full at']:.2f}x | | |\n")
-    for i, pair in enumerate(zip(one, several, strict=True)):
-        for n, side in zip(facts, pair, strict=True):
-            print(f"round {i + 1}, {n}: {side.rate:6.1f} calls/s, full at {side.full_at:.0f}/s; bound by {side.bound}")
-        print("    " + ", ".join(f"{name} {values[i]:.2f}x" for name, values in ratios.items()), flush=True)
-    return {"ratios": ratios, "medians": medians}
+    sides = list(zip(*facts.values(), strict=True))
+    ratios: dict[str, dict[str, Any]] = {}
+    for name, key in (("calls/s", "rate"), ("full at", "full_at")):
+        first, second = (getattr(together(rounds), key) for rounds in facts.values())
+        each = [getattr(b, key) / getattr(a, key) for a, b in sides]
+        ratios[name] = {"all": second / first, "median": statistics.median(each), "each": each}
+    cells = [f"{r['all']:.2f}x (rounds: {min(r['each']):.2f} to {max(r['each']):.2f})" for r in ratios.values()]
+    print(f"| ratio of all {len(sides)} rounds | {cells[0]} | | {cells[1]} | | |\n")
+    for i, pair in enumerate(sides):
+        for n, one in zip(facts, pair, strict=True):
+            print(f"round {i + 1}, {n}: {one.rate:6.1f} calls/s, full at {one.full_at:.0f}/s; bound by {one.bound}")
+        print("    " + ", ".join(f"{name} {r['each'][i]:.2f}x" for name, r in ratios.items()), flush=True)
+    return ratios
 
 
 if __name__ == "__main__":
