@@ -138,7 +138,7 @@ class Worker:
 
 
 def _unpickled(rendering: bytes) -> Rendering:
-    """A rendering, without torch, which transformers imports for its models: 1.2 s and 180 MB of each process."""
+    """A rendering, without torch, which transformers imports for its models: 2 s and 180 MB of each process."""
     if "torch" in sys.modules:
         return pickle.loads(rendering)
     sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]
