@@ -86,7 +86,6 @@ NOT_HERE = {"all", "overhead_cases", "store_sides", "verl_weighed", "chaos", "so
 """Parts of others; and chaos and soak, which are no comparisons: `.ci/nightly` runs them, longer."""
 TAIL = 15
 """Lines of a failure that are shown."""
-HEADING = "## In a quick form: `benchmarks/all.sh`"
 
 
 def file_of(name: str) -> str:
@@ -112,13 +111,11 @@ def block(name: str, printed: str) -> str:
 
 
 def insert(page: str, name: str, new: str) -> str:
-    """The page with the benchmark's block replaced, or added to the section of quick forms."""
+    """The page with the benchmark's block replaced, or added at its end."""
     begin, end = marks(name)
     if begin in page:
         before, _, rest = page.partition(begin)
         return before + new + rest.partition(end)[2]
-    if HEADING not in page:
-        page = page.rstrip("\n") + f"\n\n{HEADING}\n"
     return page.rstrip("\n") + f"\n\n{new}\n"
 
 

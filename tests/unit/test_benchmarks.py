@@ -36,6 +36,8 @@ def test_every_benchmark_is_run_with_options_that_it_has() -> None:
     assert isinstance(elsewhere, set)
     assert {name.partition(".")[0] for name in quick} ^ elsewhere == {file.stem for file in FILES}
     assert set(short) <= set(quick)
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    assert all(f"<!-- benchmark {name} -->" in page and f"<!-- end of {name} -->" in page for name in quick)
     for name, arguments in [*quick.items(), *short.items()]:
         known = re.findall(r'add_argument\(\s*"(--[\w-]+)"', (FOLDER / f"{name.partition('.')[0]}.py").read_text())
         assert {a for a in arguments if a.startswith("--")} <= set(known), name
