@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import pickle
 import signal
@@ -19,7 +20,7 @@ import pytest
 import scripted
 from processes import gateway_processes
 from running import say
-from scripted import ScriptedEngine, in_loop, quick_tokenizer, rendering_of, serving
+from scripted import ScriptedEngine, ScriptedRollouts, in_loop, quick_tokenizer, rendering_of, serving
 from tiny_run import TRAIN, train
 
 import agl
@@ -202,6 +203,35 @@ def test_the_attempts_of_a_process_that_died_are_tried_again(tmp_path: Path, unt
     named = [error for error in asyncio.run(errors()) if f"(pid {killed[0]}) died" in error]
     assert named
     assert len(named) <= 4
+
+
+class TwoProcesses(ScriptedRollouts):
+    """An algorithm that chooses two, as verl's does."""
+
+    async def run(self, run: Any) -> None:
+        run.start = functools.partial(run.start, gateways=2)
+        await super().run(run)
+
+
+@pytest.mark.parametrize(("options", "processes"), [({}, 2), ({"gateways": 1}, 0), ({"agents": lambda name: True}, 0)])
+def test_the_algorithms_number_counts_where_it_can(tmp_path: Path, options: dict[str, Any], processes: int) -> None:
+    alive: set[int] = set()
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM) -> float:
+        alive.add(len(gateway_processes()))
+        return float(len(say(llm, task)))
+
+    agl.Trainer(TwoProcesses(["fine"] * 2), directory=tmp_path, progress=False, **options).fit(agent, ["a", "b"])
+    assert alive == {processes}
+
+
+def test_a_selection_by_a_function_and_two_processes_are_refused(tmp_path: Path) -> None:
+    trainer = agl.Trainer(
+        ScriptedRollouts(["x"]), directory=tmp_path, progress=False, gateways=2, agents=lambda c: True
+    )
+    with pytest.raises(ConfigError, match="function"):
+        trainer.fit(agl.rollout(lambda task, llm: 1.0), ["a"])
 
 
 def free_ports_in_a_row(n: int) -> int:
