@@ -37,8 +37,8 @@ class Learner:
         tool_agent: whose the spans of its tools are; None where the user's own loop runs them, so that there are none.
         wrap: the one line; `agl.wrap` if None.
         merges: whether it tells the model of tool calls as the model wrote them, so that a rollout is one row.
-        reward: what it learns; not the exact answer where prompts of its framework's own keep a policy that has never seen
-            them from ever giving it.
+        reward: what it learns; not the exact answer where its framework's own prompts, which the policy has never
+            seen, keep it from ever giving one.
         drops_texts: whether it leaves out what the model said beside a tool call; such a conversation forks.
     """
 
