@@ -117,7 +117,7 @@ def won(game: Game, role: str) -> bool:
 
 def _night(game: Game) -> Game:
     at_night: dict[str, list[Move]] = {WEREWOLF: ["kill"], SEER: ["look", "look"], VILLAGER: []}
-    moves = [(name, move) for name in game["alive"] for move in at_night[game["players"][name]]]
+    moves: list[tuple[str, Move]] = [(name, move) for name in game["alive"] for move in at_night[game["players"][name]]]
     return {**game, "moves": moves, "victim": "", "said": [], "votes": {}}
 
 
