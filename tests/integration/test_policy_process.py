@@ -163,6 +163,8 @@ def test_errors_cross_as_themselves(policy, runner):
         runner.run(policy.generate(np.zeros(4096, np.int32), Sampling(max_tokens=1)))
     with pytest.raises(ConfigError, match="top_p=2"):
         runner.run(policy.generate(PROMPT, Sampling(max_tokens=1, top_p=2.0)))
+    with pytest.raises(EngineError, match=r"'other'.*\n.*'policy'"):
+        runner.run(policy.generate(PROMPT, Sampling(max_tokens=1), policy="other"))
     with pytest.raises(CheckpointError, match="no such checkpoint"):
         runner.run(policy.load_state("/nowhere/state.pt"))
     with pytest.raises(EngineError, match="another event loop"):

@@ -62,13 +62,14 @@ class LocalPolicy:
 
     Attributes:
         spec: the settings. info: what was loaded. version: of the weights, grown by each `train`.
-        process: where it lives.
+        process: where it lives. names: what it is asked for by; a request for another policy is refused.
         prompt_tokens: of all answers. reused_tokens: those that the engine had computed for earlier requests.
     """
 
     def __init__(self, spec: PolicySpec, process: PolicyProcess) -> None:
         self.spec = spec
         self.process = process
+        self.names = {spec.name}
         self.info: PolicyInfo = process.info[spec.name]
         self.version = 0
         self.prompt_tokens = self.reused_tokens = 0
@@ -106,11 +107,8 @@ class LocalPolicy:
         session: str | None = None,
         on_tokens: OnTokens | None = None,
     ) -> Completion:
-        """Sample one answer; see `agl.trainer.engines.Engine.generate`.
-
-        Args:
-            policy: ignored, since one is served here, under several names where one model answers for several.
-        """
+        """Sample one answer; see `agl.trainer.engines.Engine.generate`."""
+        self._check_name(policy)
         completion = await self.process.generate(self.spec.name, prompt_ids, sampling, on_tokens)
         self.prompt_tokens += len(prompt_ids)
         self.reused_tokens += completion.cached_tokens
@@ -174,6 +172,11 @@ class LocalPolicy:
     async def close(self, *, timeout: float = 5.0) -> None:
         """End the process: ask, wait `timeout` seconds, terminate, kill. Idempotent. Ends its other policies, too."""
         await self.process.close(timeout=timeout)
+
+    def _check_name(self, policy: str | None) -> None:
+        if policy is not None and policy not in self.names:
+            serves = ", ".join(map(repr, sorted(self.names)))
+            raise EngineError(f"no policy {policy!r} is served here", hint=f"this engine serves {serves}")
 
     async def _command(self, name: str, **arguments: Any) -> Any:
         done = await self.process.command(self.spec.name, name, **arguments)

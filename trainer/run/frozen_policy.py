@@ -88,7 +88,9 @@ class FrozenPolicy:
         return cls(engine, rendering, stops, directory, engine.version, engine.close)
 
     def serve(self, gateway: Gateway, name: str) -> None:
-        """Register it with a gateway as the policy of that name."""
+        """Register it with a gateway as the policy of that name; one model may have several."""
+        if isinstance(self.engine, LocalPolicy):
+            self.engine.names.add(name)
         gateway.serve(name, self.engine, self.rendering, self.stop_token_ids)
 
 
