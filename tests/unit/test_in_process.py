@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import httpcore
+import httpx
 import openai
+import orjson
 import pytest
 from scripted import Attempt, ScriptedEngine, in_loop, quick_tokenizer, serving, until
 
@@ -156,6 +159,46 @@ async def test_requests_run_outside_of_the_rollout_that_sends_them() -> None:
         with tracing.running(RolloutContext("ro-1", 1, "writer", select(None))):
             await sdk.chat.completions.create(**ASK)
     assert seen == [None]
+
+
+@in_loop
+async def test_a_bare_httpx_client_in_a_rollout_needs_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = httpx.HTTPTransport.handle_request, httpx.AsyncHTTPTransport.handle_async_request
+    async with serving(["one two three"]) as rig:
+        attempt = await rig.attempt()
+        url = f"{attempt.url('writer')}/chat/completions"
+        headers = {"authorization": f"Bearer {attempt.key}"}
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield orjson.dumps(ASK)
+
+        async def ask(client: httpx.AsyncClient, **body: Any) -> Any:
+            answer = await client.post(url, headers=headers, **(body or {"json": ASK}))
+            assert answer.elapsed.total_seconds() > 0
+            return {**answer.json(), "id": "", "created": 0}
+
+        def ask_in_thread() -> list[str]:
+            with httpx.Client(trust_env=False) as client, client.stream(
+                "POST", url, headers=headers, json={**ASK, "stream": True}
+            ) as answer:  # fmt: skip
+                return [line for line in answer.iter_lines() if line]
+
+        async with httpx.AsyncClient(trust_env=False) as client:
+            over_http = await ask(client)
+            with tracing.running(RolloutContext("ro-1", 1, "writer", select(None))):
+                as_json = {"content-type": "application/json", **headers}
+                assert (await client.post(url, headers=as_json, content=chunks())).status_code == 200
+                for pool in (httpcore.ConnectionPool, httpcore.AsyncConnectionPool):
+                    monkeypatch.setattr(pool, "handle_request", None, raising=False)
+                    monkeypatch.setattr(pool, "handle_async_request", None, raising=False)
+                assert await ask(client) == over_http
+                assert (await client.post(url, json=ASK)).status_code == 401
+                assert (await asyncio.to_thread(ask_in_thread))[-1] == "data: [DONE]"
+            # Outside of a rollout there is a socket.
+            with pytest.raises(TypeError):
+                await ask(client)
+        assert len(await attempt.close()) == 4
+    assert (httpx.HTTPTransport.handle_request, httpx.AsyncHTTPTransport.handle_async_request) == plain
 
 
 @in_loop
