@@ -70,7 +70,20 @@ def client_class(base: Any, *, is_async: bool, prepare: Callable[[Any], None]) -
     """
     library = _library(base.__mro__[-2].__module__.partition(".")[0])
 
-    class Client(base):
+    class Direct(base):
+        def build_request(self, method: str, url: Any, **options: Any) -> Any:
+            # The client's own headers, cookies and base URL are for other servers; to merge them takes as long as
+            # everything else.
+            parts = {name: value for name, value in options.items() if value is not None}
+            timeout = parts.pop("timeout", None)
+            if _servers and parts.keys() <= {"headers", "content"}:
+                extensions = {"timeout": library.httpx.Timeout(timeout).as_dict()}
+                request = library.httpx.Request(method, url, **parts, extensions=extensions)
+                if _server_of(request) is not None:
+                    return request
+            return super().build_request(method, url, **options)
+
+    class Client(Direct):
         def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
             prepare(request)
             if (server := _server_of(request)) is None:
@@ -80,7 +93,7 @@ def client_class(base: Any, *, is_async: bool, prepare: Callable[[Any], None]) -
                 answer.read()
             return answer
 
-    class AsyncClient(base):
+    class AsyncClient(Direct):
         async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
             prepare(request)
             if (server := _server_of(request)) is None:
@@ -106,7 +119,7 @@ class _Library:
     """Sends the requests of httpx, or of what an SDK has instead of it."""
 
     def __init__(self, httpx: Any) -> None:
-        self._httpx = httpx
+        self.httpx = httpx
         self._patches: list[tuple[Any, str, Any, Any]] = []
 
         def checked(request: Any, item: Any) -> Any:
@@ -173,7 +186,7 @@ class _Library:
         """Send a request from a thread; the response's body may be still to come."""
         body = self._stream(server, request)
         try:
-            body.exchange.begin(self._httpx.ConnectError)
+            body.exchange.begin(self.httpx.ConnectError)
             return self._response(request, body.next_item(), body)
         except BaseException:
             body.close()
@@ -183,7 +196,7 @@ class _Library:
         """`send` on an event loop."""
         body = self._async_stream(server, request)
         try:
-            body.exchange.begin(self._httpx.ConnectError)
+            body.exchange.begin(self.httpx.ConnectError)
             return self._response(request, await body.next_item(), body)
         except BaseException:
             await body.aclose()
@@ -193,7 +206,7 @@ class _Library:
         """Have the library's transports send without a socket what a rollout sends to `listen`'s servers."""
         if self._patches:
             return
-        sync, asynchronous = self._httpx.HTTPTransport, self._httpx.AsyncHTTPTransport
+        sync, asynchronous = self.httpx.HTTPTransport, self.httpx.AsyncHTTPTransport
         over_http, over_http_async = sync.handle_request, asynchronous.handle_async_request
 
         @functools.wraps(over_http)
@@ -223,13 +236,13 @@ class _Library:
             self._patches = []
 
     def _server_of(self, request: Any) -> _Server | None:
-        if context.idle() or context.current() is None or not isinstance(request.stream, self._httpx.ByteStream):
+        if context.idle() or context.current() is None or not isinstance(request.stream, self.httpx.ByteStream):
             return None
         return _server_of(request)
 
     def _response(self, request: Any, item: tuple[int, Any, bytes, bool], stream: Any) -> Any:
         status, headers, body, more = item
-        answer = self._httpx.Response(
+        answer = self.httpx.Response(
             status, headers=headers, request=request, extensions={"http_version": b"HTTP/1.1"},
             **({"stream": stream} if more else {"content": body}),
         )  # fmt: skip
@@ -297,6 +310,7 @@ class _Exchange:
         self._start: Any = None
         self._complete = False
         self._gone = asyncio.Event()
+        self._when_gone: list[Callable[[], Any]] = []
 
     def begin(self, stopped: type[Exception]) -> None:
         """Send the request; raises `stopped` if the server's loop has ended."""
@@ -309,15 +323,20 @@ class _Exchange:
         """Tell the application that the client has gone, if it has not answered yet."""
         if not self._complete:
             try:
-                self._server.mailbox.post(self._gone.set)
+                self._server.mailbox.post(self._set_gone)
             except RuntimeError as error:
                 log.debug("hanging up: %s", error)
+
+    def _set_gone(self) -> None:
+        self._gone.set()
+        for call in self._when_gone:
+            call()
 
     def _deliver(self, item: Any) -> None:
         try:
             self._client(item)
         except RuntimeError:  # its loop was closed, as a connection would be
-            self._gone.set()
+            self._set_gone()
 
     def _create_task(self) -> None:
         task = asyncio.get_running_loop().create_task(self._run())
@@ -341,6 +360,7 @@ class _Exchange:
             "query_string": query,
             "headers": [(name.lower(), value) for name, value in self._request.headers.raw],
             "state": {},
+            "extensions": {"agl.when_gone": self._when_gone.append},
         }
         failure: BaseException = RuntimeError("the application sent no response")
         try:

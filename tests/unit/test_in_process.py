@@ -49,10 +49,22 @@ def shown(value: Any) -> Any:
     return value.model_dump(exclude={"id": True, "created": True})
 
 
+def joined(chunks: list[Any]) -> list[Any]:
+    """A stream's chunks, with text that follows text in one: where it is divided depends on how fast it is read."""
+    whole: list[Any] = []
+    for chunk in chunks:
+        last, new = (c["choices"][0]["delta"] if c["choices"] else {} for c in ((whole or chunks)[-1], chunk))
+        if whole and last.get("content") and new.get("content"):
+            last["content"] += new["content"]
+        else:
+            whole.append(chunk)
+    return whole
+
+
 async def answers(sdk: Any, request: dict[str, Any]) -> list[Any]:
     try:
         result = await sdk.chat.completions.create(**request)
-        return [shown(chunk) async for chunk in result] if request.get("stream") else [shown(result)]
+        return joined([shown(chunk) async for chunk in result]) if request.get("stream") else [shown(result)]
     except openai.APIStatusError as error:
         return [shown(error)]
 
