@@ -327,6 +327,11 @@ class _Exchange:
             except RuntimeError as error:
                 log.debug("hanging up: %s", error)
 
+    def _call_when_gone(self, call: Callable[[], Any]) -> None:
+        self._when_gone.append(call)
+        if self._gone.is_set():
+            call()
+
     def _set_gone(self) -> None:
         self._gone.set()
         for call in self._when_gone:
@@ -360,7 +365,7 @@ class _Exchange:
             "query_string": query,
             "headers": [(name.lower(), value) for name, value in self._request.headers.raw],
             "state": {},
-            "extensions": {"agl.when_gone": self._when_gone.append},
+            "extensions": {"agl.when_gone": self._call_when_gone},
         }
         failure: BaseException = RuntimeError("the application sent no response")
         try:

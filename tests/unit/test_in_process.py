@@ -20,6 +20,7 @@ from agl import tracing
 from agl.mdp.selection import select
 from agl.tracing import in_process
 from agl.tracing.context import RolloutContext, current
+from agl.trainer.http.responses import WHEN_GONE
 
 USER = {"role": "user", "content": "hi"}
 ASK: dict[str, Any] = {"model": "m", "messages": [USER]}
@@ -261,6 +262,21 @@ def test_an_application_that_fails_is_a_lost_connection(parts: int) -> None:
         with pytest.raises(Exception, match="ended without a response") as lost:
             http.post(f"{url}/chat/completions", json={})
         assert type(lost.value).__name__ == "RemoteProtocolError"
+
+
+def test_work_that_begins_after_the_client_has_gone_is_cancelled() -> None:
+    called = threading.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        scope["extensions"][WHEN_GONE](called.set)
+
+    cls = in_process.client_class(openai.DefaultHttpxClient, is_async=False, prepare=lambda _: None)
+    with application(app) as url, contextlib.closing(cls()) as http:
+        with pytest.raises(Exception, match="sent nothing in time"):
+            http.post(f"{url}/chat/completions", json={}, timeout=0.05)
+        assert called.wait(10)
 
 
 def test_a_forked_child_does_not_wait_for_its_parents_threads() -> None:
