@@ -1,47 +1,96 @@
 """Every benchmark in a quick form, and their tables in docs/benchmarks.md.
 
     benchmarks/all.sh [NAME ...] [--page FILE]
+    benchmarks/all.sh --short          # does each still run? No rivals but TRL; the page stays as it is
 
 What a benchmark prints takes the place of what it printed last time, between two marks in the page: its Markdown table
 if it prints one, otherwise all of it as text. A benchmark that fails, because its rival's environment cannot be made
-or something is not installed here, keeps its old block, and the reason is shown at the end.
+or something is not installed here, keeps its old block; the others run nevertheless. The end names those that failed,
+with the reason, and the exit code is 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import os
 import platform
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 QUICK: dict[str, tuple[str, ...]] = {
     "import_time": ("--runs", "5"),
     "routing": (),
+    "ways_to_learn": ("--rounds", "2", "--tasks", "64", "--held-out", "128"),
     "engine": ("--repeats", "1"),
     "learner": ("--turns", "2", "8", "--repeats", "1"),
     "merging": (),
     "memory": (),
     "remembering": (),
     "gateway": ("--requests", "500"),
+    "gateway.dialects": ("--dialects", "--requests", "2000"),
+    "gateways": (),
+    "gateways.share": ("--share", "0.15", "--turns", "10"),
     "flood": ("--rounds", "1", "--seconds", "2"),
     "overhead": ("--rounds", "11"),
     "rollouts": ("--rounds", "3"),
-    "store": ("--quick", "--repeats", "1"),
+    "store": ("--quick",),
+    "store.growth": ("--growth", "--quick"),
+    "store.http": ("--http", "--rollouts", "200"),
+    "store.memory": ("--memory",),
+    "store.readers": ("--readers", "--quick"),
     "record": ("--steps", "100", "--repeats", "3"),
     "scale": ("--turns", "20", "--tokens", "8000"),
     "runners": (),
     "dashboard": ("paint", "--steps", "100"),
+    "dashboard.training": ("training", "--steps", "6", "--turns", "2"),
+    "loggers": ("--steps", "4", "--rounds", "1"),
     "trl_grpo": ("--rounds", "1", "--steps", "3"),
     "verl_bridge": ("--steps", "4", "--rounds", "1"),
 }
-"""Name -> the arguments of its quick form, in the order of the page."""
-NOT_HERE = {"all", "overhead_cases", "store_sides", "verl_weighed", "chaos", "soak", "loggers"}
-"""Parts of others; and what takes longer by nature: `.ci/nightly` runs chaos and soak, loggers needs trackers."""
-HEADING = "## In a quick form: `benchmarks/all.sh`"
+"""Name -> the arguments of its quick form, in the order of the page. After a point: which part of the benchmark."""
+SHORT: dict[str, tuple[str, ...]] = {
+    "import_time": ("--runs", "1"),
+    "ways_to_learn": ("--rounds", "2", "--tasks", "16", "--held-out", "8"),
+    "engine": ("--repeats", "1", "--agents", "4"),
+    "learner": ("--turns", "2", "--rollouts", "8", "--repeats", "1"),
+    "merging": ("--turns", "16", "--repeats", "1"),
+    "remembering": ("--entries", "50", "--searches", "5"),
+    "gateway": ("--requests", "100", "--no-rival"),
+    "gateway.dialects": ("--dialects", "--requests", "100", "--rounds", "1"),
+    "gateways": ("--rounds", "1", "--turns", "4", "--tokens", "1000"),
+    "gateways.share": ("--share", "0.15", "--rounds", "1", "--turns", "4", "--tokens", "1000"),
+    "flood": ("--rounds", "1", "--seconds", "0.5"),
+    "overhead": ("--rounds", "1", "--no-rivals"),
+    "rollouts": ("--rounds", "1"),
+    "store": ("--rollouts", "20", "--turns", "2", "--repeats", "1", "--no-rival"),
+    "store.growth": ("--growth", "--quick", "--no-rival"),
+    "store.http": ("--http", "--rollouts", "20", "--turns", "2", "--repeats", "1", "--no-rival"),
+    "store.memory": ("--memory", "--no-rival"),
+    "store.readers": ("--readers", "--quick", "--no-rival"),
+    "record": ("--steps", "100", "--repeats", "1"),
+    "scale": ("--turns", "5", "--tokens", "1000"),
+    "dashboard.training": ("training", "--steps", "2", "--turns", "1"),
+    "loggers": ("--steps", "1", "--rounds", "1"),
+    "trl_grpo": ("--rounds", "1", "--steps", "1", "--cases", "single"),
+    "verl_bridge": ("--steps", "3", "--rounds", "1"),
+}
+"""Name -> the arguments of `--short`, where the quick form takes longer than a look at whether it runs needs."""
+NOT_HERE = {"all", "overhead_cases", "store_sides", "verl_weighed", "chaos", "soak"}
+"""Parts of others; and chaos and soak, which are no comparisons: `.ci/nightly` runs them, longer."""
+TAIL = 15
+"""Lines of a failure that are shown."""
+
+
+def file_of(name: str) -> str:
+    """The file of a benchmark."""
+    return name.partition(".")[0] + ".py"
 
 
 def marks(name: str) -> tuple[str, str]:
@@ -53,7 +102,7 @@ def block(name: str, printed: str) -> str:
     lines = printed.strip("\n").splitlines()
     tables = [line for line in lines if line.startswith("|")]
     body = tables if any(line.startswith("|--") for line in tables) else ["```text", *lines, "```"]
-    command = " ".join(("python", f"benchmarks/{name}.py", *QUICK[name]))
+    command = " ".join(("python", f"benchmarks/{file_of(name)}", *QUICK[name]))
     when = f"{datetime.date.today()}, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.0f}, " + (
         f"CPython {platform.python_version()}"
     )
@@ -62,14 +111,38 @@ def block(name: str, printed: str) -> str:
 
 
 def insert(page: str, name: str, new: str) -> str:
-    """The page with the benchmark's block replaced, or added to the section of quick forms."""
+    """The page with the benchmark's block replaced, or added at its end."""
     begin, end = marks(name)
     if begin in page:
         before, _, rest = page.partition(begin)
         return before + new + rest.partition(end)[2]
-    if HEADING not in page:
-        page = page.rstrip("\n") + f"\n\n{HEADING}\n"
     return page.rstrip("\n") + f"\n\n{new}\n"
+
+
+def run(command: list[str], seconds: float) -> tuple[str, str]:
+    """What a benchmark printed, and why it failed ("" where it did not)."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        try:
+            # A session of its own: at the limit the servers that it has started end as well.
+            process = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True)
+        except OSError as error:
+            return "", str(error)
+        try:
+            code = process.wait(seconds)
+            reason = f"exit code {code}" if code else ""
+        except subprocess.TimeoutExpired:
+            reason = f"not done after {seconds / 60:g} minutes"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for file in (out, err):
+            file.seek(0)
+        said = err.read().strip().splitlines()
+        if reason:
+            print(*said[-TAIL:], sep="\n", file=sys.stderr)
+            reason = "; ".join((reason, *said[-1:]))
+        return out.read(), reason
 
 
 def main() -> None:
@@ -77,26 +150,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(QUICK)}; all without")
     parser.add_argument("--page", type=Path, default=HERE.parent / "docs" / "benchmarks.md")
+    parser.add_argument("--short", action="store_true", help="the smallest forms, printed only")
     parser.add_argument("--minutes", type=float, default=15.0, help="limit of each benchmark")
+    parser.add_argument("--verl-python", default=sys.executable, help="interpreter of deploy/verl-cpu.sh's environment")
     options = parser.parse_args()
     if unknown := set(options.names) - set(QUICK):
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(QUICK)}")
-    kept: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    began = time.monotonic()
     for name in options.names or QUICK:
-        command = [sys.executable, str(HERE / f"{name}.py"), *QUICK[name]]
-        print(f"{name} ...", file=sys.stderr, flush=True)
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60 * options.minutes)
-        except subprocess.TimeoutExpired:
-            kept[name] = f"not done after {options.minutes:g} minutes"
-            continue
-        if done.returncode:
-            kept[name] = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-            continue
-        options.page.write_text(insert(options.page.read_text(), name, block(name, done.stdout)))
-    for name, reason in kept.items():
-        print(f"{name}: the page keeps its old block: {reason}", file=sys.stderr)
-    if kept:
+        python = options.verl_python if name == "verl_bridge" else sys.executable
+        arguments = SHORT.get(name, QUICK[name]) if options.short else QUICK[name]
+        print("+", name, *arguments, file=sys.stderr, flush=True)
+        started = time.monotonic()
+        printed, reason = run([python, str(HERE / file_of(name)), *arguments], 60 * options.minutes)
+        print(f"+ {name} {'failed' if reason else 'done'} in {time.monotonic() - started:.0f} s", file=sys.stderr)
+        if reason:
+            failed[name] = reason
+        elif options.short:
+            print(printed, flush=True)
+        else:
+            options.page.write_text(insert(options.page.read_text(), name, block(name, printed)))
+    print(f"+ all of it took {time.monotonic() - began:.0f} s", file=sys.stderr)
+    for name, reason in failed.items():
+        print(f"{name} failed{'' if options.short else ', the page keeps its old block'}: {reason}", file=sys.stderr)
+    if failed:
         raise SystemExit(1)
 
 

@@ -200,6 +200,8 @@ def main() -> None:
     parser.add_argument("--policy", type=Path, help="what `agl make-policy` has made")
     parser.add_argument("--turns", type=int, default=4)
     options = parser.parse_args()
+    if options.what == "training" and options.steps == 1:
+        parser.error("--steps: more than 1, for the first does not count")
     if options.what == "paint":
         paint(options.database, options.steps or 1000, options.rollouts)
     else:

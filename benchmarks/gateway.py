@@ -3,7 +3,6 @@
     python benchmarks/gateway.py                       # both comparisons, 1 and 64 concurrent requests
     python benchmarks/gateway.py --no-rival            # without LiteLLM
     python benchmarks/gateway.py --rival-venv DIR      # the environment of LiteLLM; made if missing
-    python benchmarks/gateway.py --processes 2         # one process against two, long conversations, CPU of each
     python benchmarks/gateway.py --dialects            # Responses and Messages against Chat
 
 The engine of the first comparison is the local engine with a random model of quickstart size; in both arms the same
@@ -224,94 +223,6 @@ async def dialects(n: int, rounds: int) -> dict[str, list[float]]:
     return taken
 
 
-# -- several processes ------------------------------------------------------------------------------------------------
-
-
-async def long_conversations(processes: int, agents: int, turns: int, tokens: int) -> dict[str, float]:
-    """Agents of `scale.py` against a gateway in so many processes.
-
-    Returns:
-        Calls/s, CPU ms of a call here and in the busiest gateway process, and the calls/s at which the first of these
-        processes has a core for itself full.
-    """
-    import scale
-
-    from agl.mdp.selection import select
-    from agl.trainer.gateway.gateway import Gateway
-    from agl.trainer.gateway.processes.group import GatewayProcesses
-    from agl.trainer.gateway.server import GatewayServer
-    from agl.trainer.quickstart.tokenizer import build_tokenizer
-    from agl.trainer.rendering.rendering import Rendering
-    from agl.trainer.store import open_store
-    from agl.trainer.store.base import NewRollout
-
-    tokenizer = build_tokenizer()
-    words = max(1, round((tokens / turns - scale.SAMPLED - 8) / len(tokenizer.encode(scale.WORDS))))
-    with tempfile.TemporaryDirectory() as directory:
-        store = await open_store(f"sqlite:///{directory}/bench.db")
-        served = Gateway(store) if processes == 1 else GatewayProcesses(store, processes)
-        served.serve("policy", scale.Instant(tokenizer), Rendering(tokenizer))
-        server = GatewayServer(served)
-        await server.start()
-        pids = [os.getpid()]
-        if isinstance(served, GatewayProcesses):
-            await served.start()
-            pids += served.pids
-        try:
-            # The first rollouts warm up, the others count.
-            for n in (2, turns):
-                await store.enqueue_rollouts([NewRollout(task="bench") for _ in range(agents)])
-                accesses = []
-                for _ in range(agents):
-                    leased = await store.dequeue_rollout()
-                    assert leased is not None
-                    accesses.append(served.open_attempt(leased.rollout.rollout_id, 1, selection=select(None)))
-                await asyncio.gather(*(a.admitted for a, _ in accesses if a.admitted is not None))
-                before, started = [cpu_seconds(pid) for pid in pids], time.perf_counter()
-                command = (sys.executable, scale.__file__, "--agent")
-                clients = [
-                    await asyncio.create_subprocess_exec(
-                        *command, f"{a.url}/agents/a/v1", key, str(n), str(words), stdout=asyncio.subprocess.DEVNULL
-                    )
-                    for a, key in accesses
-                ]
-                if any([await client.wait() for client in clients]):
-                    raise SystemExit("an agent failed")
-                for access, _ in accesses:
-                    await served.close_attempt(access.rollout_id, 1)
-                seconds = time.perf_counter() - started
-                cpu = [cpu_seconds(pid) - then for pid, then in zip(pids, before, strict=True)]
-        finally:
-            if isinstance(served, GatewayProcesses):
-                await served.stop()
-            await server.stop()
-            await store.close()
-    calls = agents * turns
-    busiest = max(cpu[1:], default=0.0)
-    return {
-        "per_second": calls / seconds,
-        "main_cpu_ms": 1e3 * cpu[0] / calls,
-        "process_cpu_ms": 1e3 * busiest / (calls / processes),
-        "full_at": calls / max(cpu),
-    }
-
-
-async def compare_processes(processes: int, rounds: int) -> list[dict[str, Any]]:
-    """One process and several in turn."""
-    facts = []
-    for _ in range(rounds):
-        rows = {n: await long_conversations(n, 2 * processes, 40, 16_000) for n in (1, processes)}
-        for n, row in rows.items():
-            ratios = "   ".join(f"{key} {row[key] / rows[1][key]:.2f}x" for key in ("per_second", "full_at"))
-            print(
-                f"{n} process(es): {row['per_second']:7.1f} calls/s   CPU of a call: here {row['main_cpu_ms']:.2f} ms, "
-                f"in its process {row['process_cpu_ms']:.2f} ms   full at {row['full_at']:.0f} calls/s   {ratios}",
-                flush=True,
-            )
-        facts.append({str(n): row for n, row in rows.items()})
-    return facts
-
-
 # -- LiteLLM ----------------------------------------------------------------------------------------------------------
 
 
@@ -419,11 +330,6 @@ def show(title: str, rows: dict[str, dict[int, dict[str, float]]], base: str) ->
 
 async def main(arguments: argparse.Namespace) -> None:
     facts: dict[str, Any] = {"cores": os.cpu_count(), "answer_tokens": ANSWER_TOKENS}
-    if arguments.processes:
-        facts["processes"] = await compare_processes(arguments.processes, arguments.rounds)
-        if arguments.json:
-            arguments.json.write_text(json.dumps(facts, indent=2) + "\n")
-        return
     n = arguments.requests
     if arguments.dialects:
         await dialects(n // 4, arguments.rounds)
@@ -449,9 +355,8 @@ if __name__ == "__main__":
     parser.add_argument("--requests", type=int, default=2000, help="at 64 concurrent; a quarter of it at 1")
     parser.add_argument("--rival-venv", type=Path, default=cache, help="LiteLLM's environment (default: %(default)s)")
     parser.add_argument("--no-rival", dest="rival", action="store_false", help="leave LiteLLM out")
-    parser.add_argument("--processes", type=int, metavar="N", help="compare one gateway process with N")
     parser.add_argument("--dialects", action="store_true", help="compare the dialects")
-    parser.add_argument("--rounds", type=int, default=3, help="of --processes and --dialects")
+    parser.add_argument("--rounds", type=int, default=3, help="of --dialects")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument("--load", nargs=5, metavar=("URL", "KEY", "N", "CONCURRENT", "DIALECT"), help=argparse.SUPPRESS)
     parser.add_argument("--upstream", type=int, help=argparse.SUPPRESS)

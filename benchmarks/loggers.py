@@ -1,10 +1,11 @@
 """What trackers and a callback cost a step: the same recorded steps with and without them, side by side.
 
-    python benchmarks/loggers.py MODEL [--steps 12] [--rounds 3] [--log tensorboard ...] [--json FILE]
+    python benchmarks/loggers.py [MODEL] [--steps 12] [--rounds 3] [--log tensorboard ...] [--json FILE]
 
-MODEL is a policy of `agl make-policy`. Each round trains it twice from the same seed, once with all trackers that are
-installed (wandb offline, MLflow in a database) and a callback, once with the callback alone, in turns. The first steps,
-in which trackers open their files, are left out; a step's time is that between two callbacks. Their median counts.
+MODEL is a policy of `agl make-policy`; without it one is made, hardly trained. Each round trains it twice from the same
+seed, once with all trackers that are installed (wandb offline, MLflow in a database) and a callback, once with the
+callback alone, in turns. The first steps, in which trackers open their files, are left out; a step's time is that
+between two callbacks. Their median counts.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 import agl
 from agl.trainer.loggers.choose import TRACKERS
 from agl.trainer.quickstart.agent import build_agent
+from agl.trainer.quickstart.policy import Recipe, make_policy
 from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
 
 WARM_UP = 3
@@ -57,7 +59,7 @@ def train(model: str, steps: int, folder: Path, log: list[str]) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("model")
+    parser.add_argument("model", nargs="?")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
@@ -68,11 +70,15 @@ def main() -> None:
     os.environ |= {"WANDB_MODE": "offline"}
     times: dict[str, list[float]] = {"without": [], "with": []}
     with tempfile.TemporaryDirectory() as folder:
+        model = options.model
+        if model is None:
+            model = f"{folder}/policy"
+            make_policy(model, threads=1, recipe=Recipe(capability_steps=0, mixed_steps=1))
         os.environ |= {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db", "TRACKIO_DIR": f"{folder}/trackio"}
         for i in range(options.rounds):
             for which in ("without", "with") if i % 2 == 0 else ("with", "without"):
                 log = options.log if which == "with" else []
-                times[which] += train(options.model, options.steps, Path(folder) / f"{i}-{which}", log)
+                times[which] += train(model, options.steps, Path(folder) / f"{i}-{which}", log)
     medians = {which: statistics.median(seconds) for which, seconds in times.items()}
     ratio = medians["with"] / medians["without"]
     print(f"trackers       {', '.join(options.log)}; {len(times['with'])} steps each")

@@ -56,7 +56,11 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         self.args, self.folder, self.runs = args, folder, 0
-        self.rival = rival_python(args.rival_venv)
+        self.rival = rival_python(args.rival_venv) if args.rival else ""
+
+    def sides(self, *names: str) -> list[str]:
+        """Those of these that are compared."""
+        return [name for name in names if self.rival or not name.startswith("rival")]
 
     def command(self, name: str, task: str, *options: object) -> list[str]:
         kind = "rival" if name.startswith("rival") else "agl"
@@ -123,7 +127,7 @@ class Bench:
     def throughput(self) -> list[dict[str, Any]]:
         """The sides in turn, `repeats` times over; a table for each shape of the workload."""
         args = self.args
-        names = ["http", "rival-http"] if args.http else ["sqlite", "memory", "rival"]
+        names = self.sides("http", "rival-http") if args.http else self.sides("sqlite", "memory", "rival")
         names[1:1] = ["postgresql"] if args.postgresql else []
         shapes = QUICK if args.quick else OVER_HTTP if args.http else FULL
         if args.rollouts:
@@ -154,7 +158,7 @@ class Bench:
     def growth(self) -> dict[str, Any]:
         """Single operations at several sizes."""
         sizes = [10_000, 50_000] if self.args.quick else [10_000, 100_000, 1_000_000]
-        names = ["sqlite", *(["postgresql"] if self.args.postgresql else []), "rival"]
+        names = self.sides("sqlite", *(["postgresql"] if self.args.postgresql else []), "rival")
         facts = {}
         for name in names:
             seconds = 20 if self.args.quick else self.args.growth_seconds
@@ -179,7 +183,7 @@ class Bench:
     def memory(self) -> dict[str, Any]:
         """Resident memory of the two servers, in MiB."""
         facts: dict[str, Any] = {}
-        for name in ("http", "rival-http"):
+        for name in self.sides("http", "rival-http"):
             with self.server(name) as (url, pid), (self.folder / "polls.log").open("w") as log:
                 row = {"empty": resident(pid)}
                 self.do(name, "fill", "--url", url, "--rollouts", 10_000)
@@ -243,6 +247,7 @@ def rival_python(venv: Path) -> str:
 
 
 def main() -> None:
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "agl" / "agentlightning"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--http", action="store_true")
     parser.add_argument("--postgresql", metavar="URL")
@@ -256,7 +261,8 @@ def main() -> None:
     parser.add_argument("--workload", choices=["each", "runner"], default="runner")
     parser.add_argument("--runners", type=int, default=32)
     parser.add_argument("--turns", type=int, default=6)
-    parser.add_argument("--rival-venv", type=Path, default=Path(__file__).with_name(".venv-agentlightning"))
+    parser.add_argument("--rival-venv", type=Path, default=cache, help="(default: %(default)s)")
+    parser.add_argument("--no-rival", dest="rival", action="store_false", help="leave Agent Lightning out")
     parser.add_argument("--json", type=Path, help="write the same facts here")
     args = parser.parse_args()
     if args.quick:

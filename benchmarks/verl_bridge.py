@@ -180,6 +180,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.steps <= WARM:
+        parser.error(f"--steps: more than {WARM}, which do not count")
     with tempfile.TemporaryDirectory() as scratch:
         model = options.model
         if model is None:

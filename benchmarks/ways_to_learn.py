@@ -115,6 +115,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if args.rounds < 2:
+        parser.error("--rounds: at least 2, for GRPO goes on from the policy of the first")
     root = args.out or Path(tempfile.mkdtemp(prefix="agl-ways-"))
     ways = Ways(root, args.tasks, args.rounds, args.seed)
     ways.all()

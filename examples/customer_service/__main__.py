@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             scripts.beginner,
             options.out / "start",
             seed=options.seed,
-            epochs=7 if options.short else 4,
+            epochs=7,
             batch_size=8,
             **TRAINED,
             **lengths,

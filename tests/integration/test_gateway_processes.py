@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import os
+import pickle
 import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 import pytest
 import scripted
+from processes import gateway_processes
 from running import say
-from scripted import ScriptedEngine, in_loop, quick_tokenizer, rendering_of, serving
+from scripted import ScriptedEngine, ScriptedRollouts, in_loop, quick_tokenizer, rendering_of, serving
 from tiny_run import TRAIN, train
 
 import agl
 from agl.errors import ConfigError, GatewayError
 from agl.mdp.selection import select
+from agl.trainer.algorithms.options import Settings
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.processes.group import GatewayProcesses
+from agl.trainer.http.auth import Keys
 from agl.trainer.http.limits import Limits
+from agl.trainer.runners.remote.worker import run_worker
+from agl.trainer.service import server
+from agl.trainer.service.client import client_agent
 from agl.trainer.store import open_store
+from agl.trainer.store.base import NewRollout
 
 
 @pytest.fixture(autouse=True)
@@ -128,20 +142,24 @@ async def test_what_cannot_be_sent_to_another_process_is_refused():
     await store.close()
 
 
+LOADS = """
+import pickle, sys
+from agl.trainer.gateway.processes import worker
+rendering = worker._unpickled(open("rendering", "rb").read())
+assert rendering.prompt([{"role": "user", "content": "hello"}]).ids.size
+assert "torch" not in sys.modules
+assert worker._unpickled(b"cneeds_torch\\nversion\\n.") == sys.modules["torch"].__version__
+"""
+
+
+def test_a_process_loads_torch_only_for_a_tokenizer_that_needs_it(tmp_path: Path) -> None:
+    (tmp_path / "rendering").write_bytes(pickle.dumps(rendering_of(quick_tokenizer())))
+    (tmp_path / "needs_torch.py").write_text("import torch\nversion = torch.__version__\n")
+    program = subprocess.run([sys.executable, "-c", LOADS], cwd=tmp_path, capture_output=True, text=True)
+    assert program.returncode == 0, program.stderr
+
+
 # -- a run ------------------------------------------------------------------------------------------------------------
-
-
-def gateway_processes() -> list[int]:
-    """Ids of this process's children that are gateways."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and b"gateway.processes.worker" in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-        except (OSError, ValueError, IndexError):
-            pass
-    return found
 
 
 @pytest.mark.slow
@@ -185,3 +203,83 @@ def test_the_attempts_of_a_process_that_died_are_tried_again(tmp_path: Path, unt
     named = [error for error in asyncio.run(errors()) if f"(pid {killed[0]}) died" in error]
     assert named
     assert len(named) <= 4
+
+
+class TwoProcesses(ScriptedRollouts):
+    """An algorithm that chooses two, as verl's does."""
+
+    async def run(self, run: Any) -> None:
+        run.start = functools.partial(run.start, gateways=2)
+        await super().run(run)
+
+
+@pytest.mark.parametrize(("options", "processes"), [({}, 2), ({"gateways": 1}, 0), ({"agents": lambda name: True}, 0)])
+def test_the_algorithms_number_counts_where_it_can(tmp_path: Path, options: dict[str, Any], processes: int) -> None:
+    alive: set[int] = set()
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM) -> float:
+        alive.add(len(gateway_processes()))
+        return float(len(say(llm, task)))
+
+    agl.Trainer(TwoProcesses(["fine"] * 2), directory=tmp_path, progress=False, **options).fit(agent, ["a", "b"])
+    assert alive == {processes}
+
+
+def test_a_selection_by_a_function_and_two_processes_are_refused(tmp_path: Path) -> None:
+    trainer = agl.Trainer(
+        ScriptedRollouts(["x"]), directory=tmp_path, progress=False, gateways=2, agents=lambda c: True
+    )
+    with pytest.raises(ConfigError, match="function"):
+        trainer.fit(agl.rollout(lambda task, llm: 1.0), ["a"])
+
+
+def free_ports_in_a_row(n: int) -> int:
+    """The first of them."""
+    while True:
+        with contextlib.suppress(OSError, OverflowError), contextlib.ExitStack() as stack:
+            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            for i in range(1, n):
+                stack.enter_context(socket.create_server(("127.0.0.1", first + i)))
+            return first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["grpo", None])
+@in_loop
+async def test_a_server_answers_on_the_ports_after_its_own(
+    algorithm: str | None, untrained_model: Path, tmp_path: Path
+) -> None:
+    port = free_ports_in_a_row(3)
+    values = {"model": str(untrained_model), "algorithm": algorithm, "gpus": 0, "threads": 1, "out": str(tmp_path)}
+    training = {"steps": 1, "group_size": 4, "batch_size": 2, "max_response_tokens": 6, "max_context": 128}
+    values |= {"port": port, "gateways": 2, **(training if algorithm else {})}
+    ports: set[int | None] = set()
+
+    def agent(resource: Any, task: Any) -> float:
+        ports.add(urlsplit(resource.model_api).port)
+        client = openai.OpenAI(base_url=resource.model_api, api_key="not-used", max_retries=0)
+        message: Any = {"role": "user", "content": task.question}
+        answer = client.chat.completions.create(model="m", messages=[message], max_completion_tokens=6)
+        return len(answer.choices[0].message.content or "") % 5 / 4
+
+    async with server.serving(Settings.of(values, "test"), Keys(), progress=False) as service:
+        url = service.mount.url
+        if algorithm:
+            client = agl.Client(url, progress=False)
+            await asyncio.to_thread(client.upload_data, TRAIN)
+            result = await asyncio.to_thread(client.train, agent, 4)
+            assert result.history[-1]["train/failed_rollouts"] == 0
+        else:
+            assert len(gateway_processes()) == 2
+            tasks = [NewRollout(task=task) for task in TRAIN[:4]]
+            ids = [rollout.rollout_id for rollout in await service.store.enqueue_rollouts(tasks)]
+            over = asyncio.Event()
+            working = asyncio.ensure_future(run_worker(client_agent(agent), url, n_workers=4, until=over))
+            rollouts = await service.store.wait_for_rollouts(ids)
+            over.set()
+            await working
+            assert {rollout.status for rollout in rollouts} == {"succeeded"}
+            assert all([await service.store.query_calls(rollout_id) for rollout_id in ids])
+    assert ports == {port + 1, port + 2}
+    assert gateway_processes() == []

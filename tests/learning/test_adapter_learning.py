@@ -15,7 +15,7 @@ import agl
 from agl import semconv
 from agl.mdp.spans import Span
 from agl.mdp.types import Call
-from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
+from agl.trainer.quickstart.tasks import arithmetic_tasks
 from agl.trainer.store import open_store
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ def train(learner: Learner, policy: Path, directory: Path, n_steps: int) -> agl.
         progress=False,
     )  # fmt: skip
     return trainer.fit(
-        (learner.wrap or agl.wrap)(learner.build(), reward=exact_answer if n_steps == STEPS else learner.first_reward),
+        (learner.wrap or agl.wrap)(learner.build(), reward=learner.reward),
         arithmetic_tasks(256, seed=0, split="train"),
         arithmetic_tasks(96, seed=0, split="heldout") if n_steps == STEPS else None,
     )

@@ -37,8 +37,8 @@ class Learner:
         tool_agent: whose the spans of its tools are; None where the user's own loop runs them, so that there are none.
         wrap: the one line; `agl.wrap` if None.
         merges: whether it tells the model of tool calls as the model wrote them, so that a rollout is one row.
-        first_reward: of the test of one step, where the exact answer is beyond a policy that knows nothing: without
-            differences in a group nothing would be trained.
+        reward: what it learns; not the exact answer where its framework's own prompts, which the policy has never
+            seen, keep it from ever giving one.
         drops_texts: whether it leaves out what the model said beside a tool call; such a conversation forks.
     """
 
@@ -50,7 +50,7 @@ class Learner:
     wrap: Callable[..., Any] | None = None
     merges: bool = True
     drops_texts: bool = False
-    first_reward: Callable[[Any, Any], float] = exact_answer
+    reward: Callable[[Any, Any], float] = exact_answer
 
     @property
     def installed(self) -> bool:
@@ -376,8 +376,8 @@ def anthropic_messages() -> Any:
     return solver
 
 
-def _names_a_number(task: Any, answer: Any) -> float:
-    return float(any(character.isdigit() for character in str(answer)))
+def _ends_with_an_even_digit(task: Any, answer: Any) -> float:
+    return float(str(answer).rstrip(".")[-1:] in {*"02468"})
 
 
 LEARNERS = (
@@ -391,7 +391,7 @@ LEARNERS = (
     Learner("autogen_agentchat", autogen_agentchat, ("autogen_agentchat", "autogen_ext")),
     Learner("ag2", ag2, ("ag2.middleware",)),
     # Tools' answers are told in texts that the policy has never seen.
-    Learner("smolagents", smolagents, ("smolagents", "openai"), merges=False, first_reward=_names_a_number),
+    Learner("smolagents", smolagents, ("smolagents", "openai"), merges=False, reward=_ends_with_an_even_digit),
     # crewai raises where an answer is empty, as one of an untrained policy may be.
     Learner("crewai", crewai, ("crewai", "openai"), drops_texts=True, wrap=partial(agl.wrap, error_reward=0.0)),
     Learner("autogen_classic", autogen_classic, ("autogen.agentchat",), tool_agent="user", wrap=autogen.wrap),

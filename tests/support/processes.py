@@ -95,6 +95,19 @@ def free_port() -> int:
         return sock.getsockname()[1]
 
 
+def gateway_processes() -> list[int]:
+    """Ids of this process's children that are gateways."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"gateway.processes.worker" in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except (OSError, ValueError, IndexError):
+            pass
+    return found
+
+
 def family(pid: int, depth: int = 0) -> Iterator[tuple[int, int]]:
     """A process and all that it started, children after their parents: pid, generations below the first."""
     yield pid, depth

@@ -52,7 +52,12 @@ def test_entries_are_put_found_replaced_and_deleted(memory: agl.Memory) -> None:
     assert memory.list_namespaces() == [("shop",), ("shop", "customers")]
     assert memory.list_namespaces(suffix=("customers",)) == memory.list_namespaces(prefix=("*", "customers"))
     assert memory.list_namespaces(max_depth=1) == [("shop",)]
+    first = memory.get(("shop", "customers"), "C-417")
     memory.put(("shop", "customers"), "C-417", {"prefers": "coffee"})
+    again = memory.get(("shop", "customers"), "C-417")
+    assert first is not None
+    assert again is not None
+    assert again.created_at == first.created_at < again.updated_at
     assert memory.search((), query="coffee")[0].key == "C-417"
     memory.delete(("shop", "customers"), "C-417")
     assert memory.get(("shop", "customers"), "C-417") is None

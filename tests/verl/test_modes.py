@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 import torch
 from jobs import algorithm, quickstart, train
+from processes import gateway_processes
+from running import say
 
 import agl
 from agl.mdp.builder import AttemptTrajectory, build_trajectory
@@ -89,14 +92,29 @@ def test_ppo_with_a_critic_on_adapters(cluster: None, left_clean: None, tiny_pol
     assert result.policy.is_dir()
 
 
-def test_a_dry_run(
-    cluster: None, left_clean: None, tiny_policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trainer = agl.Trainer(algorithm(tiny_policy, steps=1), directory=tmp_path / "run", n_workers=2)
-    result = trainer.dev(quickstart(), arithmetic_tasks(8, seed=0, split="train"), n_tasks=2)
-    assert result.history == [{**result.history[0], "step": 0, "train/rollouts": 2}]
+def test_a_dry_run_with_a_gateway_process_for_every_few_runners(
+    cluster: None, left_clean: None, tiny_policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    from agl.trainer.verl import bridge
+
+    monkeypatch.setattr(bridge, "RUNNERS_PER_GATEWAY", 3)
+    ports: Counter[int | None] = Counter()
+    processes: set[int] = set()
+
+    @agl.rollout
+    def agent(task: dict[str, str], llm: agl.LLM) -> float:
+        ports[urlsplit(llm.endpoint).port] += 1
+        processes.update(gateway_processes())
+        return float(say(llm, task["question"]) == task["answer"])
+
+    trainer = agl.Trainer(algorithm(tiny_policy, steps=1), directory=tmp_path / "run", n_workers=4)
+    result = trainer.dev(agent, arithmetic_tasks(8, seed=0, split="train"), n_tasks=4)
+    assert result.history == [{**result.history[0], "step": 0, "train/rollouts": 4}]
     assert result.checkpoint is None
-    assert capsys.readouterr().out.count("training rows") == 2
+    assert capsys.readouterr().out.count("training rows") == 4
+    assert (len(processes), list(ports.values())) == (2, [2, 2])
+    assert gateway_processes() == []
 
 
 async def _groups(url: str) -> list[list[AttemptTrajectory]]:

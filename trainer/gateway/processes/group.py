@@ -63,6 +63,7 @@ class GatewayProcesses(Gateway):
         super().__init__(store, capture_content=capture_content, hold_timeout=hold_timeout)
         self.n, self.on_failure = n, on_failure
         self._processes: list[_Process] = []
+        self._renderings: dict[str, bytes] = {}
         self._attempts: dict[tuple[str, int], tuple[_Process, Access, dict[str, Turn]]] = {}
 
     async def start(self, *, host: str = "127.0.0.1", port: int = 0, limits: Limits | None = None) -> None:
@@ -104,7 +105,7 @@ class GatewayProcesses(Gateway):
     # -- policies -------------------------------------------------------------------------------------------------
     def serve(self, name: str, engine: Engine, rendering: Rendering, stop_token_ids: Sequence[int] = ()) -> None:
         try:
-            pickle.dumps(rendering)
+            self._renderings[name] = pickle.dumps(rendering)
         except Exception as error:
             raise ConfigError(
                 f"the renderer of policy {name!r} cannot be sent to another process: {error}", hint="use gateways=1"
@@ -116,7 +117,8 @@ class GatewayProcesses(Gateway):
 
     def _serve(self, process: _Process, name: str) -> Awaitable[None]:
         served = self.served(name)
-        return process.peer.call("serve", name, served.rendering, served.stop_token_ids, served.engine.max_context)
+        facts = (served.stop_token_ids, served.engine.max_context)
+        return process.peer.call("serve", name, self._renderings[name], *facts)
 
     @contextlib.asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
@@ -258,7 +260,7 @@ class _Process:
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
-                env=child_environment({"TOKENIZERS_PARALLELISM": "false"}),
+                env=child_environment({"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}),
             )
         except OSError:
             ours.close()

@@ -24,16 +24,19 @@ _KEPT_INDEXES = 4
 def merge(
     connection: Connection, scope: str, version: int, entries: Sequence[MemoryEntry], removed: Sequence[MemoryId]
 ) -> None:
-    """End the rows that are replaced or removed, and insert the new ones."""
-    ended = [_id(*key) for key in dict.fromkeys([*removed, *(entry.id for entry in entries)])]
-    mine = M.c.scope == scope
+    """End the rows that are replaced or removed, and insert the new ones, as old as those that they replace."""
+    # Of the same key the last one counts.
+    new = {entry.id: _row(scope, version, entry) for entry in entries}
+    ended = [_id(*key) for key in dict.fromkeys([*removed, *new])]
     for ids in chunks(ended):
-        these = and_(mine, tuple_(M.c.namespace, M.c.key).in_(ids))
+        these = and_(M.c.scope == scope, tuple_(M.c.namespace, M.c.key).in_(ids))
+        there = select(M.c.namespace, M.c.key, M.c.created_at).where(these, M.c.until.is_(None))
+        for namespace, key, created_at in connection.execute(there):
+            if (row := new.get(_key(namespace, key))) is not None:
+                row["created_at"] = min(created_at, row["created_at"])
         # What began at this version was never seen before it.
         connection.execute(delete(M).where(these, M.c.since >= version))
         connection.execute(update(M).where(these, M.c.until.is_(None)).values(until=version))
-    # Of the same key the last one counts.
-    new = {entry.id: _row(scope, version, entry) for entry in entries}
     if new:
         connection.execute(insert(M), list(new.values()))
 
