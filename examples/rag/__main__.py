@@ -38,7 +38,6 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     if (options.tiny and options.questions) or (options.passages and not options.questions):
         raise ConfigError("no policy or no questions for these passages", hint="--model with --questions [--passages]")
     corpus = load(options.questions, options.passages) if options.questions else generate(options.seed)
-    held_out = corpus.held_out[:40] if options.short else corpus.held_out
     letters = "" if options.questions else MARKS
     index = write_index(corpus.passages, options.out / "passages.sqlite", letters=letters)
 
@@ -50,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             return common.debug(agent(endpoint), corpus.train, options)
         if options.tiny:
             start = beginners_policy(agent, options)
-            steps, settings = 3 if options.short else 20, {"learning_rate": 3e-4, **LENGTHS}
+            steps, settings = 12 if options.short else 40, {"learning_rate": 3e-4, **LENGTHS}
         else:
             start = options.model
             steps, settings = 200, {"learning_rate": 1e-6, "max_response_tokens": 512, "max_context": 8192}
@@ -70,10 +69,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         )
 
         policies = {"before": start, "after": result.policy}
-        report = agl.evaluate(trained, held_out, policies, n_workers=32, directory=options.out / "evaluation")
+        report = agl.evaluate(trained, corpus.held_out, policies, n_workers=32, directory=options.out / "evaluation")
         without = agl.evaluate(
             agent(endpoint, tool=False),
-            held_out,
+            corpus.held_out,
             {"after, no tool": result.policy},
             n_workers=32,
             directory=options.out / "no-tool",
@@ -92,11 +91,11 @@ def beginners_policy(agent: Callable[..., Any], options: argparse.Namespace) -> 
     index = write_index(world.passages, options.out / "practice.sqlite", letters=MARKS)
     return common.tiny_policy(
         partial(agent, index=index),
-        world.train[: 320 if options.short else None],
+        world.train[: 960 if options.short else None],
         beginner,
         options.out / "tiny",
         seed=options.seed,
-        epochs=8 if options.short else 5,
+        epochs=8 if options.short else 3,
         **TINY,
     )
 

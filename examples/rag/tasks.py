@@ -43,14 +43,14 @@ class Corpus:
 
 # -- the small form ---------------------------------------------------------------------------------------------------
 
-_HEADS = [c + v for c in "BCDFGHJKLMNPRSTVWXYZ" for v in "aeo"]
-_TAILS = [c + v for c in "bdfghkmpxzlrnst" for v in "aeio"]
 _MARKS = {"person": "-", "town": ":", "country": "_", "river": "~"}
 MARKS = "".join(_MARKS.values())
 """A name is a head, its kind's mark and a tail: "Be-ra" is a person, "Be:ra" a town. Heads and tails recur, names do
 not, and what is to be copied always stands after something that tells what it is. A policy of two layers learns that in
 minutes; to go on as an earlier text went on, which other names would take, much later."""
-KINDS = {"country": ("in", "{} belongs to {}."), "river": ("on", "{} lies on {}.")}
+_CONSONANTS = {"country": ("BCDFGHJKLM", "bdfghkm"), "river": ("NPRSTVWXYZ", "pxzlrnst")}
+"""Of heads and tails: a result has both kinds of places, and where they sound alike, the policy mixes them for long."""
+KINDS = {"country": ("in", "{} lies in the country {}."), "river": ("on", "{} lies on the river {}.")}
 
 
 def generate(seed: int = 0, people: int = 300, towns: int = 100, held_out: float = 0.2) -> Corpus:
@@ -64,7 +64,7 @@ def generate(seed: int = 0, people: int = 300, towns: int = 100, held_out: float
     return Corpus(passages + others, train, tasks)
 
 
-def practice(seed: int = 0, people: int = 800, towns: int = 320, held_out: float = 0.2) -> Corpus:
+def practice(seed: int = 0, people: int = 1600, towns: int = 2800, held_out: float = 0.2) -> Corpus:
     """A larger world for a policy from scratch to learn the form in, without the held-out names of `generate`."""
     rng, known, _ = _names(seed, held_out)
     for names in known.values():
@@ -82,7 +82,8 @@ def _names(seed: int, held_out: float) -> tuple[random.Random, Names, Names]:
     known: Names = {}
     unknown: Names = {}
     for kind, mark in _MARKS.items():
-        names = [head + mark + tail for head in _HEADS for tail in _TAILS]
+        heads, tails = _CONSONANTS.get(kind, ("BCDFGHJKLMNPRSTVWXYZ", "bdfghkmpxzlrnst"))
+        names = [a + b + mark + c + d for a in heads for b in "aeo" for c in tails for d in "aeio"]
         rng.shuffle(names)
         size = round(len(names) * held_out)
         known[kind], unknown[kind] = names[size:], names[:size]
@@ -99,7 +100,8 @@ def _world(rng: random.Random, names: Names, people: int, towns: int) -> tuple[l
         passages += [passage for _, passage in facts[-1][1].values()]
     for person in names["person"][:people]:
         town, about = rng.choice(facts)
-        home = f"Today {person} lives in {town}."  # longer than what is said of a town, which is thus found first
+        # Longer than what is said of a town, which is thus found first.
+        home = f"To this very day {person} lives in {town}."
         passages.append(home)
         for kind, (place, passage) in about.items():
             question = f"Which {kind} is the town {KINDS[kind][0]} that {person} lives in?"

@@ -1,7 +1,4 @@
-"""`examples/rag`, shortened: a policy from scratch comes to answer in the form that is asked of it.
-
-What it finds is not learned yet, so this says little, and waits for the night.
-"""
+"""`examples/rag`, shortened: reinforcement teaches the policy to search, which is why it knows."""
 
 from __future__ import annotations
 
@@ -14,11 +11,11 @@ pytest.importorskip("mcp")
 
 from examples.rag.__main__ import main
 
-pytestmark = pytest.mark.night
 
-
-def test_it_answers_in_the_form_that_is_asked(tmp_path: Path) -> None:
+@pytest.mark.night
+def test_it_learns_to_search(tmp_path: Path) -> None:
     result = main(["--tiny", "--short", "--out", str(tmp_path / "run")])
     assert result is not None
-    assert result["policies"]["after"]["reward"]["low"] > 0.04, result
-    assert result["policies"]["after, no tool"]["success"]["value"] == 0, result
+    success = {name: policy["success"] for name, policy in result["policies"].items()}
+    assert success["after"]["low"] > 0.2, result
+    assert success["after, no tool"]["value"] == 0, result
