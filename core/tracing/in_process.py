@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import datetime
+import functools
+import importlib
 import logging
 import os
 import queue
 import sys
+import threading
 import time
 import urllib.parse
 import weakref
@@ -20,8 +23,14 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
+from agl.tracing import context
+
 log = logging.getLogger("agl")
 
+_LIBRARIES = {"httpx", "httpx2"}
+"""Their own transports reach `listen`'s servers without a socket, too, from inside a rollout."""
+
+_lock = threading.Lock()
 _servers: dict[tuple[str, int], _Server] = {}
 _mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Mailbox] = weakref.WeakKeyDictionary()
 
@@ -37,12 +46,19 @@ def listen(host: str, port: int, app: Callable[..., Awaitable[None]], tasks: set
         host, port: where it listens for other processes. app: an ASGI application.
         tasks: gets the task of each running request.
     """
-    _servers[host, port] = _Server((host, port), app, tasks)
+    with _lock:
+        _servers[host, port] = _Server((host, port), app, tasks)
+        for name in _LIBRARIES & sys.modules.keys():
+            _library(name).patch()
 
 
 def close(host: str, port: int) -> None:
     """Take no more requests; those that run go on."""
-    _servers.pop((host, port), None)
+    with _lock:
+        _servers.pop((host, port), None)
+        if not _servers:
+            for name in _LIBRARIES & sys.modules.keys():
+                _library(name).restore()
 
 
 def client_class(base: Any, *, is_async: bool, prepare: Callable[[Any], None]) -> Any:
@@ -52,111 +68,187 @@ def client_class(base: Any, *, is_async: bool, prepare: Callable[[Any], None]) -
         base: `httpx.Client` or `httpx.AsyncClient`, or of what an SDK has instead of httpx. is_async: which of them.
         prepare: called with each request before it is sent.
     """
-    httpx: Any = sys.modules[base.__mro__[-2].__module__.partition(".")[0]]
+    library = _library(base.__mro__[-2].__module__.partition(".")[0])
 
-    def server_of(request: Any) -> _Server | None:
-        prepare(request)
-        return _servers.get((request.url.host, request.url.port))
+    class Direct(base):
+        def build_request(self, method: str, url: Any, **options: Any) -> Any:
+            # The client's own headers, cookies and base URL are for other servers; to merge them takes as long as
+            # everything else.
+            parts = {name: value for name, value in options.items() if value is not None}
+            timeout = parts.pop("timeout", None)
+            if _servers and parts.keys() <= {"headers", "content"}:
+                extensions = {"timeout": library.httpx.Timeout(timeout).as_dict()}
+                request = library.httpx.Request(method, url, **parts, extensions=extensions)
+                if _server_of(request) is not None:
+                    return request
+            return super().build_request(method, url, **options)
 
-    def checked(request: Any, item: Any) -> Any:
-        if isinstance(item, BaseException):
-            raise httpx.RemoteProtocolError("the server ended without a response", request=request) from item
-        return item
+    class Client(Direct):
+        def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
+            prepare(request)
+            if (server := _server_of(request)) is None:
+                return super().send(request, stream=stream, **options)
+            answer = library.send(server, request)
+            if not stream:
+                answer.read()
+            return answer
 
-    def response(request: Any, item: tuple[int, Any, bytes, bool], stream: Any) -> Any:
+    class AsyncClient(Direct):
+        async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
+            prepare(request)
+            if (server := _server_of(request)) is None:
+                return await super().send(request, stream=stream, **options)
+            answer = await library.send_async(server, request)
+            if not stream:
+                await answer.aread()
+            return answer
+
+    return AsyncClient if is_async else Client
+
+
+def _server_of(request: Any) -> _Server | None:
+    return _servers.get((request.url.host, request.url.port))
+
+
+@functools.cache
+def _library(name: str) -> _Library:
+    return _Library(importlib.import_module(name))
+
+
+class _Library:
+    """Sends the requests of httpx, or of what an SDK has instead of it."""
+
+    def __init__(self, httpx: Any) -> None:
+        self.httpx = httpx
+        self._patches: list[tuple[Any, str, Any, Any]] = []
+
+        def checked(request: Any, item: Any) -> Any:
+            if isinstance(item, BaseException):
+                raise httpx.RemoteProtocolError("the server ended without a response", request=request) from item
+            return item
+
+        def timed_out(request: Any) -> BaseException:
+            return httpx.ReadTimeout("the server sent nothing in time", request=request)
+
+        class Stream(httpx.SyncByteStream):
+            """A response's body, read in a thread."""
+
+            def __init__(self, server: _Server, request: Any) -> None:
+                self.request, self.first = request, b""
+                self.seconds = request.extensions.get("timeout", {}).get("read")
+                self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+                self.exchange = _Exchange(server, request, self.inbox.put)
+
+            def next_item(self) -> Any:
+                try:
+                    return checked(self.request, self.inbox.get(timeout=self.seconds))
+                except queue.Empty:
+                    raise timed_out(self.request) from None
+
+            def __iter__(self) -> Iterator[bytes]:
+                part = self.first
+                while part is not None:
+                    yield part
+                    part = self.next_item()
+
+            def close(self) -> None:
+                self.exchange.hang_up()
+
+        class AsyncStream(httpx.AsyncByteStream):
+            """A response's body, read on an event loop."""
+
+            def __init__(self, server: _Server, request: Any) -> None:
+                self.request, self.first = request, b""
+                self.seconds = request.extensions.get("timeout", {}).get("read")
+                self.inbox: asyncio.Queue[Any] = asyncio.Queue()
+                mailbox, put = _mailbox(asyncio.get_running_loop()), self.inbox.put_nowait
+                self.exchange = _Exchange(server, request, lambda item: mailbox.post(put, item))
+
+            async def next_item(self) -> Any:
+                try:
+                    async with asyncio.timeout(self.seconds):
+                        return checked(self.request, await self.inbox.get())
+                except TimeoutError:
+                    raise timed_out(self.request) from None
+
+            async def __aiter__(self) -> AsyncIterator[bytes]:
+                part = self.first
+                while part is not None:
+                    yield part
+                    part = await self.next_item()
+
+            async def aclose(self) -> None:
+                self.exchange.hang_up()
+
+        self._stream, self._async_stream = Stream, AsyncStream
+
+    def send(self, server: _Server, request: Any) -> Any:
+        """Send a request from a thread; the response's body may be still to come."""
+        body = self._stream(server, request)
+        try:
+            body.exchange.begin(self.httpx.ConnectError)
+            return self._response(request, body.next_item(), body)
+        except BaseException:
+            body.close()
+            raise
+
+    async def send_async(self, server: _Server, request: Any) -> Any:
+        """`send` on an event loop."""
+        body = self._async_stream(server, request)
+        try:
+            body.exchange.begin(self.httpx.ConnectError)
+            return self._response(request, await body.next_item(), body)
+        except BaseException:
+            await body.aclose()
+            raise
+
+    def patch(self) -> None:
+        """Have the library's transports send without a socket what a rollout sends to `listen`'s servers."""
+        if self._patches:
+            return
+        sync, asynchronous = self.httpx.HTTPTransport, self.httpx.AsyncHTTPTransport
+        over_http, over_http_async = sync.handle_request, asynchronous.handle_async_request
+
+        @functools.wraps(over_http)
+        def handle_request(transport: Any, request: Any) -> Any:
+            server = self._server_of(request)
+            return over_http(transport, request) if server is None else self.send(server, request)
+
+        @functools.wraps(over_http_async)
+        async def handle_async_request(transport: Any, request: Any) -> Any:
+            server = self._server_of(request)
+            if server is None or asyncio._get_running_loop() is None:  # as under trio
+                return await over_http_async(transport, request)
+            return await self.send_async(server, request)
+
+        self._patches = [
+            (sync, "handle_request", over_http, handle_request),
+            (asynchronous, "handle_async_request", over_http_async, handle_async_request),
+        ]
+        for cls, name, _, replacement in self._patches:
+            setattr(cls, name, replacement)
+
+    def restore(self) -> None:
+        """Undo `patch`, unless another library has patched over it: without servers it does nothing."""
+        if all(getattr(cls, name) is replacement for cls, name, _, replacement in self._patches):
+            for cls, name, original, _ in self._patches:
+                setattr(cls, name, original)
+            self._patches = []
+
+    def _server_of(self, request: Any) -> _Server | None:
+        if context.idle() or context.current() is None or not isinstance(request.stream, self.httpx.ByteStream):
+            return None
+        return _server_of(request)
+
+    def _response(self, request: Any, item: tuple[int, Any, bytes, bool], stream: Any) -> Any:
         status, headers, body, more = item
-        answer = httpx.Response(
+        answer = self.httpx.Response(
             status, headers=headers, request=request, extensions={"http_version": b"HTTP/1.1"},
             **({"stream": stream} if more else {"content": body}),
         )  # fmt: skip
         stream.first = body
         answer.elapsed = datetime.timedelta(seconds=time.perf_counter() - stream.exchange.began)
         return answer
-
-    def timed_out(request: Any) -> BaseException:
-        return httpx.ReadTimeout("the server sent nothing in time", request=request)
-
-    class Stream(httpx.SyncByteStream):
-        """A response's body, read in a thread."""
-
-        def __init__(self, server: _Server, request: Any) -> None:
-            self.request, self.first = request, b""
-            self.seconds = request.extensions.get("timeout", {}).get("read")
-            self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            self.exchange = _Exchange(server, request, self.inbox.put)
-
-        def next_item(self) -> Any:
-            try:
-                return checked(self.request, self.inbox.get(timeout=self.seconds))
-            except queue.Empty:
-                raise timed_out(self.request) from None
-
-        def __iter__(self) -> Iterator[bytes]:
-            part = self.first
-            while part is not None:
-                yield part
-                part = self.next_item()
-
-        def close(self) -> None:
-            self.exchange.hang_up()
-
-    class AsyncStream(httpx.AsyncByteStream):
-        """A response's body, read on an event loop."""
-
-        def __init__(self, server: _Server, request: Any) -> None:
-            self.request, self.first = request, b""
-            self.seconds = request.extensions.get("timeout", {}).get("read")
-            self.inbox: asyncio.Queue[Any] = asyncio.Queue()
-            mailbox, put = _mailbox(asyncio.get_running_loop()), self.inbox.put_nowait
-            self.exchange = _Exchange(server, request, lambda item: mailbox.post(put, item))
-
-        async def next_item(self) -> Any:
-            try:
-                async with asyncio.timeout(self.seconds):
-                    return checked(self.request, await self.inbox.get())
-            except TimeoutError:
-                raise timed_out(self.request) from None
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            part = self.first
-            while part is not None:
-                yield part
-                part = await self.next_item()
-
-        async def aclose(self) -> None:
-            self.exchange.hang_up()
-
-    class Client(base):
-        def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
-            if (server := server_of(request)) is None:
-                return super().send(request, stream=stream, **options)
-            body = Stream(server, request)
-            try:
-                body.exchange.begin(httpx.ConnectError)
-                answer = response(request, body.next_item(), body)
-                if not stream:
-                    answer.read()
-                return answer
-            except BaseException:
-                body.close()
-                raise
-
-    class AsyncClient(base):
-        async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
-            if (server := server_of(request)) is None:
-                return await super().send(request, stream=stream, **options)
-            body = AsyncStream(server, request)
-            try:
-                body.exchange.begin(httpx.ConnectError)
-                answer = response(request, await body.next_item(), body)
-                if not stream:
-                    await answer.aread()
-                return answer
-            except BaseException:
-                await body.aclose()
-                raise
-
-    return AsyncClient if is_async else Client
 
 
 class _Mailbox:
@@ -218,6 +310,7 @@ class _Exchange:
         self._start: Any = None
         self._complete = False
         self._gone = asyncio.Event()
+        self._when_gone: list[Callable[[], Any]] = []
 
     def begin(self, stopped: type[Exception]) -> None:
         """Send the request; raises `stopped` if the server's loop has ended."""
@@ -230,15 +323,25 @@ class _Exchange:
         """Tell the application that the client has gone, if it has not answered yet."""
         if not self._complete:
             try:
-                self._server.mailbox.post(self._gone.set)
+                self._server.mailbox.post(self._set_gone)
             except RuntimeError as error:
                 log.debug("hanging up: %s", error)
+
+    def _call_when_gone(self, call: Callable[[], Any]) -> None:
+        self._when_gone.append(call)
+        if self._gone.is_set():
+            call()
+
+    def _set_gone(self) -> None:
+        self._gone.set()
+        for call in self._when_gone:
+            call()
 
     def _deliver(self, item: Any) -> None:
         try:
             self._client(item)
         except RuntimeError:  # its loop was closed, as a connection would be
-            self._gone.set()
+            self._set_gone()
 
     def _create_task(self) -> None:
         task = asyncio.get_running_loop().create_task(self._run())
@@ -262,6 +365,7 @@ class _Exchange:
             "query_string": query,
             "headers": [(name.lower(), value) for name, value in self._request.headers.raw],
             "state": {},
+            "extensions": {"agl.when_gone": self._call_when_gone},
         }
         failure: BaseException = RuntimeError("the application sent no response")
         try:

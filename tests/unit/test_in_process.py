@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import httpcore
+import httpx
 import openai
+import orjson
 import pytest
 from scripted import Attempt, ScriptedEngine, in_loop, quick_tokenizer, serving, until
 
@@ -17,6 +20,7 @@ from agl import tracing
 from agl.mdp.selection import select
 from agl.tracing import in_process
 from agl.tracing.context import RolloutContext, current
+from agl.trainer.http.responses import WHEN_GONE
 
 USER = {"role": "user", "content": "hi"}
 ASK: dict[str, Any] = {"model": "m", "messages": [USER]}
@@ -46,10 +50,22 @@ def shown(value: Any) -> Any:
     return value.model_dump(exclude={"id": True, "created": True})
 
 
+def joined(chunks: list[Any]) -> list[Any]:
+    """A stream's chunks, with text that follows text in one: where it is divided depends on how fast it is read."""
+    whole: list[Any] = []
+    for chunk in chunks:
+        last, new = (c["choices"][0]["delta"] if c["choices"] else {} for c in ((whole or chunks)[-1], chunk))
+        if whole and last.get("content") and new.get("content"):
+            last["content"] += new["content"]
+        else:
+            whole.append(chunk)
+    return whole
+
+
 async def answers(sdk: Any, request: dict[str, Any]) -> list[Any]:
     try:
         result = await sdk.chat.completions.create(**request)
-        return [shown(chunk) async for chunk in result] if request.get("stream") else [shown(result)]
+        return joined([shown(chunk) async for chunk in result]) if request.get("stream") else [shown(result)]
     except openai.APIStatusError as error:
         return [shown(error)]
 
@@ -159,6 +175,46 @@ async def test_requests_run_outside_of_the_rollout_that_sends_them() -> None:
 
 
 @in_loop
+async def test_a_bare_httpx_client_in_a_rollout_needs_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = httpx.HTTPTransport.handle_request, httpx.AsyncHTTPTransport.handle_async_request
+    async with serving(["one two three"]) as rig:
+        attempt = await rig.attempt()
+        url = f"{attempt.url('writer')}/chat/completions"
+        headers = {"authorization": f"Bearer {attempt.key}"}
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield orjson.dumps(ASK)
+
+        async def ask(client: httpx.AsyncClient, **body: Any) -> Any:
+            answer = await client.post(url, headers=headers, **(body or {"json": ASK}))
+            assert answer.elapsed.total_seconds() > 0
+            return {**answer.json(), "id": "", "created": 0}
+
+        def ask_in_thread() -> list[str]:
+            with httpx.Client(trust_env=False) as client, client.stream(
+                "POST", url, headers=headers, json={**ASK, "stream": True}
+            ) as answer:  # fmt: skip
+                return [line for line in answer.iter_lines() if line]
+
+        async with httpx.AsyncClient(trust_env=False) as client:
+            over_http = await ask(client)
+            with tracing.running(RolloutContext("ro-1", 1, "writer", select(None))):
+                as_json = {"content-type": "application/json", **headers}
+                assert (await client.post(url, headers=as_json, content=chunks())).status_code == 200
+                for pool in (httpcore.ConnectionPool, httpcore.AsyncConnectionPool):
+                    monkeypatch.setattr(pool, "handle_request", None, raising=False)
+                    monkeypatch.setattr(pool, "handle_async_request", None, raising=False)
+                assert await ask(client) == over_http
+                assert (await client.post(url, json=ASK)).status_code == 401
+                assert (await asyncio.to_thread(ask_in_thread))[-1] == "data: [DONE]"
+            # Outside of a rollout there is a socket.
+            with pytest.raises(TypeError):
+                await ask(client)
+        assert len(await attempt.close()) == 4
+    assert (httpx.HTTPTransport.handle_request, httpx.AsyncHTTPTransport.handle_async_request) == plain
+
+
+@in_loop
 async def test_a_client_whose_loop_is_closed_has_hung_up() -> None:
     async with serving(ScriptedEngine(quick_tokenizer(), ["one two three"], paused=True)) as rig:
         sdk = client(await rig.attempt())
@@ -206,6 +262,21 @@ def test_an_application_that_fails_is_a_lost_connection(parts: int) -> None:
         with pytest.raises(Exception, match="ended without a response") as lost:
             http.post(f"{url}/chat/completions", json={})
         assert type(lost.value).__name__ == "RemoteProtocolError"
+
+
+def test_work_that_begins_after_the_client_has_gone_is_cancelled() -> None:
+    called = threading.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        scope["extensions"][WHEN_GONE](called.set)
+
+    cls = in_process.client_class(openai.DefaultHttpxClient, is_async=False, prepare=lambda _: None)
+    with application(app) as url, contextlib.closing(cls()) as http:
+        with pytest.raises(Exception, match="sent nothing in time"):
+            http.post(f"{url}/chat/completions", json={}, timeout=0.05)
+        assert called.wait(10)
 
 
 def test_a_forked_child_does_not_wait_for_its_parents_threads() -> None:

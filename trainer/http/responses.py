@@ -13,6 +13,9 @@ from starlette.responses import Response
 
 RETRY_SECONDS = 1
 """The `Retry-After` of a refusal because of too much load."""
+WHEN_GONE = "agl.when_gone"
+"""The extension of requests that were sent without a connection (`core/tracing/in_process.py`): a function that takes
+what to call when the client hangs up."""
 
 
 def answer(data: Any, status: int = 200) -> Response:
@@ -30,8 +33,13 @@ async def unless_gone(request: Request, work: Awaitable[Any]) -> Any:
     """Await `work`, but cancel it when the client hangs up. The request's body must have been read.
 
     Raises:
-        ClientDisconnect: it did.
+        ClientDisconnect, CancelledError: it did.
     """
+    if (when_gone := request.scope.get("extensions", {}).get(WHEN_GONE)) is not None:
+        this = asyncio.current_task()
+        assert this is not None
+        when_gone(this.cancel)
+        return await work
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(request))
     try:

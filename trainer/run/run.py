@@ -222,6 +222,8 @@ class Run:
         # as long as the run anyway.
         gc.collect()
         gc.freeze()
+        # What a step makes lives until its end: looking for garbage after every 700 new objects visits it in vain.
+        gc.set_threshold(10_000, *gc.get_threshold()[1:])
 
     async def _start(
         self,
