@@ -147,7 +147,7 @@ def converse() -> None:
 
 
 class Program:
-    """This file in a process of its own, asked and answering by lines."""
+    """This file in a process of its own, which answers each line with one."""
 
     def __init__(self, *arguments: str) -> None:
         self._process = subprocess.Popen(

@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
+from agl import semconv
 from agl.tracing import context
 
 log = logging.getLogger("agl")
@@ -365,7 +366,7 @@ class _Exchange:
             "query_string": query,
             "headers": [(name.lower(), value) for name, value in self._request.headers.raw],
             "state": {},
-            "extensions": {"agl.when_gone": self._call_when_gone},
+            "extensions": {semconv.WHEN_GONE: self._call_when_gone},
         }
         failure: BaseException = RuntimeError("the application sent no response")
         try:

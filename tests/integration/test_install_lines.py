@@ -65,8 +65,8 @@ def test_the_pinned_versions_suit_every_python_311(tmp_path: Path) -> None:
 
 
 def resolve(extras: tuple[str, ...], python: str, folder: Path, *options: str) -> None:
-    (folder / "asked.in").write_text("\n".join(requirements(*extras)))
-    compiling = ["uv", "pip", "compile", "--quiet", "--python-version", python, *options, "asked.in"]
+    (folder / "wanted.in").write_text("\n".join(requirements(*extras)))
+    compiling = ["uv", "pip", "compile", "--quiet", "--python-version", python, *options, "wanted.in"]
     command = [sys.executable, "-m", *compiling]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if re.search("dns error|error sending request|Failed to fetch", done.stderr):

@@ -57,6 +57,7 @@ class ScriptedEngine:
         tokenizer: of Hugging Face.
         script: lines, or a function of what was asked.
         paused: wait for `resume.set()` after the first token of a stream, and before any other answer.
+        seconds: between a stream's tokens; with none, how many of them are sent at once depends on who runs next.
 
     Attributes:
         asked: every call, in order. cancelled: how many were. running: how many there are now, most at once: `peak`.
@@ -70,8 +71,10 @@ class ScriptedEngine:
         *,
         max_context: int = 4096,
         paused: bool = False,
+        seconds: float = 0.0,
     ) -> None:
         self.tokenizer = tokenizer
+        self.seconds = seconds
         self.max_context = max_context
         self.asked: list[Asked] = []
         self.cancelled = self.running = self.peak = self.version = 0
@@ -112,7 +115,7 @@ class ScriptedEngine:
             for i, token in enumerate(ids):
                 if on_tokens is not None:
                     on_tokens([token], [logprob(token, i)])
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(self.seconds)
                     await self.resume.wait()
         except asyncio.CancelledError:
             self.cancelled += 1

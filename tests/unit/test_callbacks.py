@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,19 @@ def test_a_baseline_goes_on_when_it_is_stopped(tmp_path: Path) -> None:
             run.stop("at once")
 
     assert measure(tmp_path, Stop()).history[0]["train/reward"] == 1.0
+
+
+def test_the_garbage_collector_is_left_as_it_was(tmp_path: Path) -> None:
+    during: list[tuple[int, ...]] = []
+
+    class Look(agl.Callback):
+        def on_step(self, run: Any, entry: Any) -> None:
+            during.append(gc.get_threshold())
+
+    before = gc.get_threshold(), gc.get_freeze_count()
+    measure(tmp_path, Look())
+    assert (gc.get_threshold(), gc.get_freeze_count()) == before
+    assert during[0] != before[0]
 
 
 def test_a_dry_run_has_no_callbacks(tmp_path: Path) -> None:

@@ -16,11 +16,10 @@ import orjson
 import pytest
 from scripted import Attempt, ScriptedEngine, in_loop, quick_tokenizer, serving, until
 
-from agl import tracing
+from agl import semconv, tracing
 from agl.mdp.selection import select
 from agl.tracing import in_process
 from agl.tracing.context import RolloutContext, current
-from agl.trainer.http.responses import WHEN_GONE
 
 USER = {"role": "user", "content": "hi"}
 ASK: dict[str, Any] = {"model": "m", "messages": [USER]}
@@ -50,22 +49,10 @@ def shown(value: Any) -> Any:
     return value.model_dump(exclude={"id": True, "created": True})
 
 
-def joined(chunks: list[Any]) -> list[Any]:
-    """A stream's chunks, with text that follows text in one: where it is divided depends on how fast it is read."""
-    whole: list[Any] = []
-    for chunk in chunks:
-        last, new = (c["choices"][0]["delta"] if c["choices"] else {} for c in ((whole or chunks)[-1], chunk))
-        if whole and last.get("content") and new.get("content"):
-            last["content"] += new["content"]
-        else:
-            whole.append(chunk)
-    return whole
-
-
 async def answers(sdk: Any, request: dict[str, Any]) -> list[Any]:
     try:
         result = await sdk.chat.completions.create(**request)
-        return joined([shown(chunk) async for chunk in result]) if request.get("stream") else [shown(result)]
+        return [shown(chunk) async for chunk in result] if request.get("stream") else [shown(result)]
     except openai.APIStatusError as error:
         return [shown(error)]
 
@@ -73,7 +60,7 @@ async def answers(sdk: Any, request: dict[str, Any]) -> list[Any]:
 @pytest.mark.parametrize("request_body", KINDS)
 @in_loop
 async def test_answers_streams_and_errors_are_those_of_http(request_body: dict[str, Any]) -> None:
-    async with serving(["one two three"]) as rig:
+    async with serving(ScriptedEngine(quick_tokenizer(), ["one two three"], seconds=0.05)) as rig:
         over_http, direct = await rig.attempt(), await rig.attempt()
         expected = await answers(over_http.client("writer/ä"), request_body)
         assert await answers(client(direct), request_body) == expected
@@ -270,7 +257,7 @@ def test_work_that_begins_after_the_client_has_gone_is_cancelled() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        scope["extensions"][WHEN_GONE](called.set)
+        scope["extensions"][semconv.WHEN_GONE](called.set)
 
     cls = in_process.client_class(openai.DefaultHttpxClient, is_async=False, prepare=lambda _: None)
     with application(app) as url, contextlib.closing(cls()) as http:

@@ -20,7 +20,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agl.errors import ConfigError, nearest
-from agl.trainer.http.responses import RETRY_SECONDS, WHEN_GONE
+from agl.semconv import WHEN_GONE
+from agl.trainer.http.responses import RETRY_SECONDS
 
 VARIABLE = "AGL_LIMIT_"
 """Begins the variables that set limits: AGL_LIMIT_MESSAGES=20000."""

@@ -11,11 +11,10 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from agl.semconv import WHEN_GONE
+
 RETRY_SECONDS = 1
 """The `Retry-After` of a refusal because of too much load."""
-WHEN_GONE = "agl.when_gone"
-"""The extension of requests that were sent without a connection (`core/tracing/in_process.py`): a function that takes
-what to call when the client hangs up."""
 
 
 def answer(data: Any, status: int = 200) -> Response:

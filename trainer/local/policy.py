@@ -62,7 +62,7 @@ class LocalPolicy:
 
     Attributes:
         spec: the settings. info: what was loaded. version: of the weights, grown by each `train`.
-        process: where it lives. names: what it is asked for by; a request for another policy is refused.
+        process: where it lives. names: under which it is served; a request for another policy is refused.
         prompt_tokens: of all answers. reused_tokens: those that the engine had computed for earlier requests.
     """
 

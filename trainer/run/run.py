@@ -110,6 +110,7 @@ class Run:
     memory: RunMemory | None = None
     _endpoint: Endpoint | None = None
     _processes: GatewayProcesses | None = None
+    _gc_threshold: tuple[int, int, int] | None = None
     _resumable: ResumableRollouts | None = None
     _coordinator: RunCoordinator | None = None
     _runner: Runner | None = None
@@ -223,7 +224,8 @@ class Run:
         gc.collect()
         gc.freeze()
         # What a step makes lives until its end: looking for garbage after every 700 new objects visits it in vain.
-        gc.set_threshold(10_000, *gc.get_threshold()[1:])
+        self._gc_threshold = gc.get_threshold()
+        gc.set_threshold(10_000, *self._gc_threshold[1:])
 
     async def _start(
         self,
@@ -395,6 +397,9 @@ class Run:
             await self._cluster.leave()
         self._runner = self._coordinator = self._endpoint = self._processes = self._cluster = None
         gc.unfreeze()
+        if self._gc_threshold is not None:
+            gc.set_threshold(*self._gc_threshold)
+            self._gc_threshold = None
 
     async def rollouts(
         self,
