@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,8 +13,9 @@ from typing import Any
 
 import agl
 from agl.adapters import autogen
+from agl.testing.provider import Reply, Script, last_said
 from agl.trainer.quickstart.demos import SYSTEM_PROMPT
-from agl.trainer.quickstart.tasks import calculate, exact_answer
+from agl.trainer.quickstart.tasks import calculate
 
 NAME = "solver"
 ROOT = "http://provider.invalid"
@@ -37,20 +39,20 @@ class Learner:
         tool_agent: whose the spans of its tools are; None where the user's own loop runs them, so that there are none.
         wrap: the one line; `agl.wrap` if None.
         merges: whether it tells the model of tool calls as the model wrote them, so that a rollout is one row.
-        reward: what it learns; not the exact answer where its framework's own prompts, which the policy has never
-            seen, keep it from ever giving one.
         drops_texts: whether it leaves out what the model said beside a tool call; such a conversation forks.
+        imitates: where the framework tells of tools in texts of its own, which the policy has never read: a script of
+            them for `build(url)`, which the policy imitates before it is trained. A real model comes knowing as much.
     """
 
     name: str
-    build: Callable[[], Any]
+    build: Callable[..., Any]
     modules: tuple[str, ...]
     id_prefix: str = "chatcmpl-"
     tool_agent: str | None = NAME
     wrap: Callable[..., Any] | None = None
     merges: bool = True
     drops_texts: bool = False
-    reward: Callable[[Any, Any], float] = exact_answer
+    imitates: Script | None = None
 
     @property
     def installed(self) -> bool:
@@ -169,7 +171,7 @@ def autogen_agentchat() -> Any:
     )
 
 
-def smolagents() -> Any:
+def smolagents(url: str = URL) -> Any:
     """One step with the tool; then smolagents asks for the answer. It tells the model of both in texts of its own."""
     from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
     from smolagents.agents import EMPTY_PROMPT_TEMPLATES
@@ -192,7 +194,7 @@ def smolagents() -> Any:
                 part["text"] = part["text"].removeprefix("New task:\n")
             return super().generate(brief, *args, **kwargs)
 
-    model = Brief("m", api_base=URL, api_key=KEY, client_kwargs={"max_retries": 0}, tool_choice="auto")
+    model = Brief("m", api_base=url, api_key=KEY, client_kwargs={"max_retries": 0}, tool_choice="auto")
     prompts: Any = {
         **EMPTY_PROMPT_TEMPLATES,
         "system_prompt": SYSTEM_PROMPT,
@@ -376,8 +378,16 @@ def anthropic_messages() -> Any:
     return solver
 
 
-def _ends_with_an_even_digit(task: Any, answer: Any) -> float:
-    return float(str(answer).rstrip(".")[-1:] in {*"02468"})
+def _mostly_miscalculates(body: dict[str, Any]) -> Reply:
+    """Calls the calculator, three times of five with another second number, and answers what it was told."""
+    text = last_said(body)[1]
+    if "tools" not in body:
+        return Reply(text.removeprefix("Observation:\n").strip())
+    rng = random.Random(text)  # whatever the order in which the questions come
+    expression = text.removeprefix("What is ").removesuffix("?")
+    if rng.random() < 0.6:
+        expression = f"{expression.rpartition(' ')[0]} {rng.randrange(10 ** rng.randint(1, 4))}"
+    return Reply(tools=(("calculator", {"expression": expression}),))
 
 
 LEARNERS = (
@@ -390,8 +400,7 @@ LEARNERS = (
     Learner("pydantic_ai", pydantic_ai, ("pydantic_ai", "openai")),
     Learner("autogen_agentchat", autogen_agentchat, ("autogen_agentchat", "autogen_ext")),
     Learner("ag2", ag2, ("ag2.middleware",)),
-    # Tools' answers are told in texts that the policy has never seen.
-    Learner("smolagents", smolagents, ("smolagents", "openai"), merges=False, reward=_ends_with_an_even_digit),
+    Learner("smolagents", smolagents, ("smolagents", "openai"), merges=False, imitates=_mostly_miscalculates),
     # crewai raises where an answer is empty, as one of an untrained policy may be.
     Learner("crewai", crewai, ("crewai", "openai"), drops_texts=True, wrap=partial(agl.wrap, error_reward=0.0)),
     Learner("autogen_classic", autogen_classic, ("autogen.agentchat",), tool_agent="user", wrap=autogen.wrap),

@@ -24,6 +24,7 @@ from examples.games.kuhn.tasks import deals
 SAMPLING: dict[str, Any] = {"max_response_tokens": 8, "max_context": 128}
 FORMS: dict[str, Any] = {"two policies": {name: name for name in PLAYERS}, "one shared policy": list(PLAYERS)}
 """Who is trained by which policy, as `Trainer(agents=)`."""
+GRPO_HELP = "one shared policy, trained by agl.GRPO: eight games of a deal are compared with each other"
 
 
 class Exploitability(agl.Callback):
@@ -46,12 +47,18 @@ class Exploitability(agl.Callback):
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Points]:
-    options = common.arguments("games/kuhn", __doc__, argv)
+    options = common.arguments(
+        "games/kuhn", __doc__, argv, lambda parser: parser.add_argument("--grpo", action="store_true", help=GRPO_HELP)
+    )
+    if options.grpo and options.save:
+        raise SystemExit("--save keeps what agl.REINFORCE does, not --grpo")
 
     def build(server: common.Endpoint) -> agl.Agent:
         graph = game.build(server.url, server.model, server.key)
         return agl.wrap(graph, reward=game.reward, input=game.begin, output=dict)
 
+    forms = {"one shared policy": list(PLAYERS)} if options.short or options.grpo else FORMS
+    batches = {"batch_size": 16, "group_size": 8} if options.grpo else {"batch_size": 126}
     curves: dict[str, Points] = {}
     with common.provider(options, oracle()) as server:
         agent = build(server)
@@ -61,13 +68,13 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Points]:
         start = options.model or common.tiny_policy(
             build, deals(240), beginner(), options.out / "start", seed=options.seed, epochs=30, n_workers=1, **SAMPLING
         )
-        for form, agents in FORMS.items() if not options.short else [("one shared policy", list(PLAYERS))]:
+        for form, agents in forms.items():
             curve = Exploitability(start)
             agl.Trainer(
-                agl.REINFORCE(
+                (agl.GRPO if options.grpo else agl.REINFORCE)(
                     model=start,
                     steps=options.steps or 16,
-                    batch_size=126,
+                    **batches,
                     learning_rate=3e-4 if options.tiny else 1e-6,
                     schedule="linear",
                     betas=(0.9, 0.95),
