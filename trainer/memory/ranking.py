@@ -109,12 +109,12 @@ def _with_cosines(
     if embedded is None:
         return relevance
     best = max(relevance.values(), default=1.0)
-    vectors = [(e.id, np.asarray(e.embedding, np.float32)) for e in entries if e.embedding is not None]
-    wanted = np.asarray(embedded, np.float32)
-    cosines = {
-        key: max(0.0, float(vector @ wanted / (np.linalg.norm(vector) * np.linalg.norm(wanted) or 1.0)))
-        for key, vector in vectors
-    }
+    having = [e for e in entries if e.embedding is not None]
+    wanted_D = np.asarray(embedded, np.float32)
+    vectors_ED = np.array([e.embedding for e in having], np.float32).reshape(len(having), wanted_D.size)
+    norms_E = np.linalg.norm(vectors_ED, axis=1) * np.linalg.norm(wanted_D)
+    cosines_E = np.maximum(vectors_ED @ wanted_D / np.where(norms_E > 0, norms_E, 1.0), 0.0)
+    cosines = dict(zip((e.id for e in having), cosines_E.tolist(), strict=True))
     both = {e.id: (relevance.get(e.id, 0.0) / best + cosines.get(e.id, 0.0)) / 2 for e in entries}
     return {key: value for key, value in both.items() if value > 0}
 
