@@ -22,7 +22,7 @@ EXAMPLE = "memory"
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     options = common.arguments(EXAMPLE, __doc__, argv)
-    facts = shops(options.seed, train=56, held_out=96, beginner=320) if options.short else shops(options.seed)
+    facts = shops(options.seed, train=56, beginner=320) if options.short else shops(options.seed)
     run: dict[str, Any] = {"n_workers": 32, "seed": options.seed}
     limits: dict[str, Any] = {"max_response_tokens": 48, "threads": options.threads}
     [recall, _] = agl.memory.tools(k=1)
@@ -67,9 +67,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
 def told(shop: Shop) -> agl.Memory:
     """A memory as it is once a shop's customers have told what they prefer."""
     memory = agl.Memory(keep=2000)
-    memory.put_all(
-        [((shop.name,), name, f"{fact(name, drink)}\n{NOTED}", None, 1.0) for name, drink in shop.drinks.items()]
-    )
+    texts = {name: f"{fact(name, drink)}\n{NOTED}" for name, drink in shop.drinks.items()}
+    memory.put_all([((shop.name,), name, text, None, 1.0) for name, text in texts.items()])
     return memory
 
 
@@ -78,11 +77,11 @@ def tiny(options: Namespace, shop: Shop, clerk: Callable[[common.Endpoint, agl.M
     memory = told(shop)
     return common.tiny_policy(
         lambda endpoint: clerk(endpoint, memory),
-        shop.questions(0) + shop.questions(1) + shop.statements[:64],
+        shop.questions(0) + ([] if options.short else shop.questions(1)) + shop.statements[:64],
         beginner,
         options.out / "policy",
         seed=options.seed,
-        epochs=5 if options.short else 12,
+        epochs=7 if options.short else 12,
         learning_rate=3e-3 if options.short else 2e-3,
     )
 

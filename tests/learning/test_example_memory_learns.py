@@ -15,6 +15,6 @@ def test_it_learns_to_recall(tmp_path: Path) -> None:
     assert result is not None
     success = {name: policy["success"] for name, policy in result["policies"].items()}
     on, off, shuffled = (success[name] for name in ("after", "after, memory off", "after, memory shuffled"))
-    assert on["low"] > 0.55, "untrained it is right in 40 to 50 of 100"
+    assert on["low"] > 0.55, "before training it is right in 35 to 50 of 100"
     assert on["low"] > shuffled["high"], result
     assert shuffled["low"] > off["high"], result
