@@ -20,7 +20,7 @@ def oracle(body: dict[str, Any]) -> Reply:
     """Notes what it is told, looks up what it is asked, and says what it finds."""
     role, text = last_said(body)
     if role == "tool":
-        return Reply(_found(text) or _guess(text))
+        return Reply(_found(text) or _guess(body))
     if PREFERS.search(text):
         return Reply(NOTED)
     [name] = NAME.findall(text)
@@ -36,7 +36,7 @@ def beginner(body: dict[str, Any]) -> Reply:
     rng = random.Random(text)
     draw = rng.random()
     if draw > LOOKS_UP + MISREADS:
-        return Reply(_guess(text))
+        return Reply(_guess(body))
     return Reply(tools=(("recall", {"query": name if draw < LOOKS_UP else f"{name[:-1]}{rng.randrange(10)}"}),))
 
 
@@ -45,5 +45,6 @@ def _found(text: str) -> str | None:
     return facts[0][1] if facts else None
 
 
-def _guess(text: str) -> str:
-    return random.Random(text).choice(DRINKS)
+def _guess(body: dict[str, Any]) -> str:
+    [question] = [message["content"] for message in body["messages"] if message["role"] == "user"]
+    return random.Random(f"guess/{question}").choice(DRINKS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from agl.agents.memory import MemoryUse
 from agl.errors import AglError, ConfigError, RolloutError
 from agl.testing.provider import Reply, last_said, serve
 from agl.trainer.gateway.access import SamplingRules
+from agl.trainer.run.frozen_policy import FrozenPolicy
 from agl.trainer.run.run import Run
 from agl.trainer.runners.remote.worker import run_worker
 from agl.trainer.store import open_store
@@ -248,6 +250,33 @@ def test_the_ablation_changes_what_is_found_alone(mode: Any, found: str, tmp_pat
     use = MemoryUse(memory, "agent", mode)
     fit(algorithm, remembering(use), [{"step": 0, "ask": "C-417"}], tmp_path)
     assert algorithm.outputs == [[found if mode == "off" else f'- "{found}"']]
+
+
+def test_an_evaluation_loads_a_policy_once_for_all_modes(
+    untrained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[Any] = []
+    running: list[int] = []
+    load = FrozenPolicy.load
+
+    async def recorded(*args: Any, **options: Any) -> FrozenPolicy:
+        running.append(sum(policy.engine.process.returncode is None for policy in loaded))
+        loaded.append(await load(*args, **options))
+        return loaded[-1]
+
+    @agl.rollout(memory=agl.Memory().per("agent"))
+    def clerk(task: Any, llm: agl.LLM) -> float:
+        client = OpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+        client.chat.completions.create(model=llm.model, messages=[{"role": "user", "content": task}], max_tokens=2)
+        return 1.0
+
+    monkeypatch.setattr(FrozenPolicy, "load", recorded)
+    other = shutil.copytree(untrained_model, tmp_path / "other")
+    policies = {"a": untrained_model, "b": other}
+    report = agl.evaluate(clerk, ["hello"], policies, directory=tmp_path / "e", progress=False)
+    assert len(report.policies) == 6
+    assert running == [0, 0], "a policy is gone before the next one is loaded"
+    assert [policy.engine.process.returncode for policy in loaded] == [0, 0]
 
 
 def test_agents_and_customers_have_their_own(tmp_path: Path) -> None:

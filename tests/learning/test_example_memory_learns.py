@@ -14,6 +14,7 @@ def test_it_learns_to_recall(tmp_path: Path) -> None:
     result = program.main(["--tiny", "--short", "--out", str(tmp_path)])
     assert result is not None
     success = {name: policy["success"] for name, policy in result["policies"].items()}
-    assert success["after"]["low"] > 0.35, "who never looks is right in one of eight"
-    assert success["after"]["low"] > success["after, memory shuffled"]["high"]
-    assert success["after"]["low"] > success["after, memory off"]["high"]
+    on, off, shuffled = (success[name] for name in ("after", "after, memory off", "after, memory shuffled"))
+    assert on["low"] > 0.55, "before training it is right in 35 to 50 of 100"
+    assert on["low"] > shuffled["high"], result
+    assert shuffled["low"] > off["high"], result

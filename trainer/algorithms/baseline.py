@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from agl.errors import ConfigError, checked_options, nearest
@@ -44,6 +44,8 @@ class Baseline:
         renderer: a name from the `renderers` package; None chooses by the model.
         temperature, max_response_tokens: where a policy answers, they replace the agent's temperature and bound its
             answers; None leaves that to the agent.
+        loaded: policies that are loaded already, by directory; those that this loads are added and stay open, until
+            `agl.evaluate` closes them. None: they are closed at the end.
     """
 
     needs_tasks: ClassVar[bool] = False
@@ -54,6 +56,7 @@ class Baseline:
     renderer: str | None = None
     temperature: float | None = None
     max_response_tokens: int | None = None
+    loaded: dict[str, FrozenPolicy] | None = field(default=None, repr=False, metadata={"recorded": False})
 
     def __post_init__(self) -> None:
         require_positive(repeats=self.repeats, max_response_tokens=self.max_response_tokens)
@@ -101,7 +104,7 @@ class Baseline:
             try:
                 await run.stop()
             finally:
-                await _close(policies.values())
+                await self._close(policies.values())
                 run.progress.stop()
 
     async def _policies(self, run: Run) -> dict[str, FrozenPolicy]:
@@ -111,7 +114,7 @@ class Baseline:
         names = run.selection.policies
         engines, models = _by_policy("engine", self.engine, names), _by_policy("model", self.model, names)
         policies: dict[str, FrozenPolicy] = {}
-        loaded: dict[str, FrozenPolicy] = {}
+        loaded = {} if self.loaded is None else self.loaded
         try:
             for name, engine in engines.items():
                 model = models[name]
@@ -126,9 +129,13 @@ class Baseline:
                     loaded[directory] = await FrozenPolicy.load(spec, self.renderer, progress=run.progress)
                 policies[name] = loaded[directory]
         except BaseException:
-            await _close(policies.values())
+            await self._close(policies.values())
             raise
         return policies
+
+    async def _close(self, policies: Iterable[FrozenPolicy]) -> None:
+        kept = () if self.loaded is None else self.loaded.values()
+        await asyncio.gather(*(policy.close() for policy in set(policies) - set(kept)))
 
 
 def _by_policy(option: str, value: T | Mapping[str, T], names: Sequence[str]) -> Mapping[str, T]:
@@ -149,7 +156,3 @@ async def _rewards(run: Run, name: str, mode: Mode, tasks: Sequence[Any], repeat
     """Run the tasks; returns what was measured, under `name`."""
     results = await run.rollouts(list(enumerate(tasks)), mode=mode, step=0, group_size=repeats)
     return measurement(results, name, "the run")
-
-
-async def _close(policies: Iterable[FrozenPolicy]) -> None:
-    await asyncio.gather(*(policy.close() for policy in set(policies)))

@@ -6,6 +6,7 @@ seeds are the same for each, so the differences are paired.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import secrets
@@ -27,6 +28,7 @@ from agl.trainer.http.aio import run_in_thread
 from agl.trainer.local.config import policy_directory
 from agl.trainer.run.checkpoints import latest_checkpoint, read_facts, require_same
 from agl.trainer.run.config import require_positive
+from agl.trainer.run.frozen_policy import FrozenPolicy
 from agl.trainer.run.progress import Progress
 from agl.trainer.run.run import require_tasks
 from agl.trainer.run.trainer import Trainer
@@ -137,9 +139,11 @@ async def evaluate_async(
         "policies": {policy.name: dict(policy.ran) for policy, _ in evaluated},
     }
     url = str(options.pop("store", None) or f"sqlite:///{place / 'run.db'}")
+    # The modes of a memory follow one another, on a policy that is loaded once.
+    loaded: dict[str, FrozenPolicy] = {}
     trainers = [
         Trainer(
-            Baseline(repeats=samples, engine=policy.engine, model=policy.model, **sampling),
+            Baseline(repeats=samples, engine=policy.engine, model=policy.model, loaded=loaded, **sampling),
             n_workers=n_workers,
             directory=place / f"policy-{i}",
             seed=seed,
@@ -159,11 +163,14 @@ async def evaluate_async(
             known = await store.query_runs(run_ids=[run_id])
             if known and known[0].status == "succeeded":
                 continue
+            for other in loaded.keys() - policy.models:
+                await loaded.pop(other).close()
             trainer.store = store
             shown = Progress(progress, label=policy.name)
             await trainer.fit_async(remembering, [], dataset, resume=bool(known), run_id=run_id, progress=shown)
         return await Evaluation.of_runs(store, url, queries, success=success)
     finally:
+        await asyncio.gather(*(policy.close() for policy in loaded.values()))
         await store.close()
 
 
@@ -175,6 +182,11 @@ class _Policy:
     model: str | Mapping[str, str] | None
     engine: VLLMEngine | None
     ran: Mapping[str, Any]
+
+    @property
+    def models(self) -> set[str]:
+        """The directories of what it loads."""
+        return set(self.model.values()) if isinstance(self.model, Mapping) else {self.model} if self.model else set()
 
     @classmethod
     def of(cls, name: str, policy: Any) -> _Policy:
