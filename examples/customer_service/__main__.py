@@ -29,9 +29,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     folder = None if options.tiny else tasks.retail_folder()
     if folder is not None:
         train, held_out = tasks.retail(folder, "train"), tasks.retail(folder, "test")
+    elif options.short:
+        train, held_out = tasks.cancellations(options.seed)
     else:
-        train = tasks.train(240 if options.short else 1600, options.seed)
-        held_out = tasks.held_out(24 if options.short else 48, options.seed)
+        train, held_out = tasks.train(1600, options.seed), tasks.held_out(48, options.seed)
     lengths: dict[str, Any] = (
         {"max_response_tokens": 48, "max_context": 512}
         if options.tiny
@@ -49,23 +50,23 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
 
         if options.debug:
             return common.debug(service(model), train, options, **TRAINED)
+        imitated: dict[str, Any] = {"epochs": 5, "batch_size": 4} if options.short else {"epochs": 7, "batch_size": 8}
         start = options.model or common.tiny_policy(
             service,
             train,
-            scripts.beginner,
+            scripts.short_beginner if options.short else scripts.beginner,
             options.out / "start",
             seed=options.seed,
-            epochs=7,
-            batch_size=8,
+            **imitated,
             **TRAINED,
             **lengths,
         )
         grpo = agl.GRPO(
             model=start,
-            steps=options.steps or (4 if options.short else 30),
+            steps=options.steps or (6 if options.short else 30),
             batch_size=8,
             group_size=8,
-            learning_rate=3e-4 if options.tiny else 1e-6,
+            learning_rate=5e-4 if options.short else 3e-4 if options.tiny else 1e-6,
             minibatches=4,
             schedule="linear",
             threads=options.threads,
@@ -74,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         agent = service(model)
         trained = agl.Trainer(grpo, directory=options.out / "grpo", **run).fit(agent, train)
         policies = {"before": start, "after": trained.policy}
-        report = agl.evaluate(agent, held_out, policies, samples=4, directory=options.out / "evaluation", **run)
+        samples = 1 if options.short else 4
+        report = agl.evaluate(agent, held_out, policies, samples=samples, directory=options.out / "evaluation", **run)
     return common.save(EXAMPLE, report, options, columns=columns(report))
 
 

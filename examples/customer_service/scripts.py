@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agl.testing.provider import Reply, Script, last_said
@@ -62,6 +62,8 @@ MISTAKES = {
     "transfers": 0.08,
 }
 """What the beginner gets wrong, with the probability each time that it could."""
+FEW_MISTAKES = {"wrong refund": 0.75, "ignores the status": 0.6, "ignores a no": 0.3}
+"""Those of the short form: choices between things that the beginner always writes in the right form."""
 
 
 def oracle(body: dict[str, Any]) -> Reply:
@@ -71,8 +73,12 @@ def oracle(body: dict[str, Any]) -> Reply:
 
 def beginner(body: dict[str, Any]) -> Reply:
     """Writes every call and answer in the right form, and makes each of `MISTAKES`, seeded by the conversation."""
-    rng = random.Random(json.dumps([_text(message) for message in body["messages"]]))
-    return _next(body, lambda mistake: rng.random() < MISTAKES[mistake], rng)
+    return _errs(body, MISTAKES)
+
+
+def short_beginner(body: dict[str, Any]) -> Reply:
+    """The same with `FEW_MISTAKES`."""
+    return _errs(body, FEW_MISTAKES)
 
 
 def null(body: dict[str, Any]) -> Reply:
@@ -90,6 +96,11 @@ def replays(actions: list[dict[str, Any]], say: list[str]) -> Script:
         return Reply("Done. " + ", ".join(say))
 
     return script
+
+
+def _errs(body: dict[str, Any], mistakes: Mapping[str, float]) -> Reply:
+    rng = random.Random(json.dumps([_text(message) for message in body["messages"]]))
+    return _next(body, lambda mistake: rng.random() < mistakes.get(mistake, 0), rng)
 
 
 def _next(body: dict[str, Any], slips: Slip, rng: random.Random) -> Reply:

@@ -62,6 +62,38 @@ def is_unseen(task: Task) -> bool:
     return set(UNSEEN) <= set(task.get("rules", ()))
 
 
+FEW = 7
+"""First names, last names, and items of the short form."""
+
+
+def cancellations(seed: int, train: int = 280, held_out: int = 64) -> tuple[list[Task], list[Task]]:
+    """Training and held-out tasks of the short form: customers of the shop cancel orders at regular terms.
+
+    What has to be copied is one of few words, which a policy from scratch learns in a minute. Held-out customers occur
+    in no training task.
+    """
+
+    def split(name: str, size: int) -> list[Task]:
+        rng = random.Random(f"cancellations, {name} {seed}")
+        names = {*FIRST_NAMES[:FEW], *LAST_NAMES[:FEW]}
+        emails = [email for email in _emails(name) if names.issuperset(email.split("."))]
+        found = filter(_is_cancellation, (_task(rng, emails, unseen=False) for _ in itertools.count()))
+        return list(itertools.islice(found, size))
+
+    return split("train", train), split("held out", held_out)
+
+
+def _is_cancellation(task: Task) -> bool:
+    """Whether a known caller, who tells the email at once, wants a refund to the card."""
+    order = next((a["arguments"]["order"] for a in task["actions"] if a["name"] == "get_order"), None)
+    return (
+        order in ITEMS[:FEW]
+        and task["database"]["orders"][order]["terms"] == "regular"
+        and "want to cancel" in task["scenario"]
+        and "tell it at once" in task["scenario"]
+    )
+
+
 @functools.cache
 def _emails(split: str) -> tuple[str, ...]:
     """The customers of a split: the same for all seeds, and none of another split, though each of their names is in

@@ -64,6 +64,15 @@ def test_held_out_tasks_have_other_customers_and_a_combination_of_rules_that_non
     assert train == tasks.train(512, seed=0) != tasks.train(512, seed=1)
 
 
+def test_the_short_form_has_cancellations_of_which_some_are_allowed() -> None:
+    train, held_out = tasks.cancellations(seed=0)
+    emails = [{e for task in split for e in task["database"]["customers"]} for split in (train, held_out)]
+    assert not emails[0] & emails[1]
+    for split in (train, held_out):
+        assert {tuple(task["rules"]) for task in split} == {(), ("status",), ("declines",)}
+        assert {task["actions"][-1]["name"] for task in split} == {"get_order", "cancel_order"}
+
+
 def test_each_rollout_works_on_a_database_of_its_own() -> None:
     task = next(task for task in tasks.train(32, seed=0) if len(task["actions"]) == 3)
     before = json.dumps(task)
