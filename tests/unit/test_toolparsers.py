@@ -112,6 +112,18 @@ def test_a_broken_call_beside_a_whole_one():
     assert message.content == bad
 
 
+@pytest.mark.parametrize(
+    ("name", "bad", "good"),
+    [
+        ("mistral", "[TOOL_CALLS]", '[TOOL_CALLS]a{"x": 1}'),
+        ("hermes", "<tool_call>{", '<tool_call>{"name": "a", "arguments": {}}</tool_call>'),
+    ],
+)
+def test_white_space_after_a_broken_call_hides_it_from_nobody(name: str, bad: str, good: str):
+    message = read(name, f"{bad}\n{good}")
+    assert (message.content, message.malformed, len(message.tool_calls)) == (bad, (bad,), 1)
+
+
 @pytest.mark.parametrize("text", ['{"answer": 42}', "The set {1, 2}.", "", "{"])
 def test_json_that_is_no_call_is_an_answer(text: str):
     message = read("llama", text)

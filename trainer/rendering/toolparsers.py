@@ -28,7 +28,7 @@ class ParsedMessage:
         content: the text, the raw text of malformed calls included.
         reasoning: the text of the reasoning block; None if there is none.
         tool_calls: the calls, in order.
-        malformed: raw text of each attempted call that could not be parsed.
+        malformed: raw text of each attempted call that could not be parsed, without white space around it.
     """
 
     content: str
@@ -66,7 +66,7 @@ def assemble(pieces: Iterator[Piece], reasoning: str | None, clean: Callable[[st
         if isinstance(piece, ToolCall):
             calls.append(piece)
         elif isinstance(piece, Malformed):
-            malformed.append(piece.raw)
+            malformed.append(piece.raw.strip())  # as the content is, beside a call
             texts.append(piece.raw)
         else:
             texts.append(clean(piece))
