@@ -66,7 +66,7 @@ def assemble(pieces: Iterator[Piece], reasoning: str | None, clean: Callable[[st
         if isinstance(piece, ToolCall):
             calls.append(piece)
         elif isinstance(piece, Malformed):
-            malformed.append(piece.raw.strip())  # as the content is, beside a call
+            malformed.append(piece.raw.strip())  # as the content is where there is a call
             texts.append(piece.raw)
         else:
             texts.append(clean(piece))
