@@ -101,6 +101,7 @@ def tiny_policy(
     vocabulary: int = 768,
     hidden: int = 128,
     layers: int = 2,
+    induction: bool = False,
     n_workers: int = 16,
 ) -> str:
     """A policy that knows the form of the task and mostly errs: from random weights, by imitation of a script.
@@ -113,7 +114,7 @@ def tiny_policy(
         place: a directory; a policy that is there already is taken.
         agents: whose calls are imitated, as `Trainer(agents=)`; None for all.
         epochs, batch_size, learning_rate, max_context, max_response_tokens: of `agl.SFT`.
-        vocabulary, hidden, layers: of `make_policy`.
+        vocabulary, hidden, layers, induction: of `make_policy`.
 
     Returns:
         The model's directory.
@@ -134,8 +135,8 @@ def tiny_policy(
             build(Endpoint(server.url, "scripted", "none")), tasks
         )
         corpus = said + [text for request in server.seen for text in _texts(request.body)]
-    sizes: Any = {"vocabulary": vocabulary, "hidden": hidden, "layers": layers}
-    blank = make_policy(place / "blank", seed=seed, stages=(), corpus=corpus, **sizes)
+    shape: Any = {"vocabulary": vocabulary, "hidden": hidden, "layers": layers, "induction": induction}
+    blank = make_policy(place / "blank", seed=seed, stages=(), corpus=corpus, **shape)
     imitated = agl.Trainer(
         agl.SFT(
             model=str(blank.directory),

@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     options = common.arguments(EXAMPLE, __doc__, argv, _more)
     if options.tiny:
         shape: dict[str, Any] = {"seed": options.seed} | ({"lengths": (1, 0, 0)} if options.short else {})
-        train = generated(1024 if options.short else 2560, **shape)
+        train = generated(512 if options.short else 2560, **shape)
         held_out = generated(128 if options.short else 256, held_out=True, **shape)
     else:
         train, held_out = (load(options.data / f"{split}.jsonl") for split in ("train", "test"))
@@ -41,13 +41,13 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         return agl.wrap(mine, reward=reward, name="MathAgent")
 
     if options.tiny and not options.debug:
-        imitated: dict[str, Any] = {"epochs": 6, "batch_size": 8} if options.short else {"epochs": 4}
+        imitated: dict[str, Any] = {"epochs": 3, "batch_size": 8} if options.short else {"epochs": 2}
         start = common.tiny_policy(
-            agent, train, beginner, options.out / "start", seed=options.seed, **imitated, **LENGTHS
+            agent, train, beginner, options.out / "start", seed=options.seed, induction=True, **imitated, **LENGTHS
         )  # fmt: skip
         settings: dict[str, Any] = {"batch_size": 16, "learning_rate": 3e-4, "minibatches": 4, **LENGTHS}
         settings |= {"schedule": "linear", "threads": options.threads}
-        steps = 8 if options.short else 16
+        steps = 6 if options.short else 16
     else:
         start, steps = options.model, 16
         settings = {"batch_size": 8, "learning_rate": 1e-6, "max_response_tokens": 1024}

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         sft = agl.SFT(
             model=student,
             data=traces,
-            epochs=8 if options.short else 12,
+            epochs=4 if options.short else 6,
             batch_size=16 if options.short else 32,
             learning_rate=2e-3,
             **policy,

@@ -20,7 +20,7 @@ from agl.errors import CheckpointError, ConfigError, ContextLengthError, EngineE
 from agl.trainer.engines.base import Engine, Sampling
 from agl.trainer.engines.frames import FrameReader, to_frame
 from agl.trainer.local.config import LearnerConfig
-from agl.trainer.local.policy import LocalPolicy, PolicySpec
+from agl.trainer.local.policy import LocalPolicy, PolicySpec, prepare_process
 
 PROMPT = np.arange(40, 60, dtype=np.int32)
 LONG = Sampling(max_tokens=4000, temperature=0.0)
@@ -284,6 +284,36 @@ def test_a_start_without_progress_ends_the_process(runner, directory):
     runner.run(start())
 
 
+def test_a_prepared_process_is_taken_for_its_number_of_threads(runner, directory, policy):
+    async def story():
+        before = workers()
+        prepare_process(threads=1)
+        [prepared] = workers() - before
+        started = [await LocalPolicy.start(spec_for(directory, threads=threads)) for threads in (2, 1)]
+        assert [str(one.process.pid) == prepared for one in started] == [False, True]
+        answers = [await one.generate(PROMPT, Sampling(max_tokens=8, temperature=0.0)) for one in (policy, *started)]
+        assert len({tuple(answer.token_ids) for answer in answers}) == 1
+        for one in started:
+            await one.close()
+        assert workers() == before
+
+    runner.run(story())
+
+
+def test_a_prepared_process_that_died_is_not_taken(runner, directory):
+    async def story():
+        before = workers()
+        prepare_process(threads=1)
+        [prepared] = map(int, workers() - before)
+        os.kill(prepared, signal.SIGKILL)
+        while Path(f"/proc/{prepared}/stat").read_text().split()[2] != "Z":
+            await asyncio.sleep(0.01)
+        await (await LocalPolicy.start(spec_for(directory))).close()
+        assert workers() == before
+
+    runner.run(story())
+
+
 def test_a_child_that_dies_fails_every_waiting_call(runner, directory):
     async def story():
         policy = await LocalPolicy.start(spec_for(directory))
@@ -310,7 +340,7 @@ def test_a_killed_parent_leaves_no_process(directory):
 import asyncio, numpy as np
 from agl.trainer.engines import Sampling
 from agl.trainer.engines.frames import FrameReader, to_frame
-from agl.trainer.local.policy import LocalPolicy, PolicySpec
+from agl.trainer.local.policy import LocalPolicy, PolicySpec, prepare_process
 
 async def main():
     policy = await LocalPolicy.start(PolicySpec({str(directory)!r}, device="cpu", threads=1))

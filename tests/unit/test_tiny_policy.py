@@ -315,3 +315,19 @@ def test_gsm8k_itself(tmp_path):
         lines = (tmp_path / "new" / f"{name}.jsonl").read_text().splitlines()
         assert [json.loads(line) for line in lines] == expected
     assert len((tmp_path / "new" / "heldout-128.jsonl").read_text().splitlines()) == 128
+
+
+@pytest.mark.parametrize("hidden", [64, 128, 256])
+def test_from_scratch_it_copies_before_it_has_learned_anything(hidden, tmp_path):
+    """Random tokens, twice: after each, what followed it the first time."""
+
+    def copied(name, **options):
+        made = make_policy(tmp_path / name, stages=(), hidden=hidden, **options)
+        model = transformers.AutoModelForCausalLM.from_pretrained(made.directory)
+        once = torch.randint(made.vocabulary, (16, 40), generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            expected = model(torch.cat([once, once], 1)).logits[:, 40:-1].argmax(-1)
+        return (expected == once[:, 1:]).float().mean()
+
+    assert copied("with") > 0.1
+    assert copied("without", induction=False) < 0.02

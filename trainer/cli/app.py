@@ -50,7 +50,7 @@ def options(
 def quickstart(
     out: Annotated[Path, typer.Option(help="Where everything goes.")] = Path("agl-quickstart"),
     seed: Seed = 0,
-    steps: Annotated[int, typer.Option(help="Updates.", min=1)] = 28,
+    steps: Annotated[int, typer.Option(help="Updates.", min=1)] = 16,
     workers: Annotated[int, typer.Option(help="Rollouts at once.", min=1)] = 32,
     resume: Resume = False,
     json_file: Json = None,

@@ -41,7 +41,7 @@ from agl.trainer.local.protocol import (
     Tokens,
 )
 
-__all__ = ["LocalPolicy", "PolicyInfo", "PolicySpec", "start_policies"]
+__all__ = ["LocalPolicy", "PolicyInfo", "PolicySpec", "prepare_process", "start_policies"]
 
 _TAIL_BYTES = 2000
 _TERM_SECONDS = 2.0
@@ -268,23 +268,7 @@ class PolicyProcess:
             ModelLoadError: the model does not load.
             EngineError: the process died, or made no progress for `load_timeout` seconds.
         """
-        ours, theirs = socket.socketpair()
-        log = tempfile.TemporaryFile()  # noqa: SIM115
-        try:
-            child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "agl.trainer.local.worker", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment(specs[0]),
-            )
-        except OSError:
-            ours.close()
-            log.close()
-            raise
-        finally:
-            theirs.close()
+        child, ours, log = _take(specs[0].threads)
         process = cls(specs, child, log)
         ready = process._new_future(0)
         limit, last = specs[0].load_timeout, "starting"
@@ -476,12 +460,57 @@ def last_output(log: Any) -> str:
     return os.pread(log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace").strip()
 
 
-def environment(spec: PolicySpec) -> dict[str, str]:
+_Spawned = tuple["subprocess.Popen[bytes]", socket.socket, Any]
+"""A process, our end of its socket, and the file of its output."""
+_prepared: dict[int | None, _Spawned] = {}
+"""By their number of threads."""
+
+
+def prepare_process(threads: int | None = None) -> None:
+    """Start a process that loads its libraries while its model is still made; the next policy with as many `threads`
+    gets it. It ends with this process.
+    """
+    _prepared[threads] = _spawn(threads, "prepare")
+
+
+def _take(threads: int | None) -> _Spawned:
+    """The prepared process if it is still alive, else a new one."""
+    if threads in _prepared:
+        child, ours, log = _prepared.pop(threads)
+        if child.poll() is None:
+            return child, ours, log
+        ours.close()
+        log.close()
+    return _spawn(threads)
+
+
+def _spawn(threads: int | None, *options: str) -> _Spawned:
+    ours, theirs = socket.socketpair()
+    log = tempfile.TemporaryFile()  # noqa: SIM115
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "agl.trainer.local.worker", str(theirs.fileno()), *options],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment(threads),
+        )
+    except OSError:
+        ours.close()
+        log.close()
+        raise
+    finally:
+        theirs.close()
+    return child, ours, log
+
+
+def environment(threads: int | None) -> dict[str, str]:
     """The child's environment: thread pools must be sized before torch is imported."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = str(spec.threads or os.environ.get("OMP_NUM_THREADS") or max(1, cores - 1))
+    pool = str(threads or os.environ.get("OMP_NUM_THREADS") or max(1, cores - 1))
     return child_environment(["HF_TOKEN"]) | {
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
+        "OMP_NUM_THREADS": pool,
+        "MKL_NUM_THREADS": pool,
         "TOKENIZERS_PARALLELISM": "false",
     }

@@ -357,7 +357,7 @@ def _lora_options(specs: Sequence[PolicySpec]) -> list[object]:
 
 def _environment(spec: PolicySpec, device: str) -> dict[str, str]:
     own = {name: v for name, v in os.environ.items() if name.startswith("VLLM_") and name != "VLLM_API_KEY"}
-    env = {"VLLM_NO_USAGE_STATS": "1", **environment(spec), **own}
+    env = {"VLLM_NO_USAGE_STATS": "1", **environment(spec.threads), **own}
     env |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
     if device == "cpu":
         return {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **env}

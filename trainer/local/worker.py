@@ -1,4 +1,4 @@
-"""The policy process, `python -m agl.trainer.local.worker FD`: a base model that is sampled and trained in turn.
+"""The policy process, `python -m agl.trainer.local.worker FD [prepare]`: a base model, sampled and trained in turn.
 
 Invariant: it lives no longer than its parent. It reads commands from the socket FD, samples while it has requests, and
 ends when the socket closes. Where the engine has a copy of the weights (`max_staleness`), the learner computes in a
@@ -318,6 +318,14 @@ def _to_agl_error(error: Exception, what: str, kind: type[AglError]) -> AglError
     return kind(f"{what}: {type(error).__name__}: {error}")
 
 
+def import_libraries() -> None:
+    """Import what `Worker.load` needs, before it is known what is loaded."""
+    from transformers import AutoModelForCausalLM  # noqa: F401
+
+    from agl.trainer.local.engine.engine import LocalEngine  # noqa: F401
+    from agl.trainer.local.learner.learner import Learner  # noqa: F401
+
+
 def main() -> None:
     """Entry point."""
     # Ctrl-C reaches the whole process group; the parent decides when this process ends.
@@ -325,6 +333,8 @@ def main() -> None:
     hide_process()
     connection = socket.socket(fileno=int(sys.argv[1]))
     exit_with_parent(connection, functools.partial(os._exit, 0))
+    if sys.argv[2:] == ["prepare"]:
+        import_libraries()
     try:
         Worker(connection).run()
     except (BrokenPipeError, ConnectionResetError):

@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from agl.errors import ConfigError
 from agl.trainer.quickstart.demos import CAPABLE, MIXED, Demo, demonstrate
+from agl.trainer.quickstart.induction import set_induction_heads
 from agl.trainer.quickstart.tokenizer import MAX_CONTEXT, build_tokenizer
 
 if TYPE_CHECKING:
@@ -58,12 +59,12 @@ class Recipe:
         learning_rate: the peak, after `warmup_steps`; decays linearly to a tenth.
     """
 
-    capability_steps: int = 300
-    mixed_steps: int = 100
+    capability_steps: int = 240
+    mixed_steps: int = 30
     rows: int = 16
     row_tokens: int = 144
     learning_rate: float = 2.5e-3
-    warmup_steps: int = 30
+    warmup_steps: int = 10
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -107,6 +108,7 @@ def make_policy(
     vocabulary: int = 512,
     hidden: int = 128,
     layers: int = 2,
+    induction: bool = True,
 ) -> PolicyReport:
     """Make the tiny policy and save it as a Hugging Face model directory.
 
@@ -120,6 +122,8 @@ def make_policy(
         start: a directory that this function made, to continue from its weights; None starts from scratch.
         corpus, vocabulary: of the tokenizer, as in `build_tokenizer`.
         hidden, layers: width of the model, a multiple of 64, and depth.
+        induction: whether a model from scratch, of two layers or more, begins with heads that copy
+            (`set_induction_heads`).
 
     Raises:
         ConfigError: `directory` exists and is not a folder, or the recipe's rows are too short for a demonstration.
@@ -132,7 +136,12 @@ def make_policy(
         raise ConfigError("the policy needs a folder to be saved in", hint="name another place", path=target)
     with _torch_settings(seed, threads):
         tokenizer = build_tokenizer(corpus, vocabulary)
-        model = _build_model(tokenizer, hidden, layers) if start is None else _load_model(start)
+        if start is None:
+            model = _build_model(tokenizer, hidden, layers)
+            if induction and layers > 1:
+                set_induction_heads(model)
+        else:
+            model = _load_model(start)
         tokens, loss = _warm_start(model, tokenizer, recipe, stages, random.Random(seed), progress)
     _save(model, tokenizer, target)
     return PolicyReport(

@@ -19,7 +19,9 @@ GROUP_SIZE = 8
 BATCH_SIZE = 16
 HELDOUT_TASKS = 256
 TRAIN_TASKS = 2048
-STEPS = 28
+STEPS = 16
+THREADS = 1
+"""Of the policy: on a shared machine two wait for each other, and the result depends on their number."""
 SEED_FILE = "seed.txt"
 
 
@@ -39,8 +41,7 @@ def make(directory: Path, *, seed: int = 0, show: bool = True) -> dict[str, Any]
                 tasks[stage] = bar.add_task(f"warm start: {stage} demonstrations", total=steps, loss=loss)
             bar.update(tasks[stage], completed=step, loss=loss)
 
-        # One thread: on a shared machine two wait for each other, and the result depends on their number.
-        report = make_policy(directory, seed=seed, threads=1, progress=progress)
+        report = make_policy(directory, seed=seed, threads=THREADS, progress=progress)
     (Path(directory) / SEED_FILE).write_text(f"{seed}\n")
     facts = {
         "directory": str(report.directory),
@@ -81,6 +82,7 @@ def run(
         ) from error
     from agl.adapters.langchain import wrap
     from agl.trainer.algorithms import GRPO
+    from agl.trainer.local.policy import prepare_process
     from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
     from agl.trainer.report.explain import explain
     from agl.trainer.run.trainer import Trainer
@@ -88,6 +90,7 @@ def run(
     start = out / "start-policy"
     seed_file = start / SEED_FILE
     if not seed_file.exists() or seed_file.read_text().strip() != str(seed):
+        prepare_process(THREADS)
         make(start, seed=seed, show=progress)
     elif progress:
         console.print(f"the policy to start from is {start} (made by: agl make-policy --seed {seed})")
@@ -109,7 +112,7 @@ def run(
             max_context=256,
             val_every=steps,
             max_batch=128,
-            threads=1,
+            threads=THREADS,
         ),
         n_workers=n_workers,
         directory=out,
