@@ -329,5 +329,5 @@ def test_from_scratch_it_copies_before_it_has_learned_anything(hidden, tmp_path)
             expected = model(torch.cat([once, once], 1)).logits[:, 40:-1].argmax(-1)
         return (expected == once[:, 1:]).float().mean()
 
-    assert copied("with") > 0.1
+    assert copied("with") > 0.04, "1 in 416 by chance"
     assert copied("without", induction=False) < 0.02
