@@ -75,6 +75,13 @@ def workers() -> set[str]:
     return {p for p in children if b"agl.trainer.local.worker" in Path(f"/proc/{p}/cmdline").read_bytes()}
 
 
+async def new_worker(before: set[str]) -> str:
+    """The policy process that was just started; a new process has no command line for a moment."""
+    while not (new := workers() - before):
+        await asyncio.sleep(0.01)
+    return new.pop()
+
+
 def test_the_parent_never_imports_torch():
     code = "import sys, agl.trainer.local.policy as p; p.PolicySpec('x'); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -284,14 +291,14 @@ def test_a_start_without_progress_ends_the_process(runner, directory):
     runner.run(start())
 
 
-def test_a_prepared_process_is_taken_for_its_number_of_threads(runner, directory, policy):
+def test_a_prepared_process_is_taken_for_its_number_of_threads(runner, directory):
     async def story():
         before = workers()
         prepare_process(threads=1)
-        [prepared] = workers() - before
+        prepared = await new_worker(before)
         started = [await LocalPolicy.start(spec_for(directory, threads=threads)) for threads in (2, 1)]
         assert [str(one.process.pid) == prepared for one in started] == [False, True]
-        answers = [await one.generate(PROMPT, Sampling(max_tokens=8, temperature=0.0)) for one in (policy, *started)]
+        answers = [await one.generate(PROMPT, Sampling(max_tokens=8, temperature=0.0)) for one in started]
         assert len({tuple(answer.token_ids) for answer in answers}) == 1
         for one in started:
             await one.close()
@@ -304,8 +311,8 @@ def test_a_prepared_process_that_died_is_not_taken(runner, directory):
     async def story():
         before = workers()
         prepare_process(threads=1)
-        [prepared] = map(int, workers() - before)
-        os.kill(prepared, signal.SIGKILL)
+        prepared = await new_worker(before)
+        os.kill(int(prepared), signal.SIGKILL)
         while Path(f"/proc/{prepared}/stat").read_text().split()[2] != "Z":
             await asyncio.sleep(0.01)
         await (await LocalPolicy.start(spec_for(directory))).close()
