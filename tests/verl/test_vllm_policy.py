@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import re
 import sys
 import threading
 import urllib.request
@@ -145,14 +146,20 @@ def test_a_model_is_evaluated_here(tiny_policy, tmp_path: Path):
     assert {call.policy for call in asyncio.run(calls_of(result.store))} == {"policy"}
 
 
+def number(task: object, output: object) -> float:
+    """The number that was answered, which differs more often than whether it is right."""
+    digits = re.findall(r"\d", str(output))
+    return float("".join(digits) or -1)
+
+
 def test_evaluate_measures_a_server_as_it_does_the_same_model_here(server, tiny_policy, tmp_path: Path):
     policies = {"server": agl.VLLMEngine(server.url), "here": str(tiny_policy)}
     evaluation = agl.evaluate(
-        agl.wrap(build_agent(), reward=exact_answer), arithmetic_tasks(24, seed=0, split="heldout"), policies,
+        agl.wrap(build_agent(), reward=number), arithmetic_tasks(24, seed=0, split="heldout"), policies,
         temperature=0.0, max_response_tokens=48, n_workers=16, directory=tmp_path / "evaluation", progress=False,
     )  # fmt: skip
     served, here = evaluation.policies.values()
-    assert 0 < served.reward.value < 1
+    assert len({r.reward for r in served.rollouts}) > 1
     assert [(r.task, r.reward) for r in served.rollouts] == [(r.task, r.reward) for r in here.rollouts]
 
 
