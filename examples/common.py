@@ -15,6 +15,7 @@ from typing import Any
 
 import agl
 from agl.testing.provider import Reply, Script, serve
+from agl.trainer.local.policy import end_waiting
 from agl.trainer.quickstart.policy import make_policy
 
 EXAMPLES = Path(__file__).parent
@@ -193,6 +194,7 @@ def save(
                 "samples": policy.samples,
                 "failed": policy.failed,
             }
+    end_waiting()  # only then the system counts what they used
     used = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     result = {"example": example, "seed": options.seed, "policies": policies, "minutes": round(used / 60, 1), **more}
     text = json.dumps(result, indent=1) + "\n"

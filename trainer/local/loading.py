@@ -28,7 +28,7 @@ class LoadingProgress(AbstractContextManager["LoadingProgress"]):
     """Calls `report` while the block runs, at most once in `SECONDS`, when something has got on since the last time.
 
     Progress bars are those of `tqdm`, with which `huggingface_hub` counts bytes and `transformers` tensors. They are
-    counted whether they are drawn or not, from when the block begins to the end of the process.
+    counted whether they are drawn or not.
 
     Args:
         report: called in a thread, with what is being loaded.
@@ -44,12 +44,13 @@ class LoadingProgress(AbstractContextManager["LoadingProgress"]):
 
     def __enter__(self) -> LoadingProgress:
         self._thread.start()
-        self._count_bars()
+        self._uncount = self._count_bars()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
+        self._uncount()
 
     def _watch(self) -> None:
         before = self._done()
@@ -63,14 +64,15 @@ class LoadingProgress(AbstractContextManager["LoadingProgress"]):
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return self._items, len(sys.modules), usage.ru_inblock, usage.ru_majflt
 
-    def _count_bars(self) -> None:
+    def _count_bars(self) -> Callable[[], None]:
+        """Returns what ends it."""
         import huggingface_hub.constants
         from tqdm import std
 
         tqdm: Any = std.tqdm
 
         huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
-        init, update = tqdm.__init__, tqdm.update
+        init, update, iterate = tqdm.__init__, tqdm.update, tqdm.__iter__
 
         def __init__(bar: Any, *args: Any, **options: Any) -> None:
             init(bar, *args, **options)
@@ -88,7 +90,11 @@ class LoadingProgress(AbstractContextManager["LoadingProgress"]):
                 bar.update(1)
             bar.close()
 
+        def uncount() -> None:
+            tqdm.__init__, tqdm.update, tqdm.__iter__ = init, update, iterate
+
         tqdm.__init__, tqdm.update, tqdm.__iter__ = __init__, counted_update, __iter__
+        return uncount
 
     def _add(self, bar: Any, n: float) -> None:
         if (seen := self._bars.get(id(bar))) is not None:

@@ -1,21 +1,26 @@
 """Policies that live in other processes: sampled, trained and saved from here; those on one base model share a process.
 
 Invariant: importing this module loads no torch. Nothing waits for a dead child: when it ends, every waiting call fails
-with its exit code and last output. When this process ends, however it ends, the child ends too.
+with its exit code and last output. When this process ends, however it ends, the child ends too. A child whose policies
+are closed waits two minutes for others, which then need not load the libraries.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import itertools
+import math
 import os
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +33,7 @@ from agl.mdp.types import FloatArray, IntArray, int_array
 from agl.trainer.engines.base import Completion, OnTokens, Sampling
 from agl.trainer.engines.frames import FrameReader, to_frame
 from agl.trainer.local.protocol import (
+    PATIENCE,
     Abort,
     Command,
     Done,
@@ -39,12 +45,15 @@ from agl.trainer.local.protocol import (
     PolicySpec,
     Shutdown,
     Tokens,
+    Waiting,
 )
 
-__all__ = ["LocalPolicy", "PolicyInfo", "PolicySpec", "prepare_process", "start_policies"]
+__all__ = ["LocalPolicy", "PolicyInfo", "PolicySpec", "end_waiting", "prepare_process", "start_policies"]
 
 _TAIL_BYTES = 2000
 _TERM_SECONDS = 2.0
+_SPARE_SECONDS = 20.0
+"""Before its patience ends, a process is left alone: it might end as it is taken."""
 LOAD_HINT = "check the network and the disk, or raise load_timeout="
 OnProgress = Callable[[str], object]
 """Called with what is being loaded."""
@@ -170,7 +179,7 @@ class LocalPolicy:
         await self._command("load_state", path=os.path.abspath(path))
 
     async def close(self, *, timeout: float = 5.0) -> None:
-        """End the process: ask, wait `timeout` seconds, terminate, kill. Idempotent. Ends its other policies, too."""
+        """End the policy, and the others of its process; see `PolicyProcess.close`. Idempotent."""
         await self.process.close(timeout=timeout)
 
     def _check_name(self, policy: str | None) -> None:
@@ -240,10 +249,11 @@ class PolicyProcess:
 
     info: dict[str, PolicyInfo]
 
-    def __init__(self, specs: Seq[PolicySpec], process: subprocess.Popen[bytes], log: Any) -> None:
+    def __init__(self, specs: Seq[PolicySpec], child: _Child) -> None:
         self.specs = tuple(specs)
-        self._process = process
-        self._log = log
+        self._child = child
+        self._process = child.process
+        self._released = False
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[Any]] = {}
@@ -268,8 +278,8 @@ class PolicyProcess:
             ModelLoadError: the model does not load.
             EngineError: the process died, or made no progress for `load_timeout` seconds.
         """
-        child, ours, log = _take(specs[0].threads)
-        process = cls(specs, child, log)
+        child = _take(specs[0].threads)
+        process = cls(specs, child)
         ready = process._new_future(0)
         limit, last = specs[0].load_timeout, "starting"
 
@@ -281,8 +291,10 @@ class PolicyProcess:
             on_progress(text)
 
         try:
-            ours.setblocking(False)
-            process._transport, _ = await process._loop.create_unix_connection(lambda: _Link(process), sock=ours)
+            # The transport closes its socket, and another policy may come to need the child's.
+            connection = child.connection.dup()
+            connection.setblocking(False)
+            process._transport, _ = await process._loop.create_unix_connection(lambda: _Link(process), sock=connection)
             process._send(process.specs)
             async with asyncio.timeout(limit) as deadline:
                 process._on_loading = on_loading
@@ -347,13 +359,19 @@ class PolicyProcess:
             self._forget(request_id)
 
     async def close(self, *, timeout: float = 5.0) -> None:
-        """End the process: ask, wait `timeout` seconds, terminate, kill. Idempotent."""
+        """End the policies. Idempotent.
+
+        The process is asked, and on CPU it then waits for others. If it has not answered in `timeout` seconds, it is
+        terminated and killed; with 0 it is not asked.
+        """
         first, self._closing = not self._closing, True
+        if self._released:
+            return
         if self._process.poll() is None:
             if first and timeout > 0 and asyncio.get_running_loop() is self._loop:
                 self._send(Shutdown())
                 await self._wait_for_exit(timeout)
-            if self._process.poll() is None:
+            if self._process.poll() is None and not self._released:
                 self._process.terminate()
                 if not await self._wait_for_exit(_TERM_SECONDS):
                     self._process.kill()
@@ -361,9 +379,12 @@ class PolicyProcess:
         self._fail("the policy process was closed")
         if self._transport is not None and asyncio.get_running_loop() is self._loop:
             self._transport.close()
-        if not self._log.closed:
-            self._tail = last_output(self._log)
-            self._log.close()
+        if not self._child.log.closed:
+            self._tail = last_output(self._child.log)
+            if self._released:
+                self._child.wait()
+            else:
+                self._child.close()
 
     # -- the child's side -----------------------------------------------------------------------------------------
 
@@ -378,6 +399,8 @@ class PolicyProcess:
                     self._resolve(message.request_id, message.completion)
                 case Done():
                     self._resolve(message.request_id, message)
+                case Waiting():
+                    self._released = True
                 case Failed():
                     future = self._pending.get(message.request_id)
                     if future is not None and not future.done():
@@ -408,12 +431,13 @@ class PolicyProcess:
     async def _report_death(self) -> None:
         exited = await self._wait_for_exit(_TERM_SECONDS)
         how = f"exit code {self._process.returncode}" if exited else "connection lost"
-        self._fail(f"the policy process died ({how})", last_output(self._log))
+        self._fail(f"the policy process died ({how})", last_output(self._child.log))
         self._on_death(self._error())
 
     async def _wait_for_exit(self, seconds: float) -> bool:
+        """Whether it ends, or its policies do."""
         deadline = time.monotonic() + seconds
-        while self._process.poll() is None and time.monotonic() < deadline:
+        while self._process.poll() is None and not self._released and time.monotonic() < deadline:
             await asyncio.sleep(0.005)
         return self._process.poll() is not None
 
@@ -460,41 +484,88 @@ def last_output(log: Any) -> str:
     return os.pread(log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace").strip()
 
 
-_Spawned = tuple["subprocess.Popen[bytes]", socket.socket, Any]
-"""A process, our end of its socket, and the file of its output."""
-_prepared: dict[int | None, _Spawned] = {}
-"""By their number of threads."""
+@dataclass(slots=True, eq=False)
+class _Child:
+    """A policy process.
+
+    Attributes:
+        connection: our end of its socket. log: the file of its output.
+        start: its environment and working directory.
+        until: it takes policies until this time, by `time.monotonic`.
+    """
+
+    process: subprocess.Popen[bytes]
+    connection: socket.socket
+    log: Any
+    start: tuple[dict[str, str], str]
+    until: float = math.inf
+
+    def wait(self) -> None:
+        """Have it taken by the next policy that it suits."""
+        self.log.seek(0)  # For it, too: the offset is that of both.
+        self.log.truncate()
+        self.until = time.monotonic() + PATIENCE - _SPARE_SECONDS
+        with _lock:
+            _waiting.append(self)
+
+    def close(self) -> None:
+        """Close what belongs to it here; it ends by itself."""
+        self.connection.close()
+        self.log.close()
+
+
+_waiting: list[_Child] = []
+_lock = threading.Lock()
 
 
 def prepare_process(threads: int | None = None) -> None:
     """Start a process that loads its libraries while its model is still made; the next policy with as many `threads`
     gets it. It ends with this process.
     """
-    _prepared[threads] = _spawn(threads, "prepare")
+    child = _spawn(threads, "prepare")
+    with _lock:
+        _waiting.append(child)
 
 
-def _take(threads: int | None) -> _Spawned:
-    """The prepared process if it is still alive, else a new one."""
-    if threads in _prepared:
-        child, ours, log = _prepared.pop(threads)
-        if child.poll() is None:
-            return child, ours, log
-        ours.close()
-        log.close()
-    return _spawn(threads)
+def end_waiting() -> None:
+    """End the processes that wait for a policy, and wait for their end."""
+    with _lock:
+        ended = [_waiting.pop() for _ in range(len(_waiting))]
+    for child in ended:
+        child.close()
+        child.process.wait()
 
 
-def _spawn(threads: int | None, *options: str) -> _Spawned:
+atexit.register(end_waiting)
+
+
+def _take(threads: int | None) -> _Child:
+    """A process that waits, was started as one for these policies would be, and is still alive; else a new one."""
+    start = _start(threads)
+    taken = None
+    with _lock:
+        for child in list(_waiting):
+            if child.process.poll() is not None or child.until < time.monotonic():
+                child.close()
+                _waiting.remove(child)
+            elif taken is None and child.start == start:
+                taken = child
+                _waiting.remove(child)
+    return taken or _spawn(threads)
+
+
+def _spawn(threads: int | None, *options: str) -> _Child:
+    start = _start(threads)
     ours, theirs = socket.socketpair()
     log = tempfile.TemporaryFile()  # noqa: SIM115
     try:
-        child = subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-P", "-m", "agl.trainer.local.worker", str(theirs.fileno()), *options],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=environment(threads),
+            env=start[0],
         )
     except OSError:
         ours.close()
@@ -502,7 +573,11 @@ def _spawn(threads: int | None, *options: str) -> _Spawned:
         raise
     finally:
         theirs.close()
-    return child, ours, log
+    return _Child(process, ours, log, start)
+
+
+def _start(threads: int | None) -> tuple[dict[str, str], str]:
+    return environment(threads), os.getcwd()
 
 
 def environment(threads: int | None) -> dict[str, str]:

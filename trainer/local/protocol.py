@@ -157,7 +157,16 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """End the process."""
+    """End the policies; then the process ends, or answers `Waiting`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The policies have ended; the process waits `PATIENCE` for others."""
+
+
+PATIENCE = 120.0
+"""In seconds."""
 
 
 EngineEvent = Tokens | Finished | Failed

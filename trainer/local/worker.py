@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import os
 import select
 import signal
@@ -29,6 +30,7 @@ from agl.mdp.types import FloatArray, IntArray
 from agl.trainer.engines.frames import FrameReader, exit_with_parent, to_frame
 from agl.trainer.local.loading import LoadingProgress
 from agl.trainer.local.protocol import (
+    PATIENCE,
     Abort,
     Command,
     Done,
@@ -38,6 +40,7 @@ from agl.trainer.local.protocol import (
     PolicyInfo,
     PolicySpec,
     Shutdown,
+    Waiting,
 )
 
 if TYPE_CHECKING:
@@ -62,9 +65,9 @@ class _Policy:
 class Worker:
     """Serves the policies of one base model over a connected socket."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, reader: FrameReader) -> None:
         self._connection = connection
-        self._reader = FrameReader()
+        self._reader = reader
         self._inbox: list[Any] = []
         self._policies: dict[str, _Policy] = {}
         self._sending = threading.Lock()
@@ -81,17 +84,24 @@ class Worker:
             "load_state": self.load_state,
         }
 
-    def run(self) -> None:
-        """Load the policies that the first message names, then serve until `Shutdown` or until the parent is gone."""
-        specs = self._receive_specs()
+    def run(self, patience: float | None = None) -> bool:
+        """Load the policies that a message names, then serve until `Shutdown` or until the parent is gone.
+
+        Args:
+            patience: how long to wait for the policies, in seconds; None = until the parent is gone.
+
+        Returns:
+            Whether others can be served in this process. What they take of a GPU is given back when it ends.
+        """
+        specs = self._receive_specs(patience)
         if specs is None:
-            return
+            return False
         try:
             with LoadingProgress(lambda text: self._send([Loading(text)])):
                 info = self.load(specs)
         except Exception as error:
             self._send([Failed(0, _to_agl_error(error, f"cannot load {specs[0].model}", ModelLoadError))])
-            return
+            return False
         self._send([Done(0, info)])
         poller = select.poll()
         poller.register(self._connection, select.POLLIN)
@@ -99,11 +109,11 @@ class Worker:
         while True:
             while self._inbox or poller.poll(0 if engine.has_work else None):
                 if not self._inbox and not self._receive():
-                    return
+                    return False
                 inbox, self._inbox = self._inbox, []
                 for message in inbox:
                     if isinstance(message, Shutdown):
-                        return
+                        return self._learning is None and self._loaded.device.type == "cpu"
                     self._handle(message)
             if events := engine.step():
                 self._send(events)
@@ -286,11 +296,14 @@ class Worker:
         else:
             self._send([Done(command.request_id, result, self._policies[command.policy].version)])
 
-    def _receive_specs(self) -> Sequence[PolicySpec] | None:
-        while not self._inbox:
-            if not self._receive():
+    def _receive_specs(self, patience: float | None) -> Sequence[PolicySpec] | None:
+        while True:
+            if not select.select([self._connection], [], [], patience)[0] or not self._receive():
                 return None
-        return self._inbox.pop(0)
+            while self._inbox:
+                # Of the last policies an answer may be aborted that has just come to its end.
+                if isinstance(specs := self._inbox.pop(0), tuple):
+                    return specs
 
     def _receive(self) -> bool:
         """Wait for bytes; False when the parent is gone."""
@@ -335,8 +348,13 @@ def main() -> None:
     exit_with_parent(connection, functools.partial(os._exit, 0))
     if sys.argv[2:] == ["prepare"]:
         import_libraries()
+    reader = FrameReader()
     try:
-        Worker(connection).run()
+        waits = Worker(connection, reader).run()
+        while waits:
+            connection.sendall(to_frame([Waiting()]))
+            gc.collect()
+            waits = Worker(connection, reader).run(PATIENCE)
     except (BrokenPipeError, ConnectionResetError):
         pass
     sys.stderr.flush()
