@@ -184,6 +184,7 @@ def test_filters_and_bins(chromium: Any, site: Dashboard) -> None:
 
 def test_two_runs_are_compared(chromium: Any, site: Dashboard) -> None:
     with opened(chromium, site) as page:
+        page.get_by_role("checkbox").nth(1).wait_for()
         for box in page.get_by_role("checkbox").all():
             box.check()
         page.get_by_role("link", name="Compare the two").click()
