@@ -15,8 +15,9 @@ from typing import Any
 
 import agl
 from agl.testing.provider import Reply, Script, serve
-from agl.trainer.local.policy import end_waiting
+from agl.trainer.local.policy import end_waiting, prepare_process
 from agl.trainer.quickstart.policy import make_policy
+from agl.trainer.quickstart.tokenizer import WORDS
 
 EXAMPLES = Path(__file__).parent
 
@@ -100,6 +101,7 @@ def tiny_policy(
     max_context: int = 256,
     max_response_tokens: int = 48,
     vocabulary: int = 768,
+    words: str = WORDS,
     hidden: int = 128,
     layers: int = 2,
     induction: bool = False,
@@ -115,7 +117,7 @@ def tiny_policy(
         place: a directory; a policy that is there already is taken.
         agents: whose calls are imitated, as `Trainer(agents=)`; None for all.
         epochs, batch_size, learning_rate, max_context, max_response_tokens: of `agl.SFT`.
-        vocabulary, hidden, layers, induction: of `make_policy`.
+        vocabulary, words, hidden, layers, induction: of `make_policy`.
 
     Returns:
         The model's directory.
@@ -123,6 +125,7 @@ def tiny_policy(
     if (place / "done").exists():
         return (place / "done").read_text()
     shutil.rmtree(place, ignore_errors=True)
+    prepare_process(threads=1)
     said: list[str] = []
 
     def script(body: dict[str, Any]) -> Reply:
@@ -136,8 +139,9 @@ def tiny_policy(
             build(Endpoint(server.url, "scripted", "none")), tasks
         )
         corpus = said + [text for request in server.seen for text in _texts(request.body)]
-    shape: Any = {"vocabulary": vocabulary, "hidden": hidden, "layers": layers, "induction": induction}
-    blank = make_policy(place / "blank", seed=seed, stages=(), corpus=corpus, **shape)
+    tokenizer: Any = {"corpus": corpus, "vocabulary": vocabulary, "words": words}
+    shape: Any = {"hidden": hidden, "layers": layers, "induction": induction}
+    blank = make_policy(place / "blank", seed=seed, stages=(), **tokenizer, **shape)
     imitated = agl.Trainer(
         agl.SFT(
             model=str(blank.directory),

@@ -16,15 +16,17 @@ from typing import Any
 
 import agl
 from agl.errors import ConfigError
+from agl.trainer.quickstart.tokenizer import NAMES
 from examples import common
 from examples.rag.agent import build
 from examples.rag.retriever import write_index
-from examples.rag.scripts import beginner, oracle
+from examples.rag.scripts import MORE_MISTAKES, beginner, oracle
 from examples.rag.tasks import MARKS, generate, load, practice, reward
 
 EXAMPLE = "rag"
 LENGTHS: dict[str, Any] = {"max_response_tokens": 48, "max_context": 320}
-TINY: dict[str, Any] = {"batch_size": 8, **LENGTHS}
+ONE = ["country"]
+"""What is asked for in the short form."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +39,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     options = common.arguments(EXAMPLE, __doc__, argv, add_options)
     if (options.tiny and options.questions) or (options.passages and not options.questions):
         raise ConfigError("no policy or no questions for these passages", hint="--model with --questions [--passages]")
-    corpus = load(options.questions, options.passages) if options.questions else generate(options.seed)
+    if options.questions:
+        corpus = load(options.questions, options.passages)
+    else:
+        corpus = generate(options.seed, people=240, kinds=ONE) if options.short else generate(options.seed)
     letters = "" if options.questions else MARKS
     index = write_index(corpus.passages, options.out / "passages.sqlite", letters=letters)
 
@@ -49,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             return common.debug(agent(endpoint), corpus.train, options)
         if options.tiny:
             start = beginners_policy(agent, options)
-            steps, settings = 12 if options.short else 40, {"learning_rate": 3e-4, **LENGTHS}
+            steps, rate = (6, 7e-4) if options.short else (40, 3e-4)
+            settings = {"learning_rate": rate, **LENGTHS}
         else:
             start = options.model
             steps, settings = 200, {"learning_rate": 1e-6, "max_response_tokens": 512, "max_context": 8192}
@@ -87,16 +93,17 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
 
 def beginners_policy(agent: Callable[..., Any], options: argparse.Namespace) -> str:
     """A policy from scratch that imitates the beginner in another world, in which no held-out name occurs."""
-    world = practice(options.seed)
+    world = practice(options.seed, kinds=ONE) if options.short else practice(options.seed)
     index = write_index(world.passages, options.out / "practice.sqlite", letters=MARKS)
+    short: dict[str, Any] = {"epochs": 8, "batch_size": 4, "learning_rate": 1.5e-3, "induction": True, "words": NAMES}
     return common.tiny_policy(
         partial(agent, index=index),
-        world.train[: 960 if options.short else None],
-        beginner,
+        world.train[: 200 if options.short else None],
+        partial(beginner, mistakes=MORE_MISTAKES) if options.short else beginner,
         options.out / "tiny",
         seed=options.seed,
-        epochs=8 if options.short else 3,
-        **TINY,
+        **(short if options.short else {"epochs": 3, "batch_size": 8}),
+        **LENGTHS,
     )
 
 

@@ -13,6 +13,8 @@ _PERSON = re.compile(r"that (\S+) lives in\?")
 
 MISTAKES = {"none": 32, "guess": 15, "one hop": 14, "same query": 7, "half a name": 7, "other kind": 10, "no tags": 15}
 """What the beginner does, in percent of the questions."""
+MORE_MISTAKES = MISTAKES | {"none": 5}
+"""The same where all questions are about one kind of place, so that "other kind" is none either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,10 @@ def oracle(body: dict[str, Any]) -> Reply:
             return _answer(seen.place(seen.kind))
 
 
-def beginner(body: dict[str, Any]) -> Reply:
+def beginner(body: dict[str, Any], mistakes: dict[str, int] = MISTAKES) -> Reply:
     """Makes a mistake that the question decides, the same at every run."""
     seen = Seen.of(body)
-    mistake = random.Random(seen.question).choices(list(MISTAKES), list(MISTAKES.values()))[0]
+    mistake = random.Random(seen.question).choices(list(mistakes), list(mistakes.values()))[0]
     match mistake, len(seen.results):
         case ("guess", 0) | ("half a name", 1):
             return _answer(seen.person)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,23 +53,27 @@ _CONSONANTS = {"country": ("BCDFGHJKLM", "bdfghkm"), "river": ("NPRSTVWXYZ", "px
 KINDS = {"country": ("in", "{} lies in the country {}."), "river": ("on", "{} lies on the river {}.")}
 
 
-def generate(seed: int = 0, people: int = 300, towns: int = 100, held_out: float = 0.2) -> Corpus:
-    """A world of people who live in towns, which belong to a country and lie on a river.
+def generate(
+    seed: int = 0, people: int = 300, towns: int = 100, held_out: float = 0.2, kinds: Sequence[str] = tuple(KINDS)
+) -> Corpus:
+    """A world of people who live in towns, which belong to a country and lie on a river, where there are both `kinds`.
 
     The share `held_out` of it has names that are not in the rest, and comes last in the index.
     """
     rng, known, unknown = _names(seed, held_out)
-    passages, train = _world(rng, known, round(people * (1 - held_out)), round(towns * (1 - held_out)))
-    others, tasks = _world(rng, unknown, round(people * held_out), round(towns * held_out))
+    passages, train = _world(rng, known, round(people * (1 - held_out)), round(towns * (1 - held_out)), kinds)
+    others, tasks = _world(rng, unknown, round(people * held_out), round(towns * held_out), kinds)
     return Corpus(passages + others, train, tasks)
 
 
-def practice(seed: int = 0, people: int = 1600, towns: int = 2800, held_out: float = 0.2) -> Corpus:
+def practice(
+    seed: int = 0, people: int = 1600, towns: int = 2800, held_out: float = 0.2, kinds: Sequence[str] = tuple(KINDS)
+) -> Corpus:
     """A larger world for a policy from scratch to learn the form in, without the held-out names of `generate`."""
     rng, known, _ = _names(seed, held_out)
     for names in known.values():
         rng.shuffle(names)
-    return Corpus(*_world(rng, known, people, towns), [])
+    return Corpus(*_world(rng, known, people, towns, kinds), [])
 
 
 Names = dict[str, list[str]]
@@ -90,12 +94,14 @@ def _names(seed: int, held_out: float) -> tuple[random.Random, Names, Names]:
     return rng, known, unknown
 
 
-def _world(rng: random.Random, names: Names, people: int, towns: int) -> tuple[list[str], list[Task]]:
-    """Passages, and two questions about each of the people, both in random order."""
+def _world(
+    rng: random.Random, names: Names, people: int, towns: int, kinds: Sequence[str]
+) -> tuple[list[str], list[Task]]:
+    """Passages, and a question about each of the people and each of the kinds, both in random order."""
     passages, tasks = [], []
     facts: list[tuple[str, dict[str, tuple[str, str]]]] = []
     for town in names["town"][:towns]:
-        places = {kind: rng.choice(names[kind][: towns // 2]) for kind in KINDS}
+        places = {kind: rng.choice(names[kind][: towns // 2]) for kind in kinds}
         facts.append((town, {kind: (place, KINDS[kind][1].format(town, place)) for kind, place in places.items()}))
         passages += [passage for _, passage in facts[-1][1].values()]
     for person in names["person"][:people]:

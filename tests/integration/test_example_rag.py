@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from agl.testing.provider import Reply, Script, says, serve
 from examples.rag.__main__ import main
 from examples.rag.agent import build
 from examples.rag.retriever import find, open_index, write_index
-from examples.rag.scripts import beginner, oracle
+from examples.rag.scripts import MORE_MISTAKES, beginner, oracle
 from examples.rag.tasks import MARKS, Corpus, generate, load, practice, reward
 
 CORPUS = generate(0)
@@ -67,6 +68,17 @@ def test_without_the_tool_nothing_can_be_found(index: Path, tmp_path: Path) -> N
 def test_the_beginner_errs_in_most_questions(index: Path) -> None:
     right = [answers(beginner, task, index)[-1] == f"<answer>{task['answer'][0]}</answer>" for task in CORPUS.train]
     assert 0.15 < sum(right) / len(right) < 0.35
+
+
+def test_the_short_form_asks_for_countries_alone(tmp_path: Path) -> None:
+    corpus = generate(0, people=240, kinds=["country"])
+    assert not any("river" in text for text in [*corpus.passages, *(task["question"] for task in corpus.train)])
+    assert (len(corpus.train), len(corpus.held_out)) == (192, 48)
+    assert not names(corpus.held_out) & (names(corpus.train) | names(practice(0, kinds=["country"]).train))
+    index = write_index(corpus.passages, tmp_path / "passages.sqlite", letters=MARKS)
+    for script, low, high in ((oracle, 1, 1), (partial(beginner, mistakes=MORE_MISTAKES), 0.1, 0.3)):
+        right = [answers(script, task, index)[-1] == f"<answer>{task['answer'][0]}</answer>" for task in corpus.train]
+        assert low <= sum(right) / len(right) <= high
 
 
 def answers(script: Script, task: dict[str, Any], index: Path) -> list[str]:

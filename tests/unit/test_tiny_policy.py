@@ -20,7 +20,7 @@ from renderers.parsers import get_tool_parser  # noqa: E402
 from agl.errors import ConfigError, DatasetError  # noqa: E402
 from agl.trainer.quickstart import demos, tasks  # noqa: E402
 from agl.trainer.quickstart.policy import Recipe, Stage, make_policy  # noqa: E402
-from agl.trainer.quickstart.tokenizer import build_tokenizer  # noqa: E402
+from agl.trainer.quickstart.tokenizer import NAMES, WORDS, build_tokenizer  # noqa: E402
 
 QUICK = Recipe(capability_steps=4, mixed_steps=2, rows=2, row_tokens=128, warmup_steps=2)
 TOOLS = [{"type": "function", "function": {"name": "calculator", "description": "...", "parameters": {}}}]
@@ -115,6 +115,19 @@ def test_it_goes_on_from_another_with_demonstrations_of_ones_own(policy, tmp_pat
     assert len(drawn) > 3
     assert _digests(made.directory)["model.safetensors"] == _digests(policy.directory)["model.safetensors"]
     assert _digests(report.directory)["model.safetensors"] != _digests(policy.directory)["model.safetensors"]
+
+
+def test_a_name_is_the_same_tokens_with_and_without_a_space_before_it():
+    def of(words: str) -> tuple[list[int], list[int]]:
+        tokenizer = build_tokenizer(['ask for Be-ra: {"query": "Be-ra"}'], words=words)
+        name, behind_space = tokenizer.encode("Be-ra"), tokenizer.encode("for Be-ra")
+        assert tokenizer.decode(behind_space) == "for Be-ra"
+        return name, behind_space[-len(name) :]
+
+    name, behind_space = of(NAMES)
+    assert name == behind_space
+    name, behind_space = of(WORDS)
+    assert name != behind_space
 
 
 def test_a_prompt_without_tools_reads_as_the_template_renders_it(tokenizer):

@@ -577,7 +577,9 @@ def _spawn(threads: int | None, *options: str) -> _Child:
 
 
 def _start(threads: int | None) -> tuple[dict[str, str], str]:
-    return environment(threads), os.getcwd()
+    # Torch sets this variable in a process that imports it, which ours may do at any time.
+    env = {name: value for name, value in environment(threads).items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    return env, os.getcwd()
 
 
 def environment(threads: int | None) -> dict[str, str]:

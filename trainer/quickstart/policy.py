@@ -23,7 +23,7 @@ from torch.nn import functional
 from agl.errors import ConfigError
 from agl.trainer.quickstart.demos import CAPABLE, MIXED, Demo, demonstrate
 from agl.trainer.quickstart.induction import set_induction_heads
-from agl.trainer.quickstart.tokenizer import MAX_CONTEXT, build_tokenizer
+from agl.trainer.quickstart.tokenizer import MAX_CONTEXT, WORDS, build_tokenizer
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -106,6 +106,7 @@ def make_policy(
     start: str | Path | None = None,
     corpus: Iterable[str] | None = None,
     vocabulary: int = 512,
+    words: str = WORDS,
     hidden: int = 128,
     layers: int = 2,
     induction: bool = True,
@@ -120,7 +121,7 @@ def make_policy(
         recipe: settings of the warm start; None for those of the quickstart.
         stages: its parts; None for those of the recipe, of a calculator agent.
         start: a directory that this function made, to continue from its weights; None starts from scratch.
-        corpus, vocabulary: of the tokenizer, as in `build_tokenizer`.
+        corpus, vocabulary, words: of the tokenizer, as in `build_tokenizer`.
         hidden, layers: width of the model, a multiple of 64, and depth.
         induction: whether a model from scratch, of two layers or more, begins with heads that copy
             (`set_induction_heads`).
@@ -135,7 +136,7 @@ def make_policy(
     if target.exists() and not target.is_dir():
         raise ConfigError("the policy needs a folder to be saved in", hint="name another place", path=target)
     with _torch_settings(seed, threads):
-        tokenizer = build_tokenizer(corpus, vocabulary)
+        tokenizer = build_tokenizer(corpus, vocabulary, words)
         if start is None:
             model = _build_model(tokenizer, hidden, layers)
             if induction and layers > 1:

@@ -17,18 +17,23 @@ SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 """Single tokens that stay in decoded text, as in Qwen's tokenizers."""
 
-_WORDS = r" [-+*/] |[-+*/]|[0-9]| ?[A-Za-z]+|[^A-Za-z0-9*/+-]+"
+WORDS = r" [-+*/] |[-+*/]|[0-9]| ?[A-Za-z]+|[^A-Za-z0-9*/+-]+"
 """Each digit is a separate token, so that numbers are copied digit by digit."""
+NAMES = r" [-+*/] |[-+*/]|[0-9]| ?[a-z]+|[A-Z][a-z]*|[^A-Za-z0-9*/+-]+"
+"""The same, and what begins with a capital is the same token behind a space and without one."""
 
 MAX_CONTEXT = 2048
 
 
-def build_tokenizer(corpus: Iterable[str] | None = None, vocabulary: int = 512) -> PreTrainedTokenizerFast:
+def build_tokenizer(
+    corpus: Iterable[str] | None = None, vocabulary: int = 512, words: str = WORDS
+) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with the chat template next to this module.
 
     Args:
         corpus: texts to train it on; None for the quickstart's demonstrations.
         vocabulary: tokens at most, the special ones aside; 256 of them are the bytes.
+        words: a regular expression of what no token is larger than.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -38,7 +43,7 @@ def build_tokenizer(corpus: Iterable[str] | None = None, vocabulary: int = 512) 
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
         [
-            pre_tokenizers.Split(Regex(_WORDS), "isolated"),
+            pre_tokenizers.Split(Regex(words), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

@@ -38,12 +38,12 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         start = options.model or common.tiny_policy(
             # Nothing is earned, since calls that cost something would not be imitated.
             lambda server: game(server, earn=lambda points: None),
-            train[: 240 if options.short else 1000],
+            train[: 128 if options.short else 1000],
             beginner,
             options.out / "start",
             agents=[*roles] if options.short else None,
             seed=options.seed,
-            epochs=4 if options.short else 2,
+            epochs=7 if options.short else 2,
             batch_size=8,
             learning_rate=3e-3,
             **SAMPLING,
@@ -53,8 +53,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             agl.REINFORCE(
                 model=start,
                 steps=options.steps or (8 if options.short else 20),
-                batch_size=60,
-                learning_rate=1e-3 if options.short else 5e-4 if options.tiny else 1e-6,
+                batch_size=40 if options.short else 60,
+                learning_rate=2e-3 if options.short else 5e-4 if options.tiny else 1e-6,
                 schedule="linear",
                 betas=(0.9, 0.95),
                 minibatches=4,
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         }
         report = agl.evaluate(
             game(server, reward=lambda task, end: float(rules.won(end, VILLAGER)), earn=lambda points: None),
-            held_out[:100] if options.short else held_out,
+            held_out[:80] if options.short else held_out,
             plays,
             agents=policies,
             max_response_tokens=SAMPLING["max_response_tokens"],
