@@ -35,6 +35,7 @@ from agl.trainer.engines.frames import FrameReader, to_frame
 from agl.trainer.local.protocol import (
     PATIENCE,
     Abort,
+    Call,
     Command,
     Done,
     Failed,
@@ -43,14 +44,24 @@ from agl.trainer.local.protocol import (
     Loading,
     PolicyInfo,
     PolicySpec,
+    Progress,
     Shutdown,
     Tokens,
     Waiting,
 )
 
-__all__ = ["LocalPolicy", "PolicyInfo", "PolicySpec", "end_waiting", "prepare_process", "start_policies"]
+__all__ = [
+    "LocalPolicy",
+    "PolicyInfo",
+    "PolicySpec",
+    "call_in_process",
+    "end_waiting",
+    "prepare_process",
+    "start_policies",
+]
 
 _TAIL_BYTES = 2000
+_RECEIVE = 1 << 20
 _TERM_SECONDS = 2.0
 _SPARE_SECONDS = 20.0
 """Before its patience ends, a process is left alone: it might end as it is taken."""
@@ -525,6 +536,50 @@ def prepare_process(threads: int | None = None) -> None:
     child = _spawn(threads, "prepare")
     with _lock:
         _waiting.append(child)
+
+
+def call_in_process(
+    function: str,
+    on_progress: Callable[..., object] = lambda *arguments: None,
+    *,
+    threads: int | None = None,
+    **arguments: Any,
+) -> Any:
+    """Call a function in a process that a policy gets later: what it imports is imported once, and not here.
+
+    Args:
+        function: "module:name". It is given `arguments` and `progress`, a function; what it calls that with,
+            `on_progress` is called with.
+        threads: as for `prepare_process`.
+
+    Returns:
+        What the function returned.
+
+    Raises:
+        AglError: raised by the function. EngineError: it raised another error, or the process died.
+    """
+    child = _take(threads)
+    try:
+        child.connection.setblocking(True)
+        child.connection.sendall(to_frame(Call(function, arguments)))
+        reader = FrameReader()
+        while data := child.connection.recv(_RECEIVE):
+            for message in itertools.chain(*reader.feed(data)):
+                match message:
+                    case Progress():
+                        on_progress(*message.arguments)
+                    case Done():
+                        child.wait()
+                        return message.result
+                    case Failed():
+                        raise message.error
+        code = child.process.wait()
+        raise EngineError(
+            f"{function}: its process died (exit code {code})", hint=f"its last output was:\n{last_output(child.log)}"
+        )
+    except BaseException:
+        child.close()
+        raise
 
 
 def end_waiting() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import importlib
 import os
 import select
 import signal
@@ -32,6 +33,7 @@ from agl.trainer.local.loading import LoadingProgress
 from agl.trainer.local.protocol import (
     PATIENCE,
     Abort,
+    Call,
     Command,
     Done,
     Failed,
@@ -39,6 +41,7 @@ from agl.trainer.local.protocol import (
     Loading,
     PolicyInfo,
     PolicySpec,
+    Progress,
     Shutdown,
     Waiting,
 )
@@ -301,9 +304,24 @@ class Worker:
             if not select.select([self._connection], [], [], patience)[0] or not self._receive():
                 return None
             while self._inbox:
-                # Of the last policies an answer may be aborted that has just come to its end.
-                if isinstance(specs := self._inbox.pop(0), tuple):
-                    return specs
+                match self._inbox.pop(0):
+                    case Call() as call:
+                        self._call(call)
+                        patience = PATIENCE
+                    case tuple() as specs:
+                        return specs
+                    case _:  # An answer of the last policies was aborted as they ended.
+                        pass
+
+    def _call(self, call: Call) -> None:
+        module, _, name = call.function.partition(":")
+        try:
+            function = getattr(importlib.import_module(module), name)
+            result = function(**call.arguments, progress=lambda *arguments: self._send([Progress(arguments)]))
+        except Exception as error:
+            self._send([Failed(0, _to_agl_error(error, f"{call.function} failed", EngineError))])
+        else:
+            self._send([Done(0, result)])
 
     def _receive(self) -> bool:
         """Wait for bytes; False when the parent is gone."""

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from agl.errors import ConfigError
 from agl.trainer.evaluation.evaluation import Evaluation
 from agl.trainer.evaluation.views import percentages, sentences
+from agl.trainer.local.policy import call_in_process, prepare_process
 from agl.trainer.report import terminal
 from agl.trainer.report.curve import draw_curve
 
@@ -30,8 +31,6 @@ def make(directory: Path, *, seed: int = 0, show: bool = True) -> dict[str, Any]
     console = terminal.console(stderr=True)
     if show:
         console.print("warm start: a policy from scratch, on demonstrations; loading torch and transformers first")
-    from agl.trainer.quickstart.policy import make_policy
-
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("loss {task.fields[loss]:.3f}"))
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not show) as bar:
         tasks: dict[str, Any] = {}
@@ -41,21 +40,16 @@ def make(directory: Path, *, seed: int = 0, show: bool = True) -> dict[str, Any]
                 tasks[stage] = bar.add_task(f"warm start: {stage} demonstrations", total=steps, loss=loss)
             bar.update(tasks[stage], completed=step, loss=loss)
 
-        report = make_policy(directory, seed=seed, threads=THREADS, progress=progress)
+        # Where it is trained and sampled later.
+        facts = call_in_process(
+            "agl.trainer.quickstart.policy:policy_facts", progress, threads=THREADS, directory=directory, seed=seed
+        )
     (Path(directory) / SEED_FILE).write_text(f"{seed}\n")
-    facts = {
-        "directory": str(report.directory),
-        "parameters": report.parameters,
-        "vocabulary": report.vocabulary,
-        "steps": report.steps,
-        "tokens": report.tokens,
-        "loss": report.loss,
-        "seconds": report.seconds,
-    }
+    facts["directory"] = str(directory)
     if show:
         console.print(
-            f"made a policy from scratch: {report.parameters:,} parameters, {report.tokens:,} tokens of "
-            f"demonstrations, {report.seconds:.0f} s -> {report.directory}"
+            f"made a policy from scratch: {facts['parameters']:,} parameters, {facts['tokens']:,} tokens of "
+            f"demonstrations, {facts['seconds']:.0f} s -> {directory}"
         )
     return facts
 
@@ -71,6 +65,7 @@ def run(
     """
     console = terminal.console()
     started = time.monotonic()
+    prepare_process(THREADS)
     if progress:
         console.print(f"agl quickstart: {steps} steps of {BATCH_SIZE * GROUP_SIZE} rollouts; loading LangChain")
     try:
@@ -82,7 +77,6 @@ def run(
         ) from error
     from agl.adapters.langchain import wrap
     from agl.trainer.algorithms import GRPO
-    from agl.trainer.local.policy import prepare_process
     from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
     from agl.trainer.report.explain import explain
     from agl.trainer.run.trainer import Trainer
@@ -90,7 +84,6 @@ def run(
     start = out / "start-policy"
     seed_file = start / SEED_FILE
     if not seed_file.exists() or seed_file.read_text().strip() != str(seed):
-        prepare_process(THREADS)
         make(start, seed=seed, show=progress)
     elif progress:
         console.print(f"the policy to start from is {start} (made by: agl make-policy --seed {seed})")
