@@ -87,7 +87,8 @@ def build(
 
 class _Runs:
     def __init__(self, url: str, name: str, prompt: str | None) -> None:
-        self.options: Any = {"url": url, "name": name, "prompt": prompt}
+        # Made once: Python 3.11 at times fails to parse a source in several threads, which `@tool` does.
+        self.options: Any = {"url": url, "name": name, "prompt": prompt, "tools": [adder()]}
 
     def invoke(self, question: str) -> str:
         return str(build(**self.options).run(question)).strip()
