@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
 
         if options.debug:
             return common.debug(service(model), train, options, **TRAINED)
-        imitated: dict[str, Any] = {"epochs": 7, "batch_size": 4} if options.short else {"epochs": 7, "batch_size": 8}
+        imitated: dict[str, Any] = {"epochs": 6, "batch_size": 4} if options.short else {"epochs": 7, "batch_size": 8}
         start = options.model or common.tiny_policy(
             service,
             train,
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         )
         grpo = agl.GRPO(
             model=start,
-            steps=options.steps or (5 if options.short else 30),
+            steps=options.steps or (6 if options.short else 30),
             batch_size=8,
             group_size=6 if options.short else 8,
             learning_rate=5e-4 if options.short else 3e-4 if options.tiny else 1e-6,

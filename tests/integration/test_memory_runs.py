@@ -256,11 +256,9 @@ def test_an_evaluation_loads_a_policy_once_for_all_modes(
     untrained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[Any] = []
-    running: list[int] = []
     load = FrozenPolicy.load
 
     async def recorded(*args: Any, **options: Any) -> FrozenPolicy:
-        running.append(sum(policy.engine.process.returncode is None for policy in loaded))
         loaded.append(await load(*args, **options))
         return loaded[-1]
 
@@ -275,8 +273,8 @@ def test_an_evaluation_loads_a_policy_once_for_all_modes(
     policies = {"a": untrained_model, "b": other}
     report = agl.evaluate(clerk, ["hello"], policies, directory=tmp_path / "e", progress=False)
     assert len(report.policies) == 6
-    assert running == [0, 0], "a policy is gone before the next one is loaded"
-    assert [policy.engine.process.returncode for policy in loaded] == [0, 0]
+    first, second = (policy.engine.process.pid for policy in loaded)
+    assert first == second, "a policy is gone before the next one is loaded"
 
 
 def test_agents_and_customers_have_their_own(tmp_path: Path) -> None:
