@@ -22,7 +22,7 @@ from agl.trainer.engines.base import Engine, Sampling
 from agl.trainer.engines.frames import FrameReader, to_frame
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.policy import LocalPolicy, PolicySpec, call_in_process, end_waiting, prepare_process
-from agl.trainer.local.protocol import Abort
+from agl.trainer.local.protocol import PATIENCE, Abort
 from agl.trainer.local.worker import Worker
 
 PROMPT = np.arange(40, 60, dtype=np.int32)
@@ -295,9 +295,8 @@ def test_a_start_without_progress_ends_the_process(runner, directory):
     runner.run(start())
 
 
-def test_a_prepared_process_is_taken_for_its_number_of_threads(runner, directory, monkeypatch):
-    # Two threads that spin for each other take minutes where other tests have the cores.
-    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+@pytest.mark.timeout(PATIENCE)  # Processes that are not told to end would wait for so long.
+def test_a_prepared_process_is_taken_for_its_number_of_threads(runner, directory):
     end_waiting()
 
     async def story():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import itertools
 import math
 import os
@@ -521,6 +522,9 @@ class _Child:
 
     def close(self) -> None:
         """Close what belongs to it here; it ends by itself."""
+        with contextlib.suppress(OSError):  # it is gone
+            # A transport's copy of the socket stays open until the event loop's next turn.
+            self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()
         self.log.close()
 
