@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,7 @@ def run(
     start = out / "start-policy"
     seed_file = start / SEED_FILE
     if not seed_file.exists() or seed_file.read_text().strip() != str(seed):
+        threading.Thread(target=_import_ahead, daemon=True).start()
         make(start, seed=seed, show=progress)
     elif progress:
         console.print(f"the policy to start from is {start} (made by: agl make-policy --seed {seed})")
@@ -152,6 +154,14 @@ def run(
     console.print("and look at the run in the browser, from the curve down to each token:")
     console.print(f"  agl dashboard {out}")
     return facts
+
+
+def _import_ahead() -> None:
+    """Import what the run needs later, which takes seconds, while the policy is made in another process."""
+    import matplotlib.figure  # noqa: F401
+    from transformers import AutoTokenizer  # noqa: F401
+
+    import agl.trainer.local.model  # noqa: F401
 
 
 def _clear(out: Path) -> None:
