@@ -15,7 +15,8 @@ from typing import Any
 
 import agl
 from agl.testing.provider import Reply, Script, serve
-from agl.trainer.local.policy import call_in_process, end_waiting, prepare_process
+from agl.trainer.local.processes import end_waiting, prepare_process
+from agl.trainer.quickstart.policy import make_policy
 from agl.trainer.quickstart.tokenizer import WORDS
 
 EXAMPLES = Path(__file__).parent
@@ -140,10 +141,10 @@ def tiny_policy(
         corpus = said + [text for request in server.seen for text in _texts(request.body)]
     tokenizer: Any = {"corpus": corpus, "vocabulary": vocabulary, "words": words}
     shape: Any = {"hidden": hidden, "layers": layers, "induction": induction}
-    blank = blank_policy(place / "blank", seed, **tokenizer, **shape)
+    blank = make_policy(place / "blank", seed=seed, stages=(), **tokenizer, **shape)
     imitated = agl.Trainer(
         agl.SFT(
-            model=blank,
+            model=str(blank.directory),
             data=agl.traces(place / "recorded"),
             epochs=epochs,
             batch_size=batch_size,
@@ -161,15 +162,6 @@ def tiny_policy(
     ).fit(None)
     (place / "done").write_text(str(imitated.policy))
     return str(imitated.policy)
-
-
-def blank_policy(directory: Path, seed: int, **options: Any) -> str:
-    """A policy that has learned nothing; `options` are those of `make_policy`. Returns its directory."""
-    # There torch is imported already, or soon needed.
-    call_in_process(
-        "agl.trainer.quickstart.policy:policy_facts", threads=1, directory=directory, seed=seed, stages=(), **options
-    )
-    return str(directory)
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -188,7 +188,7 @@ def no_process_left() -> Iterator[None]:
     """Fails a test that leaves a policy process behind, other than one that waits for the next policy."""
     import subprocess
 
-    from agl.trainer.local.policy import end_waiting
+    from agl.trainer.local.processes import end_waiting
 
     def workers() -> set[str]:
         listed = subprocess.run(["pgrep", "-P", str(os.getpid())], capture_output=True, text=True, check=False).stdout

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import agl
+from agl.trainer.quickstart.policy import make_policy
 from agl.trainer.quickstart.tasks import arithmetic_tasks
 from examples import common
 from examples.distil_then_reinforce.agent import build, reward
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         solver = agl.wrap(build(endpoint.url, endpoint.model, endpoint.key), reward=reward)
         if options.debug:
             return common.debug(solver, train, options)
-        student = options.model or common.blank_policy(options.out / "student", options.seed)
+        student = options.model or str(make_policy(options.out / "student", seed=options.seed, stages=()).directory)
 
         # 1. The agent as it is, on the strong model: nothing is trained, everything is recorded.
         agl.Trainer(agl.Baseline(), directory=options.out / "strong", **run).fit(solver, train[:1024])

@@ -21,7 +21,8 @@ from agl.errors import CheckpointError, ConfigError, ContextLengthError, EngineE
 from agl.trainer.engines.base import Engine, Sampling
 from agl.trainer.engines.frames import FrameReader, to_frame
 from agl.trainer.local.config import LearnerConfig
-from agl.trainer.local.policy import LocalPolicy, PolicySpec, call_in_process, end_waiting, prepare_process
+from agl.trainer.local.policy import LocalPolicy, PolicySpec
+from agl.trainer.local.processes import end_waiting, prepare_process
 from agl.trainer.local.protocol import PATIENCE, Abort
 from agl.trainer.local.worker import Worker
 
@@ -364,7 +365,7 @@ def test_a_process_is_taken_where_it_would_have_been_started_alike(runner, direc
 
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     first = runner.run(pid())
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp/as-torch-does-when-imported")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     assert runner.run(pid()) == first
     with monkeypatch.context() as changed:
         changed.setenv("HF_TOKEN", "another")
@@ -383,6 +384,9 @@ def test_a_closed_policy_leaves_the_next_one_alone(runner, directory):
         assert policy.process.pid == last.process.pid
         await last.close()
         await last.close(timeout=0.0)
+        beside = await LocalPolicy.start(spec_for(directory, load_timeout=30))
+        assert beside.process.pid != policy.process.pid
+        await beside.close()
         assert (await policy.generate(PROMPT, Sampling(max_tokens=2))).token_ids.size == 2
         os.kill(policy.process.pid, signal.SIGKILL)
         with pytest.raises(EngineError, match="exit code -9"):
@@ -402,51 +406,6 @@ def test_one_that_samples_from_a_copy_of_the_weights_ends(runner, directory):
         assert policy.process.returncode == 0
 
     runner.run(story())
-
-
-FACTS = "agl.trainer.quickstart.policy:policy_facts"
-
-
-def test_a_function_is_called_in_the_process_of_the_next_policy(runner, tmp_path):
-    code = f"""
-import asyncio, sys
-from agl.trainer.local.policy import LocalPolicy, PolicySpec, call_in_process, prepare_process
-
-async def start(directory):
-    policy = await LocalPolicy.start(PolicySpec(directory, device="cpu", threads=1))
-    await policy.close()
-    return policy
-
-prepare_process(threads=1)
-facts = call_in_process({FACTS!r}, threads=1, directory={str(tmp_path / "made")!r}, stages=())
-assert facts["parameters"] > 1000 and facts["steps"] == 0, facts
-[child] = open(f"/proc/self/task/{{__import__('os').getpid()}}/children").read().split()
-assert str(asyncio.run(start(str(facts["directory"]))).process.pid) == child
-sys.exit('torch' in sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-
-
-def test_what_a_called_function_raises_or_dies_of_is_told(tmp_path):
-    from agl.trainer.quickstart.policy import Recipe
-
-    file = tmp_path / "file"
-    file.write_text("")
-    with pytest.raises(ConfigError, match="needs a folder"):
-        call_in_process(FACTS, threads=1, directory=file, stages=())
-    with pytest.raises(EngineError, match=r"policy:none failed: AttributeError"):
-        call_in_process("agl.trainer.quickstart.policy:none", threads=1)
-
-    before, steps = workers(), []
-
-    def kill(*step) -> None:
-        steps.append(step[:3])
-        os.kill(int((workers() - before).pop()), signal.SIGKILL)
-
-    end_waiting()
-    with pytest.raises(EngineError, match=r"policy_facts: its process died \(exit code -9\)"):
-        call_in_process(FACTS, kill, threads=1, directory=tmp_path / "made", recipe=Recipe(60, 1))
-    assert steps[0] == ("capability", 1, 60)
 
 
 def test_nobody_is_waited_for_longer_than_the_patience():

@@ -47,8 +47,8 @@ class TrainingSettings:
         activation_checkpointing: keep only each layer's input for the backward pass: a third more computation, a
             fraction of the memory.
         prompts: a directory of prompts, as `Trainer(prompts=...)` takes it: what `agl.GEPA` or `agl.APO` found.
-        checkpoint_every: steps between checkpoints; None: each step for small models, else every 10; also at the end
-            and on Ctrl-C.
+        checkpoint_every: steps between checkpoints; None: each step where a small model samples, else every 10; also at
+            the end and on Ctrl-C.
         load_timeout: how long loading the model may make no progress, in seconds, before the run fails: no byte of a
             download, no tensor, nothing read from the disk, and with "vllm" no new line of its log. None = for ever.
     """

@@ -133,7 +133,7 @@ class LocalTraining(TrainingSettings):
         A callback may end training after a step, which is saved then.
         """
         parameters = sum(policy.info.trainable_parameters for _, policy in policies)
-        checkpoint_every = self.checkpoint_every or (1 if parameters < SMALL_MODEL else 10)
+        checkpoint_every = self.checkpoint_every or (1 if steps.samples and parameters < SMALL_MODEL else 10)
         completed = saved = start
         ahead: asyncio.Task[Any] | None = None
         try:

@@ -1,42 +1,31 @@
 """Policies that live in other processes: sampled, trained and saved from here; those on one base model share a process.
 
 Invariant: importing this module loads no torch. Nothing waits for a dead child: when it ends, every waiting call fails
-with its exit code and last output. When this process ends, however it ends, the child ends too. A child whose policies
-are closed waits two minutes for others, which then need not load the libraries.
+with its exit code and last output. A child whose policies are closed waits two minutes for others (`processes`), which
+then need not load the libraries.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
-import contextlib
 import itertools
-import math
 import os
-import socket
-import subprocess
-import sys
-import tempfile
-import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agl.child_environment import child_environment
 from agl.errors import ConfigError, EngineError
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray, IntArray, int_array
 from agl.trainer.engines.base import Completion, OnTokens, Sampling
 from agl.trainer.engines.frames import FrameReader, to_frame
+from agl.trainer.local.processes import Child, last_output, take
 from agl.trainer.local.protocol import (
-    PATIENCE,
     Abort,
-    Call,
     Command,
     Done,
     Failed,
@@ -45,27 +34,14 @@ from agl.trainer.local.protocol import (
     Loading,
     PolicyInfo,
     PolicySpec,
-    Progress,
     Shutdown,
     Tokens,
     Waiting,
 )
 
-__all__ = [
-    "LocalPolicy",
-    "PolicyInfo",
-    "PolicySpec",
-    "call_in_process",
-    "end_waiting",
-    "prepare_process",
-    "start_policies",
-]
+__all__ = ["LocalPolicy", "PolicyInfo", "PolicySpec", "start_policies"]
 
-_TAIL_BYTES = 2000
-_RECEIVE = 1 << 20
 _TERM_SECONDS = 2.0
-_SPARE_SECONDS = 20.0
-"""Before its patience ends, a process is left alone: it might end as it is taken."""
 LOAD_HINT = "check the network and the disk, or raise load_timeout="
 OnProgress = Callable[[str], object]
 """Called with what is being loaded."""
@@ -261,7 +237,7 @@ class PolicyProcess:
 
     info: dict[str, PolicyInfo]
 
-    def __init__(self, specs: Seq[PolicySpec], child: _Child) -> None:
+    def __init__(self, specs: Seq[PolicySpec], child: Child) -> None:
         self.specs = tuple(specs)
         self._child = child
         self._process = child.process
@@ -290,7 +266,7 @@ class PolicyProcess:
             ModelLoadError: the model does not load.
             EngineError: the process died, or made no progress for `load_timeout` seconds.
         """
-        child = _take(specs[0].threads)
+        child = take(specs[0].threads)
         process = cls(specs, child)
         ready = process._new_future(0)
         limit, last = specs[0].load_timeout, "starting"
@@ -373,8 +349,8 @@ class PolicyProcess:
     async def close(self, *, timeout: float = 5.0) -> None:
         """End the policies. Idempotent.
 
-        The process is asked, and on CPU it then waits for others. If it has not answered in `timeout` seconds, it is
-        terminated and killed; with 0 it is not asked.
+        On CPU the process then waits for others. One that has not answered in `timeout` seconds is terminated and
+        killed; with 0 it is terminated at once.
         """
         first, self._closing = not self._closing, True
         if self._released:
@@ -447,7 +423,7 @@ class PolicyProcess:
         self._on_death(self._error())
 
     async def _wait_for_exit(self, seconds: float) -> bool:
-        """Whether it ends, or its policies do."""
+        """Wait until the process has exited or released its policies; whether it has exited."""
         deadline = time.monotonic() + seconds
         while self._process.poll() is None and not self._released and time.monotonic() < deadline:
             await asyncio.sleep(0.005)
@@ -488,165 +464,3 @@ class PolicyProcess:
     def _error(self) -> EngineError:
         hint = f"its last output was:\n{self._tail}" if self._tail else "start a new one"
         return EngineError(self._failure or "the policy process was closed", hint=hint, model=self.specs[0].model)
-
-
-def last_output(log: Any) -> str:
-    """The end of a child's log, which is an open file."""
-    size = os.fstat(log.fileno()).st_size
-    return os.pread(log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace").strip()
-
-
-@dataclass(slots=True, eq=False)
-class _Child:
-    """A policy process.
-
-    Attributes:
-        connection: our end of its socket. log: the file of its output.
-        start: its environment and working directory.
-        until: it takes policies until this time, by `time.monotonic`.
-    """
-
-    process: subprocess.Popen[bytes]
-    connection: socket.socket
-    log: Any
-    start: tuple[dict[str, str], str]
-    until: float = math.inf
-
-    def wait(self) -> None:
-        """Have it taken by the next policy that it suits."""
-        self.log.seek(0)  # For it, too: the offset is that of both.
-        self.log.truncate()
-        self.until = time.monotonic() + PATIENCE - _SPARE_SECONDS
-        with _lock:
-            _waiting.append(self)
-
-    def close(self) -> None:
-        """Close what belongs to it here; it ends by itself."""
-        with contextlib.suppress(OSError):  # it is gone
-            # A transport's copy of the socket stays open until the event loop's next turn.
-            self.connection.shutdown(socket.SHUT_RDWR)
-        self.connection.close()
-        self.log.close()
-
-
-_waiting: list[_Child] = []
-_lock = threading.Lock()
-
-
-def prepare_process(threads: int | None = None) -> None:
-    """Start a process that loads its libraries while its model is still made; the next policy with as many `threads`
-    gets it. It ends with this process.
-    """
-    child = _spawn(threads, "prepare")
-    with _lock:
-        _waiting.append(child)
-
-
-def call_in_process(
-    function: str,
-    on_progress: Callable[..., object] = lambda *arguments: None,
-    *,
-    threads: int | None = None,
-    **arguments: Any,
-) -> Any:
-    """Call a function in a process that a policy gets later: what it imports is imported once, and not here.
-
-    Args:
-        function: "module:name". It is given `arguments` and `progress`, a function; what it calls that with,
-            `on_progress` is called with.
-        threads: as for `prepare_process`.
-
-    Returns:
-        What the function returned.
-
-    Raises:
-        AglError: raised by the function. EngineError: it raised another error, or the process died.
-    """
-    child = _take(threads)
-    try:
-        child.connection.setblocking(True)
-        child.connection.sendall(to_frame(Call(function, arguments)))
-        reader = FrameReader()
-        while data := child.connection.recv(_RECEIVE):
-            for message in itertools.chain(*reader.feed(data)):
-                match message:
-                    case Progress():
-                        on_progress(*message.arguments)
-                    case Done():
-                        child.wait()
-                        return message.result
-                    case Failed():
-                        raise message.error
-        code = child.process.wait()
-        raise EngineError(
-            f"{function}: its process died (exit code {code})", hint=f"its last output was:\n{last_output(child.log)}"
-        )
-    except BaseException:
-        child.close()
-        raise
-
-
-def end_waiting() -> None:
-    """End the processes that wait for a policy, and wait for their end."""
-    with _lock:
-        ended = [_waiting.pop() for _ in range(len(_waiting))]
-    for child in ended:
-        child.close()
-        child.process.wait()
-
-
-atexit.register(end_waiting)
-
-
-def _take(threads: int | None) -> _Child:
-    """A process that waits, was started as one for these policies would be, and is still alive; else a new one."""
-    start = _start(threads)
-    taken = None
-    with _lock:
-        for child in list(_waiting):
-            if child.process.poll() is not None or child.until < time.monotonic():
-                child.close()
-                _waiting.remove(child)
-            elif taken is None and child.start == start:
-                taken = child
-                _waiting.remove(child)
-    return taken or _spawn(threads)
-
-
-def _spawn(threads: int | None, *options: str) -> _Child:
-    start = _start(threads)
-    ours, theirs = socket.socketpair()
-    log = tempfile.TemporaryFile()  # noqa: SIM115
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "agl.trainer.local.worker", str(theirs.fileno()), *options],
-            pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=start[0],
-        )
-    except OSError:
-        ours.close()
-        log.close()
-        raise
-    finally:
-        theirs.close()
-    return _Child(process, ours, log, start)
-
-
-def _start(threads: int | None) -> tuple[dict[str, str], str]:
-    # Torch sets this variable in a process that imports it, which ours may do at any time.
-    env = {name: value for name, value in environment(threads).items() if name != "TORCHINDUCTOR_CACHE_DIR"}
-    return env, os.getcwd()
-
-
-def environment(threads: int | None) -> dict[str, str]:
-    """The child's environment: thread pools must be sized before torch is imported."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    pool = str(threads or os.environ.get("OMP_NUM_THREADS") or max(1, cores - 1))
-    return child_environment(["HF_TOKEN"]) | {
-        "OMP_NUM_THREADS": pool,
-        "MKL_NUM_THREADS": pool,
-        "TOKENIZERS_PARALLELISM": "false",
-    }

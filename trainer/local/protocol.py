@@ -147,21 +147,6 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """Before there is a policy: call `function`, "module:name", with `arguments` and `progress`."""
-
-    function: str
-    arguments: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What the function calls `progress` with."""
-
-    arguments: tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Done:
     """A command's result and its policy's version after it."""
 

@@ -31,7 +31,8 @@ from agl.mdp.types import FloatArray, IntArray
 from agl.trainer.engines.base import Completion, OnTokens, Sampling
 from agl.trainer.engines.vllm import VLLMEngine
 from agl.trainer.local.loading import NewLines
-from agl.trainer.local.policy import LOAD_HINT, LocalPolicy, OnProgress, environment, last_output
+from agl.trainer.local.policy import LOAD_HINT, LocalPolicy, OnProgress
+from agl.trainer.local.processes import environment, last_output
 from agl.trainer.local.protocol import PolicyInfo, PolicySpec
 
 GPU_MEMORY = 0.4

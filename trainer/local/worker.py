@@ -1,4 +1,5 @@
-"""The policy process, `python -m agl.trainer.local.worker FD [prepare]`: a base model, sampled and trained in turn.
+"""The policy process, `python -m agl.trainer.local.worker FD [prepare]`: one base model after the other, sampled and
+trained in turn.
 
 Invariant: it lives no longer than its parent. It reads commands from the socket FD, samples while it has requests, and
 ends when the socket closes. Where the engine has a copy of the weights (`max_staleness`), the learner computes in a
@@ -10,7 +11,6 @@ from __future__ import annotations
 import copy
 import functools
 import gc
-import importlib
 import os
 import select
 import signal
@@ -33,7 +33,6 @@ from agl.trainer.local.loading import LoadingProgress
 from agl.trainer.local.protocol import (
     PATIENCE,
     Abort,
-    Call,
     Command,
     Done,
     Failed,
@@ -41,7 +40,6 @@ from agl.trainer.local.protocol import (
     Loading,
     PolicyInfo,
     PolicySpec,
-    Progress,
     Shutdown,
     Waiting,
 )
@@ -304,24 +302,10 @@ class Worker:
             if not select.select([self._connection], [], [], patience)[0] or not self._receive():
                 return None
             while self._inbox:
-                match self._inbox.pop(0):
-                    case Call() as call:
-                        self._call(call)
-                        patience = PATIENCE
-                    case tuple() as specs:
-                        return specs
-                    case _:  # An answer of the last policies was aborted as they ended.
-                        pass
-
-    def _call(self, call: Call) -> None:
-        module, _, name = call.function.partition(":")
-        try:
-            function = getattr(importlib.import_module(module), name)
-            result = function(**call.arguments, progress=lambda *arguments: self._send([Progress(arguments)]))
-        except Exception as error:
-            self._send([Failed(0, _to_agl_error(error, f"{call.function} failed", EngineError))])
-        else:
-            self._send([Done(0, result)])
+                message = self._inbox.pop(0)
+                if isinstance(message, tuple):
+                    return message
+                # Else an answer of the last policies was aborted as they ended.
 
     def _receive(self) -> bool:
         """Wait for bytes; False when the parent is gone."""

@@ -10,10 +10,10 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -154,11 +154,6 @@ def make_policy(
         loss=loss,
         seconds=time.perf_counter() - started,
     )
-
-
-def policy_facts(directory: str | Path, **options: Any) -> dict[str, Any]:
-    """`make_policy` for a process that imports no torch and has this one call it: its report as a dict."""
-    return asdict(make_policy(directory, **options))
 
 
 def _save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, target: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from agl.errors import ConfigError
 from agl.trainer.evaluation.evaluation import Evaluation
 from agl.trainer.evaluation.views import percentages, sentences
-from agl.trainer.local.policy import call_in_process, prepare_process
 from agl.trainer.report import terminal
 from agl.trainer.report.curve import draw_curve
 
@@ -32,6 +30,8 @@ def make(directory: Path, *, seed: int = 0, show: bool = True) -> dict[str, Any]
     console = terminal.console(stderr=True)
     if show:
         console.print("warm start: a policy from scratch, on demonstrations; loading torch and transformers first")
+    from agl.trainer.quickstart.policy import make_policy
+
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("loss {task.fields[loss]:.3f}"))
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not show) as bar:
         tasks: dict[str, Any] = {}
@@ -41,16 +41,21 @@ def make(directory: Path, *, seed: int = 0, show: bool = True) -> dict[str, Any]
                 tasks[stage] = bar.add_task(f"warm start: {stage} demonstrations", total=steps, loss=loss)
             bar.update(tasks[stage], completed=step, loss=loss)
 
-        # Where it is trained and sampled later.
-        facts = call_in_process(
-            "agl.trainer.quickstart.policy:policy_facts", progress, threads=THREADS, directory=directory, seed=seed
-        )
+        report = make_policy(directory, seed=seed, threads=THREADS, progress=progress)
     (Path(directory) / SEED_FILE).write_text(f"{seed}\n")
-    facts["directory"] = str(directory)
+    facts = {
+        "directory": str(report.directory),
+        "parameters": report.parameters,
+        "vocabulary": report.vocabulary,
+        "steps": report.steps,
+        "tokens": report.tokens,
+        "loss": report.loss,
+        "seconds": report.seconds,
+    }
     if show:
         console.print(
-            f"made a policy from scratch: {facts['parameters']:,} parameters, {facts['tokens']:,} tokens of "
-            f"demonstrations, {facts['seconds']:.0f} s -> {directory}"
+            f"made a policy from scratch: {report.parameters:,} parameters, {report.tokens:,} tokens of "
+            f"demonstrations, {report.seconds:.0f} s -> {report.directory}"
         )
     return facts
 
@@ -66,7 +71,6 @@ def run(
     """
     console = terminal.console()
     started = time.monotonic()
-    prepare_process(THREADS)
     if progress:
         console.print(f"agl quickstart: {steps} steps of {BATCH_SIZE * GROUP_SIZE} rollouts; loading LangChain")
     try:
@@ -78,6 +82,7 @@ def run(
         ) from error
     from agl.adapters.langchain import wrap
     from agl.trainer.algorithms import GRPO
+    from agl.trainer.local.processes import prepare_process
     from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
     from agl.trainer.report.explain import explain
     from agl.trainer.run.trainer import Trainer
@@ -85,7 +90,7 @@ def run(
     start = out / "start-policy"
     seed_file = start / SEED_FILE
     if not seed_file.exists() or seed_file.read_text().strip() != str(seed):
-        threading.Thread(target=_import_ahead, daemon=True).start()
+        prepare_process(THREADS)
         make(start, seed=seed, show=progress)
     elif progress:
         console.print(f"the policy to start from is {start} (made by: agl make-policy --seed {seed})")
@@ -154,14 +159,6 @@ def run(
     console.print("and look at the run in the browser, from the curve down to each token:")
     console.print(f"  agl dashboard {out}")
     return facts
-
-
-def _import_ahead() -> None:
-    """Import what the run needs later, which takes seconds, while the policy is made in another process."""
-    import matplotlib.figure  # noqa: F401
-    from transformers import AutoTokenizer  # noqa: F401
-
-    import agl.trainer.local.model  # noqa: F401
 
 
 def _clear(out: Path) -> None:
