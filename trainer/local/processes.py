@@ -93,11 +93,12 @@ atexit.register(end_waiting)
 
 
 def take(threads: int | None) -> Child:
-    """A process that waits, was started as one for these policies would be, and is still alive; else a new one."""
+    """The last process that began to wait, was started as one for these policies would be, and is still alive; else a
+    new one."""
     start = _start(threads)
     taken = None
     with _lock:
-        for child in list(_waiting):
+        for child in reversed(_waiting.copy()):
             if child.process.poll() is not None or child.until < time.monotonic():
                 child.close()
                 _waiting.remove(child)
