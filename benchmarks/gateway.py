@@ -278,7 +278,7 @@ async def litellm(venv: Path, n: int) -> tuple[dict[int, dict[str, float]], str]
     """The LiteLLM proxy, one worker, before the trivial server; and its version."""
     python = venv / "bin" / "python"
     if not (venv / "bin" / "litellm").exists():
-        print(f"installing LiteLLM into {venv} ...", flush=True)
+        print(f"installing LiteLLM into {venv} ...", file=sys.stderr, flush=True)
         subprocess.run([sys.executable, "-m", "venv", venv], check=True)
         subprocess.run([python, "-m", "pip", "install", "-q", "litellm[proxy]"], check=True)
     show = "import importlib.metadata as m; print(m.version('litellm'))"
