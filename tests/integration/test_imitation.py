@@ -70,6 +70,22 @@ def test_the_chosen_calls_become_likelier_and_can_be_explained(
     assert call.trained.dropped is None
 
 
+class _Saved(agl.Callback):
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def on_checkpoint(self, run: Any, path: Path, step: int) -> None:
+        self.steps.append(step)
+
+
+def test_a_small_model_is_saved_every_tenth_step_as_it_imitates(
+    tiny_policy: Path, recorded: Path, tmp_path: Path
+) -> None:
+    saved = _Saved()
+    _trainer(_sft(tiny_policy, recorded, epochs=4), tmp_path, callbacks=saved).fit(None)
+    assert saved.steps == [10, 12]
+
+
 async def _rollouts(directory: Path) -> list[Any]:
     store = await open_store(str(directory / "run.db"))
     try:

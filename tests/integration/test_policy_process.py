@@ -399,6 +399,18 @@ def test_a_closed_policy_leaves_the_next_one_alone(runner, directory):
     runner.run(story())
 
 
+def test_of_the_processes_that_wait_the_last_one_is_taken(runner, directory):
+    async def story():
+        first, last = [await LocalPolicy.start(spec_for(directory)) for _ in range(2)]
+        await first.close()
+        await last.close()
+        policy = await LocalPolicy.start(spec_for(directory))
+        assert policy.process.pid == last.process.pid
+        await policy.close()
+
+    runner.run(story())
+
+
 def test_one_that_samples_from_a_copy_of_the_weights_ends(runner, directory):
     async def story():
         policy = await LocalPolicy.start(spec_for(directory, max_staleness=1))

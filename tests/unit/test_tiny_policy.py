@@ -136,10 +136,11 @@ def test_a_prompt_without_tools_reads_as_the_template_renders_it(tokenizer):
     assert demos.opening("Write 4.", "Write.", ()) == rendered
 
 
-def test_a_policy_is_not_saved_over_a_file(tmp_path):
+@pytest.mark.parametrize("place", ["taken", "taken/policy"])
+def test_a_policy_is_not_saved_over_or_under_a_file(place, tmp_path):
     (tmp_path / "taken").write_text("")
     with pytest.raises(ConfigError, match="needs a folder"):
-        make_policy(tmp_path / "taken", recipe=QUICK)
+        make_policy(tmp_path / place, recipe=QUICK)
 
 
 def test_rows_too_short_for_a_demonstration_are_refused(tmp_path):

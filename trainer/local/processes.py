@@ -39,7 +39,7 @@ class Child:
     """A policy process.
 
     Attributes:
-        connection: our end of its socket. log: the file of its output.
+        process: as started. connection: our end of its socket. log: the file of its output.
         start: its environment and working directory.
         until: it takes policies until this time, by `time.monotonic`.
     """

@@ -127,14 +127,16 @@ def make_policy(
             (`set_induction_heads`).
 
     Raises:
-        ConfigError: `directory` exists and is not a folder, or the recipe's rows are too short for a demonstration.
+        ConfigError: `directory`, or what it would be in, is not a folder, or the recipe's rows are too short for a
+            demonstration.
     """
     started = time.perf_counter()
     recipe = recipe or Recipe()
     stages = recipe.stages if stages is None else stages
     target = Path(directory)
-    if target.exists() and not target.is_dir():
-        raise ConfigError("the policy needs a folder to be saved in", hint="name another place", path=target)
+    there = next(place for place in (target, *target.parents) if place.exists())
+    if not there.is_dir():
+        raise ConfigError("the policy needs a folder to be saved in", hint="name another place", path=there)
     with _torch_settings(seed, threads):
         tokenizer = build_tokenizer(corpus, vocabulary, words)
         if start is None:
