@@ -52,9 +52,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         trained = agl.Trainer(
             agl.REINFORCE(
                 model=start,
-                steps=options.steps or (8 if options.short else 20),
+                steps=options.steps or (6 if options.short else 20),
                 batch_size=40 if options.short else 60,
-                learning_rate=2e-3 if options.short else 5e-4 if options.tiny else 1e-6,
+                learning_rate=3e-3 if options.short else 5e-4 if options.tiny else 1e-6,
                 schedule="linear",
                 betas=(0.9, 0.95),
                 minibatches=4,
