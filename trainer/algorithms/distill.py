@@ -16,7 +16,7 @@ from agl.errors import ConfigError, checked_options, nearest
 from agl.mdp.sequence import TrainingRow
 from agl.trainer.algorithms.record import Rows, Sample
 from agl.trainer.algorithms.sampled import SampledSteps, advantages_of_chosen
-from agl.trainer.algorithms.training import LocalTraining
+from agl.trainer.algorithms.training import LocalTraining, PrepareNext
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.objectives.advantages import StepAdvantages
@@ -204,10 +204,10 @@ class DistillSteps(SampledSteps):
         return sample.rows
 
     async def update(
-        self, policies: Policies, prepared: Sample, step: int, ahead: asyncio.Task[Sample] | None
+        self, policies: Policies, prepared: Sample, step: int, prepare_next: PrepareNext[Sample]
     ) -> dict[str, Any]:
         assert isinstance(prepared, _Judged)
-        entry = await super().update(policies, prepared, step, ahead)
+        entry = await super().update(policies, prepared, step, prepare_next)
         if math.isnan(entry["train/reward"]):
             del entry["train/reward"]  # no rollout has one
         for name, rows in prepared.rows.items():

@@ -14,7 +14,7 @@ from agl.mdp.sequence import merge
 from agl.mdp.types import Call, Trajectory
 from agl.trainer.algorithms.record import Rows, learned, record
 from agl.trainer.algorithms.settings import IMITATION_RATE
-from agl.trainer.algorithms.training import LocalTraining, Steps, publish
+from agl.trainer.algorithms.training import LocalTraining, PrepareNext, Steps, publish
 from agl.trainer.objectives.advantages import CallAdvantage
 from agl.trainer.run.batches import Batches
 from agl.trainer.run.config import require_positive
@@ -87,13 +87,13 @@ class RecordedSteps(Steps[Seq[Trajectory]]):
     def __init__(self, settings: Any, run: Run, chosen: Chosen) -> None:
         if len(run.train):
             run.progress.note("the training tasks are not sampled: this learns from recorded rollouts")
-        self.settings, self.chosen = settings, chosen
+        self.chosen = chosen
         self._unserved: Rows = {}
         units: dict[str, list[Trajectory]] = {}
         for trajectory in chosen.trajectories:
             units.setdefault(self.unit(trajectory), []).append(trajectory)
         self.batches = Batches(list(units.values()), min(settings.batch_size, len(units)), run.seed)
-        super().__init__(run, settings.steps or self.batches.steps_per_epoch() * (settings.epochs or 1))
+        super().__init__(settings, run, settings.steps or self.batches.steps_per_epoch() * (settings.epochs or 1))
 
     def unit(self, trajectory: Trajectory) -> str:
         """What a trajectory belongs to, all of which is in one batch: its rollout."""
@@ -107,7 +107,7 @@ class RecordedSteps(Steps[Seq[Trajectory]]):
         policies: Policies,
         prepared: Seq[Trajectory],
         step: int,
-        ahead: asyncio.Task[Seq[Trajectory]] | None,
+        prepare_next: PrepareNext[Seq[Trajectory]],
     ) -> dict[str, Any]:
         run, weights = self.run, self.chosen.weights
         rows = await asyncio.to_thread(_rows, prepared, policies.names, weights)
@@ -115,7 +115,7 @@ class RecordedSteps(Steps[Seq[Trajectory]]):
         due = {name: r for name, r in rows.items() if any(row.n_actions for row in r)}
         metrics = await self.learn(policies, due, prepared)
         self._unserved = {**self._unserved, **due}
-        if step + 1 == self.total or (run.val and (step + 1) % self.settings.val_every == 0):
+        if step + 1 == self.total or self.is_validated(step):
             async with run.gateway.hold() if run.gateway is not None else contextlib.nullcontext():
                 await asyncio.gather(*(publish(policies[name], r, step) for name, r in self._unserved.items()))
             self._unserved = {}

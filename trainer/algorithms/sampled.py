@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from agl.errors import NoTrainableDataError, StalePolicyError
 from agl.mdp.sequence import TrainingRow, merge
 from agl.trainer.algorithms.record import Rows, Sample, facts, record
-from agl.trainer.algorithms.training import LocalTraining, Steps, publish
+from agl.trainer.algorithms.training import LocalTraining, PrepareNext, Steps, publish
 from agl.trainer.objectives.advantages import FLAT, CallAdvantage, StepAdvantages
 from agl.trainer.run.batches import Batches
 from agl.trainer.run.faults import hopeless_groups
@@ -23,6 +24,9 @@ from agl.trainer.run.policies import Policies
 from agl.trainer.run.run import Run, require_some, require_tasks
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.traces import Candidate, Chosen
+
+HEAD_START = 1.0
+"""How many seconds before the expected end of an update the next step's rollouts begin."""
 
 
 class SampledSteps(Steps[Sample]):
@@ -52,10 +56,15 @@ class SampledSteps(Steps[Sample]):
         max_staleness: int = 0,
     ) -> None:
         require_tasks(run.train, "the training dataset")
-        self.settings, self.group_size = settings, group_size
+        self.group_size = group_size
         self.batches = Batches(run.train, batch_size or len(run.train), run.seed)
-        super().__init__(run, total or settings.steps or self.batches.steps_per_epoch() * (settings.epochs or 1))
+        total = total or settings.steps or self.batches.steps_per_epoch() * (settings.epochs or 1)
+        super().__init__(settings, run, total)
         self.max_staleness, self.ahead = max_staleness, bool(max_staleness)
+        self._update_seconds = 0.0
+        self._served_at = 0.0
+        self._no_update = asyncio.Event()
+        self._no_update.set()
 
     @abstractmethod
     def advantages(self, results: Seq[RolloutResult], step: int) -> StepAdvantages:
@@ -93,6 +102,8 @@ class SampledSteps(Steps[Sample]):
         """
         began, earlier = time.monotonic(), policies.prompt_tokens
         results, resampled = await self.sample(step)
+        # Rollouts that call no policy can end before the last update has.
+        await self._no_update.wait()
         succeeded = require_some(results, f"step {step + 1}")
         advantages = self.advantages(results, step)
         # A policy without a call: its pattern matches no agent's name, or its agent is seldom called.
@@ -113,13 +124,15 @@ class SampledSteps(Steps[Sample]):
                 f"{next(iter(skipped.values()))[0]}"
             )
         prompt_tokens = policies.prompt_tokens - earlier
-        return Sample(results, succeeded, advantages, resampled, time.monotonic() - began, prompt_tokens)
+        seconds = time.monotonic() - max(began, self._served_at)
+        return Sample(results, succeeded, advantages, resampled, seconds, prompt_tokens)
 
     async def update(
-        self, policies: Policies, prepared: Sample, step: int, ahead: asyncio.Task[Sample] | None
+        self, policies: Policies, prepared: Sample, step: int, prepare_next: PrepareNext[Sample]
     ) -> dict[str, Any]:
         run, sample = self.run, prepared
         assert run.gateway is not None
+        ahead = prepare_next() if self.max_staleness else None
         # Each policy learns from its own calls alone, and every sampled token is in one row.
         rows = await self.rows(policies, sample, step)
         self.updating = True
@@ -133,7 +146,7 @@ class SampledSteps(Steps[Sample]):
                     # rollouts in the store, equals one that was never stopped.
                     await asyncio.wait([ahead])
             # Requests are held, so that no answer is sampled from two versions of the weights.
-            async with run.gateway.hold():
+            async with run.gateway.hold(), self._begun_early(step, prepare_next):
                 metrics = metrics or await self.learn(policies, due, sample)
                 await asyncio.gather(*(publish(policies[name], r, step) for name, r in due.items()))
         else:
@@ -147,6 +160,25 @@ class SampledSteps(Steps[Sample]):
             "engine/prompt_tokens_computed": sample.prompt_tokens["computed"],
             "engine/prompt_tokens_reused": sample.prompt_tokens["reused"],
         }
+
+    @contextlib.asynccontextmanager
+    async def _begun_early(self, step: int, prepare_next: PrepareNext[Sample]) -> AsyncIterator[None]:
+        """Begin the next step's rollouts shortly before the update in this block is expected to end: agents start, and
+        their first requests are held until the new weights are served."""
+        began, timer = time.monotonic(), None
+        if self._update_seconds and not self.max_staleness and not self.is_validated(step):
+            # Not sooner: what agents wait for counts against their time limits.
+            wait = self._update_seconds - HEAD_START
+            timer = asyncio.get_running_loop().call_later(max(0.0, wait), prepare_next)
+        self._no_update.clear()
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._no_update.set()
+        self._served_at = time.monotonic()
+        self._update_seconds = self._served_at - began
 
 
 def candidates(results: Seq[RolloutResult]) -> list[Candidate]:

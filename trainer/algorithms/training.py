@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,9 @@ from agl.trainer.runners.protocol import RolloutResult
 
 P = TypeVar("P")
 
+PrepareNext = Callable[[], "asyncio.Task[P] | None"]
+"""Begins to prepare the next step; None, and nothing done, where this step is the last."""
+
 SMALL_MODEL = 20_000_000
 """Parameters below which a checkpoint at every step costs next to nothing."""
 
@@ -39,10 +42,11 @@ class Steps(Generic[P]):
     """The steps of one run.
 
     Args:
-        run: the run. total: its steps.
+        settings: of the algorithm. run: the run. total: its steps.
 
     Attributes:
-        samples: whether each step has rollouts. ahead: whether the next step is prepared while this one is learned.
+        samples: whether each step has rollouts.
+        ahead: whether the next step's rollouts may come from the weights before this one's update.
         updating: set by `update` from when weights change: until the step is over, they are those of no step.
     """
 
@@ -50,8 +54,8 @@ class Steps(Generic[P]):
     ahead = False
     updating = False
 
-    def __init__(self, run: Run, total: int) -> None:
-        self.run, self.total = run, total
+    def __init__(self, settings: LocalTraining, run: Run, total: int) -> None:
+        self.settings, self.run, self.total = settings, run, total
 
     async def begin(self, policies: Policies) -> None:
         """Called once before the first step, when the policies are loaded and nothing was sampled yet."""
@@ -68,15 +72,20 @@ class Steps(Generic[P]):
         """What step `step` (from 0) learns from. Changes nothing."""
 
     @abstractmethod
-    async def update(self, policies: Policies, prepared: P, step: int, ahead: asyncio.Task[P] | None) -> dict[str, Any]:
+    async def update(self, policies: Policies, prepared: P, step: int, prepare_next: PrepareNext[P]) -> dict[str, Any]:
         """Learn, record what became of each call, and serve the new weights.
 
         Args:
-            ahead: prepares the next step meanwhile.
+            prepare_next: may be called once, to have the next step prepared meanwhile.
 
         Returns:
             The step's entry for `run.history`.
         """
+
+    def is_validated(self, step: int) -> bool:
+        """Whether a validation follows step `step` (from 0)."""
+        done = step + 1
+        return bool(self.run.val) and (done % self.settings.val_every == 0 or done == self.total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +145,13 @@ class LocalTraining(TrainingSettings):
         checkpoint_every = self.checkpoint_every or (1 if steps.samples and parameters < SMALL_MODEL else 10)
         completed = saved = start
         ahead: asyncio.Task[Any] | None = None
+
+        def prepare_next() -> asyncio.Task[Any] | None:
+            nonlocal ahead
+            if step + 1 < steps.total:
+                ahead = asyncio.create_task(steps.prepare(policies, step + 1))
+            return ahead
+
         try:
             for step in range(start, steps.total):
                 if run.stop_reason is not None:
@@ -143,11 +159,9 @@ class LocalTraining(TrainingSettings):
                 began = time.monotonic()
                 prepared = await (ahead or steps.prepare(policies, step))
                 ahead = None
-                if steps.ahead and step + 1 < steps.total:
-                    ahead = asyncio.create_task(steps.prepare(policies, step + 1))
-                entry = {"step": step + 1, **await steps.update(policies, prepared, step, ahead)}
+                entry = {"step": step + 1, **await steps.update(policies, prepared, step, prepare_next)}
                 entry["seconds"] = time.monotonic() - began
-                if run.val and ((step + 1) % self.val_every == 0 or step + 1 == steps.total):
+                if steps.is_validated(step):
                     entry |= await self._validate(run, step + 1)
                 completed, steps.updating = step + 1, False
                 await run.record(entry)
