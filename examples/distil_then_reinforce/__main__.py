@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         grpo = agl.GRPO(
             model=str(imitated.policy),
             steps=options.steps or (4 if options.short else 20),
-            learning_rate=3e-4,
+            learning_rate=1e-4,
             minibatches=4,
             schedule="linear",
             **policy,

@@ -730,6 +730,35 @@ def test_a_note_replaces_the_one_before(store: Store) -> None:
     asyncio.run(run())
 
 
+def test_an_id_that_no_database_can_hold_is_refused(store: Store) -> None:
+    async def run() -> None:
+        odd = "\ud800"
+        for refused in (
+            lambda: store.put_note(odd, 1),
+            lambda: store.query_notes(odd),
+            lambda: store.query_resources(odd),
+            lambda: store.query_memories(odd),
+            lambda: store.revert_memories(odd, 1),
+            lambda: store.query_rollouts(after=odd),
+            lambda: store.query_runs(after=odd),
+        ):
+            with pytest.raises(StoreError, match="surrogates not allowed"):
+                await refused()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("number", [float("nan"), 1e39])
+def test_an_embedding_that_is_not_finite_is_refused(store: Store, number: float) -> None:
+    async def run() -> None:
+        scope = next(fresh)
+        with pytest.raises(StoreError, match="embedding"):
+            await store.merge_memories(scope, 1, [MemoryEntry(("a",), "k", 1, embedding=(0.5, number))])
+        assert await store.query_memories(scope) == []
+
+    asyncio.run(run())
+
+
 def test_a_version_of_a_memory_stays_as_it_was(store: Store) -> None:
     async def run() -> None:
         scope = next(fresh)

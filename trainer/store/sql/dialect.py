@@ -94,7 +94,8 @@ class Dialect(Protocol):
         ...
 
     def store_error(self, error: BaseException) -> BaseException:
-        """A driver's error as a `StoreError` that names the database; any other error unchanged."""
+        """A driver's error as a `StoreError` that names the database, as is a lone surrogate in an id; any other error
+        unchanged."""
         ...
 
     def is_lost(self, error: BaseException) -> bool:

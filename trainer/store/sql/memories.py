@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, tuple_, update
 
+from agl.errors import StoreError
 from agl.trainer.store.base import MemoryEntry, MemoryId
 from agl.trainer.store.sql import codec
 from agl.trainer.store.sql.rollouts import chunks
@@ -140,10 +141,23 @@ def _row(scope: str, version: int, entry: MemoryEntry) -> dict[str, Any]:
         "text": codec.pack_text(entry.text),
         "reward": entry.reward,
         "source": entry.source,
-        "embedding": None if entry.embedding is None else np.asarray(entry.embedding, _EMBEDDING).tobytes(),
+        "embedding": None if entry.embedding is None else _packed(entry),
         "created_at": entry.created_at,
         "updated_at": entry.updated_at,
     }
+
+
+def _packed(entry: MemoryEntry) -> bytes:
+    with np.errstate(over="ignore"):
+        embedding_D = np.asarray(entry.embedding, _EMBEDDING)
+    if not np.isfinite(embedding_D).all():
+        raise StoreError(
+            f"the embedding of {entry.key!r} holds what is no finite float32",
+            hint="have the function given as embed= return finite numbers below 3.4e38",
+            namespace=list(entry.namespace),
+            key=entry.key,
+        )
+    return embedding_D.tobytes()
 
 
 def _entry(row: Mapping[Any, Any]) -> MemoryEntry:

@@ -132,9 +132,9 @@ class Postgres:
 
     def store_error(self, error: BaseException) -> BaseException:
         original = _original(error)
-        if not isinstance(original, self._psycopg.Error):
+        if not isinstance(original, (self._psycopg.Error, UnicodeEncodeError)):
             return error
-        if (known := _FAILURES.get(original.sqlstate or "")) is not None:
+        if (known := _FAILURES.get(getattr(original, "sqlstate", None) or "")) is not None:
             message, hint = known
             return StoreError(message, hint=hint, store=self.url)
         reason = str(original).strip() or type(original).__name__

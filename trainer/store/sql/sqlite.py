@@ -90,7 +90,7 @@ class Sqlite:
 
     def store_error(self, error: BaseException) -> BaseException:
         original = error.orig if isinstance(error, exc.DBAPIError) else error
-        if not isinstance(original, sqlite3.Error):
+        if not isinstance(original, (sqlite3.Error, UnicodeEncodeError)):
             return error
         name = getattr(original, "sqlite_errorname", None) or ""
         for prefix, (message, hint) in _FAILURES.items():
