@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             return common.debug(agent(endpoint), corpus.train, options)
         if options.tiny:
             start = beginners_policy(agent, options)
-            steps, rate = (7, 7e-4) if options.short else (40, 3e-4)
+            steps, rate = (5, 7e-4) if options.short else (40, 3e-4)
             settings = {"learning_rate": rate, **LENGTHS}
         else:
             start = options.model
