@@ -148,12 +148,13 @@ def _row(scope: str, version: int, entry: MemoryEntry) -> dict[str, Any]:
 
 
 def _packed(entry: MemoryEntry) -> bytes:
+    """Its embedding [d] as float32 bytes. Raises StoreError: a number is not finite in float32."""
     with np.errstate(over="ignore"):
         embedding_D = np.asarray(entry.embedding, _EMBEDDING)
     if not np.isfinite(embedding_D).all():
         raise StoreError(
             f"the embedding of {entry.key!r} holds what is no finite float32",
-            hint="have the function given as embed= return finite numbers below 3.4e38",
+            hint="what embed= returns has to be finite and below 3.4e38",
             namespace=list(entry.namespace),
             key=entry.key,
         )
