@@ -26,8 +26,9 @@ from examples.rag.tasks import MARKS, generate, load, practice, reward
 EXAMPLE = "rag"
 LENGTHS: dict[str, Any] = {"max_response_tokens": 48, "max_context": 320}
 SHORT_KINDS = ["country"]
-SHORT_WORLD: dict[str, Any] = {"people": 240, "towns": 300, "kinds": SHORT_KINDS}
-"""So many towns that the held-out questions have many answers: where few have, one that is miswritten decides."""
+SHORT_WORLD: dict[str, Any] = {"people": 480, "towns": 300, "kinds": SHORT_KINDS}
+"""So many towns that the held-out questions have many answers: where few have, one that is miswritten decides. So many
+people that "before" and "after" are told apart when "after" is as low as 50 %."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             return common.debug(agent(endpoint), corpus.train, options)
         if options.tiny:
             start = beginners_policy(agent, options)
-            steps, rate = (5, 7e-4) if options.short else (40, 3e-4)
+            steps, rate = (4, 5e-4) if options.short else (40, 3e-4)
             settings = {"learning_rate": rate, **LENGTHS}
         else:
             start = options.model

@@ -19,7 +19,7 @@ pytest.importorskip("mcp")
 import agl
 from agl.errors import ConfigError, DatasetError
 from agl.testing.provider import Reply, Script, says, serve
-from examples.rag.__main__ import main
+from examples.rag.__main__ import SHORT_WORLD, main
 from examples.rag.agent import build
 from examples.rag.retriever import find, open_index, write_index
 from examples.rag.scripts import MORE_MISTAKES, beginner, oracle
@@ -71,9 +71,9 @@ def test_the_beginner_errs_in_most_questions(index: Path) -> None:
 
 
 def test_the_short_form_asks_for_countries_alone(tmp_path: Path) -> None:
-    corpus = generate(0, people=240, kinds=["country"])
+    corpus = generate(0, **SHORT_WORLD)
     assert not any("river" in text for text in [*corpus.passages, *(task["question"] for task in corpus.train)])
-    assert (len(corpus.train), len(corpus.held_out)) == (192, 48)
+    assert (len(corpus.train), len(corpus.held_out)) == (384, 96)
     assert not names(corpus.held_out) & (names(corpus.train) | names(practice(0, kinds=["country"]).train))
     index = write_index(corpus.passages, tmp_path / "passages.sqlite", letters=MARKS)
     for script, low, high in ((oracle, 1, 1), (partial(beginner, mistakes=MORE_MISTAKES), 0.1, 0.3)):
