@@ -63,10 +63,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         )
         grpo = agl.GRPO(
             model=start,
-            steps=options.steps or (5 if options.short else 30),
+            steps=options.steps or (4 if options.short else 30),
             batch_size=8,
             group_size=6 if options.short else 8,
-            learning_rate=8e-4 if options.short else 3e-4 if options.tiny else 1e-6,
+            learning_rate=5e-4 if options.short else 3e-4 if options.tiny else 1e-6,
             minibatches=4,
             schedule="linear",
             threads=options.threads,

@@ -66,7 +66,7 @@ FEW = 7
 """First names, last names, and items of the short form."""
 
 
-def cancellations(seed: int, train: int = 200, held_out: int = 48) -> tuple[list[Task], list[Task]]:
+def cancellations(seed: int, train: int = 200, held_out: int = 72) -> tuple[list[Task], list[Task]]:
     """Training and held-out tasks of the short form: customers of the shop cancel orders at regular terms.
 
     What has to be copied is one of few words, which a policy from scratch learns in a minute. Held-out customers occur
