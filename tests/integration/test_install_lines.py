@@ -14,15 +14,13 @@ from paths import ROOT
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")]
-NO_LINES = {"decisions.md"}
-"""History, no instructions."""
 
 
 def lines() -> list[tuple[str, ...]]:
     """The extras of each line, once each."""
     found = set()
     for page in PAGES:
-        for line in re.findall(r"pip install [^|`\n]*", "" if page.name in NO_LINES else page.read_text()):
+        for line in re.findall(r"pip install [^|`\n]*", page.read_text()):
             for extras in re.findall(r"(?:\bagl|[\"']\.)\[([\w,-]+)\]", line):
                 found.add(tuple(sorted(extras.split(","))))
     return sorted(found)
