@@ -98,7 +98,3 @@ MEMORY_SCORES: Final = "agl.memory.scores"
 MEMORY_NAMESPACE: Final = "agl.memory.namespace"
 MEMORY_TEXT: Final = "agl.memory.text"
 """On writes: JSON of the namespace, if not the agent's own; what searches read, if not the value's texts."""
-
-WHEN_GONE: Final = "agl.when_gone"
-"""No attribute but an extension, in ASGI's sense, of requests that were sent without a connection: a function that
-takes what to call when the client hangs up."""

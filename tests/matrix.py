@@ -45,7 +45,7 @@ WITHOUT_TORCH = tuple(
     for name in (
         "import", "advantages", "agents", "air", "answers", "callbacks", "child_environment", "conditions",
         "evaluation_statistics", "gateway_requests", "gateway_security", "gateway_stream",
-        "graders_code", "graders_combine", "graders_structure", "graders_text", "in_process", "messages", "otlp",
+        "graders_code", "graders_combine", "graders_structure", "graders_text", "messages", "otlp",
         "rendering_package", "responses", "routing", "selection", "sequence", "sessions", "system_prompts",
         "toolparsers", "traces", "tracing", "trajectories",
     )

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from agl import semconv
-from agl.tracing import context, in_process
+from agl.tracing import context
 from agl.tracing.context import Scope
 from agl.tracing.provider_formats import request_messages
 from agl.tracing.system_prompts import NamedTexts, replace_system_prompts
@@ -400,8 +400,13 @@ def _new_client(sdk: str, *, is_async: bool) -> Any:
     module = importlib.import_module(sdk)
     cls = getattr(module, _SDKS[sdk][is_async])
     http = getattr(module, "DefaultAsyncHttpxClient" if is_async else "DefaultHttpxClient")
-    http = in_process.client_class(http, is_async=is_async, prepare=_filter_headers)
-    return cls(api_key="agl", base_url="http://agl.invalid/v1", timeout=None, http_client=http(trust_env=False))
+
+    class GatewayHttp(http):
+        def send(self, request: Any, **options: Any) -> Any:
+            _filter_headers(request)
+            return super().send(request, **options)
+
+    return cls(api_key="agl", base_url="http://agl.invalid/v1", timeout=None, http_client=GatewayHttp(trust_env=False))
 
 
 def _filter_headers(request: Any) -> None:

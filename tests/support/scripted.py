@@ -17,7 +17,6 @@ from agl.errors import ContextLengthError
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
 from agl.mdp.types import Call, IntArray, Trajectory
-from agl.tracing import in_process
 from agl.trainer.engines.base import Completion, OnTokens, Sampling
 from agl.trainer.gateway.access import Access, SamplingRules
 from agl.trainer.gateway.gateway import Gateway
@@ -145,8 +144,6 @@ def _in_order(script: Iterable[Line]) -> Callable[[Asked], Line]:
 
 GATEWAYS = int(os.environ.get("AGL_TEST_GATEWAYS", "1"))
 """Processes of the gateway under test."""
-IN_PROCESS = "AGL_TEST_IN_PROCESS" in os.environ
-"""Whether clients reach the gateway under test without a socket, as those of the wire hook do."""
 
 # -- a gateway around it ----------------------------------------------------------------------------------------------
 
@@ -231,9 +228,7 @@ class Rig:
         """What the clients of all attempts send with."""
         from openai import DefaultAsyncHttpxClient
 
-        if not IN_PROCESS:
-            return DefaultAsyncHttpxClient(trust_env=False)
-        return in_process.client_class(DefaultAsyncHttpxClient, is_async=True, prepare=lambda _: None)(trust_env=False)
+        return DefaultAsyncHttpxClient(trust_env=False)
 
     async def attempt(
         self, *, seed: int = 0, rules: SamplingRules | None = None, agents: Any = None, prompts: Any = None

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from starlette.routing import Route
 
 from agl.errors import GatewayError
-from agl.tracing import in_process
 from agl.trainer.gateway.app import build_app
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
@@ -51,12 +50,10 @@ class GatewayServer:
             GatewayError: the port is taken or the address cannot be bound.
         """
         self.gateway.base_url = await self._server.start()
-        in_process.listen(self._server.host, self.port, self._server.app, self._server.tasks)
         return self.gateway.base_url
 
     async def stop(self) -> None:
         """Stop listening; open requests get two seconds and are then cancelled. Idempotent."""
         self.gateway.base_url = ""
-        in_process.close(self._server.host, self.port)
         stopping = RequestError(503, "the gateway is stopping", code="gateway_stopping")
         await self._server.stop(lambda: self.gateway.cancel_requests(stopping))

@@ -20,7 +20,6 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agl.errors import ConfigError, nearest
-from agl.semconv import WHEN_GONE
 from agl.trainer.http.responses import RETRY_SECONDS
 
 VARIABLE = "AGL_LIMIT_"
@@ -225,15 +224,10 @@ class _Exchange:
     def __init__(self, bounded: Bounded, scope: Scope, receive: Receive, send: Send) -> None:
         self._bounded, self._limits, self._scope = bounded, bounded.limits, scope
         self._receive, self._send = receive, send
-        self._direct = WHEN_GONE in scope.get("extensions", ())
         self._started: float | None = None
         self._complete = not any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
         self.size = 0
         self.answered = False
-
-    def _until(self, deadline: float) -> contextlib.AbstractAsyncContextManager[Any]:
-        # Without a connection the body is there, and the answer is taken at once.
-        return contextlib.nullcontext() if self._direct else asyncio.timeout_at(deadline)
 
     async def receive(self) -> Message:
         if self._complete and self._started is not None:
@@ -244,7 +238,7 @@ class _Exchange:
             self._started = now
         deadline = self._started + self._limits.body_seconds + self.size / self._limits.body_rate
         try:
-            async with self._until(max(deadline, now)):
+            async with asyncio.timeout_at(max(deadline, now)):
                 message = await self._receive()
         except TimeoutError:
             raise Refused(408, "the request's body came too slowly", "request_timeout") from None
@@ -266,7 +260,7 @@ class _Exchange:
                 # Otherwise the rest of the body would be read before the next request, as slowly as the client sends.
                 message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
         try:
-            async with self._until(asyncio.get_running_loop().time() + self._limits.write_seconds):
+            async with asyncio.timeout(self._limits.write_seconds):
                 await self._send(message)
         except TimeoutError:
             self._scope.get("extensions", {}).get(ABORT, lambda: None)()

@@ -11,8 +11,6 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from agl.semconv import WHEN_GONE
-
 RETRY_SECONDS = 1
 """The `Retry-After` of a refusal because of too much load."""
 
@@ -32,13 +30,8 @@ async def unless_gone(request: Request, work: Awaitable[Any]) -> Any:
     """Await `work`, but cancel it when the client hangs up. The request's body must have been read.
 
     Raises:
-        ClientDisconnect, CancelledError: it did.
+        ClientDisconnect: it did.
     """
-    if (when_gone := request.scope.get("extensions", {}).get(WHEN_GONE)) is not None:
-        this = asyncio.current_task()
-        assert this is not None
-        when_gone(this.cancel)
-        return await work
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(request))
     try:

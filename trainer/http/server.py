@@ -100,12 +100,6 @@ class HttpServer:
         self.url = f"http://{host}:{self.port}"
         return self.url
 
-    @property
-    def tasks(self) -> set[asyncio.Task[None]]:
-        """Those of the running requests, while it listens; `stop` waits for them."""
-        assert self._server is not None
-        return self._server.server_state.tasks
-
     async def stop(self, cancel: Callable[[], None] | None = None) -> None:
         """Stop listening. Open requests have two seconds to end, and two more after `cancel` is called. Idempotent."""
         if self._server is None or self._task is None:
