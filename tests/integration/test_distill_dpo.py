@@ -24,8 +24,8 @@ import agl
 from agl.errors import ConfigError, EngineError, NoTrainableDataError
 from agl.mdp.sequence import merge
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
+from agl.trainer.policies.teacher import Teacher
 from agl.trainer.report.explain import describe
-from agl.trainer.run.teacher import Teacher
 from agl.trainer.store import open_store
 
 TASKS = ["one", "two", "three"]

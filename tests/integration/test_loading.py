@@ -18,7 +18,7 @@ from untrained import make_untrained
 from agl.errors import EngineError
 from agl.trainer.local import loading
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
-from agl.trainer.run.progress import Progress
+from agl.trainer.report.progress import Progress
 
 LIMIT = 6.0
 """Seconds without progress: importing torch on a busy machine is done in steps shorter than this."""

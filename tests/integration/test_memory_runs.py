@@ -19,7 +19,7 @@ from agl.agents.memory import MemoryUse
 from agl.errors import AglError, ConfigError, RolloutError
 from agl.testing.provider import Reply, last_said, serve
 from agl.trainer.gateway.access import SamplingRules
-from agl.trainer.run.frozen_policy import FrozenPolicy
+from agl.trainer.policies.frozen import FrozenPolicy
 from agl.trainer.run.run import Run
 from agl.trainer.runners.remote.worker import run_worker
 from agl.trainer.store import open_store

@@ -15,7 +15,7 @@ from recorded import found, metrics_of, record
 
 import agl
 from agl.errors import AglError, StoreError
-from agl.trainer.run.progress import Progress
+from agl.trainer.report.progress import Progress
 from agl.trainer.run.recorder import Recorder, json_settings
 from agl.trainer.store import open_store
 from agl.trainer.store.base import TrainingRun

@@ -21,8 +21,8 @@ from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.http.auth import Keys, key_hash
+from agl.trainer.report.progress import Progress
 from agl.trainer.run.config import RunConfig
-from agl.trainer.run.progress import Progress
 from agl.trainer.run.run import Run
 from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.protocol import RolloutResult

@@ -11,7 +11,7 @@ import agl
 from agl.errors import ConfigError
 from agl.trainer.local.config import LoraSpec
 from agl.trainer.local.policy import PolicySpec
-from agl.trainer.local.vllm_policy import require_one_model
+from agl.trainer.policies.vllm import require_one_model
 
 
 @pytest.mark.parametrize(

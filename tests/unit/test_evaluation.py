@@ -17,7 +17,7 @@ import agl
 from agl.errors import CheckpointError, ConfigError, DatasetError, RolloutError
 from agl.testing.provider import says, serve
 from agl.trainer.evaluation.evaluate import fingerprint
-from agl.trainer.run.progress import Progress
+from agl.trainer.report.progress import Progress
 
 TASKS = [{"n": n} for n in range(6)]
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202egpj.exe"

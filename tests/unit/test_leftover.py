@@ -13,8 +13,8 @@ from agl.agents.agent import as_agent
 from agl.mdp.selection import select
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.report.progress import Progress
 from agl.trainer.run.config import RunConfig
-from agl.trainer.run.progress import Progress
 from agl.trainer.run.run import Run
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store import open_store

@@ -17,7 +17,7 @@ import agl
 from agl.errors import ConfigError
 from agl.trainer.loggers import choose, threads
 from agl.trainer.loggers.threads import Loggers
-from agl.trainer.run.progress import Progress
+from agl.trainer.report.progress import Progress
 from agl.trainer.run.recorder import Recorder
 from agl.trainer.run.samples import MAX_TEXT
 from agl.trainer.store import open_store

@@ -33,7 +33,7 @@ from agl.mdp.types import Call, FloatArray
 from agl.trainer.engines.base import Sampling
 from agl.trainer.local.config import LearnerConfig, LoraSpec
 from agl.trainer.local.policy import LocalPolicy, PolicySpec, start_policies
-from agl.trainer.local.vllm_policy import VLLMPolicy, with_vllm
+from agl.trainer.policies.vllm import VLLMPolicy, with_vllm
 from agl.trainer.quickstart.agent import build_agent
 from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
 from agl.trainer.store import open_store

@@ -13,8 +13,8 @@ from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.local.config import policy_directory
 from agl.trainer.local.policy import PolicySpec
+from agl.trainer.policies.frozen import FrozenPolicy
 from agl.trainer.run.config import require_positive
-from agl.trainer.run.frozen_policy import FrozenPolicy
 from agl.trainer.run.run import Run, measurement, require_tasks
 from agl.trainer.store.base import Mode
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from agl.errors import CheckpointError, EngineError
 from agl.trainer.algorithms.settings import TrainingSettings
+from agl.trainer.policies.policies import Policies
 from agl.trainer.run.checkpoints import Resumed, checkpoints_folder, latest_local, read_facts, require_same
-from agl.trainer.run.policies import Policies
 from agl.trainer.run.run import Run
 
 KEEP = 2

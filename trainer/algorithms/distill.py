@@ -20,10 +20,10 @@ from agl.trainer.algorithms.training import LocalTraining, PrepareNext
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.objectives.advantages import StepAdvantages
+from agl.trainer.policies.policies import Policies
+from agl.trainer.policies.teacher import Teacher
 from agl.trainer.run.config import require_positive
-from agl.trainer.run.policies import Policies
 from agl.trainer.run.run import Run
-from agl.trainer.run.teacher import Teacher
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.traces import Chosen
 

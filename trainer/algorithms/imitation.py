@@ -16,9 +16,9 @@ from agl.trainer.algorithms.record import Rows, learned, record
 from agl.trainer.algorithms.settings import IMITATION_RATE
 from agl.trainer.algorithms.training import LocalTraining, PrepareNext, Steps, publish
 from agl.trainer.objectives.advantages import CallAdvantage
+from agl.trainer.policies.policies import Policies
 from agl.trainer.run.batches import Batches
 from agl.trainer.run.config import require_positive
-from agl.trainer.run.policies import Policies
 from agl.trainer.run.run import Run
 from agl.trainer.traces import Traces
 from agl.trainer.traces.choice import Chosen

@@ -17,8 +17,8 @@ from agl.trainer.algorithms.record import Rows, Sample
 from agl.trainer.algorithms.sampled import SampledSteps, advantages_of_chosen, candidates
 from agl.trainer.algorithms.training import LocalTraining, Steps, train
 from agl.trainer.objectives.advantages import StepAdvantages
+from agl.trainer.policies.policies import Policies
 from agl.trainer.run.config import require_positive
-from agl.trainer.run.policies import Policies
 from agl.trainer.run.run import Run
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.traces import Candidate, Chosen, Pairs, Traces, pairs

@@ -13,8 +13,8 @@ import numpy as np
 from agl.mdp.sequence import TrainingRow, merge_report
 from agl.mdp.types import Trajectory
 from agl.trainer.objectives.advantages import CallAdvantage, StepAdvantages
+from agl.trainer.policies.policies import Policies
 from agl.trainer.run.faults import fault_counts
-from agl.trainer.run.policies import Policies
 from agl.trainer.run.run import Run, mean_rewards
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.base import TrainedCall

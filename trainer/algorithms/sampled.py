@@ -18,9 +18,9 @@ from agl.mdp.sequence import TrainingRow, merge
 from agl.trainer.algorithms.record import Rows, Sample, facts, record
 from agl.trainer.algorithms.training import LocalTraining, PrepareNext, Steps, publish
 from agl.trainer.objectives.advantages import FLAT, CallAdvantage, StepAdvantages
+from agl.trainer.policies.policies import Policies
 from agl.trainer.run.batches import Batches
 from agl.trainer.run.faults import hopeless_groups
-from agl.trainer.run.policies import Policies
 from agl.trainer.run.run import Run, require_some, require_tasks
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.traces import Candidate, Chosen

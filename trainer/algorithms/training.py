@@ -20,7 +20,7 @@ from agl.trainer.algorithms.record import Rows
 from agl.trainer.algorithms.settings import TrainingSettings
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.local.policy import LocalPolicy
-from agl.trainer.run.policies import Policies
+from agl.trainer.policies.policies import Policies
 from agl.trainer.run.run import Run, measurement, require_tasks
 from agl.trainer.runners.protocol import RolloutResult
 

@@ -26,10 +26,10 @@ from agl.trainer.algorithms.baseline import Baseline
 from agl.trainer.evaluation.evaluation import Evaluation, RolloutQuery, Success
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.local.config import policy_directory
+from agl.trainer.policies.frozen import FrozenPolicy
+from agl.trainer.report.progress import Progress
 from agl.trainer.run.checkpoints import latest_checkpoint, read_facts, require_same
 from agl.trainer.run.config import require_positive
-from agl.trainer.run.frozen_policy import FrozenPolicy
-from agl.trainer.run.progress import Progress
 from agl.trainer.run.run import require_tasks
 from agl.trainer.run.trainer import Trainer
 from agl.trainer.store import open_store

@@ -34,8 +34,8 @@ from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.launch import child
 from agl.trainer.local.config import policy_directory
 from agl.trainer.local.policy import PolicySpec
-from agl.trainer.run.frozen_policy import FrozenPolicy
-from agl.trainer.run.progress import Progress
+from agl.trainer.policies.frozen import FrozenPolicy
+from agl.trainer.report.progress import Progress
 from agl.trainer.runners.recording_proxy import URLS, RecordingProxy, provider_bases
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store

@@ -1,1 +1,1 @@
-"""A training run: the trainer, its tasks, rollouts, progress and resume."""
+"""A training run: the trainer, its tasks, rollouts and resume."""

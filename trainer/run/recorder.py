@@ -14,7 +14,7 @@ from typing import Any
 from agl.errors import StoreError
 from agl.trainer.loggers.base import Sample
 from agl.trainer.loggers.threads import Loggers
-from agl.trainer.run.progress import Progress
+from agl.trainer.report.progress import Progress
 from agl.trainer.run.samples import step_samples
 from agl.trainer.store.base import RunStatus, Store, TrainingRun
 

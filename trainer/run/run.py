@@ -27,13 +27,13 @@ from agl.trainer.gateway.processes.group import GatewayProcesses
 from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.http.auth import Keys, key_hash
 from agl.trainer.local.config import Policy
+from agl.trainer.report.progress import Progress
 from agl.trainer.report.statistics import mean_interval
 from agl.trainer.run.callbacks import Callbacks
 from agl.trainer.run.config import LOOPBACK, RunConfig
 from agl.trainer.run.faults import fault_counts, score_faults
 from agl.trainer.run.group_reward import score_group
 from agl.trainer.run.memory import RunMemory, require_content
-from agl.trainer.run.progress import Progress
 from agl.trainer.run.recorder import Recorder
 from agl.trainer.run.resume import ResumableRollouts, reconcile, replayable
 from agl.trainer.runners.coordinator import RunCoordinator

@@ -28,13 +28,13 @@ from agl.trainer.local.config import Policy
 from agl.trainer.loggers.base import Logger, Tracker
 from agl.trainer.loggers.choose import as_loggers
 from agl.trainer.loggers.threads import Loggers
+from agl.trainer.report.progress import Progress
 from agl.trainer.run.algorithm import Algorithm
 from agl.trainer.run.callbacks import Callback, Callbacks, as_callbacks
 from agl.trainer.run.checkpoints import latest_checkpoint
 from agl.trainer.run.config import RunConfig, require_descriptors
 from agl.trainer.run.hub import save_command
 from agl.trainer.run.lock import lock_directory
-from agl.trainer.run.progress import Progress
 from agl.trainer.run.recorder import Recorder, json_settings
 from agl.trainer.run.run import Run, Serve, mean_rewards, require_some, require_tasks
 from agl.trainer.runners.loading import load_agent

@@ -27,8 +27,8 @@ from agl.trainer.algorithms.options import RUN_OPTIONS, Settings
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.http.auth import CLIENT_VARIABLE
 from agl.trainer.http.local_key import KeyAuth, split_key
+from agl.trainer.report.progress import Progress
 from agl.trainer.run.data import check_tasks, read_tasks
-from agl.trainer.run.progress import Progress
 from agl.trainer.runners.remote.worker import run_worker
 
 log = logging.getLogger("agl.client")

@@ -10,8 +10,8 @@ from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.processes.group import GatewayProcesses
 from agl.trainer.http.auth import Keys
 from agl.trainer.local.policy import PolicySpec
-from agl.trainer.run.frozen_policy import FrozenPolicy
-from agl.trainer.run.progress import Progress
+from agl.trainer.policies.frozen import FrozenPolicy
+from agl.trainer.report.progress import Progress
 from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.lease_guard import LeaseGuard
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from agl.trainer.run.progress import Progress
+from agl.trainer.report.progress import Progress
 from agl.trainer.service.run_record import RunRecord
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from agl.errors import EngineError
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.local.config import Policy
 from agl.trainer.local.policy import LocalPolicy, OnProgress, PolicySpec, start_policies
-from agl.trainer.local.vllm_policy import require_one_model, with_vllm
+from agl.trainer.policies.vllm import require_one_model, with_vllm
 from agl.trainer.rendering.rendering import Rendering
 
 

@@ -12,7 +12,7 @@ from agl.trainer.engines.base import Engine
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
 from agl.trainer.rendering.rendering import Rendering
-from agl.trainer.run.progress import Progress
+from agl.trainer.report.progress import Progress
 
 if TYPE_CHECKING:
     from agl.trainer.engines.vllm import VLLMEngine

@@ -1,0 +1,1 @@
+"""Policies that answer: trained here, frozen, or asked as teachers; sampled by torch or vLLM."""
