@@ -13,7 +13,7 @@ def requirements() -> str:
     # AutoGen's adapter has three families, each with a distribution.
     extras = {name.replace("_", "-") for name in project["entry-points"]["agl.adapters"]} | {"ag2", "autogen-classic"}
     lines = [
-        f"| `pip install 'agl[local,{extra}]'` | {', '.join(f'`{need}`' for need in needs)} |"
+        f"| `pip install '.[local,{extra}]'` | {', '.join(f'`{need}`' for need in needs)} |"
         for extra, needs in project["optional-dependencies"].items()
         if extra in extras
     ]

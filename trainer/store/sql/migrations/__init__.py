@@ -47,7 +47,7 @@ def version(connection: Connection, dialect: Dialect) -> str | None:
     if revision > schema.VERSION:
         raise StoreVersionError(
             f"the store has schema version {revision}, this agl knows versions up to {schema.VERSION}",
-            hint="upgrade agl (pip install -U agl), or name another store",
+            hint="upgrade agl, or name another store",
             store=dialect.url,
         )
     return revision
