@@ -25,7 +25,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.engine.interfaces import DBAPICursor
 
 from agl.errors import StoreError
-from agl.trainer.store.sql import migrations, prepared
+from agl.trainer.store.sql import migrations
 from agl.trainer.store.sql.clock import Clock
 from agl.trainer.store.sql.dialect import Change, Changed, Dialect
 
@@ -48,7 +48,6 @@ class _Operation:
 
     each: Each[Any, Any]
     argument: Any
-    alone: bool
     writes: bool
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
@@ -96,10 +95,10 @@ class Database:
 
     def read(self, operation: Callable[[Connection], R]) -> asyncio.Future[R]:
         """Run a function that only reads. It sees every write that was acknowledged before."""
-        return self._reader.submit(lambda connection, _: [operation(connection)], None, alone=True, writes=False)
+        return self._reader.submit(lambda connection, _: [operation(connection)], None, writes=False)
 
     def read_each(self, each: Each[A, R], argument: A) -> asyncio.Future[R]:
-        """Read by a function of many arguments, which uses `prepared` statements only; see `read` and `Each`."""
+        """Read by a function of many arguments; see `read` and `Each`."""
         return self._reader.submit(each, argument, writes=False)
 
     def write(self, operation: Callable[[Connection], R]) -> asyncio.Future[R]:
@@ -107,10 +106,10 @@ class Database:
 
         If the future is cancelled before the function has started, it does not run; later the write takes effect.
         """
-        return self._writer.submit(lambda connection, _: [operation(connection)], None, alone=True, writes=True)
+        return self._writer.submit(lambda connection, _: [operation(connection)], None, writes=True)
 
     def write_each(self, each: Each[A, R], argument: A) -> asyncio.Future[R]:
-        """Write by a function of many arguments, which uses `prepared` statements only; see `write` and `Each`."""
+        """Write by a function of many arguments; see `write` and `Each`."""
         return self._writer.submit(each, argument, writes=True)
 
     async def close(self) -> None:
@@ -140,7 +139,7 @@ class _Worker:
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def submit(self, each: Each[A, R], argument: A, *, writes: bool, alone: bool = False) -> asyncio.Future[R]:
+    def submit(self, each: Each[A, R], argument: A, *, writes: bool) -> asyncio.Future[R]:
         """Queue an operation; the thread begins with the first one."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
@@ -150,7 +149,7 @@ class _Worker:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="agl-store", daemon=True)
                 self._thread.start()
-            self._pending.put(_Operation(each, argument, alone, writes, loop, future))
+            self._pending.put(_Operation(each, argument, writes, loop, future))
         return future
 
     async def close(self) -> None:
@@ -314,29 +313,13 @@ def _run_at_once(
 ) -> bool:
     """Run and commit a batch, the operations of one function together; False if one failed and none took effect."""
     functions: dict[Any, list[_Operation]] = {}
-    alone = []
     for operation in batch:
-        if operation.alone:
-            alone.append(operation)
-        else:
-            functions.setdefault(operation.each, []).append(operation)
-    try:
-        if alone:
-            cursor.execute(begin)
-            if not all(_run_each(connection, [operation], dialect) for operation in alone):
-                return False
-        with prepared.together(connection):
-            if not alone:
-                cursor.execute(begin)
-            if not all(_run_each(connection, operations, dialect) for operations in functions.values()):
-                return False
-            _announce(connection, batch, dialect)
-            cursor.execute("COMMIT")
-    except Exception as error:
-        # Within `together` a statement's error can come with a later one.
-        if dialect.is_lost(error) or dialect.is_conflict(error) or len(batch) == 1:
-            raise
+        functions.setdefault(operation.each, []).append(operation)
+    cursor.execute(begin)
+    if not all(_run_each(connection, operations, dialect) for operations in functions.values()):
         return False
+    _announce(connection, batch, dialect)
+    cursor.execute("COMMIT")
     return True
 
 
@@ -369,14 +352,7 @@ def _announce(connection: Connection, batch: Sequence[_Operation], dialect: Dial
 
 def _run_in_savepoint(connection: Connection, cursor: DBAPICursor, operation: _Operation, dialect: Dialect) -> None:
     cursor.execute("SAVEPOINT operation")
-    try:
-        with prepared.together(connection) if not operation.alone else contextlib.nullcontext():
-            succeeded = _run_each(connection, [operation], dialect)
-    except Exception as error:
-        if dialect.is_lost(error) or dialect.is_conflict(error):
-            raise
-        succeeded, operation.error = False, dialect.store_error(error)
-    if not succeeded:
+    if not _run_each(connection, [operation], dialect):
         try:
             cursor.execute("ROLLBACK TO operation")
         except Exception:

@@ -14,7 +14,7 @@ from sqlalchemy import Column, ColumnElement, Connection, Table, bindparam, sele
 from agl.mdp.spans import Span
 from agl.mdp.types import Call
 from agl.trainer.store.base import TrainedCall
-from agl.trainer.store.sql import codec, prepared
+from agl.trainer.store.sql import codec, statements
 from agl.trainer.store.sql.dialect import insert
 from agl.trainer.store.sql.schema import calls as C
 from agl.trainer.store.sql.schema import notes as N
@@ -51,7 +51,7 @@ def add_calls(connection: Connection, each: Sequence[Sequence[Call]]) -> list[No
     calls = [call for calls in each for call in calls]
     known: dict[str, Mapping[Any, Any]] = {}
     ids = {call.id for call in calls} | {call.parent_id for call in calls if call.parent_id}
-    heads = prepared.first_each(connection, _HEAD, [{"id": call_id} for call_id in sorted(ids)])
+    heads = statements.first_each(connection, _HEAD, [{"id": call_id} for call_id in sorted(ids)])
     known.update((head["id"], head) for head in heads if head is not None)
     new = []
     for call in calls:
@@ -64,7 +64,7 @@ def add_calls(connection: Connection, each: Sequence[Sequence[Call]]) -> list[No
             row["prompt"] = row["prompt"][parent["length"] * TOKEN_BYTES :]
         known[call.id] = row
         new.append(row)
-    prepared.change_many(connection, _INSERT_CALL, new)
+    statements.change_many(connection, _INSERT_CALL, new)
     return [None] * len(each)
 
 
@@ -96,7 +96,7 @@ def query_calls(connection: Connection, rollout_id: str, attempt: int | None) ->
 # -- spans --------------------------------------------------------------------------------------------------------
 def add_spans(connection: Connection, each: Sequence[Sequence[Span]]) -> list[None]:
     """Insert spans that are not stored yet."""
-    prepared.change_many(connection, _INSERT_SPAN, [codec.span_row(span) for spans in each for span in spans])
+    statements.change_many(connection, _INSERT_SPAN, [codec.span_row(span) for spans in each for span in spans])
     return [None] * len(each)
 
 
@@ -107,7 +107,7 @@ def query_spans(connection: Connection, attempts: Sequence[tuple[str, int | None
         (_SPANS, [key for key in attempts if key[1] is None]),
         (_SPANS_OF_ATTEMPT, [key for key in attempts if key[1] is not None]),
     ):
-        found = prepared.rows_each(connection, statement, [{"id": rollout_id, "n": n} for rollout_id, n in keys])
+        found = statements.rows_each(connection, statement, [{"id": rollout_id, "n": n} for rollout_id, n in keys])
         for key, rows in zip(keys, found, strict=True):
             # The database would copy whole rows to sort them.
             spans[key] = sorted(map(codec.to_span, rows), key=attrgetter("start", "span_id"))

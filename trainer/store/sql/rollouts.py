@@ -39,7 +39,7 @@ from agl.trainer.store.base import (
     RolloutStatus,
     new_rollout_id,
 )
-from agl.trainer.store.sql import codec, prepared
+from agl.trainer.store.sql import codec, statements
 from agl.trainer.store.sql.clock import Observer
 from agl.trainer.store.sql.dialect import Change, Changed, insert
 from agl.trainer.store.sql.records import begins_with
@@ -124,7 +124,7 @@ class Enqueued(NamedTuple):
 def enqueue(connection: Connection, each: Sequence[Enqueued]) -> list[Changed[list[Rollout]]]:
     """Add rollouts; each caller gets its own as stored, in the same order."""
     rows = [codec.rollout_row(n, n.rollout_id or new_rollout_id(), now) for new, now in each for n in new]
-    if prepared.change_many(connection, _INSERT_ROLLOUT, rows, count=True) == len(rows):
+    if statements.change_many(connection, _INSERT_ROLLOUT, rows) == len(rows):
         stored = iter([codec.to_rollout(row) for row in rows])
     else:
         stored = iter(load(connection, [row["rollout_id"] for row in rows]))
@@ -166,29 +166,29 @@ def dequeue(connection: Connection, requests: Sequence[LeaseRequest]) -> list[At
     for run_id, waiting in of_run.items():
         statement = _NEXT if run_id is None else _NEXT_OF_NONE if run_id == NO_RUN else _NEXT_OF_RUN
         values = {"run": run_id, "n": len(waiting)} if statement is _NEXT_OF_RUN else {"n": len(waiting)}
-        rows = prepared.rows(connection, statement, values)
+        rows = connection.execute(statement, values).mappings().all()
         updates = [{"id": row["rollout_id"], "n": row["attempts"] + 1} for row in rows]
         # Before the next run's: requests for any run would find the same rows again.
-        prepared.change_many(connection, _LEASE, updates)
+        statements.change_many(connection, _LEASE, updates)
         for row, request in zip(rows, waiting, strict=False):
             rollout = codec.to_rollout({**row, "status": "preparing", "attempts": row["attempts"] + 1})
             n, now = rollout.attempts, request.now
             attempt = Attempt(rollout.rollout_id, n, "preparing", request.worker_id, None, now, now)
             attempts.append(codec.attempt_row(attempt, rollout.config, request.id, request.secret))
             leased[request.id] = AttemptedRollout(rollout, attempt, request.secret)
-    prepared.change_many(connection, _INSERT_ATTEMPT, attempts)
+    statements.change_many(connection, _INSERT_ATTEMPT, attempts)
     return [leased.get(request.id) for request in requests]
 
 
 def _open_lease(connection: Connection, request: LeaseRequest) -> AttemptedRollout | None:
     """The open lease of a repeated request, with a new secret; the repetition counts as a heartbeat."""
-    (row,) = prepared.first_each(connection, _LEASED_BY, [{"request": request.id}])
+    (row,) = statements.first_each(connection, _LEASED_BY, [{"request": request.id}])
     if row is None:
         return None
     attempt = dataclasses.replace(codec.to_attempt(row), last_heartbeat_at=request.now)
     secret_hash = codec.secret_hash(request.secret)
     values = {"id": attempt.rollout_id, "n": attempt.attempt, "beat": request.now, "hash": secret_hash}
-    prepared.change_many(connection, _RENEW, [values])
+    statements.change_many(connection, _RENEW, [values])
     (rollout,) = load(connection, [attempt.rollout_id])
     return AttemptedRollout(rollout, attempt, request.secret)
 
@@ -273,7 +273,7 @@ class Move(NamedTuple):
 def move(connection: Connection, moves: Sequence[Move]) -> list[Changed[Rollout] | Exception]:
     """Set the status of attempts, and of their rollouts accordingly, one after the other."""
     keys = sorted({(each.rollout_id, each.attempt) for each in moves})
-    found = prepared.first_each(connection, _ROLLOUT_AND_ATTEMPT, [{"id": id, "n": n} for id, n in keys])
+    found = statements.first_each(connection, _ROLLOUT_AND_ATTEMPT, [{"id": id, "n": n} for id, n in keys])
     # Attempts of one rollout share its row, whose status each move may change.
     attempts = {key: dict(row) for key, row in zip(keys, found, strict=True) if row is not None}
     rollouts = {rollout_id: codec.to_rollout(row) for (rollout_id, _), row in attempts.items()}
@@ -309,8 +309,8 @@ def move(connection: Connection, moves: Sequence[Move]) -> list[Changed[Rollout]
             rollout = rollouts[each.rollout_id] = dataclasses.replace(rollout, status=to, ended_at=ended_at)
             change = change_of([rollout])
         results.append(Changed(rollout, change))
-    prepared.change_many(connection, _SET_ATTEMPT, list(set_attempts.values()))
-    prepared.change_many(connection, _SET_ROLLOUT, list(set_rollouts.values()))
+    statements.change_many(connection, _SET_ATTEMPT, list(set_attempts.values()))
+    statements.change_many(connection, _SET_ROLLOUT, list(set_rollouts.values()))
     return results
 
 
@@ -333,10 +333,10 @@ def beat(connection: Connection, beats: Sequence[tuple[str, int, float]]) -> lis
     """Record that attempts are alive: rollout id, attempt, time."""
     times = {(rollout_id, attempt): now for rollout_id, attempt, now in beats}
     rows = [{"id": rollout_id, "n": n, "beat": now} for (rollout_id, n), now in sorted(times.items())]
-    if prepared.change_many(connection, _BEAT, rows, count=True) == len(rows):
+    if statements.change_many(connection, _BEAT, rows) == len(rows):
         return [None] * len(beats)
     keys = [{"id": rollout_id, "n": n} for rollout_id, n, _ in beats]
-    attempts = prepared.first_each(connection, _ATTEMPT_STATUS, keys)
+    attempts = statements.first_each(connection, _ATTEMPT_STATUS, keys)
     return [_no_attempt(key["id"], key["n"]) if row is None else None for key, row in zip(keys, attempts, strict=True)]
 
 
@@ -416,7 +416,7 @@ def cancel(connection: Connection, rollout_ids: Sequence[str], now: float) -> No
 # -- queries ------------------------------------------------------------------------------------------------------
 def load(connection: Connection, rollout_ids: Sequence[str]) -> list[Rollout]:
     """These rollouts, in the same order."""
-    rows = prepared.first_each(connection, _ONE_ROLLOUT, [{"id": rollout_id} for rollout_id in rollout_ids])
+    rows = statements.first_each(connection, _ONE_ROLLOUT, [{"id": rollout_id} for rollout_id in rollout_ids])
     return [codec.to_rollout(row) for row in rows if row is not None]
 
 

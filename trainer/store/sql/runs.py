@@ -23,7 +23,7 @@ from agl import semconv
 from agl.errors import NotStoredError
 from agl.mdp.types import Reward
 from agl.trainer.store.base import Metric, RolloutSummary, TrainingRun
-from agl.trainer.store.sql import codec, prepared
+from agl.trainer.store.sql import codec, statements
 from agl.trainer.store.sql.records import TOKEN_BYTES, upsert
 from agl.trainer.store.sql.rollouts import Filter, chunks, statuses
 from agl.trainer.store.sql.schema import attempts as A
@@ -61,10 +61,10 @@ def query(connection: Connection, run_ids: Sequence[str] | None, after: str | No
 # -- metrics ------------------------------------------------------------------------------------------------------
 def add_metrics(connection: Connection, run_id: str, rows: Sequence[Mapping[str, Any]], now: float) -> None:
     """Insert or replace metrics of a run, which is written at `now`."""
-    if not prepared.change(connection, _TOUCH, {"id": run_id, "now": now}):
+    if not connection.execute(_TOUCH, {"id": run_id, "now": now}).rowcount:
         raise _no_run(run_id)
     if rows:
-        prepared.change_many(connection, _UPSERT_METRIC, rows)
+        statements.change_many(connection, _UPSERT_METRIC, rows)
 
 
 def delete_metrics(connection: Connection, run_id: str, after_step: int) -> None:
