@@ -28,7 +28,7 @@ from postgres import Server
 
 from agl.errors import ConfigError, RewardError
 from agl.rewards import PythonTests, SQLResult
-from agl.rewards.sandbox import isolation
+from agl.trainer.graders.sandbox import isolation
 
 TASK = {"tests": ["assert f(41) == 7341", "assert f(-3) == 905"]}
 CHECK = {"test": "def check(candidate):\n    assert candidate(41) == 7341\n", "entry_point": "f"}

@@ -11,7 +11,7 @@ import pytest
 
 from agl.errors import ConfigError, RewardError
 from agl.rewards import PythonTests
-from agl.rewards.graders.code import program_of
+from agl.trainer.graders.code import program_of
 
 GRADER = PythonTests(timeout=20, cpu_seconds=1)
 TASK = {"tests": ["assert f(1) == 2", "assert f(2) == 3", "assert f(3) == 99"]}

@@ -21,9 +21,9 @@ from agl import semconv, tracing
 from agl.errors import ConfigError, RewardError
 from agl.mdp.selection import select
 from agl.rewards import ExactMatch, LLMJudge, untrained
-from agl.rewards.graders.judge import _read
 from agl.testing.provider import Provider, Reply, says, serve
 from agl.tracing.context import RolloutContext
+from agl.trainer.graders.judge import _read
 from agl.trainer.store import open_store
 
 TASK = {"question": "What is 1 + 1?", "answer": "2"}

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_data import jsonl
 
-import agl.rewards.graders.maths_worker as script
+import agl.trainer.graders.maths_worker as script
 from agl.errors import ConfigError, RewardError
 from agl.rewards import MathAnswer
-from agl.rewards.graders.maths import _workers
+from agl.trainer.graders.maths import _workers
 
 GRADER = MathAnswer()
 

@@ -18,8 +18,8 @@ from real_data import folder
 
 from agl.errors import ConfigError, RewardError
 from agl.rewards import SQLResult
-from agl.rewards.graders.sql import has_order, query_of
-from agl.rewards.graders.sql_rows import same_rows
+from agl.trainer.graders.sql import has_order, query_of
+from agl.trainer.graders.sql_rows import same_rows
 
 
 @pytest.fixture

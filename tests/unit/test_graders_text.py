@@ -16,8 +16,8 @@ from pydantic import BaseModel
 from agl.agents.resources import Task
 from agl.errors import ConfigError, RewardError
 from agl.rewards import Contains, ExactMatch, FuzzyMatch, Grader, RegexMatch, TokenF1
-from agl.rewards.graders.fields import text_of
-from agl.rewards.graders.text import squad
+from agl.trainer.graders.fields import text_of
+from agl.trainer.graders.text import squad
 
 WORDS = st.text(st.sampled_from("abcXYZ éß.,'-4 \n"), max_size=40) | st.text(max_size=40)
 

@@ -18,8 +18,8 @@ from agl.agents.agent import RolloutInfo
 from agl.errors import ConfigError, RewardError
 from agl.mdp.selection import select
 from agl.rewards import Consensus, RequiredTools, Rounds, TokenBudget, ToolBudget, ToolSuccess, Trace
-from agl.rewards.graders.tools import reports_failure
 from agl.testing.provider import Provider, Reply, serve
+from agl.trainer.graders.tools import reports_failure
 
 QUESTION = {"question": "q"}
 

@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from agl.rewards.sandbox import plain
+from agl.trainer.graders.sandbox import plain
 
 MAX_MESSAGE = 2000
 _BASES: tuple[Any, ...] = (int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict)

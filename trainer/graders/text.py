@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import Any, Literal
 
 from agl.errors import ConfigError, checked_options
-from agl.rewards.graders.base import AgainstReference, Grader
-from agl.rewards.graders.fields import references, text_of
 from agl.rewards.trace import Trace
+from agl.trainer.graders.base import AgainstReference, Grader
+from agl.trainer.graders.fields import references, text_of
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

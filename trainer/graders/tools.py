@@ -12,8 +12,8 @@ from agl import semconv
 from agl.errors import ConfigError, checked_options
 from agl.mdp.selection import AgentFilter
 from agl.mdp.spans import Span
-from agl.rewards.graders.base import Grader
 from agl.rewards.trace import Trace
+from agl.trainer.graders.base import Grader
 
 _SAYS_ERROR = re.compile(r"\s*(?:error\b|exception\b|traceback \(most recent call last\)|failed\b|failure\b)", re.I)
 

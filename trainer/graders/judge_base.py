@@ -23,8 +23,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from agl import tracing
 from agl.errors import ConfigError, JudgeError
-from agl.rewards.graders.base import Named
-from agl.rewards.graders.fields import Field, failure, reference, text_of
+from agl.trainer.graders.base import Named
+from agl.trainer.graders.fields import Field, failure, reference, text_of
 
 _CACHED = 10_000
 

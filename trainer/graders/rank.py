@@ -17,8 +17,8 @@ from typing import Any
 
 from agl.errors import ConfigError, checked_options
 from agl.mdp.types import Reward
-from agl.rewards.graders.judge_base import Judge, Question, answer_schema, json_object
 from agl.rewards.trace import Trace, message_line, message_text
+from agl.trainer.graders.judge_base import Judge, Question, answer_schema, json_object
 
 TEMPLATE = """You compare {n} run(s) of an assistant, all on one task.
 

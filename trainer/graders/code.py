@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agl.errors import ConfigError, checked_options
-from agl.rewards.graders.base import Grader
-from agl.rewards.graders.fields import Field, extract, failure, lookup, reference, text_of
-from agl.rewards.graders.worker_pool import WorkerDied, Workers, WorkerStuck, WorkerUnavailable
 from agl.rewards.trace import Trace
+from agl.trainer.graders.base import Grader
+from agl.trainer.graders.fields import Field, extract, failure, lookup, reference, text_of
+from agl.trainer.graders.worker_pool import WorkerDied, Workers, WorkerStuck, WorkerUnavailable
 
 TEST_FIELDS = ("tests", "test_list", "test_cases", "test", "input_output")
 """Fields of a dict task that hold the tests, in order of preference."""
@@ -43,7 +43,7 @@ class PythonTests(Grader):
     arguments and gets plain data back (numbers, texts, bytes, lists, tuples, sets, dicts, dates, Decimal, Fraction) or
     objects that it can only ask for items and attributes. What is of a subclass of those arrives as the base class.
 
-    The program is kept from the rest of the machine as well as the machine allows (`agl.rewards.sandbox.isolation`):
+    The program is kept from the rest of the machine as well as the machine allows (`sandbox.isolation`):
     "namespaces", without network, other processes and the user's files; "uid"; or "limits" alone. The log says once
     which it is.
 
@@ -227,7 +227,7 @@ def _stdin(stdin: Any, stdout: Any) -> dict[str, Any]:
 
 @functools.cache
 def _workers(python: str | None) -> Workers:
-    start = "import sys; sys.path.insert(0, sys.argv[1]); from agl.rewards.sandbox.driver import main; main()"
+    start = "import sys; sys.path.insert(0, sys.argv[1]); from agl.trainer.graders.sandbox.driver import main; main()"
     return Workers(["-c", start, str(Path(__file__).parents[3])], python=python, most=os.cpu_count() or 1)
 
 

@@ -16,7 +16,7 @@ import sys
 import types
 from typing import Any
 
-from agl.rewards.sandbox import plain
+from agl.trainer.graders.sandbox import plain
 
 MOST_REPLY = 8 << 20
 """Bytes of one answer of a program."""

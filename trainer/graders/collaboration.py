@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from agl import semconv
 from agl.errors import ConfigError, checked_options
-from agl.rewards.graders.fields import Extractor, Field, extract, failure, text_of
-from agl.rewards.graders.text import squad
-from agl.rewards.graders.tools import _OfTrace
 from agl.rewards.trace import Trace, response_text
+from agl.trainer.graders.fields import Extractor, Field, extract, failure, text_of
+from agl.trainer.graders.text import squad
+from agl.trainer.graders.tools import _OfTrace
 
 
 @checked_options

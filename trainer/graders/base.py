@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from agl.errors import ConfigError
-from agl.rewards.graders.fields import Extractor, Field, extract, failure, references, text_of
 from agl.rewards.trace import Trace
+from agl.trainer.graders.fields import Extractor, Field, extract, failure, references, text_of
 
 if TYPE_CHECKING:
-    from agl.rewards.graders.combine import Weighted
+    from agl.trainer.graders.combine import Weighted
 
 
 @dataclass(frozen=True, kw_only=True)

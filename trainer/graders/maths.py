@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from agl.errors import ConfigError, checked_options
-from agl.rewards.graders.base import AgainstReference
-from agl.rewards.graders.fields import failure, references, text_of
-from agl.rewards.graders.worker_pool import WorkerDied, Workers, WorkerStuck, WorkerUnavailable
 from agl.rewards.trace import Trace
+from agl.trainer.graders.base import AgainstReference
+from agl.trainer.graders.fields import failure, references, text_of
+from agl.trainer.graders.worker_pool import WorkerDied, Workers, WorkerStuck, WorkerUnavailable
 
 STUCK_SECONDS = 120.0
 """Wall-clock limit of a comparison, which ends by itself after a few seconds of processor time."""

@@ -8,9 +8,9 @@ from functools import cache
 from typing import Any
 
 from agl.errors import ConfigError, checked_options
-from agl.rewards.graders.base import Grader
-from agl.rewards.graders.fields import text_of
 from agl.rewards.trace import Trace
+from agl.trainer.graders.base import Grader
+from agl.trainer.graders.fields import text_of
 
 
 @checked_options

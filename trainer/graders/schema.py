@@ -10,9 +10,9 @@ from functools import cached_property
 from typing import Any
 
 from agl.errors import ConfigError, checked_options
-from agl.rewards.graders.base import Grader
-from agl.rewards.graders.fields import failure, lookup, plain, text_of
 from agl.rewards.trace import Trace
+from agl.trainer.graders.base import Grader
+from agl.trainer.graders.fields import failure, lookup, plain, text_of
 
 _FENCED = re.compile(r"```[ \t]*(?:json)?[ \t]*\n(.*?)```", re.S | re.I)
 _NONE = object()

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from agl.errors import checked_options
-from agl.rewards.graders.base import Grader
-from agl.rewards.graders.fields import extract, text_of
-from agl.rewards.graders.judge_base import Judge, Question, answer_schema, json_object
 from agl.rewards.trace import Trace
+from agl.trainer.graders.base import Grader
+from agl.trainer.graders.fields import extract, text_of
+from agl.trainer.graders.judge_base import Judge, Question, answer_schema, json_object
 
 TEMPLATE = """You grade the answer that an assistant gave to a task.
 

@@ -14,9 +14,9 @@ from agl.errors import ConfigError, RewardError, checked_options
 from agl.mdp.types import Reward
 from agl.rewards.emit import as_rewards
 from agl.rewards.function import RewardCaller
-from agl.rewards.graders.base import Grader
-from agl.rewards.graders.fields import extract, failure
 from agl.rewards.trace import Trace
+from agl.trainer.graders.base import Grader
+from agl.trainer.graders.fields import extract, failure
 
 Part = Any
 """A grader, or a reward function (task, output) -> number or dict, sync or async."""

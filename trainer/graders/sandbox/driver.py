@@ -29,7 +29,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from agl.rewards.sandbox import candidate, evaluator, isolation, plain
+from agl.trainer.graders.sandbox import candidate, evaluator, isolation, plain
 
 LOADED = b"L"
 MAX_MESSAGE = candidate.MAX_MESSAGE

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from agl.errors import ConfigError, checked_options
-from agl.rewards.graders.base import AgainstReference
-from agl.rewards.graders.fields import failure, references, text_of
-from agl.rewards.graders.sql_worker import QUOTED_OR_COMMENT
-from agl.rewards.graders.worker_pool import WorkerDied, Workers, WorkerStuck, WorkerUnavailable
 from agl.rewards.trace import Trace
+from agl.trainer.graders.base import AgainstReference
+from agl.trainer.graders.fields import failure, references, text_of
+from agl.trainer.graders.sql_worker import QUOTED_OR_COMMENT
+from agl.trainer.graders.worker_pool import WorkerDied, Workers, WorkerStuck, WorkerUnavailable
 
 _FENCED = re.compile(r"```[ \t]*(?:sql|sqlite|postgresql|mysql)?[ \t]*\n(.*?)```", re.S | re.I)
 _PARENTHESES = re.compile(r"\([^()]*\)")
@@ -140,5 +140,5 @@ def has_order(query: str) -> bool:
 
 @functools.cache
 def _workers() -> Workers:
-    start = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from agl.rewards.graders import sql_worker as w"
+    start = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from agl.trainer.graders import sql_worker as w"
     return Workers(["-c", f"{start}; w.main()", json.dumps(sys.path)], keep=_KEPT)
