@@ -8,10 +8,9 @@ from agl._lazy import lazy_names
 
 _NAMES = {
     "agl.rewards.emit": ("as_rewards", "emit_exception", "emit_message", "emit_object", "emit_reward", "operation"),
-    "agl.trainer.graders.base": ("Grader",),
+    "agl.trainer.graders.base": ("Grader", "Weighted"),
     "agl.trainer.graders.code": ("PythonTests",),
     "agl.trainer.graders.collaboration": ("Consensus", "Rounds", "TokenBudget"),
-    "agl.trainer.graders.combine": ("Weighted",),
     "agl.trainer.graders.judge": ("LLMJudge",),
     "agl.trainer.graders.maths": ("MathAnswer",),
     "agl.trainer.graders.rank": ("RankJudge",),

@@ -9,11 +9,11 @@ from agl.rewards.emit import operation as operation
 from agl.rewards.trace import Trace as Trace
 from agl.tracing import untrained as untrained
 from agl.trainer.graders.base import Grader as Grader
+from agl.trainer.graders.base import Weighted as Weighted
 from agl.trainer.graders.code import PythonTests as PythonTests
 from agl.trainer.graders.collaboration import Consensus as Consensus
 from agl.trainer.graders.collaboration import Rounds as Rounds
 from agl.trainer.graders.collaboration import TokenBudget as TokenBudget
-from agl.trainer.graders.combine import Weighted as Weighted
 from agl.trainer.graders.judge import LLMJudge as LLMJudge
 from agl.trainer.graders.maths import MathAnswer as MathAnswer
 from agl.trainer.graders.rank import RankJudge as RankJudge

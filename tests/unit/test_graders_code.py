@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import venv
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,11 @@ def test_what_is_not_the_agents_fault_is_an_error() -> None:
         PythonTests(python="/nowhere/python")(TASK, GOOD)
     with pytest.raises(ConfigError, match="memory_mb=0"):
         PythonTests(memory_mb=0)
+
+
+def test_the_interpreter_of_the_programs_needs_no_package(tmp_path: Path) -> None:
+    venv.create(tmp_path, symlinks=True)
+    assert PythonTests(python=str(tmp_path / "bin/python"))(TASK, GOOD) == pytest.approx(2 / 3)
 
 
 def test_the_program_in_a_text() -> None:

@@ -1,3 +1,4 @@
-"""Graders: what scores an agent's answer; see `agl.rewards` for the names."""
+"""Graders score an agent's answer; `agl.rewards` has their names.
 
-from agl.trainer.graders import combine as _operators  # noqa: F401  `*` and `+` of every grader
+Helper processes import this package, some without any other package installed, so it imports nothing.
+"""
