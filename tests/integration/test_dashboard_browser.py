@@ -133,7 +133,7 @@ def test_from_the_curve_to_a_token(chromium: Any, site: Dashboard) -> None:
         assert f"id {call['tokens']['ids'][1]}" in detail.inner_text()
         assert f"{call['policy']} v{call['policy_version']}" in detail.inner_text()
         assert "trained in step 1" in detail.inner_text()
-        for color in ("Log-prob", "Pull", "Advantage"):
+        for color in ("Log-prob", "Gradient weight", "Advantage"):
             page.get_by_role("button", name=color, exact=True).click()
         for view, shown in (("Conversation", ".message.sampled"), ("Spans", ".tree li"), ("Tokens", ".tok")):
             page.get_by_role("button", name=view, exact=True).click()
@@ -187,7 +187,7 @@ def test_two_runs_are_compared(chromium: Any, site: Dashboard) -> None:
         page.get_by_role("checkbox").nth(1).wait_for()
         for box in page.get_by_role("checkbox").all():
             box.check()
-        page.get_by_role("link", name="Compare the two").click()
+        page.get_by_role("link", name="Compare", exact=True).click()
         page.get_by_text("common tasks").wait_for()
         picture(page, "compare")
         names = [side.inner_text() for side in page.locator(".versus a").all()]

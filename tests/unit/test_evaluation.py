@@ -123,7 +123,7 @@ def test_two_policies_are_compared_task_by_task(tmp_path: Path, capsys: pytest.C
     report.table()
     shown = capsys.readouterr().out
     assert "start -> now: success +50.0 points" in shown
-    assert "3 tasks solved only by now" in shown
+    assert "solved in most samples: 3 tasks by now only" in shown
     with pytest.raises(ConfigError, match="did you mean 'start'"):
         report.compare("strat", "now")
 
@@ -281,7 +281,7 @@ def test_a_result_in_a_notebook(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("has_widgets", [True, False])
 def test_a_notebook_has_a_live_bar_where_it_can_draw_one(has_widgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from agl.trainer.run import progress as module
+    from agl.trainer.report import progress as module
 
     shown: list[Any] = []
     monkeypatch.setattr(module, "find_spec", lambda name: name if has_widgets else None)

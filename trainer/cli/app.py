@@ -616,7 +616,7 @@ def export(
         facts = exporting.export_examples(
             what, out, options, format=format, model=model, renderer=renderer, margin=margin
         )
-        said = f"{facts['rows']} rows in {facts['file']}: {facts['chosen']}"
+        said = f"{facts['rows']} rows in {facts['file']}\n{facts['chosen']}"
     _write(json_file, facts)
     if not quiet:
         typer.echo(printable(said))

@@ -44,7 +44,7 @@ def grid(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
 
     rows = [row("success", lambda p: percentages(p.success))]
     if failing:
-        rows.append(row("  were failed rollouts 0, or 1", lambda p: _range(p.success_bounds)))
+        rows.append(row("  counting failed rollouts as 0 or 1", lambda p: _range(p.success_bounds)))
     rows += [row(f"pass@{k}", lambda p, k=k: _range(p.pass_at[k])) for k in ks]
     rows += [row(f"pass^{k}", lambda p, k=k: _range(p.pass_hat[k])) for k in ks]
     rows.append(row("mean reward", lambda p: _interval(p.reward)))
@@ -67,17 +67,17 @@ def grid(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
 def sentences(comparison: Comparison) -> list[str]:
     """A comparison in words."""
     c = comparison
-    chance = "more than chance" if c.significant else "could be chance"
+    verdict = f"{'' if c.significant else 'not '}statistically significant (paired sign-flip test, p {_p(c.success_p)})"
     smallest = (
-        f"a difference of {100 * c.smallest_difference:.1f} points would be seen in 4 of 5 such comparisons"
+        f"minimum detectable difference {100 * c.smallest_difference:.1f} points at 80 % power"
         if math.isfinite(c.smallest_difference)
-        else "one task says nothing about others"
+        else "one task allows no conclusion about others"
     )
     return [
-        f"{c.before} -> {c.after}: success {_points(c.success)}, p = {_p(c.success_p)}: {chance}",
-        f"  on {c.tasks} tasks; {smallest}",
-        f"  reward {_interval(c.reward, sign='+')}, p = {_p(c.reward_p)}",
-        f"  {_count(c.gained)} solved only by {c.after}, {_count(c.lost)} only by {c.before}",
+        f"{c.before} -> {c.after}: success {_points(c.success)}, {verdict}",
+        f"  n = {c.tasks} tasks; {smallest}",
+        f"  reward {_interval(c.reward, sign='+')}, p {_p(c.reward_p)}",
+        f"  solved in most samples: {_count(c.gained)} by {c.after} only, {_count(c.lost)} by {c.before} only",
     ]
 
 
@@ -91,7 +91,7 @@ def markdown(evaluation: Evaluation) -> str:
         for flips, policy in ((comparison.gained, comparison.after), (comparison.lost, comparison.before)):
             for flip in flips[:SHOWN_FLIPS]:
                 ids = " and ".join(f"`{rollout}`" for rollout in flip.rollouts)
-                lines.append(f"  - only {_escaped(policy)} solves task {flip.task}: {ids}")
+                lines.append(f"  - only {_escaped(policy)} solves, in most samples, task {flip.task}: {ids}")
     return "\n".join(lines) + "\n"
 
 
@@ -118,7 +118,7 @@ def fragment(evaluation: Evaluation) -> str:
         parts.append(f"<h2>{text(first)}</h2><ul>{''.join(f'<li>{text(s.strip())}</li>' for s in others)}</ul>")
         for flips, policy in ((comparison.gained, comparison.after), (comparison.lost, comparison.before)):
             if flips:
-                parts.append(f"<h3>{_count(flips)} solved only by {text(policy)}</h3>")
+                parts.append(f"<h3>{_count(flips)} solved in most samples by {text(policy)} only</h3>")
                 parts += [_flip(flip, comparison, evaluation) for flip in flips[:SHOWN_FLIPS]]
             if len(flips) > SHOWN_FLIPS:
                 parts.append(f'<p class="note">and {len(flips) - SHOWN_FLIPS} more, in the JSON report</p>')
@@ -207,7 +207,7 @@ def _number(value: float) -> str:
 
 
 def _p(value: float) -> str:
-    return f"{value:.3f}" if value >= 0.001 else f"{value:.1g}"
+    return f"= {value:.3f}" if value >= 0.001 else "< 0.001"
 
 
 def _count(flips: Sequence[Flip]) -> str:

@@ -100,15 +100,16 @@ def renderable(report: RolloutReport) -> Group:
         lines.append(Text(printable(f"ended by  {report.fault}"), style="red"))
     for attempt in report.attempts:
         if attempt.error and attempt.status != "succeeded":
-            last = attempt.error.strip().splitlines()[-1]
+            # The last line of a traceback is the error, that of an AglError its hint.
+            last = attempt.error.strip().partition("\n  -> ")[0].splitlines()[-1]
             lines.append(Text(printable(f"attempt {attempt.attempt} {attempt.status}: {last}"), style="red"))
     lines += [_panel(call, report.tools) for call in report.calls]
     if report.collected:
         what = "calls were" if report.collected > 1 else "call was"
         lines.append(
             Text(
-                f"{report.collected} {what} answered by another model than a policy, so there are no token ids and "
-                f"nothing to train; what was said: agl trace show {report.rollout_id}",
+                f"{report.collected} {what} answered by a model that is not a policy, so there are no token ids to "
+                f"train; agl trace show {report.rollout_id} shows the messages",
                 style="yellow",
             )
         )

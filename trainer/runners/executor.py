@@ -260,9 +260,9 @@ class Executor:
         if isinstance(error, CaptureError | RewardError) or (isinstance(error, AglError) and "rollout" in error.where):
             return error
         what = f"agent {self.agent.name!r} raised {type(error).__name__}: {error}"
-        hint = "it is tried again, then dropped from its group"
+        hint = "this attempt will be retried; if all fail, the rollout is excluded from its group"
         if not _is_infrastructure(error):
-            hint += "; agl.wrap(..., error_reward=x) scores it instead"
+            hint += ". agl.wrap(..., error_reward=x) gives it a reward instead"
         elif (call := _failed_call(error, spans)) is not None:
             url = call.attributes.get(semconv.URL, "its model")
             what = f"agent {call.agent!r}, which is not trained, got no answer from {url}: {call.status_message}"

@@ -99,13 +99,14 @@ class Chosen:
     def __str__(self) -> str:
         counts = self.counts
         made = counts["calls_retokenised"]
-        out = ", ".join(
-            f"{n} {name.partition('/')[2]}" for name, n in counts.items() if name.startswith("calls_left_out/")
-        )
-        return (
-            f"{counts['calls_kept']} of {counts['calls']} calls of {counts['rollouts_kept']} of {counts['rollouts']} "
-            f"rollouts are trained{f', {made} of them re-tokenised' if made else ''}{f'; not: {out}' if out else ''}"
-        )
+        lines = [
+            f"rollouts trained  {counts['rollouts_kept']} of {counts['rollouts']}",
+            f"calls trained     {counts['calls_kept']} of {counts['calls']}{f', {made} re-tokenised' if made else ''}",
+        ]
+        for name, n in counts.items():
+            if name.startswith("calls_left_out/"):
+                lines.append(f"  left out        {n}  {name.partition('/')[2]}")
+        return "\n".join(lines)
 
     def require(self) -> Chosen:
         """Itself, if there is a call to train.

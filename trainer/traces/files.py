@@ -104,7 +104,7 @@ async def write(
                 n_rows += 1
             if not n_rows:
                 raise NoTrainableDataError(
-                    f"none of the chosen rollouts has a reward: {summary}", hint="agl trace ls shows what they have"
+                    f"none of the chosen rollouts has a reward:\n{summary}", hint="agl trace ls shows what they have"
                 )
     except OSError as error:
         raise ExportError(

@@ -25,7 +25,7 @@ function page({ parts, query }) {
     if (kind === "runners") return html`<${Runners} store=${store} />`;
     if (kind === "recorded") return html`<${Recorded} store=${store} />`;
   }
-  return html`<h1>There is no such page</h1><p><${Link} to=${[]}>All runs<//></p>`;
+  return html`<h1>Page not found</h1><p><${Link} to=${[]}>All runs<//></p>`;
 }
 
 function Guarded({ children }) {
@@ -52,7 +52,7 @@ function App() {
     return () => removeEventListener("keydown", keys);
   }, []);
   return html`
-    <a class="skip" href="#main" onClick=${skip}>Skip to the content</a>
+    <a class="skip" href="#main" onClick=${skip}>Skip to content</a>
     <header>
       <a class="brand" href="#/"><img src="static/icon.svg" alt="" width="22" height="22" />agl</a>
       <nav aria-label="main"><a href="#/">Runs</a></nav>

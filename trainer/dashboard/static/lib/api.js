@@ -50,7 +50,7 @@ export async function get(path, signal) {
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError(0, { message: "the server does not answer", hint: "is the command that printed the link still running?" });
+    throw new ApiError(0, { message: "the server does not respond", hint: "is the command that printed the link still running?" });
   }
   const body = await response.json().catch(() => ({}));
   if (!response.ok) throw new ApiError(response.status, body.error);

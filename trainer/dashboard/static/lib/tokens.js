@@ -1,4 +1,4 @@
-// The sampled tokens as they were trained: coloured by advantage, log-prob, or the pull of the update on each of them.
+// The sampled tokens as they were trained: coloured by advantage, log-prob, or by how strongly the update moves each of them.
 import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
 import { Message } from "./conversation.js";
 import { num, signed } from "./format.js";
@@ -8,12 +8,12 @@ import { Advantage, Scale, Switch, advantageClass } from "./ui.js";
 const COLORS = [
   ["advantage", "Advantage"],
   ["logprob", "Log-prob"],
-  ["pull", "Pull"],
+  ["pull", "Gradient weight"],
 ];
 const LEGEND = {
-  advantage: ["pushed down", "pushed up", "The advantage that its call was trained with."],
-  logprob: ["sure", "unlikely", "The log-prob that it was sampled with: the darker, the less likely."],
-  pull: ["pushed down", "pushed up", "advantage × (1 − p): the update's first pull on the token's own logit. A sure token hardly moves."],
+  advantage: ["less likely", "more likely", "The advantage of the token's call."],
+  logprob: ["likely", "unlikely", "The log-prob when the token was sampled: the darker, the less likely."],
+  pull: ["less likely", "more likely", "advantage × (1 − p): how strongly the update moves the token's own logit. A near-certain token hardly moves."],
 };
 
 const colorOf = (query) => (LEGEND[query.color] ? query.color : "advantage");
@@ -33,7 +33,7 @@ export function Tokens({ calls, rows, query }) {
   const wanted = query.call === undefined ? null : Number(query.call);
   return html`
     ${calls.map((call) => html`<${Call} key=${call.position} ...${{ call, calls, color, most, setAt, wanted: wanted === call.position, token: query.token }} />`)}
-    ${calls.length === 0 && html`<p class="empty">No tokens are known: no call went through the gateway.</p>`}
+    ${calls.length === 0 && html`<p class="empty">No tokens: no call went through the gateway.</p>`}
     <${Rows} rows=${rows} />
     <${Detail} at=${at} />
   `;
@@ -83,7 +83,7 @@ function Call({ call, calls, color, most, setAt, wanted, token }) {
   }
   const { texts, trained } = call.tokens;
   const facts = [
-    `${num(call.prompt_tokens)} prompt tokens${call.continued ? `, ${num(call.continued)} continued from call ${parent ? parent.index : "before"}` : ""}`,
+    `${num(call.prompt_tokens)} prompt tokens${call.continued ? `, ${num(call.continued)} continued from ${parent ? `call ${parent.index}` : "the previous call"}` : ""}`,
     `${num(call.n_tokens)} sampled`,
     call.finish_reason,
     call.temperature === 1 ? "" : `temperature ${num(call.temperature)}`,
@@ -116,7 +116,7 @@ function Call({ call, calls, color, most, setAt, wanted, token }) {
 const ariaOf = (call, i) => `${call.tokens.texts[i]}, log-prob ${num(call.tokens.logprobs[i])}`;
 
 function Detail({ at }) {
-  if (!at) return html`<div class="detail dim" role="status">Point at a token, or move with the arrow keys.</div>`;
+  if (!at) return html`<div class="detail dim" role="status">Point at a token, or use the arrow keys.</div>`;
   const { call, i } = at;
   const logprob = call.tokens.logprobs[i];
   const trained = call.tokens.trained[i] && call.dropped === null;
@@ -126,7 +126,7 @@ function Detail({ at }) {
     <span>log-prob <b>${num(logprob, 4)}</b></span>
     <span>p <b>${logprob === null ? "–" : num(Math.exp(logprob), 4)}</b></span>
     ${call.advantage !== null && html`<span>advantage <b>${signed(call.advantage)}</b></span>`}
-    ${call.advantage !== null && logprob !== null && html`<span>pull <b>${signed(call.advantage * (1 - Math.exp(logprob)), 4)}</b></span>`}
+    ${call.advantage !== null && logprob !== null && html`<span>gradient weight <b>${signed(call.advantage * (1 - Math.exp(logprob)), 4)}</b></span>`}
     <span>${call.policy ? html`sampled by <b>${call.policy} v${call.policy_version}</b>` : ""}</span>
     <span class=${trained ? "good" : "dim"}>${trained && call.step !== null ? `trained in step ${call.step}` : call.dropped ? `not trained: ${call.dropped}` : "not trained"}</span>
     <span class="dim">call ${call.index}, token ${i}</span>

@@ -16,7 +16,7 @@ export function Crumbs({ items, here }) {
     document.title = `${here} · agl`;
     scrollTo(0, 0);
   }, [here]);
-  return html`<nav class="crumbs" aria-label="where this is">
+  return html`<nav class="crumbs" aria-label="breadcrumbs">
     <${Link} to=${[]}>Runs<//>
     ${items.map(([label, to, query]) => html`<span aria-hidden="true">›</span><${Link} to=${to} query=${query}>${label}<//>`)}
     <span aria-hidden="true">›</span><span aria-current="page">${here}</span>
@@ -43,8 +43,8 @@ function KeyForm() {
     setKey(event.target.elements.key.value.trim());
   }
   return html`<form class="card narrow" onSubmit=${open}>
-    <h1>This dashboard needs its key</h1>
-    <p>Open the link that the command printed, or paste the key from it. It stays in this tab.</p>
+    <h1>Enter the dashboard's key</h1>
+    <p>Open the link that the command printed, or paste its key here. The key stays in this tab.</p>
     <label>Key <input name="key" type="password" autocomplete="off" required /></label>
     <button type="submit">Open</button>
   </form>`;
@@ -66,7 +66,7 @@ export function statusOf(run) {
 }
 
 const STATUS = {
-  silent: ["warn", "no sign of life for 3 min"],
+  silent: ["warn", "no heartbeat for 3 min"],
   running: ["live", "running"],
   succeeded: ["good", "succeeded"],
   failed: ["bad", "failed"],
@@ -89,7 +89,7 @@ export function advantageClass(value, most) {
 }
 
 const DIVERGING = ["n5", "n3", "n1", "v0", "p1", "p3", "p5"];
-export function Scale({ low = "pushed down", high = "pushed up", classes = DIVERGING, about, children }) {
+export function Scale({ low = "less likely", high = "more likely", classes = DIVERGING, about, children }) {
   return html`<span class="scale" title=${about}>
     <span class="dim">${low}</span>${classes.map((c) => html`<i class=${c}></i>`)}<span class="dim">${high}</span>${children}
   </span>`;

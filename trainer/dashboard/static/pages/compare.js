@@ -18,7 +18,7 @@ export function Compare({ query }) {
   });
   const wanted = new URLSearchParams(Object.entries(query).filter(([name]) => ["a", "b", "a_step", "b_step"].includes(name)));
   const paired = useData(valid ? `compare?${wanted}` : null);
-  if (!valid) return html`<${Crumbs} items=${[]} here="compare" /><p class="empty">Tick two runs in the list of runs.</p>`;
+  if (!valid) return html`<${Crumbs} items=${[]} here="compare" /><p class="empty">Tick two runs in the list first.</p>`;
   return html`
     <${Crumbs} items=${[]} here="compare" />
     <div class="head"><h1>Two runs compared</h1></div>
@@ -96,7 +96,7 @@ function Paired({ data, sides }) {
 }
 
 function verdict({ tasks, difference }, sure) {
-  if (tasks === 0) return "They have no held-out task in common.";
-  if (!sure) return "The interval contains 0: on these tasks, neither is shown to be better.";
+  if (tasks === 0) return "The two have no held-out task in common.";
+  if (!sure) return "The interval contains 0: the difference on these tasks is not significant.";
   return `${difference > 0 ? "b" : "a"} is better on these tasks.`;
 }

@@ -72,7 +72,7 @@ function Column({ store, member, most, report, against, reference }) {
         <${Link} to=${[store, "rollout", member.rollout_id]}>${member.rollout_id}<//>
         ${isReference
           ? html`<span class="dim">the reference</span>`
-          : html`<button type="button" class="quiet" onClick=${() => setQuery({ with: member.rollout_id })}>compare with this</button>`}
+          : html`<button type="button" class="quiet" onClick=${() => setQuery({ with: member.rollout_id })}>Use as reference</button>`}
       </div>
       ${member.error && html`<p class="bad small">${member.error}</p>`}
       <div class="dim small">${num(member.calls)} calls · ${num(member.trained_tokens)} of ${num(member.tokens)} tokens trained${member.forks ? ` · ${member.forks} forked` : ""}</div>
@@ -88,8 +88,8 @@ function Column({ store, member, most, report, against, reference }) {
         <p>${at >= 0 ? html`<span class="same">${line.text.slice(0, at)}</span><mark title="the first difference">${word(line.text, at)}</mark>${line.text.slice(at + word(line.text, at).length)}` : line.text}</p>
       </div>`;
     })}
-    ${report?.calls && other && !differs && html`<p class="dim">no difference in its text</p>`}
-    ${report?.next && html`<p class="dim">… the rest is on its own page</p>`}
+    ${report?.calls && other && !differs && html`<p class="dim">same text as the reference</p>`}
+    ${report?.next && html`<p class="dim">… the rest is on the rollout's page</p>`}
   </article>`;
 }
 

@@ -11,7 +11,7 @@ export function Recorded({ store }) {
     <div class="head"><h1>Recorded programs</h1></div>
     <${Loaded} state=${state}>${(data) => html`
       ${data.rollouts.length < data.total && html`<p class="dim">the newest ${num(data.rollouts.length)} of ${num(data.total)}</p>`}
-      ${data.total === 0 && html`<p class="empty">No program was recorded in this store: agl run -- python my_agent.py</p>`}
+      ${data.total === 0 && html`<p class="empty">No program was recorded in this store. To record one: agl run -- python my_agent.py</p>`}
       <div class="scroll"><table class="stack">
         <thead><tr><th>rollout</th><th>status</th><th class="right">took</th><th>when</th><th>task</th></tr></thead>
         <tbody>${data.rollouts.map(

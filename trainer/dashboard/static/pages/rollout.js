@@ -47,7 +47,7 @@ function View({ store, path, first, query }) {
     <div class="head">
       <h1 class="mono">${rollout.rollout_id}</h1>
       <span class="status ${{ succeeded: "good", failed: "bad" }[rollout.status] || ""}">${rollout.status}</span>
-      ${siblings.length > 1 && html`<nav class="around" aria-label="rollouts of the group">${neighbour(-1, "← before")}<span class="dim">${at + 1} of ${siblings.length}</span>${neighbour(1, "next →")}</nav>`}
+      ${siblings.length > 1 && html`<nav class="around" aria-label="rollouts of the group">${neighbour(-1, "← Previous")}<span class="dim">${at + 1} of ${siblings.length}</span>${neighbour(1, "Next →")}</nav>`}
     </div>
     ${first.pruned ? html`<${Pruned} trained=${first.trained} />` : html`<${Facts} ...${{ rollout, first, calls }} />`}
     <section class="card two">
@@ -58,7 +58,7 @@ function View({ store, path, first, query }) {
     <${Attempts} attempts=${attempts} shown=${first.attempt} />
     ${first.calls &&
     html`
-      ${first.collected > 0 && html`<p class="note">${num(first.collected)} calls were answered by another model than a policy: no token ids, nothing to train.</p>`}
+      ${first.collected > 0 && html`<p class="note">${num(first.collected)} calls were answered by a model that is not a policy, so there are no token ids to train.</p>`}
       <div class="bar-row">
         <${Switch} label="view" options=${VIEWS} value=${view} onChange=${(name) => setQuery({ view: name })} />
         ${view === "tokens" && html`<${ColorSwitch} query=${query} />`}
@@ -67,7 +67,7 @@ function View({ store, path, first, query }) {
       ${view === "conversation" && html`<${Conversation} calls=${calls} />`}
       ${view === "spans" && html`<${Spans} spans=${first.spans} omitted=${first.omitted_spans} />`}
       ${rest.error && html`<${Failure} error=${rest.error} />`}
-      ${rest.next && view !== "spans" && html`<p><button type="button" onClick=${more}>Read on: ${num(calls.length)} of ${num(first.n_calls)} calls are shown</button></p>`}
+      ${rest.next && view !== "spans" && html`<p><button type="button" onClick=${more}>Show more: ${num(calls.length)} of ${num(first.n_calls)} calls shown</button></p>`}
     `}
   `;
 }
@@ -96,7 +96,7 @@ function Facts({ rollout, first, calls }) {
   return html`<dl class="facts">
     <${Fact} label="reward">${num(first.total_reward)}<//>
     <${Fact} label="advantage">
-      ${dropped ? html`<span class="warn">${dropped}</span>` : advantages.length ? spanOf(advantages) : html`<span class="dim">${rollout.mode === "train" ? "not trained" : "not for training"}</span>`}
+      ${dropped ? html`<span class="warn">${dropped}</span>` : advantages.length ? spanOf(advantages) : html`<span class="dim">${rollout.mode === "train" ? "not trained" : "not a training rollout"}</span>`}
     <//>
     <${Fact} label=${wasTrained ? "trained tokens" : "sampled tokens"}>${wasTrained ? html`${num(trained)} <span class="dim">of ${num(sampled)}</span>` : num(sampled)}<//>
     <${Fact} label="calls">${num(first.n_calls ?? 0)}${first.rows?.length ? html` <span class="dim">in ${num(first.rows.length)} ${first.rows.length === 1 ? "row" : "rows"}</span>` : ""}<//>
@@ -145,7 +145,7 @@ function Attempts({ attempts, shown }) {
         ${attempts.length > 1 && a.attempt !== shown ? html`<a href=${hereWith({ attempt: a.attempt })}>attempt ${a.attempt}</a>` : html`attempt ${a.attempt}`}
         <span class="status ${{ succeeded: "good", failed: "bad", timeout: "bad" }[a.status] || "warn"}">${a.status}</span>
         <span class="dim">${a.worker_id || ""}</span>
-        ${a.error && html`<details><summary class="bad clip">${a.error.trim().split("\n").at(-1)}</summary><pre class="value">${a.error}</pre></details>`}
+        ${a.error && html`<details><summary class="bad clip">${a.error.trim().split("\n  -> ")[0].split("\n").at(-1)}</summary><pre class="value">${a.error}</pre></details>`}
       </li>`,
     )}
   </ul></section>`;
@@ -153,8 +153,8 @@ function Attempts({ attempts, shown }) {
 
 function Pruned({ trained }) {
   return html`<div class="failure">
-    <p><strong>What happened in this rollout was pruned from the store.</strong></p>
-    <p>Its task and what was trained remain.</p>
+    <p><strong>This rollout's calls and spans were pruned from the store.</strong></p>
+    <p>Its task and training records remain.</p>
   </div>
   ${trained.length > 0 &&
   html`<div class="scroll"><table>
@@ -173,6 +173,6 @@ function Conversation({ calls }) {
         ${call.error ? html`<p class="bad">${call.error}</p>` : html`<${Message} message=${{ role: "assistant", ...call.reply }} kind="sampled" />`}
       `,
     )}
-    ${calls.length === 0 && html`<p class="empty">No call went through the gateway. What was said is in the spans.</p>`}
+    ${calls.length === 0 && html`<p class="empty">No call went through the gateway. The spans have the messages.</p>`}
   </div>`;
 }

@@ -1,4 +1,4 @@
-// One run: reward over its steps, every other number it recorded, its settings. Follows a run that goes on.
+// One run: reward over its steps, every other metric, its settings. Follows a running job.
 import { html, useMemo, useRef, useState } from "../vendor/preact-htm.js";
 import { get, useData } from "../lib/api.js";
 import { ago, clock, duration, num, signed } from "../lib/format.js";
@@ -91,14 +91,14 @@ function View({ store, run, metrics }) {
       <${Fact} label="steps">${num(run.step)}${run.steps ? html`<span class="dim"> of ${num(run.steps)}</span>` : ""}<//>
       ${values["learner/tokens"] && html`<${Fact} label="trained tokens">${num(total(values["learner/tokens"]))}<//>`}
       ${values["train/tokens_unmerged"] &&
-      html`<${Fact} label="saved by merging" title="tokens that calls of one conversation share are forwarded once">
+      html`<${Fact} label="saved by merging" title="tokens shared by calls of one conversation are computed once">
         ${num(100 * (1 - total(values["train/tokens"]) / Math.max(1, total(values["train/tokens_unmerged"]))), 0)} %
       <//>`}
       <${Fact} label="took" title=${clock(run.created_at)}>${duration((run.ended_at || run.updated_at) - run.created_at)}<//>
       <${Fact} label="last write" title=${clock(run.updated_at)}>${ago(run.updated_at)}<//>
     </dl>
     ${steps.length === 0
-      ? html`<p class="empty">No step is recorded yet.${run.status === "running" ? " This page looks again every two seconds." : ""}</p>`
+      ? html`<p class="empty">No step has been recorded yet.${run.status === "running" ? " This page updates every two seconds." : ""}</p>`
       : html`
           <section class="card">
             <${Plot} label="reward" steps=${steps} series=${reward} height=${260} unit onPick=${open} />
@@ -134,7 +134,7 @@ function View({ store, run, metrics }) {
           <tr><th scope="row">run</th><td>${run.run_id}</td></tr>
           <tr><th scope="row">directory</th><td>${run.directory}</td></tr>
           <tr><th scope="row">store</th><td>${run.store_name}</td></tr>
-          <tr><th scope="row">began</th><td>${clock(run.created_at)}</td></tr>
+          <tr><th scope="row">started</th><td>${clock(run.created_at)}</td></tr>
         </tbody></table>
       </details>
     </section>

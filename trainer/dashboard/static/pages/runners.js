@@ -17,16 +17,16 @@ function View({ store, data }) {
   const open = data.workers.reduce((sum, w) => sum + w.attempts.length, 0);
   return html`
     <dl class="facts">
-      <${Fact} label="runners at work">${num(data.workers.length)}<//>
+      <${Fact} label="active runners">${num(data.workers.length)}<//>
       <${Fact} label="rollouts running">${num(open)}${data.complete ? "" : " or more"}<//>
       <${Fact} label="waiting">${num(data.waiting)}<//>
     </dl>
     ${data.workers.length === 0 && html`<p class="empty">No rollout is running.</p>`}
     ${data.workers.map(
       ({ worker, attempts }) => html`<section class="card">
-        <h2 class="mono">${worker || "no name"}</h2>
+        <h2 class="mono">${worker || "unnamed"}</h2>
         <div class="scroll"><table>
-          <thead><tr><th>rollout</th><th class="right">attempt</th><th>status</th><th class="right">running for</th><th>last sign of life</th></tr></thead>
+          <thead><tr><th>rollout</th><th class="right">attempt</th><th>status</th><th class="right">running for</th><th>last heartbeat</th></tr></thead>
           <tbody>${attempts.map(
             (a) => html`<tr>
               <td><${Link} to=${[store, "rollout", a.rollout_id]}>${a.rollout_id}<//></td>

@@ -40,14 +40,14 @@ function List({ data, query }) {
     <div class="head">
       <h1>Runs</h1>
       ${ticked.length === 2
-        ? html`<a class="button" href=${href(["compare"], { a: ticked[0], b: ticked[1] })}>Compare the two</a>`
-        : html`<span class="dim">${runs.length > 1 ? "tick two to compare them" : ""}</span>`}
+        ? html`<a class="button" href=${href(["compare"], { a: ticked[0], b: ticked[1] })}>Compare</a>`
+        : html`<span class="dim">${runs.length > 1 ? "tick two runs to compare them" : ""}</span>`}
     </div>
     ${data.stores
       .filter((s) => s.error)
       .map((s) => html`<div class="failure"><p><strong>${s.name}</strong>: ${s.error.message}</p><p>→ ${s.error.hint}</p></div>`)}
     ${runs.length === 0
-      ? html`<p class="empty">There is no run in ${data.stores.map((s) => s.name).join(", ")} yet. A training records itself when it begins.</p>`
+      ? html`<p class="empty">No run in ${data.stores.map((s) => s.name).join(", ")} yet. A run appears here as soon as it starts.</p>`
       : html`<div class="scroll"><table class="runs stack">
           <thead><tr>
             <th><span class="unseen">compare</span></th><th>run</th><th>status</th><th class="right">steps</th>

@@ -42,16 +42,16 @@ function View({ first, store, id, mode, step, query, path, here }) {
   return html`
     <div class="head">
       <h1>${here}</h1>
-      <nav class="around" aria-label="steps around">
+      <nav class="around" aria-label="neighbouring steps">
         ${mode === "train" && step > 1 && html`<${Link} to=${stepPath(store, id, mode, step - 2)}>← step ${step - 1}<//>`}
         ${mode === "train" && html`<${Link} to=${stepPath(store, id, mode, step)}>step ${step + 1} →<//>`}
       </nav>
     </div>
     <dl class="facts">
-      <${Fact} label="rollouts">${num(first.total)}${rollouts.length < first.total ? html`<span class="dim"> (${num(rollouts.length)} read)</span>` : ""}<//>
+      <${Fact} label="rollouts">${num(first.total)}${rollouts.length < first.total ? html`<span class="dim"> (${num(rollouts.length)} loaded)</span>` : ""}<//>
       <${Fact} label="mean reward">${rewards.length ? num(rewards.reduce((a, b) => a + b, 0) / rewards.length) : "–"}<//>
       ${mode === "train" &&
-      html`<${Fact} label="groups not trained" title="no spread of rewards, or nothing to train">${num(dropped)}<//>
+      html`<${Fact} label="groups not trained" title="all rewards equal, or nothing to train">${num(dropped)}<//>
         <${Fact} label="trained tokens">${num(trainedTokens)}<//>`}
       <${Fact} label="failed">${num(failed)}<//>
       <${Fact} label="forks" title="conversations that could not be continued token for token">${num(rollouts.reduce((s, r) => s + r.forks, 0))}<//>
@@ -63,7 +63,7 @@ function View({ first, store, id, mode, step, query, path, here }) {
     <section>
       ${groups.every(([, members]) => members.length === 1)
         ? html`<div class="singles">${kept.slice(0, Number(query.groups) || SHOWN_GROUPS).map((r) => html`<${Single} key=${r.rollout_id} ...${{ store, r, range, most }} />`)}</div>`
-        : html`<p class="small dim legend-row"><span>a dot is a rollout at its reward, coloured by its advantage</span> <${Scale} /></p>
+        : html`<p class="small dim legend-row"><span>one dot per rollout, placed by reward, coloured by advantage</span> <${Scale} /></p>
         <div class="strips" role="list">
         ${groups.slice(0, Number(query.groups) || SHOWN_GROUPS).map(([name, members]) => html`<${Strip} key=${name} ...${{ store, members, range, most, mode }} />`)}
       </div>`}
@@ -72,7 +72,7 @@ function View({ first, store, id, mode, step, query, path, here }) {
         ${num(groups.length - (Number(query.groups) || SHOWN_GROUPS))} more groups
       </button></p>`}
       ${rest.error && html`<${Failure} error=${rest.error} />`}
-      ${rest.next && html`<p><button type="button" onClick=${more}>Read more of the ${num(first.total)} rollouts</button></p>`}
+      ${rest.next && html`<p><button type="button" onClick=${more}>Load more of the ${num(first.total)} rollouts</button></p>`}
     </section>
   `;
 }
@@ -106,7 +106,7 @@ function Histogram({ rewards, range, query }) {
   const chosen = (i) => query.low !== undefined && Number(query.low) === edge(i) && Number(query.high) === edge(i + 1);
   const pick = (i) => setQuery(chosen(i) ? { low: "", high: "" } : { low: edge(i), high: edge(i + 1) });
   return html`<figure class="histogram">
-    <figcaption>rewards <span class="dim">click a bar to see its rollouts</span></figcaption>
+    <figcaption>rewards <span class="dim">click a bar to filter</span></figcaption>
     <div class="bars">
       ${counts.map(
         (count, i) => html`<button
@@ -128,7 +128,7 @@ function Filters({ query, agents, kept, all }) {
   const any = ["agent", "low", "high", "failed", "forked", "text"].some((name) => query[name]);
   const set = (name) => (event) => setQuery({ [name]: event.target.type === "checkbox" ? (event.target.checked ? "1" : "") : event.target.value });
   return html`<form class="filters" onSubmit=${(event) => event.preventDefault()}>
-    <label>task <input type="search" value=${query.text || ""} onInput=${set("text")} placeholder="text in it" /></label>
+    <label>task <input type="search" value=${query.text || ""} onInput=${set("text")} placeholder="contains" /></label>
     <label>agent
       <select value=${query.agent || ""} onChange=${set("agent")}>
         <option value="">all</option>
@@ -160,7 +160,7 @@ function Strip({ store, members, range, most, mode }) {
       <${Link} class="clip" to=${[store, members.length > 1 ? "group" : "rollout", members[0].rollout_id]} title=${oneLine(members[0].task)}><${TaskText} task=${members[0].task} /><//>
       <div class="dim small">
         ${members.length > 1 ? `${members.length} rollouts · ` : ""}mean ${num(mean)}
-        ${mode === "train" && !trained && html` · <span class="warn">${dropped || (same ? "no spread, not trained" : "not trained")}</span>`}
+        ${mode === "train" && !trained && html` · <span class="warn">${dropped || (same ? "equal rewards, not trained" : "not trained")}</span>`}
       </div>
     </div>
     <div class="dots">
