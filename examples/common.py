@@ -15,7 +15,6 @@ from typing import Any
 
 import agl
 from agl.testing.provider import Reply, Script, serve
-from agl.trainer.local.processes import end_waiting, prepare_process
 from agl.trainer.quickstart.policy import make_policy
 from agl.trainer.quickstart.tokenizer import WORDS
 
@@ -125,7 +124,6 @@ def tiny_policy(
     if (place / "done").exists():
         return (place / "done").read_text()
     shutil.rmtree(place, ignore_errors=True)
-    prepare_process(threads=1)
     said: list[str] = []
 
     def script(body: dict[str, Any]) -> Reply:
@@ -198,7 +196,6 @@ def save(
                 "samples": policy.samples,
                 "failed": policy.failed,
             }
-    end_waiting()  # only then the system counts what they used
     used = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     result = {"example": example, "seed": options.seed, "policies": policies, "minutes": round(used / 60, 1), **more}
     text = json.dumps(result, indent=1) + "\n"

@@ -185,10 +185,8 @@ def one_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def no_process_left() -> Iterator[None]:
-    """Fails a test that leaves a policy process behind, other than one that waits for the next policy."""
+    """Fails a test that leaves a policy process behind."""
     import subprocess
-
-    from agl.trainer.local.processes import end_waiting
 
     def workers() -> set[str]:
         listed = subprocess.run(["pgrep", "-P", str(os.getpid())], capture_output=True, text=True, check=False).stdout
@@ -196,5 +194,4 @@ def no_process_left() -> Iterator[None]:
 
     before = workers()
     yield
-    end_waiting()
     assert workers() <= before

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,12 +18,9 @@ from transformers import AutoModelForCausalLM
 
 from agl.errors import CheckpointError, ConfigError, ContextLengthError, EngineError, ModelLoadError
 from agl.trainer.engines.base import Engine, Sampling
-from agl.trainer.engines.frames import FrameReader, to_frame
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
-from agl.trainer.local.processes import end_waiting, prepare_process
-from agl.trainer.local.protocol import PATIENCE, Abort
-from agl.trainer.local.worker import Worker
+from agl.trainer.processes.frames import FrameReader, to_frame
 
 PROMPT = np.arange(40, 60, dtype=np.int32)
 LONG = Sampling(max_tokens=4000, temperature=0.0)
@@ -55,7 +51,6 @@ def policy(runner, directory):
     policy = runner.run(LocalPolicy.start(spec_for(directory)))
     yield policy
     runner.run(policy.close())
-    end_waiting()
     assert policy.process.returncode == 0
 
 
@@ -158,7 +153,7 @@ def test_cancelling_the_task_frees_the_engine(policy, runner):
         return await policy.generate(PROMPT, Sampling(max_tokens=2))
 
     assert runner.run(cancel()).token_ids.size == 2
-    assert not policy.process._pending
+    assert not policy.process.peer._calls
 
 
 def test_a_callback_that_fails_fails_its_own_request(policy, runner):
@@ -296,135 +291,17 @@ def test_a_start_without_progress_ends_the_process(runner, directory):
     runner.run(start())
 
 
-@pytest.mark.timeout(PATIENCE)  # Processes that are not told to end would wait for so long.
-def test_a_prepared_process_is_taken_for_its_number_of_threads(runner, directory):
-    end_waiting()
-
-    async def story():
-        before = workers()
-        prepare_process(threads=1)
-        prepared = await new_worker(before)
-        started = [await LocalPolicy.start(spec_for(directory, threads=threads)) for threads in (2, 1)]
-        assert [str(one.process.pid) == prepared for one in started] == [False, True]
-        for one in started:
-            await one.close()
-        end_waiting()
-        assert workers() <= before
-
-    runner.run(story())
-
-
-def test_a_prepared_process_that_died_is_not_taken(runner, directory):
-    async def story():
-        before = workers()
-        prepare_process(threads=1)
-        prepared = await new_worker(before)
-        os.kill(int(prepared), signal.SIGKILL)
-        while Path(f"/proc/{prepared}/stat").read_text().split()[2] != "Z":
-            await asyncio.sleep(0.01)
-        policy = await LocalPolicy.start(spec_for(directory))
-        assert str(policy.process.pid) != prepared
-        await policy.close()
-
-    runner.run(story())
-
-
-async def trained(spec: PolicySpec) -> tuple[int, bytes, dict[str, float]]:
-    """The process of a policy, its log-probs after an update, and the metrics of that."""
-    policy = await LocalPolicy.start(spec)
-    metrics = await policy.train(await sampled_rows(policy, PROMPT, (1.0, -1.0)))
-    after = await policy.engine_logprobs(PROMPT)
-    asleep = asyncio.create_task(policy.generate(PROMPT, LONG))
-    await policy.generate(PROMPT, Sampling(max_tokens=2))
-    await policy.close()
-    with pytest.raises(EngineError, match="was closed"):
-        await asleep
-    return policy.process.pid, after.tobytes(), metrics
-
-
-def test_the_next_policy_gets_the_process_of_the_last_and_nothing_else_of_it(runner, directory):
-    from agl.trainer.local.config import LoraSpec
-
-    whole, adapter = spec_for(directory), spec_for(directory, lora=LoraSpec(rank=4))
-    end_waiting()
-    first = [runner.run(trained(spec)) for spec in (whole, adapter)]
-    assert [runner.run(trained(spec)) for spec in (whole, adapter)] == first
-    assert first[0][0] == first[1][0]
-    end_waiting()
-    new = [runner.run(trained(spec)) for spec in (adapter, whole)]
-    assert new[0][0] != first[0][0]
-    assert [one[1:] for one in new] == [one[1:] for one in reversed(first)]
-
-
-@pytest.mark.slow
-def test_a_process_is_taken_where_it_would_have_been_started_alike(runner, directory, tmp_path, monkeypatch):
-    async def pid() -> int:
-        policy = await LocalPolicy.start(spec_for(directory))
-        await policy.close()
-        return policy.process.pid
-
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    first = runner.run(pid())
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    assert runner.run(pid()) == first
-    with monkeypatch.context() as changed:
-        changed.setenv("HF_TOKEN", "another")
-        assert runner.run(pid()) != first
-    with monkeypatch.context() as changed:
-        changed.chdir(tmp_path)
-        assert runner.run(pid()) != first
-    assert runner.run(pid()) == first
-
-
-def test_a_closed_policy_leaves_the_next_one_alone(runner, directory):
-    async def story():
-        last = await LocalPolicy.start(spec_for(directory))
-        await last.close()
-        policy = await LocalPolicy.start(spec_for(directory))
-        assert policy.process.pid == last.process.pid
-        await last.close()
-        await last.close(timeout=0.0)
-        beside = await LocalPolicy.start(spec_for(directory, load_timeout=30))
-        assert beside.process.pid != policy.process.pid
-        await beside.close()
-        assert (await policy.generate(PROMPT, Sampling(max_tokens=2))).token_ids.size == 2
-        os.kill(policy.process.pid, signal.SIGKILL)
-        with pytest.raises(EngineError, match="exit code -9"):
-            await policy.generate(PROMPT, LONG)
-        await policy.close()
-        policy = await LocalPolicy.start(spec_for(directory))
-        assert policy.process.pid != last.process.pid
-        await policy.close()
-
-    runner.run(story())
-
-
-def test_of_the_processes_that_wait_the_last_one_is_taken(runner, directory):
-    async def story():
-        first, last = [await LocalPolicy.start(spec_for(directory)) for _ in range(2)]
-        await first.close()
-        await last.close()
-        policy = await LocalPolicy.start(spec_for(directory))
-        assert policy.process.pid == last.process.pid
-        await policy.close()
-
-    runner.run(story())
-
-
-def test_one_that_samples_from_a_copy_of_the_weights_ends(runner, directory):
+def test_a_closed_policy_fails_what_waits_and_leaves_no_process(runner, directory, no_process_left):
     async def story():
         policy = await LocalPolicy.start(spec_for(directory, max_staleness=1))
+        asleep = asyncio.create_task(policy.generate(PROMPT, LONG))
+        await policy.generate(PROMPT, Sampling(max_tokens=2))
         await policy.close()
+        with pytest.raises(EngineError, match="was closed"):
+            await asleep
         assert policy.process.returncode == 0
 
     runner.run(story())
-
-
-def test_nobody_is_waited_for_longer_than_the_patience():
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.sendall(to_frame(Abort(3)))
-        assert not Worker(theirs, FrameReader()).run(patience=0.05)
 
 
 def test_a_child_that_dies_fails_every_waiting_call(runner, directory):
@@ -452,7 +329,7 @@ def test_a_killed_parent_leaves_no_process(directory):
     code = f"""
 import asyncio, numpy as np
 from agl.trainer.engines import Sampling
-from agl.trainer.engines.frames import FrameReader, to_frame
+from agl.trainer.processes.frames import FrameReader, to_frame
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
 
 async def main():

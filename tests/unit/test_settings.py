@@ -12,8 +12,7 @@ from agl.errors import ConfigError
 from agl.trainer.algorithms import settings
 from agl.trainer.algorithms.policy_gradient import PolicyGradient
 from agl.trainer.local.config import LearnerConfig, LoraSpec
-from agl.trainer.local.policy import PolicySpec
-from agl.trainer.local.processes import environment
+from agl.trainer.local.policy import PolicySpec, environment
 
 OWN = {
     "group_size", "batch_size", "steps", "epochs", "adv_estimator", "baseline_decay", "normalize_std",

@@ -1,16 +1,14 @@
 """Policies that live in other processes: sampled, trained and saved from here; those on one base model share a process.
 
 Invariant: importing this module loads no torch. Nothing waits for a dead child: when it ends, every waiting call fails
-with its exit code and last output. A child whose policies are closed waits two minutes for others (`processes`), which
-then need not load the libraries.
+with its exit code and last output.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import contextlib
 import os
-import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -18,30 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from agl.errors import ConfigError, EngineError
+from agl.child_environment import child_environment
+from agl.errors import AglError, ConfigError, EngineError
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray, IntArray, int_array
 from agl.trainer.engines.base import Completion, OnTokens, Sampling
-from agl.trainer.engines.frames import FrameReader, to_frame
-from agl.trainer.local.processes import Child, last_output, take
-from agl.trainer.local.protocol import (
-    Abort,
-    Command,
-    Done,
-    Failed,
-    Finished,
-    Generate,
-    Loading,
-    PolicyInfo,
-    PolicySpec,
-    Shutdown,
-    Tokens,
-    Waiting,
-)
+from agl.trainer.local.protocol import PolicyInfo, PolicySpec
+from agl.trainer.processes.child import Child
+from agl.trainer.processes.peer import Peer
 
 __all__ = ["LocalPolicy", "PolicyInfo", "PolicySpec", "start_policies"]
 
-_TERM_SECONDS = 2.0
 LOAD_HINT = "check the network and the disk, or raise load_timeout="
 OnProgress = Callable[[str], object]
 """Called with what is being loaded."""
@@ -106,7 +91,14 @@ class LocalPolicy:
     ) -> Completion:
         """Sample one answer; see `agl.trainer.engines.Engine.generate`."""
         self._check_name(policy)
-        completion = await self.process.generate(self.spec.name, prompt_ids, sampling, on_tokens)
+        completion = await self.process.peer.call(
+            "generate",
+            self.spec.name,
+            int_array(prompt_ids),
+            sampling,
+            on_tokens is not None,
+            on_event=lambda tokens: on_tokens(*tokens) if on_tokens else None,
+        )
         self.prompt_tokens += len(prompt_ids)
         self.reused_tokens += completion.cached_tokens
         return completion
@@ -129,7 +121,7 @@ class LocalPolicy:
                 hint="please report this: a policy is trained on its own tokens alone",
                 rollout=foreign.rollout_id,
             )
-        return await self._command("train", sequences=sequences, lr_scale=lr_scale, pairs=pairs)
+        return await self._command("train", sequences, lr_scale, pairs)
 
     async def publish(self) -> None:
         """Serve the weights in training from now on. With `max_staleness=0` they always are, and nothing changes."""
@@ -137,26 +129,24 @@ class LocalPolicy:
 
     async def logprobs(self, token_ids: IntArray, *, temperature: float = 1.0) -> FloatArray:
         """float32 [T - 1]: log-probs of `token_ids[1:]` by the learner's forward pass."""
-        return await self._command("logprobs", token_ids=np.asarray(token_ids, np.int32), temperature=temperature)
+        return await self._command("logprobs", np.asarray(token_ids, np.int32), temperature)
 
     async def sequence_logprobs(self, sequences: Seq[TrainingRow]) -> list[FloatArray]:
         """float32 [T] per row: each trained token's log-prob in its own context, by the learner's forward pass; 0
         elsewhere."""
-        return await self._command("sequence_logprobs", sequences=list(sequences))
+        return await self._command("sequence_logprobs", list(sequences))
 
     async def engine_logprobs(self, token_ids: IntArray, *, temperature: float = 1.0) -> FloatArray:
         """float32 [T - 1]: log-probs of `token_ids[1:]` by the engine's cached decoding."""
-        return await self._command(
-            "engine_logprobs", token_ids=np.asarray(token_ids, np.int32), temperature=temperature
-        )
+        return await self._command("engine_logprobs", np.asarray(token_ids, np.int32), temperature)
 
     async def save_model(self, path: str | Path) -> None:
         """Write model and tokenizer as a Hugging Face directory."""
-        await self._command("save_model", path=os.path.abspath(path))
+        await self._command("save_model", os.path.abspath(path))
 
     async def save_state(self, path: str | Path) -> None:
         """Write weights, optimiser, RNG and version to a file, for an exact resume."""
-        await self._command("save_state", path=os.path.abspath(path))
+        await self._command("save_state", os.path.abspath(path))
 
     async def load_state(self, path: str | Path) -> None:
         """Restore what `save_state` wrote.
@@ -164,7 +154,7 @@ class LocalPolicy:
         Raises:
             CheckpointError: the file is missing, broken or of another model.
         """
-        await self._command("load_state", path=os.path.abspath(path))
+        await self._command("load_state", os.path.abspath(path))
 
     async def close(self, *, timeout: float = 5.0) -> None:
         """End the policy, and the others of its process; see `PolicyProcess.close`. Idempotent."""
@@ -175,10 +165,9 @@ class LocalPolicy:
             serves = ", ".join(map(repr, sorted(self.names)))
             raise EngineError(f"no policy {policy!r} is served here", hint=f"this engine serves {serves}")
 
-    async def _command(self, name: str, **arguments: Any) -> Any:
-        done = await self.process.command(self.spec.name, name, **arguments)
-        self.version = done.version
-        return done.result
+    async def _command(self, name: str, *arguments: Any) -> Any:
+        result, self.version = await self.process.peer.call(name, self.spec.name, *arguments)
+        return result
 
 
 async def start_policies(specs: Seq[PolicySpec], *, on_progress: OnProgress = _ignore) -> dict[str, LocalPolicy]:
@@ -211,48 +200,22 @@ async def start_policies(specs: Seq[PolicySpec], *, on_progress: OnProgress = _i
     return {spec.name: policies[spec.name] for spec in specs}
 
 
-class _Link(asyncio.Protocol):
-    """The socket to the child: whole messages in, loss of the child out."""
-
-    def __init__(self, process: PolicyProcess) -> None:
-        self._process = process
-        self._reader = FrameReader()
-
-    def data_received(self, data: bytes) -> None:
-        for messages in self._reader.feed(data):
-            self._process._on_messages(messages)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._process._on_connection_lost()
-
-
 class PolicyProcess:
-    """A child process that serves and trains the policies of one base model.
+    """A child process (`agl.trainer.local.worker`) that serves and trains the policies of one base model.
 
     Made by `start`, ended by `close`; every call must come from the event loop that started it.
 
     Attributes:
-        specs: the policies. info: what was loaded, by policy.
+        specs: the policies. info: what was loaded, by policy. peer: calls the process.
     """
 
     info: dict[str, PolicyInfo]
 
-    def __init__(self, specs: Seq[PolicySpec], child: Child) -> None:
+    def __init__(self, specs: Seq[PolicySpec]) -> None:
         self.specs = tuple(specs)
-        self._child = child
-        self._process = child.process
-        self._released = False
-        self._loop = asyncio.get_running_loop()
-        self._ids = itertools.count(1)
-        self._pending: dict[int, asyncio.Future[Any]] = {}
-        self._streams: dict[int, OnTokens] = {}
-        self._transport: asyncio.Transport | None = None
-        self._reaper: asyncio.Task[None] | None = None
-        self._failure: str | None = None
-        self._tail = ""
-        self._closing = False
-        self._on_death: Callable[[EngineError], None] = lambda error: None
-        self._on_loading: OnProgress = _ignore
+        self.peer = Peer({}, self._on_loss)
+        self._child = Child("agl.trainer.local.worker", env=environment(specs[0].threads))
+        self._on_death: Callable[[AglError], None] = lambda error: None
 
     @classmethod
     async def start(cls, specs: Seq[PolicySpec], *, on_progress: OnProgress = _ignore) -> PolicyProcess:
@@ -266,201 +229,78 @@ class PolicyProcess:
             ModelLoadError: the model does not load.
             EngineError: the process died, or made no progress for `load_timeout` seconds.
         """
-        child = take(specs[0].threads)
-        process = cls(specs, child)
-        ready = process._new_future(0)
+        process = cls(specs)
         limit, last = specs[0].load_timeout, "starting"
 
         def on_loading(text: str) -> None:
             nonlocal last
             last = text
             if limit is not None and not deadline.expired():
-                deadline.reschedule(process._loop.time() + limit)
+                deadline.reschedule(asyncio.get_running_loop().time() + limit)
             on_progress(text)
 
         try:
-            # The transport closes its socket, and another policy may come to need the child's.
-            connection = child.connection.dup()
-            connection.setblocking(False)
-            process._transport, _ = await process._loop.create_unix_connection(lambda: _Link(process), sock=connection)
-            process._send(process.specs)
+            await process._child.connect(process.peer)
             async with asyncio.timeout(limit) as deadline:
-                process._on_loading = on_loading
-                process.info = (await ready).result
-        except BaseException as error:
+                process.info = await process.peer.call("load", process.specs, on_event=on_loading)
+        except TimeoutError:
+            error = EngineError(
+                f"the policy made no progress for {limit:g} s while it was loaded ({last})",
+                hint=f"{LOAD_HINT}; its last output was:\n{process._child.last_output()}",
+                model=specs[0].model,
+            )
             await process.close(timeout=0.0)
-            if isinstance(error, TimeoutError):
-                raise EngineError(
-                    f"the policy made no progress for {limit:g} s while it was loaded ({last})",
-                    hint=f"{LOAD_HINT}; its last output was:\n{process._tail}",
-                    model=specs[0].model,
-                ) from None
+            raise error from None
+        except BaseException:
+            await process.close(timeout=0.0)
             raise
-        finally:
-            process._on_loading = _ignore
-        process._forget(0)
         return process
 
     @property
     def pid(self) -> int:
         """Process id of the child."""
-        return self._process.pid
+        return self._child.process.pid
 
     @property
     def returncode(self) -> int | None:
         """Exit code of the child; None while it runs."""
-        return self._process.poll()
+        return self._child.process.poll()
 
-    def on_death(self, callback: Callable[[EngineError], None]) -> None:
+    def on_death(self, callback: Callable[[AglError], None]) -> None:
         """Have `callback` called with the error when the process dies; at once if it already has."""
         self._on_death = callback
-        if self._failure is not None:
-            callback(self._error())
-
-    async def generate(
-        self, policy: str, prompt_ids: IntArray, sampling: Sampling, on_tokens: OnTokens | None
-    ) -> Completion:
-        """Sample one answer; see `agl.trainer.engines.Engine.generate`."""
-        self._check()
-        request_id = next(self._ids)
-        future = self._new_future(request_id)
-        if on_tokens is not None:
-            self._streams[request_id] = on_tokens
-        self._send(Generate(request_id, policy, int_array(prompt_ids), sampling, on_tokens is not None))
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._send(Abort(request_id))
-            raise
-        finally:
-            self._forget(request_id)
-
-    async def command(self, policy: str, name: str, **arguments: Any) -> Done:
-        """Run one of the worker's commands for a policy; what it raises there is raised here."""
-        self._check()
-        request_id = next(self._ids)
-        future = self._new_future(request_id)
-        self._send(Command(request_id, policy, name, arguments))
-        try:
-            return await future
-        finally:
-            self._forget(request_id)
+        if self.peer.lost is not None:
+            callback(self.peer.lost)
 
     async def close(self, *, timeout: float = 5.0) -> None:
-        """End the policies. Idempotent.
+        """End the policies and the process. Idempotent.
 
-        On CPU the process then waits for others. One that has not answered in `timeout` seconds is terminated and
-        killed; with 0 it is terminated at once.
+        What it computes is completed, for at most `timeout` seconds.
         """
-        first, self._closing = not self._closing, True
-        if self._released:
-            return
-        if self._process.poll() is None:
-            if first and timeout > 0 and asyncio.get_running_loop() is self._loop:
-                self._send(Shutdown())
-                await self._wait_for_exit(timeout)
-            if self._process.poll() is None and not self._released:
-                self._process.terminate()
-                if not await self._wait_for_exit(_TERM_SECONDS):
-                    self._process.kill()
-                    await self._wait_for_exit(_TERM_SECONDS)
-        self._fail("the policy process was closed")
-        if self._transport is not None and asyncio.get_running_loop() is self._loop:
-            self._transport.close()
-        if not self._child.log.closed:
-            self._tail = last_output(self._child.log)
-            if self._released:
-                self._child.wait()
-            else:
-                self._child.close()
+        if timeout > 0:
+            with contextlib.suppress(AglError, TimeoutError):
+                await asyncio.wait_for(self.peer.call("stop"), timeout)
+        self._fail("the policy process was closed", "start a new one")
+        await self._child.end()
 
-    # -- the child's side -----------------------------------------------------------------------------------------
+    def _on_loss(self) -> None:
+        ended, output = self._child.how_it_ended(), self._child.last_output()
+        self._fail(
+            f"the policy process died ({ended})", f"its last output was:\n{output}" if output else "start a new one"
+        )
+        assert self.peer.lost is not None
+        self._on_death(self.peer.lost)
 
-    def _on_messages(self, messages: list[Any]) -> None:
-        for message in messages:
-            match message:
-                case Tokens():
-                    self._stream(message)
-                case Loading():
-                    self._on_loading(message.text)
-                case Finished():
-                    self._resolve(message.request_id, message.completion)
-                case Done():
-                    self._resolve(message.request_id, message)
-                case Waiting():
-                    self._released = True
-                case Failed():
-                    future = self._pending.get(message.request_id)
-                    if future is not None and not future.done():
-                        future.set_exception(message.error)
+    def _fail(self, what: str, hint: str) -> None:
+        self.peer.fail(EngineError(what, hint=hint, model=self.specs[0].model))
 
-    def _stream(self, message: Tokens) -> None:
-        on_tokens = self._streams.get(message.request_id)
-        if on_tokens is None:
-            return
-        try:
-            on_tokens(message.token_ids, message.logprobs)
-        except Exception as error:
-            self._send(Abort(message.request_id))
-            future = self._pending.get(message.request_id)
-            self._forget(message.request_id)
-            if future is not None and not future.done():
-                future.set_exception(error)
 
-    def _resolve(self, request_id: int, result: Any) -> None:
-        future = self._pending.get(request_id)
-        if future is not None and not future.done():
-            future.set_result(result)
-
-    def _on_connection_lost(self) -> None:
-        if not self._closing:
-            self._reaper = self._loop.create_task(self._report_death())
-
-    async def _report_death(self) -> None:
-        exited = await self._wait_for_exit(_TERM_SECONDS)
-        how = f"exit code {self._process.returncode}" if exited else "connection lost"
-        self._fail(f"the policy process died ({how})", last_output(self._child.log))
-        self._on_death(self._error())
-
-    async def _wait_for_exit(self, seconds: float) -> bool:
-        """Wait until the process has exited or released its policies; whether it has exited."""
-        deadline = time.monotonic() + seconds
-        while self._process.poll() is None and not self._released and time.monotonic() < deadline:
-            await asyncio.sleep(0.005)
-        return self._process.poll() is not None
-
-    # -- calls ----------------------------------------------------------------------------------------------------
-
-    def _check(self) -> None:
-        if asyncio.get_running_loop() is not self._loop:
-            raise EngineError(
-                "the policy was called from another event loop than the one that started it",
-                hint="start it inside the loop that uses it, or pass the call on by asyncio.run_coroutine_threadsafe",
-            )
-        if self._closing or self._failure is not None:
-            raise self._error()
-
-    def _new_future(self, request_id: int) -> asyncio.Future[Any]:
-        future = self._loop.create_future()
-        self._pending[request_id] = future
-        return future
-
-    def _forget(self, request_id: int) -> None:
-        self._pending.pop(request_id, None)
-        self._streams.pop(request_id, None)
-
-    def _send(self, message: Any) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(to_frame(message))
-
-    def _fail(self, what: str, output: str = "") -> None:
-        """End every waiting call, and all later ones, with the same error; the first cause stays."""
-        if self._failure is None:
-            self._failure, self._tail = what, output
-        for future in self._pending.values():
-            if not future.done():
-                future.set_exception(self._error())
-
-    def _error(self) -> EngineError:
-        hint = f"its last output was:\n{self._tail}" if self._tail else "start a new one"
-        return EngineError(self._failure or "the policy process was closed", hint=hint, model=self.specs[0].model)
+def environment(threads: int | None) -> dict[str, str]:
+    """The process's environment: thread pools must be sized before torch is imported."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    pool = str(threads or os.environ.get("OMP_NUM_THREADS") or max(1, cores - 1))
+    return child_environment(["HF_TOKEN"]) | {
+        "OMP_NUM_THREADS": pool,
+        "MKL_NUM_THREADS": pool,
+        "TOKENIZERS_PARALLELISM": "false",
+    }

@@ -1,4 +1,4 @@
-"""What crosses between the policy process and its parent: the model's description, commands, replies, engine events.
+"""What a policy is made of, what was loaded for it, and the events of its engine.
 
 Invariant: importing this module loads no torch, so the parent never does.
 """
@@ -6,11 +6,9 @@ Invariant: importing this module loads no torch, so the parent never does.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from agl.errors import AglError
-from agl.mdp.types import IntArray
-from agl.trainer.engines.base import Completion, Sampling
+from agl.trainer.engines.base import Completion
 from agl.trainer.local.config import Attention, EngineName, LearnerConfig, LoraSpec
 
 
@@ -102,71 +100,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A request or command that ended with an error."""
+    """A request that ended with an error."""
 
     request_id: int
     error: AglError
-
-
-@dataclass(frozen=True, slots=True)
-class Loading:
-    """Loading has got on since the last of these, with what `text` says."""
-
-    text: str
-
-
-# -- commands and replies -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Generate:
-    """Sample one answer."""
-
-    request_id: int
-    policy: str
-    prompt_ids: IntArray
-    sampling: Sampling
-    stream: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """Stop sampling an answer that nobody waits for."""
-
-    request_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """Anything else: `name` is one of the worker's commands, answered by `Done` or `Failed`."""
-
-    request_id: int
-    policy: str
-    name: str
-    arguments: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A command's result and its policy's version after it."""
-
-    request_id: int
-    result: Any
-    version: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Shutdown:
-    """End the policies; then the process ends, or answers `Waiting`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """The policies have ended; the process waits `PATIENCE` for others."""
-
-
-PATIENCE = 120.0
-"""In seconds."""
 
 
 EngineEvent = Tokens | Finished | Failed

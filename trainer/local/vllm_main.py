@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 
-from agl.trainer.engines.frames import exit_with_parent
+from agl.trainer.processes.child import exit_with_parent
 
 
 def main() -> None:

@@ -1,57 +1,41 @@
-"""The policy process, `python -m agl.trainer.local.worker FD [prepare]`: one base model after the other, sampled and
-trained in turn.
+"""The policy process, `python -m agl.trainer.local.worker FD`: one base model, sampled and trained in turn.
 
-Invariant: it lives no longer than its parent. It reads commands from the socket FD, samples while it has requests, and
-ends when the socket closes. Where the engine has a copy of the weights (`max_staleness`), the learner computes in a
-thread of its own and never touches that copy.
+Invariant: it lives no longer than its parent. It handles calls from the socket FD, and samples while it has requests.
+Where the engine has a copy of the weights (`max_staleness`), the learner computes in a separate thread and never
+touches that copy.
 """
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import functools
-import gc
+import itertools
 import os
-import select
-import signal
-import socket
-import sys
-import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agl.child_environment import hide_process
 from agl.errors import AglError, CheckpointError, EngineError, ModelLoadError
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray, IntArray
-from agl.trainer.engines.frames import FrameReader, exit_with_parent, to_frame
+from agl.trainer.engines.base import Completion, Sampling
 from agl.trainer.local.loading import LoadingProgress
-from agl.trainer.local.protocol import (
-    PATIENCE,
-    Abort,
-    Command,
-    Done,
-    Failed,
-    Generate,
-    Loading,
-    PolicyInfo,
-    PolicySpec,
-    Shutdown,
-    Waiting,
-)
+from agl.trainer.local.protocol import Failed, Finished, PolicyInfo, PolicySpec, Tokens
+from agl.trainer.processes.child import serve_parent
+from agl.trainer.processes.peer import Emit, Peer
 
 if TYPE_CHECKING:
     from agl.trainer.local.engine.engine import LocalEngine
     from agl.trainer.local.learner.learner import Learner
     from agl.trainer.local.model import LoadedPolicy
 
-LEARNER_COMMANDS = {"train", "logprobs", "sequence_logprobs", "save_model", "save_state"}
+LEARNER_COMMANDS = ("train", "logprobs", "sequence_logprobs", "save_model", "save_state")
 """Commands that read or write the weights in training, and do not touch the engine."""
-_RECEIVE = 1 << 20
+COMMANDS = (*LEARNER_COMMANDS, "publish", "engine_logprobs", "export_weights", "load_state")
 
 
 @dataclass(slots=True, eq=False)
@@ -64,74 +48,82 @@ class _Policy:
 
 
 class Worker:
-    """Serves the policies of one base model over a connected socket."""
+    """Serves the policies of one base model. The parent calls `load`, once, then `generate` and the commands; each of
+    these returns its result and the policy's version after it."""
 
-    def __init__(self, connection: socket.socket, reader: FrameReader) -> None:
-        self._connection = connection
-        self._reader = reader
-        self._inbox: list[Any] = []
+    def __init__(self) -> None:
         self._policies: dict[str, _Policy] = {}
-        self._sending = threading.Lock()
         self._learning: ThreadPoolExecutor | None = None
-        self._commands: dict[str, Callable[..., Any]] = {
-            "train": self.train,
-            "publish": self.publish,
-            "logprobs": self.logprobs,
-            "sequence_logprobs": self.sequence_logprobs,
-            "engine_logprobs": self.engine_logprobs,
-            "save_model": self.save_model,
-            "export_weights": self.export_weights,
-            "save_state": self.save_state,
-            "load_state": self.load_state,
-        }
+        self._ids = itertools.count(1)
+        self._answers: dict[int, tuple[asyncio.Future[Completion], Emit]] = {}
+        self._work = asyncio.Event()
+        commands = {name: functools.partial(self._command, name) for name in COMMANDS}
+        self.peer = Peer(
+            {"load": self.load, "generate": self.generate, "stop": lambda emit: None, **commands}, lambda: os._exit(0)
+        )
 
-    def run(self, patience: float | None = None) -> bool:
-        """Load the policies that a message names, then serve until `Shutdown` or until the parent is gone.
-
-        Args:
-            patience: how long to wait for the policies, in seconds; None = until the parent is gone.
-
-        Returns:
-            Whether others can be served in this process. What they take of a GPU is given back when it ends.
-        """
-        specs = self._receive_specs(patience)
-        if specs is None:
-            return False
+    async def load(self, emit: Emit, specs: Sequence[PolicySpec]) -> dict[str, PolicyInfo]:
+        """Load the policies in a thread, so that what is being loaded is emitted meanwhile."""
+        loop = asyncio.get_running_loop()
         try:
-            with LoadingProgress(lambda text: self._send([Loading(text)])):
-                info = self.load(specs)
+            with LoadingProgress(lambda text: loop.call_soon_threadsafe(emit, text)):
+                info = await asyncio.to_thread(self._load, specs)
+        except AglError:
+            raise
         except Exception as error:
-            self._send([Failed(0, _to_agl_error(error, f"cannot load {specs[0].model}", ModelLoadError))])
-            return False
-        self._send([Done(0, info)])
-        poller = select.poll()
-        poller.register(self._connection, select.POLLIN)
-        engine = self._engine
-        while True:
-            while self._inbox or poller.poll(0 if engine.has_work else None):
-                if not self._inbox and not self._receive():
-                    return False
-                inbox, self._inbox = self._inbox, []
-                for message in inbox:
-                    if isinstance(message, Shutdown):
-                        return self._learning is None and self._loaded.device.type == "cpu"
-                    self._handle(message)
-            if events := engine.step():
-                self._send(events)
+            traceback.print_exception(error)
+            raise ModelLoadError(f"cannot load {specs[0].model}: {type(error).__name__}: {error}") from None
+        _flush_denormals()
+        return info
 
-    def load(self, specs: Sequence[PolicySpec]) -> dict[str, PolicyInfo]:
+    def generate(
+        self, emit: Emit, policy: str, prompt_ids: IntArray, sampling: Sampling, stream: bool
+    ) -> Awaitable[Completion]:
+        """Sample one answer; its tokens are emitted as they come, if `stream`."""
+        request_id = next(self._ids)
+        self._engine.submit(request_id, prompt_ids, sampling, stream, policy)
+        answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(lambda done: self._engine.abort(request_id) if done.cancelled() else None)
+        self._answers[request_id] = answer, emit
+        self._work.set()
+        return answer
+
+    async def sample(self) -> None:
+        """Sample while there are requests; does not return."""
+        while await self._work.wait():
+            while self._engine.has_work:
+                for event in self._engine.step():
+                    answer, emit = self._answers[event.request_id]
+                    if isinstance(event, Tokens):
+                        emit((event.token_ids, event.logprobs))
+                        continue
+                    del self._answers[event.request_id]
+                    if isinstance(event, Finished) and not answer.done():
+                        answer.set_result(event.completion)
+                    elif isinstance(event, Failed) and not answer.done():
+                        answer.set_exception(event.error)
+                # In the first turn of the event loop calls come in and answers are completed, in the second they leave.
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+            self._work.clear()
+
+    def _command(self, name: str, emit: Emit, policy: str, *arguments: Any) -> Any:
+        def execute() -> tuple[Any, int]:
+            return getattr(self, name)(policy, *arguments), self._policies[policy].version
+
+        if self._learning is not None and name in LEARNER_COMMANDS:
+            return asyncio.get_running_loop().run_in_executor(self._learning, execute)
+        return execute()
+
+    def _load(self, specs: Sequence[PolicySpec]) -> dict[str, PolicyInfo]:
         """Load the model and set up one engine, and a learner for each policy, on the same weights."""
-        import torch
-
         from agl.trainer.local.engine.engine import LocalEngine
         from agl.trainer.local.learner.learner import Learner
         from agl.trainer.local.lora import Adapters
         from agl.trainer.local.model import add_adapter, declared_stops, load_policy
 
         first = specs[0]
-        if first.threads is not None:
-            torch.set_num_threads(first.threads)
-        torch.set_flush_denormal(True)
+        _flush_denormals()
         loaded = load_policy(
             first.model,
             device=first.device,
@@ -152,8 +144,7 @@ class Worker:
         served_adapters = adapters
         if copied:
             served_adapters = Adapters(self._served, names) if names else None
-            # Flushing of denormals is a setting of each thread.
-            self._learning = ThreadPoolExecutor(1, initializer=torch.set_flush_denormal, initargs=(True,))
+            self._learning = ThreadPoolExecutor(1, initializer=_flush_denormals)
         model, device = loaded.model, loaded.device
         for spec in specs:
             use = functools.partial(adapters.use, spec.name) if adapters is not None else None
@@ -266,57 +257,6 @@ class Worker:
         self._policies[policy].version = version
         self.publish(policy)
 
-    # -- messages -----------------------------------------------------------------------------------------------
-
-    def _handle(self, message: Any) -> None:
-        match message:
-            case Generate():
-                try:
-                    self._engine.submit(
-                        message.request_id,
-                        message.prompt_ids,
-                        message.sampling,
-                        message.stream,
-                        message.policy,
-                    )
-                except Exception as error:
-                    self._send([Failed(message.request_id, _to_agl_error(error, "cannot sample", EngineError))])
-            case Abort():
-                self._engine.abort(message.request_id)
-            case Command():
-                if self._learning is not None and message.name in LEARNER_COMMANDS:
-                    self._learning.submit(self._execute, message)
-                else:
-                    self._execute(message)
-
-    def _execute(self, command: Command) -> None:
-        try:
-            result = self._commands[command.name](command.policy, **command.arguments)
-        except Exception as error:
-            self._send([Failed(command.request_id, _to_agl_error(error, f"{command.name} failed", EngineError))])
-        else:
-            self._send([Done(command.request_id, result, self._policies[command.policy].version)])
-
-    def _receive_specs(self, patience: float | None) -> Sequence[PolicySpec] | None:
-        while True:
-            if not select.select([self._connection], [], [], patience)[0] or not self._receive():
-                return None
-            while self._inbox:
-                message = self._inbox.pop(0)
-                if isinstance(message, tuple):
-                    return message
-                # Else an answer of the last policies was aborted as they ended.
-
-    def _receive(self) -> bool:
-        """Wait for bytes; False when the parent is gone."""
-        data = self._connection.recv(_RECEIVE)
-        self._inbox += self._reader.feed(data)
-        return bool(data)
-
-    def _send(self, messages: list[Any]) -> None:
-        with self._sending:
-            self._connection.sendall(to_frame(messages))
-
 
 def served_copy(model: Any) -> Any:
     """A copy of a model to sample from while it is trained. Weights that are not trained are shared."""
@@ -325,44 +265,17 @@ def served_copy(model: Any) -> Any:
     return copy.deepcopy(model, frozen).requires_grad_(False)
 
 
-def _to_agl_error(error: Exception, what: str, kind: type[AglError]) -> AglError:
-    """The error for the parent: ours unchanged, others with their type's name; their traceback goes to the log."""
-    if isinstance(error, AglError):
-        return error
-    traceback.print_exception(error)
-    return kind(f"{what}: {type(error).__name__}: {error}")
+def _flush_denormals() -> None:
+    """Computing with them takes many times as long. The setting is each thread's own."""
+    import torch
+
+    torch.set_flush_denormal(True)
 
 
-def import_libraries() -> None:
-    """Import what `Worker.load` needs, before it is known what is loaded."""
-    from transformers import AutoModelForCausalLM  # noqa: F401
-
-    from agl.trainer.local.engine.engine import LocalEngine  # noqa: F401
-    from agl.trainer.local.learner.learner import Learner  # noqa: F401
-
-
-def main() -> None:
-    """Entry point."""
-    # Ctrl-C reaches the whole process group; the parent decides when this process ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    hide_process()
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    exit_with_parent(connection, functools.partial(os._exit, 0))
-    if sys.argv[2:] == ["prepare"]:
-        import_libraries()
-    reader = FrameReader()
-    try:
-        waits = Worker(connection, reader).run()
-        while waits:
-            connection.sendall(to_frame([Waiting()]))
-            gc.collect()
-            waits = Worker(connection, reader).run(PATIENCE)
-    except (BrokenPipeError, ConnectionResetError):
-        pass
-    sys.stderr.flush()
-    # All that was requested is on disk; taking the libraries down in order would take about a second.
-    os._exit(0)
+async def _main() -> None:
+    worker = Worker()
+    await asyncio.gather(serve_parent(worker.peer), worker.sample())
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(_main())

@@ -13,12 +13,9 @@ import itertools
 import os
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,9 +28,9 @@ from agl.mdp.types import FloatArray, IntArray
 from agl.trainer.engines.base import Completion, OnTokens, Sampling
 from agl.trainer.engines.vllm import VLLMEngine
 from agl.trainer.local.loading import NewLines
-from agl.trainer.local.policy import LOAD_HINT, LocalPolicy, OnProgress
-from agl.trainer.local.processes import environment, last_output
+from agl.trainer.local.policy import LOAD_HINT, LocalPolicy, OnProgress, environment
 from agl.trainer.local.protocol import PolicyInfo, PolicySpec
+from agl.trainer.processes.child import Child
 
 GPU_MEMORY = 0.4
 """vLLM's share of the GPU's memory, where `gpu_memory` says nothing: the learner's state stays beside it."""
@@ -59,15 +56,13 @@ class VLLMServer:
         self._model = model
         self._folder = folder
         self._sleeps = device.startswith("cuda")
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._engines: list[VLLMEngine] = []
         self._names = itertools.count(1)
         self._closed = False
         self._control = self.engine()
         self._watcher: asyncio.Task[None] | None = None
         self._on_death: Callable[[EngineError], None] = lambda error: None
-        self._process: subprocess.Popen[bytes]
-        self._connection: socket.socket
+        self._child: Child | None = None
 
     @classmethod
     async def start(
@@ -89,13 +84,17 @@ class VLLMServer:
         server = cls(specs[0].model, folder, info.device)
         try:
             # vLLM's own sockets go with the folder, however it ends.
-            env = _environment(specs[0], info.device) | {"VLLM_RPC_BASE_PATH": str(folder)}
-            server._spawn([*_options(specs[0], info, server.dtype), *lora], env)
-            await server._until_ready(specs[0].load_timeout, on_progress)
+            server._child = Child(
+                "agl.trainer.local.vllm_main",
+                *(folder, server._model, "--uds", folder / "socket", *_options(specs[0], info, server.dtype), *lora),
+                env=_environment(specs[0], info.device) | {"VLLM_RPC_BASE_PATH": str(folder)},
+                new_session=True,
+            )
+            await server._until_ready(server._child, specs[0].load_timeout, on_progress)
         except BaseException:
             await server.close()
             raise
-        server._watcher = asyncio.create_task(server._watch())
+        server._watcher = asyncio.create_task(server._watch(server._child))
         return server
 
     def engine(self) -> VLLMEngine:
@@ -156,16 +155,16 @@ class VLLMServer:
             self._watcher.cancel()
         for engine in self._engines:
             await engine.close()
-        if hasattr(self, "_process"):
-            self._process.terminate()
+        if self._child is not None:
+            process = self._child.process
+            process.terminate()
             deadline = time.monotonic() + STOP_SECONDS
-            while self._process.poll() is None and time.monotonic() < deadline:
+            while process.poll() is None and time.monotonic() < deadline:
                 await asyncio.sleep(0.01)
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            await asyncio.to_thread(self._process.wait)
-            self._connection.close()
-        self._log.close()
+                os.killpg(process.pid, signal.SIGKILL)
+            await asyncio.to_thread(process.wait)
+            self._child.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _post(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
@@ -174,56 +173,43 @@ class VLLMServer:
             return await self._control.post(path, body)
         except AglError as error:
             await asyncio.sleep(_POLL_SECONDS)  # it may be dying
-            if self._process.poll() is not None:
-                raise self._death() from error
+            assert self._child is not None
+            if self._child.process.poll() is not None:
+                raise self._death(self._child) from error
             raise EngineError(
                 f"vLLM failed at {path}: {error.message}",
-                hint=f"its last output was:\n{last_output(self._log)}",
+                hint=f"its last output was:\n{self._child.last_output()}",
                 model=self._model,
             ) from error
 
     # -- the process --------------------------------------------------------------------------------------------------
 
-    def _spawn(self, options: Iterable[object], env: Mapping[str, str]) -> None:
-        self._connection, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-m", "agl.trainer.local.vllm_main", theirs.fileno(), self._folder]
-        with theirs:
-            self._process = subprocess.Popen(
-                [str(word) for word in (*command, self._model, "--uds", self._folder / "socket", *options)],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=subprocess.STDOUT,
-                env=env,
-                start_new_session=True,
-            )
-
-    async def _until_ready(self, timeout: float | None, on_progress: OnProgress) -> None:
-        lines, last = NewLines(self._log), time.monotonic()
+    async def _until_ready(self, child: Child, timeout: float | None, on_progress: OnProgress) -> None:
+        lines, last = NewLines(child.log), time.monotonic()
         while True:
             with contextlib.suppress(AglError):
                 return await self._control.connect()
-            if self._process.poll() is not None:
-                raise self._death()
+            if child.process.poll() is not None:
+                raise self._death(child)
             if (new := lines.read()) is not None:
                 last = time.monotonic()
                 on_progress(f"vLLM: {new}")
             elif timeout is not None and time.monotonic() > last + timeout:
                 raise EngineError(
                     f"vLLM printed nothing new for {timeout:g} s and does not serve",
-                    hint=f"{LOAD_HINT}; its last output was:\n{last_output(self._log)}",
+                    hint=f"{LOAD_HINT}; its last output was:\n{child.last_output()}",
                     model=self._model,
                 )
 
-    async def _watch(self) -> None:
-        while self._process.poll() is None:
+    async def _watch(self, child: Child) -> None:
+        while child.process.poll() is None:
             await asyncio.sleep(_POLL_SECONDS)
-        self._on_death(self._death())
+        self._on_death(self._death(child))
 
-    def _death(self) -> EngineError:
+    def _death(self, child: Child) -> EngineError:
         return EngineError(
-            f"vLLM died (exit code {self._process.returncode})",
-            hint=f"its last output was:\n{last_output(self._log)}",
+            f"vLLM died (exit code {child.process.returncode})",
+            hint=f"its last output was:\n{child.last_output()}",
             model=self._model,
         )
 
@@ -291,7 +277,7 @@ class VLLMPolicy(LocalPolicy):
     async def _export(self) -> Path:
         """Have the learner write the weights as they are now."""
         path = self.server.weights_folder(self.spec.name)
-        await self._command("export_weights", path=str(path), dtype=self.server.dtype)
+        await self._command("export_weights", str(path), self.server.dtype)
         return path
 
     async def _hand_over(self, path: Path) -> None:

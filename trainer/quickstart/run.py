@@ -82,7 +82,6 @@ def run(
         ) from error
     from agl.adapters.langchain import wrap
     from agl.trainer.algorithms import GRPO
-    from agl.trainer.local.processes import prepare_process
     from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
     from agl.trainer.report.explain import explain
     from agl.trainer.run.trainer import Trainer
@@ -90,7 +89,6 @@ def run(
     start = out / "start-policy"
     seed_file = start / SEED_FILE
     if not seed_file.exists() or seed_file.read_text().strip() != str(seed):
-        prepare_process(THREADS)
         make(start, seed=seed, show=progress)
     elif progress:
         console.print(f"the policy to start from is {start} (made by: agl make-policy --seed {seed})")

@@ -9,12 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import pickle
-import socket
-import subprocess
-import sys
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,9 +25,10 @@ from agl.trainer.engines.base import Completion, Engine, Sampling
 from agl.trainer.gateway.access import Access, SamplingRules
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
-from agl.trainer.gateway.processes.peer import Peer
 from agl.trainer.gateway.sessions import Turn
 from agl.trainer.http.limits import Limits
+from agl.trainer.processes.child import Child
+from agl.trainer.processes.peer import Emit, Peer
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.store.base import Store
 
@@ -40,7 +36,6 @@ log = logging.getLogger("agl.gateway")
 
 START_SECONDS = 120.0
 _EXIT_SECONDS = 5.0
-_TAIL_BYTES = 2000
 
 
 class GatewayProcesses(Gateway):
@@ -188,7 +183,7 @@ class GatewayProcesses(Gateway):
     def _living(self) -> list[_Process]:
         return [process for process in self._processes if process.failure is None]
 
-    async def _add_calls(self, emit: Callable[[Any], None], calls: Sequence[tuple[Call, int]]) -> None:
+    async def _add_calls(self, emit: Emit, calls: Sequence[tuple[Call, int]]) -> None:
         for sent, shared in calls:
             _, access, turns = self._attempts[sent.rollout_id, sent.attempt]
             call, buffer = sent, None
@@ -206,7 +201,7 @@ class GatewayProcesses(Gateway):
 
     async def _generate(
         self,
-        emit: Callable[[Any], None],
+        emit: Emit,
         policy: str,
         prompt_ids: IntArray,
         sampling: Sampling,
@@ -233,16 +228,17 @@ class _Process:
     """
 
     def __init__(self, number: int, add_calls: Any, generate: Any, on_death: Callable[[_Process], None]) -> None:
-        self.number, self.url, self.failure = number, "", None
-        self.failure: GatewayError | None
+        self.number, self.url = number, ""
+        self.failure: GatewayError | None = None
         self.peer = Peer({"add_calls": add_calls, "generate": generate}, self._on_loss)
         self._on_death = on_death
-        self._stopping = False
+        self._child: Child | None = None
 
     @property
     def pid(self) -> int:
         """Its process id."""
-        return self._process.pid
+        assert self._child is not None
+        return self._child.process.pid
 
     @property
     def port(self) -> int:
@@ -251,50 +247,25 @@ class _Process:
 
     async def start(self, host: str, port: int, *options: Any) -> None:
         """Start it, and have it listen."""
-        ours, theirs = socket.socketpair()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "agl.trainer.gateway.processes.worker", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                env=child_environment({"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}),
-            )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        ours.setblocking(False)
-        await asyncio.get_running_loop().create_unix_connection(lambda: self.peer, sock=ours)
+        env = child_environment({"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"})
+        self._child = Child("agl.trainer.gateway.processes.worker", env=env)
+        await self._child.connect(self.peer)
         self.url = await self.peer.call("start", host, port, *options)
 
     async def stop(self) -> None:
         """End it: ask, then kill."""
-        self._stopping = True
         if self.url and self.failure is None:
             with contextlib.suppress(AglError, TimeoutError):
                 await asyncio.wait_for(self.peer.call("stop"), _EXIT_SECONDS)
-        self.peer.close()
         self.peer.fail(GatewayError("the gateway was stopped"))
-        process = getattr(self, "_process", None)
-        if process is not None:
-            process.kill()
-            await asyncio.to_thread(process.wait)
-            self._log.close()
+        if self._child is not None:
+            await self._child.end()
 
     def _on_loss(self) -> None:
-        if self._stopping:
-            return
-        # The socket closes when the process ends; its exit code follows at once.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
-        size = os.fstat(self._log.fileno()).st_size
-        tail = os.pread(self._log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace").strip()
+        assert self._child is not None
+        ended, tail = self._child.how_it_ended(), self._child.last_output()
         self.failure = GatewayError(
-            f"gateway process {self.number} (pid {self.pid}) died with exit code {self._process.returncode}",
+            f"gateway process {self.number} (pid {self.pid}) died with {ended}",
             hint=f"its last output was:\n{tail}" if tail else "was it killed, or out of memory?",
         )
         self.peer.fail(self.failure)

@@ -7,27 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import gc
 import os
 import pickle
-import signal
-import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from agl.child_environment import hide_process
 from agl.mdp.types import Call, IntArray
 from agl.trainer.engines.base import Completion, OnTokens, Sampling
-from agl.trainer.engines.frames import exit_with_parent
 from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
-from agl.trainer.gateway.processes.peer import Peer
 from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.http.limits import Limits
+from agl.trainer.processes.child import serve_parent
+from agl.trainer.processes.peer import Emit, Peer
 from agl.trainer.rendering.rendering import Rendering
 
 
@@ -87,9 +83,7 @@ class Worker:
         self.peer = Peer({name: getattr(self, name) for name in names}, lambda: os._exit(0))
         self._holding = contextlib.AsyncExitStack()
 
-    async def start(
-        self, emit: Callable[[Any], None], host: str, port: int, limits: Limits, content: bool, hold_timeout: float
-    ) -> str:
+    async def start(self, emit: Emit, host: str, port: int, limits: Limits, content: bool, hold_timeout: float) -> str:
         """Listen; returns the base URL."""
         self._store = _Store(self.peer)
         store: Any = self._store
@@ -99,7 +93,7 @@ class Worker:
 
     def serve(
         self,
-        emit: Callable[[Any], None],
+        emit: Emit,
         name: str,
         rendering: bytes,
         stop_token_ids: tuple[int, ...],
@@ -111,28 +105,28 @@ class Worker:
         gc.collect()
         gc.freeze()
 
-    def open(self, emit: Callable[[Any], None], access: tuple[Any, ...]) -> None:
+    def open(self, emit: Emit, access: tuple[Any, ...]) -> None:
         """Admit the requests of an attempt; see `Access.for_process`."""
         self._gateway.admit(Access(*access))
 
-    async def close(self, emit: Callable[[Any], None], rollout_id: str, attempt: int) -> None:
+    async def close(self, emit: Emit, rollout_id: str, attempt: int) -> None:
         """End an attempt; its calls have been passed to the parent's store."""
         await self._gateway.close_attempt(rollout_id, attempt)
         self._store.forget(rollout_id, attempt)
 
-    async def hold(self, emit: Callable[[Any], None]) -> None:
+    async def hold(self, emit: Emit) -> None:
         """Hold requests until `release`."""
         await self._holding.enter_async_context(self._gateway.hold())
 
-    async def release(self, emit: Callable[[Any], None]) -> None:
+    async def release(self, emit: Emit) -> None:
         """End `hold`."""
         await self._holding.aclose()
 
-    def cancel(self, emit: Callable[[Any], None], status: int, message: str, code: str | None) -> None:
+    def cancel(self, emit: Emit, status: int, message: str, code: str | None) -> None:
         """Cancel the running requests."""
         self._gateway.cancel_requests(RequestError(status, message, code=code))
 
-    async def stop(self, emit: Callable[[Any], None]) -> None:
+    async def stop(self, emit: Emit) -> None:
         """Stop listening."""
         await self._server.stop()
 
@@ -153,22 +147,9 @@ def _unpickled(rendering: bytes) -> Rendering:
     return pickle.loads(rendering)
 
 
-async def _main(connection: socket.socket) -> None:
-    connection.setblocking(False)
-    worker = Worker()
-    await asyncio.get_running_loop().create_unix_connection(lambda: worker.peer, sock=connection)
-    await asyncio.Event().wait()
-
-
-def main() -> None:
-    """Entry point."""
-    # Ctrl-C reaches the whole process group; the parent decides when this process ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    hide_process()
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    exit_with_parent(connection, functools.partial(os._exit, 0))
-    asyncio.run(_main(connection))
+async def _main() -> None:
+    await serve_parent(Worker().peer)
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(_main())

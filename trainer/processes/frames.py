@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import select
-import socket
 import struct
-import threading
-from collections.abc import Callable
 from typing import Any
 
 _LENGTH = struct.Struct("<Q")
-_PARENT_CHECK_MS = 2000
 
 
 def to_frame(message: Any) -> bytes:
@@ -41,21 +35,3 @@ class FrameReader:
         if at:
             del self._buffer[:at]
         return messages
-
-
-def exit_with_parent(connection: socket.socket, end: Callable[[], object]) -> None:
-    """End this process, whatever it is computing, when the other end of the socket closes or the parent dies.
-
-    Args:
-        connection: to the parent. end: ends the process.
-    """
-    parent = os.getppid()
-
-    def watch() -> None:
-        poller = select.poll()
-        poller.register(connection, 0)
-        while not poller.poll(_PARENT_CHECK_MS) and os.getppid() == parent:
-            pass
-        end()
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,1 @@
+"""Child processes: started by `Child`, called through `Peer`."""
