@@ -18,7 +18,7 @@ _NAMES = {
     "agl.mdp": ("Call", "Reward", "Trajectory", "Transition"),
     "agl.mdp.conditions": ("reward",),
     "agl.mdp.selection": ("Selection",),
-    "agl.mdp.sequence": ("Sequence", "TrainingRow"),
+    "agl.mdp.sequence": ("TrainingRow",),
     "agl.mdp.spans": ("Span",),
     "agl.rewards": ("emit_exception", "emit_message", "emit_object", "emit_reward", "operation"),
     "agl.rewards.air": ("AIR", "air"),

@@ -29,7 +29,6 @@ from agl.mdp import Trajectory as Trajectory
 from agl.mdp import Transition as Transition
 from agl.mdp.conditions import reward as reward
 from agl.mdp.selection import Selection as Selection
-from agl.mdp.sequence import Sequence as Sequence
 from agl.mdp.sequence import TrainingRow as TrainingRow
 from agl.mdp.spans import Span as Span
 from agl.rewards import emit_exception as emit_exception

@@ -28,7 +28,7 @@ the longer row costs more attention than the shared tokens save."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingRow:
-    """A merged training row of T tokens; `Sequence` is its public name.
+    """A merged training row of T tokens.
 
     Attributes:
         rollout_id, policy: identify the trajectory that it was merged from.
@@ -70,9 +70,6 @@ class TrainingRow:
     def n_actions(self) -> int:
         """Number of trained tokens."""
         return int(self.action_mask.sum())
-
-
-Sequence = TrainingRow
 
 
 def merge(trajectory: Trajectory, advantages: Mapping[str, float]) -> list[TrainingRow]:

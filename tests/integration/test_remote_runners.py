@@ -200,7 +200,7 @@ async def test_a_lease_that_could_not_be_given_back_can_be_given_back_again(tmp_
 async def test_a_run_does_not_wait_for_runners_for_ever(tmp_path: Path) -> None:
     store = await open_store(str(tmp_path / "s.db"))
     run = Run(
-        RunConfig(selection=select(None), runners="remote", runner_patience=1.0), run_id="run-1", seed=0,
+        RunConfig(runners="remote", runner_patience=1.0), run_id="run-1", seed=0,
         directory=tmp_path, agent=as_agent(sleeps), train=[], val=[], store=store, progress=Progress(False),
     )  # fmt: skip
     await run.start(lambda mode: SamplingRules(), "policy", routed=False)

@@ -99,7 +99,7 @@ class Run:
         trainer.progress = False
         trainer.fit(example.train.build_agent(given, questions, out / "databases"), self.questions)
         self.trajectories: list[Trajectory] = self.algorithm.trajectories
-        self.scored: StepAdvantages = compute_advantages(self.trajectories, trainer.credit)
+        self.scored: StepAdvantages = compute_advantages(self.trajectories, trainer.config.credit)
 
     def earned(self) -> list[list[tuple[str, dict[str, float]]]]:
         """Per rollout and call: the agent, and what the call earned by name."""

@@ -10,7 +10,6 @@ from scripted import ScriptedEngine, in_loop, quick_tokenizer, rendering_of
 
 import agl
 from agl.agents.agent import as_agent
-from agl.mdp.selection import select
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.report.progress import Progress
@@ -36,7 +35,7 @@ class Process:
     def __init__(self, store: Store, directory: Path, *, resume: bool = False) -> None:
         self.engine = ScriptedEngine(quick_tokenizer(), ["four"])
         self.run = Run(
-            RunConfig(selection=select(None), max_attempts=1), run_id="run-1", seed=3, directory=directory,
+            RunConfig(max_attempts=1), run_id="run-1", seed=3, directory=directory,
             agent=as_agent(asks), train=TASKS, val=[], store=store, progress=Progress(False), resume=resume,
         )  # fmt: skip
 

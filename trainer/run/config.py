@@ -1,63 +1,99 @@
-"""The settings of a run: who is trained, how rewards are credited, where and how rollouts are executed.
+"""The settings of a run: which agents are trained, how rewards are credited, where and how rollouts run.
 
 Invariant: a value that could not be used is refused here, before anything is started.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
+from pathlib import Path
 from typing import Any, get_args
 
+from agl.agents.agent import Tracer
 from agl.agents.hooks import Hook
 from agl.credit import Credit, Uniform
 from agl.errors import ConfigError, nearest
 from agl.extras import require
-from agl.mdp.selection import Selection
-from agl.rewards.air import AIR
+from agl.mdp.selection import AgentFilter, Selection, select
+from agl.rewards.air import AIR, rule_set
 from agl.rewards.function import GroupReward
 from agl.trainer.local.config import Policy
+from agl.trainer.loggers.base import Logger
+from agl.trainer.run.callbacks import Callback
 from agl.trainer.run.group_reward import require_group_reward
 from agl.trainer.runners.options import RayRunners, Runners
 from agl.trainer.runners.remote.coordinator import SILENT_SECONDS
 from agl.trainer.runners.remote.runner import PATIENCE_SECONDS
+from agl.trainer.store.base import Store
 
 LOOPBACK = "127.0.0.1"
+_UNRECORDED = {"recorded": False}
+"""Settings that the store does not keep with the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """What `Trainer` was configured with, unchanged from a run's start to its end.
+    """The settings of a run, unchanged from its start to its end. `agl.Trainer` takes each by keyword; those that can be
+    written as text are options of `agl train` and `agl serve`.
 
     Attributes:
-        selection: which agents are trained, and by which policy.
-        credit: how rewards become returns.
-        policies: name -> where a policy differs from the algorithm's settings.
-        group_reward: compares the rollouts of each task, once they have ended.
-        air: the rules that reward tool outcomes, calls and handoffs, if any.
-        n_workers: rollouts that run at once. max_attempts: tries per rollout. timeout: seconds per attempt.
-        runners: where rollouts are executed: "local" (this process), "process", Ray, or "remote" (wherever `agl runner`
-            is started).
-        runner_key: the key that remote runners must show; with None, one is made that runners of this user on this
-            machine find. Worker processes that the run starts get a key that is made for them.
-        silent_seconds: how long a remote runner may be silent before its rollouts are run again.
-        runner_patience: how long the run waits for any remote runner before it ends.
-        host, port: the gateway's address, where it has its own server.
-        gateways: processes that answer the agents' requests; 1 is this process, None lets the algorithm choose.
-        capture_content: whether texts are recorded in addition to the tokens.
-        initial_resources: what rollouts receive in addition to the LLM. hooks: called around every attempt.
+        tracer: an adapter's tracer, or several; a wrapped agent brings its own.
+        agents: train only these agents: a name, glob, re.Pattern or callable, several of them, or {pattern: policy};
+            None = every agent.
+        policies: {policy: agl.Policy(...)}, where a policy of `agents` differs from the algorithm's settings.
+        credit: how rewards become returns: a rule of `agl.credit`, or a function.
+        air: reward tool outcomes, calls and handoffs by rules: True for `agl.air`, or an `agl.AIR()` of your own.
+        group_reward: scores the rollouts of each task against each other: `agl.rewards.RankJudge(model)`. The agent's
+            own rewards, if any, are added.
+        n_workers: rollouts that run at once.
+        store: where rollouts are recorded: a path, sqlite:///, postgresql:// or http:// of `agl store`; default: a file
+            in the run's directory. In Python also an open store, which stays open.
+        directory: directory of the run, for checkpoints, policies and the store; default: agl-runs/RUN_ID.
+        seed: seed of the order of tasks, of every request's sampling and of the learner.
+        max_attempts: attempts per rollout, the first included.
+        timeout: time limit of an attempt, in seconds.
+        runners: where rollouts run: "local" (threads and tasks of this process), "process" (worker processes, where a
+            stuck agent is killed), "ray" or `agl.RayRunners(...)` (such processes on a Ray cluster), "remote" (wherever
+            `agl runner --store URL` is started; `fit`'s agent is then not run here and may be None).
+        runner_key: the key that remote runners must show. None = AGL_RUNNER_KEY; without that, a key is made that
+            runners of this user on this machine find.
+        silent_seconds: heartbeat timeout of remote runners, in seconds. After it, their rollouts are run again.
+        runner_patience: how long the run waits for any remote runner before it fails, in seconds.
+        host: address that the gateway listens on. Other than loopback only for Ray, and for remote runners with a key.
+        port: port that the gateway listens on; 0 picks a free port.
+        gateways: processes that answer the agents' requests, for hundreds of rollouts at once. Each listens on a port
+            of its own (`port` + 1, + 2, ... if a port is set). None = 1, this process; with verl, one for every 300 of
+            `n_workers`.
+        capture_content: record texts in addition to tokens.
+        initial_resources: what rollouts receive in addition to `llm`.
+        prompts: directory of prompts (`agl.save_prompts`, `agl.GEPA`, `agl.APO`) that the agents get. Its system
+            prompts replace the agents' own, its templates those of `initial_resources`. None = the algorithm's
+            `prompts`.
+        hooks: an `agl.Hook`, or several, called around every attempt.
+        progress: show progress.
+        callbacks: an `agl.Callback`, or several, which see each step and may end training, as `agl.EarlyStopping` does.
+        log: trackers that get the metrics: "wandb", "mlflow", "tensorboard", "trackio", objects of `agl.loggers`, or
+            your own. They get texts only where they ask for `samples`. A verl config's `trainer.logger` is added.
+        project: project in the trackers.
+        name: name of the run, in the trackers and in the store.
     """
 
-    selection: Selection
-    credit: Credit = field(default_factory=Uniform)
+    tracer: Tracer | Iterable[Tracer] | None = field(default=None, metadata=_UNRECORDED)
+    agents: AgentFilter = field(default=None, metadata=_UNRECORDED)
     policies: Mapping[str, Policy] = field(default_factory=dict)
+    credit: Credit = field(default_factory=Uniform)
+    air: bool | AIR | None = None
     group_reward: GroupReward | None = None
-    air: AIR | None = None
     n_workers: int = 8
+    store: str | Store | None = field(default=None, metadata=_UNRECORDED)
+    directory: str | Path | None = field(default=None, metadata=_UNRECORDED)
+    seed: int = 0
     max_attempts: int = 2
-    timeout: float | None = None
+    timeout: float | None = 600.0
     runners: Runners | RayRunners = "local"
     runner_key: str | None = None
     silent_seconds: float = SILENT_SECONDS
@@ -67,9 +103,28 @@ class RunConfig:
     gateways: int | None = None
     capture_content: bool = True
     initial_resources: Mapping[str, Any] = field(default_factory=dict)
-    hooks: Sequence[Hook] = ()
+    prompts: str | Path | None = field(default=None, metadata=_UNRECORDED)
+    hooks: Hook | Iterable[Hook] | None = None
+    progress: bool = field(default=True, metadata=_UNRECORDED)
+    callbacks: Callback | Iterable[Callback] | None = field(default=None, metadata=_UNRECORDED)
+    log: str | Logger | Iterable[str | Logger] | None = field(default=None, metadata=_UNRECORDED)
+    project: str | None = field(default=None, metadata=_UNRECORDED)
+    name: str | None = field(default=None, metadata=_UNRECORDED)
+    selection: Selection = field(init=False)
 
     def __post_init__(self) -> None:
+        resolved = {
+            "selection": select(self.agents),
+            "policies": dict(self.policies or {}),
+            "credit": self.credit or Uniform(),
+            "air": rule_set(self.air),
+            "runners": RayRunners() if self.runners == "ray" else self.runners,
+            "runner_key": self.runner_key or os.environ.get("AGL_RUNNER_KEY"),
+            "initial_resources": dict(self.initial_resources or {}),
+            "hooks": as_tuple(self.hooks),
+        }
+        for name, value in resolved.items():
+            object.__setattr__(self, name, value)
         require_positive(
             n_workers=self.n_workers,
             max_attempts=self.max_attempts,
@@ -104,6 +159,11 @@ class RunConfig:
                 )
             if not isinstance(policy, Policy):
                 raise ConfigError(f"policies= maps {name!r} to {policy!r}", hint="map it to agl.Policy(...)")
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """Nothing, one thing or several as a tuple."""
+    return () if value is None else tuple(value) if isinstance(value, Iterable) else (value,)
 
 
 def require_positive(**values: float | None) -> None:

@@ -21,6 +21,7 @@ from agl.credit import Credit
 from agl.errors import AglError, ConfigError, DatasetError, StoreError
 from agl.mdp.selection import Selection
 from agl.mdp.types import Reward
+from agl.rewards.air import rule_set
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.processes.group import GatewayProcesses
@@ -30,7 +31,7 @@ from agl.trainer.local.config import Policy
 from agl.trainer.report.progress import Progress
 from agl.trainer.report.statistics import mean_interval
 from agl.trainer.run.callbacks import Callbacks
-from agl.trainer.run.config import LOOPBACK, RunConfig
+from agl.trainer.run.config import LOOPBACK, RunConfig, as_tuple
 from agl.trainer.run.faults import fault_counts, score_faults
 from agl.trainer.run.group_reward import score_group
 from agl.trainer.run.memory import RunMemory, require_content
@@ -254,7 +255,7 @@ class Run:
             model=model,
             run_id=self.run_id,
             on_result=self._on_result,
-            air=config.air,
+            air=rule_set(config.air),
             rewarded=rewarded and config.group_reward is None,
             capture_content=config.capture_content,
             # The death of a process on this machine is noticed; that of a remote one shows only by its silence.
@@ -330,7 +331,9 @@ class Run:
                 patience=config.runner_patience,
             )
         if config.runners == "local":
-            return LocalRunner(self.agent, coordinator, n_workers=n_workers, on_failure=self.fail, hooks=config.hooks)
+            return LocalRunner(
+                self.agent, coordinator, n_workers=n_workers, on_failure=self.fail, hooks=as_tuple(config.hooks)
+            )
         assert self.payload is not None
         workers = (coordinator, self.payload, url, worker_key)
         if not isinstance(config.runners, RayRunners):

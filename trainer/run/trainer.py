@@ -3,46 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import functools
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any, Concatenate, ParamSpec
 
 from agl._version import __version__
 from agl.agents.agent import Agent, Tracer, as_agent
-from agl.agents.hooks import Hook
 from agl.agents.prompts import load_prompts, replacements
 from agl.agents.registry import switched_on
 from agl.agents.resources import Dataset, as_tasks
-from agl.credit import Credit, Uniform
-from agl.errors import CheckpointError, ConfigError, checked_options
-from agl.mdp.selection import AgentFilter, select
-from agl.rewards.air import AIR, rule_set
-from agl.rewards.function import GroupReward
+from agl.errors import CheckpointError, ConfigError, reject_unknown
+from agl.rewards.air import rule_set
 from agl.trainer.http.aio import run_in_thread
-from agl.trainer.local.config import Policy
 from agl.trainer.loggers.base import Logger, Tracker
 from agl.trainer.loggers.choose import as_loggers
 from agl.trainer.loggers.threads import Loggers
 from agl.trainer.report.progress import Progress
 from agl.trainer.run.algorithm import Algorithm
-from agl.trainer.run.callbacks import Callback, Callbacks, as_callbacks
+from agl.trainer.run.callbacks import Callbacks, as_callbacks
 from agl.trainer.run.checkpoints import latest_checkpoint
-from agl.trainer.run.config import RunConfig, require_descriptors
+from agl.trainer.run.config import RunConfig, as_tuple, require_descriptors
 from agl.trainer.run.hub import save_command
 from agl.trainer.run.lock import lock_directory
 from agl.trainer.run.recorder import Recorder, json_settings
 from agl.trainer.run.run import Run, Serve, mean_rewards, require_some, require_tasks
 from agl.trainer.runners.loading import load_agent
-from agl.trainer.runners.options import RayRunners, Runners
 from agl.trainer.runners.protocol import RolloutResult
-from agl.trainer.runners.remote.coordinator import SILENT_SECONDS
 from agl.trainer.store import open_store
-from agl.trainer.store.base import Store, TrainingRun
+from agl.trainer.store.base import TrainingRun
 
 SHOWN_STEPS = 8
 """How many of the last steps a notebook shows of a result."""
@@ -127,132 +121,62 @@ class _Launch:
     lock: IO[str] | None
 
 
-_SETTINGS = frozenset(field.name for field in fields(RunConfig))
-"""What `Trainer.config` holds; each can be read and set on the trainer, too."""
+P = ParamSpec("P")
 
 
-@checked_options
+def _takes(
+    arguments: Callable[P, object],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Give `__init__` the signature of this dataclass; another keyword argument is a `ConfigError`."""
+
+    def decorate(init: Callable[..., None]) -> Callable[..., None]:
+        known = list(signature(arguments).parameters.values())
+
+        @functools.wraps(init)
+        def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+            reject_unknown(kwargs, (p.name for p in known), type(self).__name__)
+            init(self, *args, **kwargs)
+
+        checked.__signature__ = Signature([Parameter("self", Parameter.POSITIONAL_ONLY), *known])  # type: ignore
+        return checked
+
+    return decorate
+
+
+@dataclass(frozen=True, slots=True)
+class _Arguments(RunConfig):
+    """The arguments of `Trainer`: an algorithm, and the settings of a run."""
+
+    algorithm: Algorithm
+
+
 class Trainer:
     """Trains an agent.
 
     Args:
         algorithm: `agl.GRPO(...)` and its kin on this machine, `agl.VERL(...)` on a cluster, or `agl.Baseline()`.
-        tracer: an adapter's tracer, or several; a wrapped agent brings its own.
-        agents: which agents are trained: name, glob, re.Pattern, callable, several of them, or {pattern: policy};
-            None = every agent.
-        policies: {policy: agl.Policy(...)}, where a policy of `agents` differs from the algorithm's settings.
-        credit: how rewards become returns; `agl.credit.Uniform()` if None.
-        air: rules that reward tool outcomes, calls and handoffs: True = `agl.air`, or an `agl.AIR()` of your own.
-        group_reward: scores the rollouts of each task against each other: `agl.rewards.RankJudge(model)`. The agent's
-            own rewards, if any, are added.
-        n_workers: rollouts that run at once.
-        store: "sqlite:///run.db", a path, or an open store, which stays open; None keeps it in the run's directory.
-        directory: where checkpoints and the store go; `agl-runs/<run id>` if None.
-        seed: fixes the order of tasks, every request's sampling and the learner's randomness.
-        max_attempts: tries per rollout. timeout: seconds per attempt.
-        runners: where rollouts are executed: "local" (threads and tasks of this process), "process" (worker processes,
-            where a stuck agent is killed), "ray" or `agl.RayRunners(...)` (such processes on a Ray cluster), "remote"
-            (wherever `agl runner --store URL` is started; `fit`'s agent is then not run here and may be None).
-        runner_key: the key that remote runners must show (AGL_RUNNER_KEY if None).
-        silent_seconds: how long a remote runner may be silent before its rollouts are run again.
-        host, port: where the gateway listens; other than loopback only for Ray and for remote runners with a key.
-        gateways: processes that answer the agents' requests, for hundreds of rollouts at once; each listens on a port
-            of its own (`port` + 1, + 2, ... if a port is set). None = 1, this process; with verl, one for every 300
-            of `n_workers`.
-        capture_content: whether texts are recorded in addition to the tokens.
-        initial_resources: what rollouts receive in addition to `llm`.
-        prompts: a directory of prompts (`agl.save_prompts`, `agl.GEPA`, `agl.APO`), which rollouts receive, too. Its
-            system prompts are put in the place of the agents' own, its templates in that of `initial_resources`. None
-            = the algorithm's `prompts`.
-        hooks: an `agl.Hook`, or several, called around every attempt.
-        progress: show progress.
-        callbacks: an `agl.Callback`, or several, which see each step and may end training, as `agl.EarlyStopping` does.
-        log: trackers that get the metrics: "wandb", "mlflow", "tensorboard", "trackio", objects of `agl.loggers`, or
-            your own. They get texts only where they ask for `samples`. A verl config's `trainer.logger` is added.
-        project: of the trackers. name: what you call the run; in the trackers and in the store.
+        **settings: those of `RunConfig`, which `config` holds.
     """
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        *,
-        tracer: Tracer | Iterable[Tracer] | None = None,
-        agents: AgentFilter = None,
-        policies: Mapping[str, Policy] | None = None,
-        credit: Credit | None = None,
-        air: bool | AIR | None = None,
-        group_reward: GroupReward | None = None,
-        n_workers: int = 8,
-        store: str | Store | None = None,
-        directory: str | Path | None = None,
-        seed: int = 0,
-        max_attempts: int = 2,
-        timeout: float | None = 600.0,
-        runners: Runners | RayRunners = "local",
-        runner_key: str | None = None,
-        silent_seconds: float = SILENT_SECONDS,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        gateways: int | None = None,
-        capture_content: bool = True,
-        initial_resources: Mapping[str, Any] | None = None,
-        prompts: str | Path | None = None,
-        hooks: Hook | Iterable[Hook] | None = None,
-        progress: bool = True,
-        callbacks: Callback | Iterable[Callback] | None = None,
-        log: str | Logger | Iterable[str | Logger] | None = None,
-        project: str | None = None,
-        name: str | None = None,
-    ) -> None:
+    @_takes(_Arguments)
+    def __init__(self, algorithm: Algorithm, **settings: Any) -> None:
         if not isinstance(algorithm, Algorithm):
             raise ConfigError(f"algorithm= is {algorithm!r}", hint="for example agl.GRPO(model=..., steps=200)")
         self.algorithm = algorithm
-        self.tracers: tuple[Tracer, ...] = _as_tuple(tracer)
-        prompts = prompts or getattr(algorithm, "prompts", None)
-        resources = {**(initial_resources or {}), **({} if prompts is None else load_prompts(prompts))}
+        prompts = settings.get("prompts") or getattr(algorithm, "prompts", None)
+        resources = {**(settings.get("initial_resources") or {}), **({} if prompts is None else load_prompts(prompts))}
         replacements(resources)  # checks them
-        self.config = RunConfig(
-            selection=select(agents),
-            credit=credit or Uniform(),
-            policies=dict(policies or {}),
-            air=rule_set(air),
-            group_reward=group_reward,
-            n_workers=n_workers,
-            max_attempts=max_attempts,
-            timeout=timeout,
-            runners=RayRunners() if runners == "ray" else runners,
-            runner_key=runner_key or os.environ.get("AGL_RUNNER_KEY"),
-            silent_seconds=silent_seconds,
-            host=host,
-            port=port,
-            gateways=gateways,
-            capture_content=capture_content,
-            initial_resources=resources,
-            hooks=_as_tuple(hooks),
-        )
-        self.store = store
-        self.directory = None if directory is None else Path(directory)
-        self.seed = seed
-        self.progress = progress
-        self.callbacks = as_callbacks(callbacks)
+        self.config = config = RunConfig(**{**settings, "initial_resources": resources})
+        self.tracers: tuple[Tracer, ...] = as_tuple(config.tracer)
+        self.store = config.store
+        self.directory = None if config.directory is None else Path(config.directory)
+        self.progress = config.progress
+        self.callbacks = as_callbacks(config.callbacks)
         # A verl config names trackers, a project and a run, too.
         tracking = getattr(algorithm, "tracking", None)
-        self.loggers = as_loggers(log, tracking.trackers() if tracking else ())
-        self.project = project or (tracking.project if tracking else None)
-        self.name = name or (tracking.name if tracking else None)
-
-    if not TYPE_CHECKING:  # so that a misspelt attribute is an error to a type checker
-
-        def __getattr__(self, name: str) -> Any:
-            """A setting of `config` under its own name."""
-            if name not in _SETTINGS:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            return getattr(self.config, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _SETTINGS:
-            name, value = "config", replace(self.config, **{name: value})
-        super().__setattr__(name, value)
+        self.loggers = as_loggers(config.log, tracking.trackers() if tracking else ())
+        self.project = config.project or (tracking.project if tracking else None)
+        self.name = config.name or (tracking.name if tracking else None)
 
     def fit(
         self,
@@ -335,7 +259,7 @@ class Trainer:
             run = Run(
                 self.config,
                 launch.run_id,
-                self.seed,
+                self.config.seed,
                 directory,
                 launch.agent,
                 train,
@@ -385,7 +309,8 @@ class Trainer:
 
     def _recorded(self, launch: _Launch, train: int, val: int, dev_tasks: int | None) -> TrainingRun:
         """What the store knows of the run when it begins."""
-        settings = {name: getattr(self.config, name) for name in _SETTINGS}
+        recorded = (f.name for f in fields(RunConfig) if f.metadata.get("recorded", True))
+        settings = {name: getattr(self.config, name) for name in recorded}
         algorithm = self.algorithm
         if is_dataclass(algorithm):
             # Tasks are no settings, and trackers get these.
@@ -397,7 +322,7 @@ class Trainer:
             settings |= {f"algorithm.{key}": value for key, value in own().items()}
         # Resources are prompts: their names say what there was.
         settings["initial_resources"] = sorted(self.config.initial_resources)
-        settings |= {"seed": self.seed, "train_tasks": train, "val_tasks": val, "agl": __version__}
+        settings |= {"train_tasks": train, "val_tasks": val, "agl": __version__}
         settings |= {} if dev_tasks is None else {"dry_run": True}
         return TrainingRun(
             launch.run_id,
@@ -427,8 +352,8 @@ class Trainer:
     ) -> _Launch:
         """Check the agent and the directory, and make the directory."""
         runnable, payload = self._runnable(agent)
-        if self.config.air is not None:
-            self.config.air.require(capture_content=self.config.capture_content)
+        if (air := rule_set(self.config.air)) is not None:
+            air.require(capture_content=self.config.capture_content)
         require_descriptors(self.config.n_workers)
         run_id = run_id or f"run-{uuid.uuid4().hex[:8]}"
         directory = self.directory or Path("agl-runs") / run_id
@@ -465,7 +390,7 @@ class Trainer:
         if not isinstance(source, str) and source.memory is not None:
             # Workers ask the run, which has the memory and its `embed=`.
             sent = replace(source, memory=replace(source.memory, memory=None))
-        payload = pack(Payload(sent, self.tracers, config.hooks, config.selection, config.initial_resources))
+        payload = pack(Payload(sent, self.tracers, as_tuple(config.hooks), config.selection, config.initial_resources))
         return _REMOTE if isinstance(source, str) else source, payload
 
     def _check_directory(self, directory: Path, resume: bool) -> None:
@@ -510,11 +435,6 @@ def _stored_id(directory: Path, new: str, resume: bool) -> str:
 
 def _shown(value: Any) -> str:
     return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
-def _as_tuple(value: Any) -> tuple[Any, ...]:
-    """Nothing, one thing or several as a tuple."""
-    return () if value is None else tuple(value) if isinstance(value, Iterable) else (value,)
 
 
 def _needed(agent: Any, *datasets: Sequence[Any]) -> Any:
