@@ -37,8 +37,8 @@ _UNRECORDED = {"recorded": False}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """The settings of a run, unchanged from its start to its end. `agl.Trainer` takes each by keyword; those that can be
-    written as text are options of `agl train` and `agl serve`.
+    """The settings of a run, unchanged from its start to its end. `agl.Trainer` takes each by keyword; what can be
+    written as text is an option of `agl train` and `agl serve`.
 
     Attributes:
         tracer: an adapter's tracer, or several; a wrapped agent brings its own.
