@@ -90,19 +90,26 @@ def table(rows: Sequence[Row], subjects: Sequence[Subject]) -> str:
     columns = [s.name if names.count(s.name) == 1 else type(s).__name__ for s in subjects]
     reasons: list[str] = []
 
-    def cell(row: Row, subject: Subject) -> str:
-        text = row.declared(subject)
-        if text != GAP:
-            return text
-        assert row.gap is not None
-        if row.gap not in reasons:
-            reasons.append(row.gap)
-        return f"gap ({reasons.index(row.gap) + 1})"
+    def cells(row: Row) -> str:
+        declared: dict[str, list[str]] = {YES: [], GAP: [], NONE: []}
+        for column, subject in zip(columns, subjects, strict=True):
+            declared[row.declared(subject)].append(f"`{column}`")
+        yes, gap, none = (", ".join(declared[state]) for state in (YES, GAP, NONE))
+        if gap:
+            assert row.gap is not None
+            if row.gap not in reasons:
+                reasons.append(row.gap)
+            gap += f" ({reasons.index(row.gap) + 1})"
+        if len(declared[YES]) > len(declared[NONE]):
+            yes = "all" if not gap and not none else "all others"
+        elif none:
+            none = "all others" if yes or gap else "all"
+        return f"{yes} | {gap} | {none}"
 
     lines = [
-        "| | " + " | ".join(f"`{column}`" for column in columns) + " |",
-        "|---|" + "---|" * len(columns),
-        *(f"| {row.words} | " + " | ".join(cell(row, s) for s in subjects) + " |" for row in rows),
+        "| property | adapters that have it | gap | does not apply |",
+        "|---|---|---|---|",
+        *(f"| {row.words} | {cells(row)} |" for row in rows),
     ]
     if unknown := [gap for gap in reasons if gap not in GAPS]:
         raise ValueError(f"say what the gaps {', '.join(unknown)} mean, in agl.testing.subject.GAPS")

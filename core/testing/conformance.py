@@ -76,7 +76,7 @@ class Conformance:
         with serve(subject.script()) as server:
             yield server
 
-    @capability("its answer's id and finish reason are recorded", gap="response_facts")
+    @capability("the response's id and finish reason are recorded", gap="response_facts")
     @capability("every model call is a span, joined to its request by id", by_way=True)
     def test_every_call_has_a_chat_span_joined_to_the_wire_by_id(
         self, subject: Subject, way: str, provider: Provider, gateway: Provider
@@ -101,7 +101,7 @@ class Conformance:
             assert reasons == [*subject.finish_reasons]
         assert {s.status for s in rollout.spans} == {"unset"}
 
-    @capability("agents are told apart by their names", needs="names_agents")
+    @capability("agents are distinguished by name", needs="names_agents")
     @capability("a tool's run is a span: name, arguments, result", needs="traces_tools")
     @capability("a tool's span has the id of the model's tool call", needs="traces_tools", gap="call_ids")
     def test_a_tool_span_tells_all_and_nests_in_its_agent(self, subject: Subject, way: str, provider: Provider) -> None:
@@ -122,7 +122,7 @@ class Conformance:
             assert tool.attributes[semconv.TOOL_CALL_RESULT] == "5"
             check_call_id(subject, tool, provider)
 
-    @capability("a tool's exception is recorded and goes on unchanged", gap="tool_errors")
+    @capability("a tool's exception is recorded and propagates unchanged", gap="tool_errors")
     @capability("a tool's exception is recorded with its type", gap="error_texts", needs="traces_tools")
     def test_a_tools_exception_is_recorded(self, subject: Subject, way: str, provider: Provider) -> None:
         provider.script = subject.script(a=-1)
@@ -140,7 +140,7 @@ class Conformance:
             assert {(s.status, s.attributes[semconv.ERROR_TYPE]) for s in agents} == {("error", "ToolFailed")}
 
     @capability(
-        "a tool that says it failed, without raising, is recorded as failed", gap="tool_reports", needs="traces_tools"
+        "a tool that reports failure without raising is recorded as failed", gap="tool_reports", needs="traces_tools"
     )
     def test_a_tool_that_reports_failure_without_raising_is_a_failure(
         self, subject: Subject, way: str, provider: Provider
@@ -157,7 +157,7 @@ class Conformance:
         check_call_id(subject, tool, provider)
         assert {s.status for s in rollout.spans if s is not tool} == {"unset"}
 
-    @capability("MCP tools are traced, and one that says it failed is recorded so", gap="mcp", needs="traces_tools")
+    @capability("MCP tools are traced, and their failures recorded", gap="mcp", needs="traces_tools")
     @pytest.mark.parametrize("a", [2, -1], ids=["succeeds", "fails"])
     def test_an_mcp_tool_that_says_it_failed_is_a_failure(self, subject: Subject, a: int, provider: Provider) -> None:
         if "mcp" in subject.gaps:
@@ -206,7 +206,7 @@ class Conformance:
         assert (chat.attributes[semconv.INPUT_TOKENS], chat.attributes[semconv.OUTPUT_TOKENS]) == (7, 3)
         assert str(chat.attributes[semconv.URL]).startswith(provider.root)
 
-    @capability("its system prompt is replaced at the wire, and not another byte", needs="takes_prompt", by_way=True)
+    @capability("its system prompt is replaced in the request, and no other byte", needs="takes_prompt", by_way=True)
     def test_a_system_prompt_is_replaced_and_not_another_byte(self, subject: Subject, way: str) -> None:
         subject = copy.copy(subject)
         subject.prompt, better = 'Add "numbers".\nBe brief.', "Use the tool."
@@ -282,7 +282,7 @@ class Conformance:
         assert [s.operation for s in rollout.spans] == [semconv.INVOKE_AGENT]
         assert subject.changed() == before
 
-    @capability("outside a rollout, the agent runs as ever")
+    @capability("outside a rollout, the agent runs unchanged")
     def test_outside_a_rollout_an_instrumented_agent_runs_as_ever(self, subject: Subject, provider: Provider) -> None:
         agent = subject.agent(provider.url, "solver")
         firsts = [*subject.ways[:1], *subject.async_ways[:1]]
@@ -292,7 +292,7 @@ class Conformance:
         assert len(provider.seen) == len(subject.finish_reasons) * len(firsts)
         assert not [s for s in provider.seen if "agl" in s.text or "traceparent" in s.headers]
 
-    @capability("a user's own tracing is as it would be without it")
+    @capability("the user's own tracing is unchanged")
     def test_a_user_who_traces_sees_their_own_spans_alone(self, subject: Subject, provider: Provider) -> None:
         exporter, users = InMemorySpanExporter(), TracerProvider()
         users.add_span_processor(SimpleSpanProcessor(exporter))
@@ -310,7 +310,7 @@ class Conformance:
         assert after.parent.span_id == around.get_span_context().span_id
         assert len(of(rollout, semconv.CHAT)) == len(provider.seen)
 
-    @capability("switched on twice is once; switched off restores all")
+    @capability("switching it on twice equals once; switching it off restores everything")
     def test_twice_is_once_and_uninstrument_restores(self, subject: Subject, provider: Provider) -> None:
         # Under the SDK's own tracer, where that makes the spans of model calls.
         with contextlib.nullcontext() if subject.traces_models else plugins.switched_on(()):
@@ -330,7 +330,7 @@ class Conformance:
             first.uninstrument()
             assert subject.changed() == before
 
-    @capability("beside every other adapter, each span is made once")
+    @capability("with all other adapters on, each span is made once")
     def test_all_adapters_together_do_not_double_spans(self, subject: Subject, provider: Provider) -> None:
         agent = subject.agent(provider.url, "solver")
         with contextlib.ExitStack() as on:

@@ -22,21 +22,18 @@ class ToolFailed(Exception):
 
 GAPS = {
     "response_facts": (
-        "The framework drops the answer's finish reason or id from what it tells its hooks. Nothing that is trained "
-        "depends on them: the gateway's own record has both."
+        "The framework's hooks do not get the response's finish reason or id. Training does not need them: the gateway "
+        "records both."
     ),
-    "call_ids": (
-        "The framework does not tell its hooks which of the model's tool calls a tool's run answers: the tool's span "
-        "has no call id."
-    ),
+    "call_ids": ("The framework's hooks do not get the id of the model's tool call, so the tool's span has none."),
     "tool_errors": (
-        "The framework itself tells the model of a tool's exception, or wraps it in one of its own. Where it tells the "
-        "model, the tool's span is an error all the same."
+        "The framework returns a tool's exception to the model, or wraps it in another one. Either way, the tool's "
+        "span is an error."
     ),
-    "error_texts": "The framework tells its hooks of a tool's exception in words: the tool's span has them, no type.",
-    "tool_reports": "The framework has no way for a tool to say that it failed but to raise.",
+    "error_texts": "The framework's hooks get a tool's exception as text, so the tool's span has no type.",
+    "tool_reports": "In this framework a tool can report failure only by raising.",
     "mcp": "MCP tools need a package that is not installed.",
-    "call_errors": "The framework wraps the SDK's exception in one of its own; the span has the one that was raised.",
+    "call_errors": "The framework wraps the SDK's exception in another one; the span has the one that was raised.",
 }
 """What a framework itself does otherwise, in words for the capability matrix (docs/adapters.md)."""
 
