@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pairwise import pairwise
 from paths import pythonpath
 from postgres import Server, private_server
 from shared import alone, made_once, workers
@@ -79,11 +80,19 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the fast tier, leave out what was not asked for, and put slow tests last."""
+    """Mark the tiers, leave out what was not asked for, and put slow tests last.
+
+    Of the conformance suite's cases with a way of running, the fast tier has the first way of every subject; the full
+    tier adds others until each way has met each subject and each property (`pairwise`); the nightly script runs all.
+    """
+    found = [(item, *subject_of(item)) for item in items]
+    by_way = [(item, subject, given["way"]) for item, subject, given in found if subject is not None and "way" in given]
+    first = {i for i, (_, subject, way) in enumerate(by_way) if way in subject.ways[:1]}
+    chosen = pairwise([(item.name.partition("[")[0], subject.name, way) for item, subject, way in by_way], first)
+    for i, (item, _, _) in enumerate(by_way):
+        if i not in first:
+            item.add_marker("full" if i in chosen else "night")
     for item in items:
-        subject, parameters = subject_of(item)
-        if subject is not None and "way" in parameters and parameters["way"] not in subject.ways[:1]:
-            item.add_marker("full")
         if FAST in item.path.parents and not any(map(item.get_closest_marker, ("slow", "full", "night"))):
             item.add_marker("fast")
     subjects = {*config.getoption("subjects").split(",")} - {""}

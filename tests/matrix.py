@@ -3,6 +3,7 @@
     python tests/matrix.py                            everything
     python tests/matrix.py --only strands --jobs 1    one row of the table, or all of one framework
     python tests/matrix.py --table docs/versions.md   and write the table
+    python tests/matrix.py --few                      the rows that .ci/run makes of every change
     python tests/matrix.py --minutes 20               as many rows as begin in time, newest releases first
 
 Each row makes two environments' worth of proof in one: first the framework and `agl[extra]` alone, for the conformance
@@ -40,6 +41,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 OPTIONAL: dict[str, list[str]] = PROJECT["optional-dependencies"]
 LARGE = ("torch", "safetensors", "peft", "matplotlib")
 """What `agl[local]` needs for training and pictures alone: a gateway with a scripted engine does without."""
+FEW_LOWEST = ("openai", "anthropic", "langchain", "openai-agents", "pydantic-ai")
+"""Whose lower bounds `--few` has beside every framework's newest release: those that are quick to install."""
+FEW_PYTHONS = ("the core",)
+"""What `--few` runs on another Python, too."""
 WITHOUT_TORCH = tuple(
     f"../unit/test_{name}.py"
     for name in (
@@ -373,7 +378,14 @@ def table(rows: Iterable[Row]) -> str:
     return "\n".join(lines)
 
 
-def planned(only: Sequence[str], resolutions: Sequence[str]) -> list[tuple[Framework, str]]:
+def is_one_of_few(framework: Framework, resolution: str) -> bool:
+    """Whether `--few` has this row."""
+    if resolution == "lowest":
+        return framework.name in FEW_LOWEST
+    return resolution == "newest" or ("Python" in resolution and framework.name in FEW_PYTHONS)
+
+
+def planned(only: Sequence[str], resolutions: Sequence[str], *, few: bool = False) -> list[tuple[Framework, str]]:
     """The rows to run."""
     rows = [
         (framework, resolution)
@@ -387,7 +399,11 @@ def planned(only: Sequence[str], resolutions: Sequence[str]) -> list[tuple[Frame
     unknown = {*only} - {f.name for f in FRAMEWORKS}
     if unknown:
         raise SystemExit(f"no such framework: {', '.join(sorted(unknown))}; there are {[f.name for f in FRAMEWORKS]}")
-    return [(f, r) for f, r in rows if (not only or f.name in only) and (not resolutions or r in resolutions)]
+    return [
+        (f, r)
+        for f, r in rows
+        if (not only or f.name in only) and (not resolutions or r in resolutions) and (not few or is_one_of_few(f, r))
+    ]
 
 
 def main() -> int:
@@ -396,13 +412,16 @@ def main() -> int:
     options.add_argument(
         "--resolution", nargs="+", default=[], help='"lowest", "newest", or another label of the table'
     )
+    options.add_argument("--few", action="store_true", help="newest releases, and the lower bounds that are cheap")
     options.add_argument("--jobs", type=int, default=2, help="environments at a time")
     options.add_argument("--minutes", type=float, default=math.inf, help="start no row later; name those left out")
     options.add_argument("--json", type=Path, help="write the results here; rows that are there already stay")
     options.add_argument("--table", type=Path, help="write the table here; of all rows in --json, if given")
     options.add_argument("--wheel", type=Path, help="agl as it is tested; built from this tree otherwise")
     given = options.parse_args()
-    plan = sorted(planned(given.only, given.resolution), key=lambda row: ("Python" in row[1], row[1] != "newest"))
+    plan = sorted(
+        planned(given.only, given.resolution, few=given.few), key=lambda row: ("Python" in row[1], row[1] != "newest")
+    )
     with tempfile.TemporaryDirectory(prefix="agl-matrix-") as made:
         scratch = Path(made)
         wheel = given.wheel.resolve() if given.wheel else built(scratch / "dist")

@@ -11,7 +11,7 @@ from chaos import Chaos, Plan, power_cut
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.night)])
 def test_a_run_ends_whole_whatever_is_killed(
     database: str, untrained_model: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -33,6 +33,7 @@ def test_tickets_are_graded_rule_by_rule() -> None:
     assert set(grade(task, {"sorted": "", "answer": "We answer today."}).values()) == {0.0}
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_prompts_are_found(tmp_path: Path) -> None:
     result = prompts(["--tiny", "--out", str(tmp_path / "out")])
@@ -50,6 +51,7 @@ def test_three_tasks_are_told(main, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert told.count("reward ") >= 3
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_a_student_is_distilled_then_reinforced(tmp_path: Path) -> None:
     result = distil_then_reinforce(["--tiny", "--short", "--out", str(tmp_path / "out")])

@@ -11,6 +11,7 @@ from paths import ROOT
 NOTEBOOK = ROOT / "examples" / "quickstart.ipynb"
 
 
+@pytest.mark.night  # `agl quickstart` is run by test_cli.py
 @pytest.mark.slow
 def test_the_notebook_runs(tiny_policy: Path, tmp_path: Path) -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")

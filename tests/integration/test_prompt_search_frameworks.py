@@ -35,8 +35,16 @@ def script(body: dict[str, Any]) -> Reply:
     return Reply("yes please" if RULE in json.dumps(body) else "yes")
 
 
-@pytest.mark.parametrize("algorithm", ["gepa", "apo"])
-@pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    ("framework", "algorithm"),
+    [
+        pytest.param(
+            framework, algorithm, id=f"{framework.name}-{algorithm}", marks=[pytest.mark.night] if (i + j) % 2 else []
+        )
+        for i, framework in enumerate(FRAMEWORKS)
+        for j, algorithm in enumerate(("gepa", "apo"))
+    ],
+)
 def test_system_prompt_gets_better(tmp_path: Path, framework: type[Subject], algorithm: str) -> None:
     subject = copy.copy(framework())
     assert subject.takes_prompt

@@ -69,11 +69,23 @@ def _python(env: dict[str, str], cwd: Path, text: str, *words: str) -> subproces
     return launch(cwd, env, "--", sys.executable, "program.py", *words)
 
 
-_slow = [pytest.param(name, marks=() if name == "bare_openai" else pytest.mark.slow) for name in EXPECTED]
+BY_OPENTELEMETRY = ("bare_openai", "langchain_agent")
+"""What opentelemetry-instrument runs in .ci/run, too: it finds our instrumentors as `agl run` does."""
 
 
-@pytest.mark.parametrize("how", ["agl run", "opentelemetry-instrument"])
-@pytest.mark.parametrize("name", _slow)
+def _marks(name: str, how: str) -> list[pytest.MarkDecorator]:
+    night = how == "opentelemetry-instrument" and name not in BY_OPENTELEMETRY
+    return [pytest.mark.slow] * (name != "bare_openai") + [pytest.mark.night] * night
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        pytest.param(name, how, marks=_marks(name, how))
+        for name in EXPECTED
+        for how in ("agl run", "opentelemetry-instrument")
+    ],
+)
 def test_a_program_of_each_framework_is_traced(name: str, how: str, provider: Provider, tmp_path: Path) -> None:
     framework, below = EXPECTED[name]
     if importlib.util.find_spec(framework) is None:

@@ -124,6 +124,7 @@ def test_it_passes_the_conformance_suite_whole(with_adapter: Environment, tmp_pa
     assert not table.exists()
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_an_adapter_by_patching_passes_it_too(with_adapter: Environment, tmp_path: Path) -> None:
     for name in ("patched_tinyagents.py", "test_patched_tinyagents.py", "test_tinyagents_conformance.py"):

@@ -15,6 +15,7 @@ pytest.importorskip("strands")
 from examples.customer_service.__main__ import main
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_the_policy_for_cancellations_is_kept(tmp_path: Path) -> None:
     before, after = successes("--short", "--out", str(tmp_path / "out"))

@@ -8,7 +8,7 @@ import pytest
 
 from examples.massgen.__main__ import main
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.night]
 
 
 def test_held_out_agreement_rises(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from examples.memory import __main__ as program
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_it_learns_to_recall(tmp_path: Path) -> None:
     result = program.main(["--tiny", "--short", "--out", str(tmp_path)])

@@ -12,6 +12,7 @@ pytest.importorskip("mcp")
 from examples.rag.__main__ import main
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_it_learns_to_search(tmp_path: Path) -> None:
     result = main(["--tiny", "--short", "--out", str(tmp_path / "run")])

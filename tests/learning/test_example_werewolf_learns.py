@@ -14,9 +14,9 @@ pytest.importorskip("langgraph")
 from examples.games.werewolf import __main__ as program
 
 
-@pytest.mark.parametrize(
-    "form", [pytest.param("--short", marks=pytest.mark.slow), pytest.param(None, marks=pytest.mark.night)]
-)
+@pytest.mark.night
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["--short", None])
 def test_the_werewolf_learns_to_keep_its_secret(form: str | None, tmp_path: Path) -> None:
     result = program.main(["--tiny", *filter(None, [form]), "--out", str(tmp_path)])
     success = {name: policy["success"] for name, policy in result["policies"].items()}

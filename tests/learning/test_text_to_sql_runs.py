@@ -149,6 +149,7 @@ def trained(shop: Path, player: Path, out: Path, *options: object) -> tuple[dict
     return json.loads((out.parent / "facts.json").read_text()), len(provider.seen)
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_writer_and_rewriter_learn(shop: Path, player: Path, tmp_path: Path) -> None:
     """Two agents of four become better at what they were coin-flipping at, with the others at their provider."""
@@ -167,6 +168,7 @@ def test_writer_and_rewriter_learn(shop: Path, player: Path, tmp_path: Path) -> 
     assert not any({"verdict_is_right", "answer_states_result"} & r.keys() for r in facts["rewards"])
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_four_policies_are_trained_together(shop: Path, player: Path, tmp_path: Path) -> None:
     facts, asked = trained(

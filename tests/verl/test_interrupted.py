@@ -13,7 +13,7 @@ import pytest
 from paths import pythonpath
 from processes import Programs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.night, pytest.mark.slow, pytest.mark.timeout(900)]
 HERE = Path(__file__).parent
 
 

@@ -23,7 +23,7 @@ from agl.mdp.types import Call
 from agl.trainer.quickstart.tasks import arithmetic_tasks
 from agl.trainer.store import open_store
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.night, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_credit_per_call_reaches_verls_advantages(

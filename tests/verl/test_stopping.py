@@ -11,7 +11,7 @@ from jobs import algorithm, quickstart, train
 import agl
 from agl.errors import CallbackError, TrainingError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.night, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 class StopAfterOne(agl.Callback):

@@ -32,6 +32,9 @@ from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout
 
 SECONDS = 120.0
+
+pytestmark = pytest.mark.night
+
 AGENT = """
 import agl
 from agl.trainer.quickstart.agent import build_agent

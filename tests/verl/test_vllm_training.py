@@ -71,6 +71,7 @@ def test_two_steps_by_what_was_just_trained_and_a_resume_after_a_kill(tiny_polic
     assert result.policy is not None
 
 
+@pytest.mark.night
 def test_the_next_step_is_sampled_while_one_is_learned(tiny_policy: Path, tmp_path: Path) -> None:
     before = sockets()
     result = train(tiny_policy, tmp_path, max_staleness=1)
@@ -82,6 +83,7 @@ def test_the_next_step_is_sampled_while_one_is_learned(tiny_policy: Path, tmp_pa
     assert max(float(np.abs(logprobs(model, call) - call.logprobs).max()) for call in calls) < EXACT
 
 
+@pytest.mark.night
 def test_adapters_on_one_model_share_a_server_whose_death_is_told(tiny_policy: Path) -> None:
     spec = PolicySpec(
         str(tiny_policy), device="cpu", threads=1, max_context=64, lora=LoraSpec(rank=4),
