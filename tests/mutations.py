@@ -1,0 +1,532 @@
+"""Faults planted one by one in a copy of the tree: the tests that .ci/run runs must catch each.
+
+    python tests/mutations.py                    all of them
+    python tests/mutations.py --only "stale weights" "gradient dropped"
+    python tests/mutations.py --list
+
+A row says where the fault is planted and which tests must fail with it; without it they must pass. A row whose old text
+does not occur exactly once in its file is an error: whoever moved the text moves the row (tests/unit/test_mutations.py
+says so in the fast tier). A fault that survives is a missing test. Exits with 1 if anything is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT = 900
+"""Seconds for one row's tests; a fault that makes them hang is caught by pytest's own limit long before."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A fault.
+
+    Attributes:
+        name: what is broken. file: where. old, new: the text there, which occurs once, and what takes its place.
+        tests: ids of tests that must fail; of several, one is enough.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+def unit(file: str, *names: str) -> tuple[str, ...]:
+    """Ids of tests in a file of the fast tier; without names, the file."""
+    return tuple(f"tests/unit/test_{file}.py::{name}" for name in names) or (f"tests/unit/test_{file}.py",)
+
+
+MUTATIONS = (
+    # -- rows: what is trained ----------------------------------------------------------------------------------------
+    Mutation(
+        "mask shifted by a token",
+        "core/mdp/sequence.py",
+        "sampled_N = np.arange(n) >= n_prompt\n",
+        "sampled_N = np.arange(n) >= n_prompt + 1\n",
+        unit("sequence", "test_each_sampled_token_of_a_trainable_call_is_trained_once_with_its_own_numbers"),
+    ),
+    Mutation(
+        "cancelled answers trained",
+        "core/mdp/sequence.py",
+        "mask_N = sampled_N & transition.trainable\n",
+        "mask_N = sampled_N\n",
+        unit("sequence", "test_a_cancelled_answer_is_context_for_the_next_call_but_not_trained"),
+    ),
+    Mutation(
+        "merged rows trained twice",
+        "core/mdp/sequence.py",
+        "    return [row.build(trajectory) for row in rows]\n",
+        "    return [row.build(trajectory) for row in rows for _ in range(2)]\n",
+        unit("sequence", "test_each_sampled_token_of_a_trainable_call_is_trained_once_with_its_own_numbers"),
+    ),
+    Mutation(
+        "a call joins a row that it does not share its prompt with",
+        "core/mdp/sequence.py",
+        "different_n = segment.tokens_N[:n] != prompt_P[depth : depth + n]\n",
+        "different_n = segment.tokens_N[:n] > prompt_P[depth : depth + n]\n",
+        unit("sequence", "test_walking_up_from_a_call_spells_its_prompt_and_response"),
+    ),
+    # -- credit and advantages ----------------------------------------------------------------------------------------
+    Mutation(
+        "credit to the wrong call",
+        "core/mdp/builder.py",
+        "call = index.rewarded_call(span.parent_id)\n",
+        "call = next(iter(sampled.values()), None)\n",
+        unit("trajectories", "test_a_reward_goes_to_the_call_that_earned_it"),
+    ),
+    Mutation(
+        "failed calls are transitions",
+        "core/mdp/builder.py",
+        "{c.id: c for c in index.calls if c.policy is not None and c.error is None}",
+        "{c.id: c for c in index.calls if c.policy is not None}",
+        unit("trajectories", "test_a_failed_call_is_no_transition_but_is_counted"),
+    ),
+    Mutation(
+        "later rewards are not discounted",
+        "core/credit.py",
+        "later = self.gamma * next_return[policy]\n",
+        "later = next_return[policy]\n",
+        unit("credit", "test_discounted_is_the_bellman_equation_within_each_policy"),
+    ),
+    Mutation(
+        "a game's opponents' rewards not subtracted",
+        "core/credit.py",
+        "r - (total - r) / (len(players) - 1)",
+        "r",
+        unit("credit", "test_a_game_is_zero_sum_between_its_players"),
+    ),
+    Mutation(
+        "rewards of two rollouts swapped",
+        "trainer/objectives/advantages.py",
+        "            for level in [credit_levels[i][n]]\n",
+        "            for level in [credit_levels[i ^ 1 if i ^ 1 < len(trajectories) else i][n]]\n",
+        unit("advantages", "test_one_call_per_rollout_is_the_published_formula"),
+    ),
+    Mutation(
+        "sign of the advantage",
+        "trainer/objectives/advantages.py",
+        "centred = np.asarray(values, dtype=np.float64) - mean\n",
+        "centred = mean - np.asarray(values, dtype=np.float64)\n",
+        unit("advantages", "test_one_call_per_rollout_is_the_published_formula"),
+    ),
+    Mutation(
+        "advantage not normalised",
+        "trainer/objectives/advantages.py",
+        "normalize_std=normalize_std and deviation > 0)",
+        "normalize_std=False)",
+        unit("advantages", "test_one_call_per_rollout_is_the_published_formula"),
+    ),
+    Mutation(
+        "group statistics count calls instead of rollouts",
+        "trainer/objectives/advantages.py",
+        "cells[entry.key, entry.rollout].append(entry)",
+        "cells[entry.key, len(cells)].append(entry)",
+        unit("advantages", "test_a_rollout_counts_once_however_many_calls_it_made"),
+    ),
+    Mutation(
+        "groups of other tasks in the statistics",
+        "trainer/objectives/advantages.py",
+        "else (t.group, x.call.policy, level.keys[k]),",
+        "else (x.call.policy, level.keys[k]),",
+        unit("advantages", "test_a_group_is_a_world_of_its_own"),
+    ),
+    # -- objectives and learner ---------------------------------------------------------------------------------------
+    Mutation(
+        "clip without effect",
+        "trainer/objectives/losses.py",
+        "    loss_N = torch.maximum(plain_N, limited_N)\n",
+        "    loss_N = plain_N\n",
+        unit("objectives", "test_a_ratio_past_the_clip_gets_no_gradient_where_the_advantage_pushed_it"),
+    ),
+    Mutation(
+        "every answer counts the same under token-mean",
+        "trainer/objectives/reduction.py",
+        "weights_T[mask_T] = 1 / max(n_tokens, 1)\n",
+        "weights_T[mask_T] = 1 / (n_calls * length_C[sequence.calls[mask_T]])\n",
+        unit("objectives"),
+    ),
+    Mutation(
+        "k3 without its linear term",
+        "trainer/objectives/kl.py",
+        "r_N.exp() - r_N - 1",
+        "r_N.exp() - 1",
+        unit("objectives", "test_k1_and_k3_are_unbiased"),
+    ),
+    Mutation(
+        "importance weights not truncated",
+        "trainer/objectives/importance.py",
+        "np.minimum(weights_N, threshold)",
+        "weights_N",
+        unit("learner", "test_with_every_objective", "test_also_with_kl_entropy_and_mini_batches"),
+    ),
+    Mutation(
+        "the rejected side preferred",
+        "trainer/objectives/losses.py",
+        "margin_P = chosen_rewards_P - rejected_rewards_P\n",
+        "margin_P = rejected_rewards_P - chosen_rewards_P\n",
+        unit("learner", "test_the_chosen_side_wins"),
+    ),
+    Mutation(
+        "gradient dropped",
+        "trainer/local/learner/learner.py",
+        "                loss.backward()\n",
+        "                (0 * loss).backward()\n",
+        unit("learner", "test_a_step_makes_rewarded_tokens_likelier_and_punished_ones_less_likely"),
+    ),
+    Mutation(
+        "log-probs computed again instead of those sampled",
+        "trainer/local/learner/learner.py",
+        "loss_rows = [LossRow(row, row.logprobs) for row in rows]\n",
+        "loss_rows = [LossRow(r, x) for r, x in zip(rows, self.sequence_logprobs(rows), strict=True)]\n",
+        unit("learner", "test_the_gradient_is_that_of_the_formula_written_out"),
+    ),
+    Mutation(
+        "resume forgets how many updates were made",
+        "trainer/local/learner/learner.py",
+        'self._updates = int(state["updates"])\n',
+        'self._updates = int(state["updates"]) - 1\n',
+        unit("learner", "test_a_resumed_run_equals_one_never_stopped_to_the_bit"),
+    ),
+    Mutation(
+        "value targets of the wrong sign of time",
+        "trainer/objectives/gae.py",
+        "        next_estimate = estimates_T[t]\n",
+        "        next_estimate = 0.0\n",
+        unit("learner", "test_a_value_head_learns_what_the_calls_of_a_state_return"),
+    ),
+    # -- sampling -----------------------------------------------------------------------------------------------------
+    Mutation(
+        "stale weights: answers go on from what the old ones computed",
+        "trainer/local/engine/engine.py",
+        "        self._prefixes.clear(policy)\n        self._requeue()\n",
+        "",
+        unit("engine", "test_a_weight_update_is_seen_by_the_next_step_even_of_a_running_request"),
+    ),
+    Mutation(
+        "an update drops the prefixes of every policy but its own",
+        "trainer/local/engine/engine.py",
+        "        self._prefixes.clear(policy)\n",
+        "",
+        unit("prefix_cache", "test_an_update_drops_the_prefixes_of_its_own_policy_alone"),
+    ),
+    # -- gateway ------------------------------------------------------------------------------------------------------
+    Mutation(
+        "wrong version of the policy recorded",
+        "trainer/gateway/gateway.py",
+        "policy_version=completion.policy_version,",
+        "policy_version=completion.policy_version + 1,",
+        unit("gateway", "test_an_answer_and_its_record"),
+    ),
+    Mutation(
+        "answer recorded empty",
+        "trainer/gateway/gateway.py",
+        "response=message if self.capture_content else {},",
+        "response={},",
+        unit("gateway", "test_an_answer_and_its_record"),
+    ),
+    Mutation(
+        "temperature of the answer not recorded",
+        "trainer/gateway/gateway.py",
+        "temperature=sampling.temperature,",
+        "temperature=1.0,",
+        unit("gateway", "test_the_trainers_rules_win_and_both_are_recorded"),
+    ),
+    Mutation(
+        "a rewritten history is continued",
+        "trainer/gateway/sessions.py",
+        'if any(m.get("role") == "assistant" for m in messages[n:]):',
+        "if False:",
+        unit("sessions", "test_a_rewritten_history_forks_with_its_cause"),
+    ),
+    Mutation(
+        "other tools are continued",
+        "trainer/gateway/sessions.py",
+        "_hash(orjson.dumps([policy, list(tools or ())], option=orjson.OPT_SORT_KEYS))",
+        "_hash(orjson.dumps([policy], option=orjson.OPT_SORT_KEYS))",
+        unit("sessions", "test_other_tools_fork"),
+    ),
+    Mutation(
+        "any key opens an attempt",
+        "trainer/gateway/access.py",
+        "return access if authorized else None",
+        "return access",
+        unit("gateway_security", "test_a_key_opens_its_own_attempt_alone"),
+    ),
+    Mutation(
+        "key of an attempt that has ended accepted",
+        "trainer/gateway/access.py",
+        "access = self._open.pop((rollout_id, attempt), None)\n"
+        "        if access is not None:\n            access.closed = True\n",
+        "access = self._open.get((rollout_id, attempt))\n",
+        unit("gateway_security", "test_a_key_dies_with_its_attempt"),
+    ),
+    # -- tracing and routing ------------------------------------------------------------------------------------------
+    Mutation(
+        "the provider's key sent to the gateway",
+        "core/tracing/sdk_hooks.py",
+        'options.headers = {**stainless, "Authorization"',
+        'options.headers = {**headers, **stainless, "X-Provider": str(self.client.api_key), "Authorization"',
+        unit("routing", "test_a_selected_agents_request_goes_to_the_gateway_with_nothing_of_the_provider"),
+    ),
+    Mutation(
+        "the attempt's key sent to the agent's provider",
+        "core/tracing/sdk_hooks.py",
+        "if rollout.selection.policy_for(self.scope.agent) is None and not to_gateway:\n"
+        "            self._record_messages()\n",
+        "if rollout.selection.policy_for(self.scope.agent) is None and not to_gateway:\n"
+        "            self._record_messages()\n"
+        '            self._copy_options().headers = {"X-Attempt": str(rollout.key)}\n',
+        unit("routing", "test_an_unselected_agents_request_reaches_its_provider_exactly_as_before"),
+    ),
+    Mutation(
+        "headers to the gateway not filtered",
+        "core/tracing/sdk_hooks.py",
+        "            del request.headers[name]\n",
+        "            pass\n",
+        unit("routing", "test_a_selected_agents_request_goes_to_the_gateway_with_nothing_of_the_provider"),
+    ),
+    Mutation(
+        "prompt replaced in the wrong agent",
+        "core/tracing/sdk_hooks.py",
+        "rollout.system_prompts.get(self.scope.agent)",
+        "next(iter(rollout.system_prompts.values()), None)",
+        unit("system_prompts", "test_one_of_two_agents_gets_its_prompt_and_the_other_keeps_the_same_text"),
+    ),
+    Mutation(
+        "prompt replaced in user messages",
+        "core/tracing/system_prompts.py",
+        'message.get("role") in _ROLES',
+        'message.get("role")',
+        unit("system_prompts", "test_system_prompts_alone_are_replaced"),
+    ),
+    # -- leases and runs ----------------------------------------------------------------------------------------------
+    Mutation(
+        "a lease reported twice",
+        "trainer/store/sql/rollouts.py",
+        "if each.status != was and each.status not in ATTEMPT_TRANSITIONS[was]:",
+        "if False:",
+        ("tests/integration/test_store_conformance.py::test_only_the_table_decides_what_may_follow[sqlite]",),
+    ),
+    Mutation(
+        "any secret proves a lease",
+        "trainer/store/sql/rollouts.py",
+        "return any([hmac.compare_digest(stored, codec.secret_hash(secret)) for secret in secrets])",
+        "return bool(secrets)",
+        ("tests/integration/test_store_conformance.py::test_only_the_secret_of_a_lease_proves_it[sqlite]",),
+    ),
+    Mutation(
+        "tried once more than allowed",
+        "trainer/store/sql/rollouts.py",
+        "rollout.attempts < rollout.config.max_attempts",
+        "rollout.attempts <= rollout.config.max_attempts",
+        ("tests/integration/test_store_conformance.py::test_a_failure_is_tried_again_until_attempts_run_out[sqlite]",),
+    ),
+    Mutation(
+        "a failure of the infrastructure is worth a reward of 0",
+        "trainer/runners/executor.py",
+        "if isinstance(error, AglError) or _is_infrastructure(error):",
+        "if isinstance(error, AglError):",
+        ("tests/integration/test_bad_input.py::test_an_agents_own_failure_can_be_scored",),
+    ),
+    Mutation(
+        "a rollout without a reward is worth 0",
+        "trainer/runners/coordinator.py",
+        "if self.rewarded and trajectory.reward is None and trajectory.fault is None:",
+        "if False:",
+        ("tests/unit/test_policy_faults.py", "tests/unit/test_agents.py", "tests/unit/test_evaluation.py"),
+    ),
+    Mutation(
+        "a cut answer costs nothing",
+        "trainer/run/faults.py",
+        "reward = Reward(NAME, lowest - earned,",
+        "reward = Reward(NAME, 0.0,",
+        unit("policy_faults", "test_a_cut_answer_is_trained_with_the_lowest_reward_of_its_group"),
+    ),
+    Mutation(
+        "order of the dataset lost on resume",
+        "trainer/run/batches.py",
+        "np.random.default_rng([self.seed, epoch]).permutation(n)[place]",
+        "np.random.default_rng().permutation(n)[place]",
+        ("tests/learning/test_resume.py",),
+    ),
+    Mutation(
+        "a resumed run takes rollouts of older weights",
+        "trainer/run/resume.py",
+        "if any(c.policy and not 0 <= self.versions.get(c.policy, -1) - c.policy_version <= allowed for c in calls):",
+        "if False:",
+        ("tests/integration/test_resumed_rollouts.py",),
+    ),
+    # -- servers, memory, graders, statistics -------------------------------------------------------------------------
+    Mutation(
+        "Host header not checked",
+        "trainer/http/browsers.py",
+        "if self._loopback and not (len(hosts) == 1",
+        "if False and not (len(hosts) == 1",
+        ("tests/integration/test_attacks_web.py",),
+    ),
+    Mutation(
+        "body without a limit",
+        "trainer/http/limits.py",
+        "if self.size > self._limits.body_bytes:",
+        "if False:",
+        unit("gateway_security", "test_a_body_without_end_is_refused"),
+    ),
+    Mutation(
+        "texts remembered without redaction",
+        "trainer/memory/memory.py",
+        "if self.redact is not None:\n            entries",
+        "if False:\n            entries",
+        unit("memory_store", "test_texts_are_redacted_before_they_are_kept"),
+    ),
+    Mutation(
+        "secrets passed to child processes",
+        "core/child_environment.py",
+        '_SECRET = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|HEADERS|COOKIE")',
+        '_SECRET = re.compile("NOTHING")',
+        unit("child_environment", "test_a_tool_sees_the_allowed_and_the_named"),
+    ),
+    Mutation(
+        "the graded program is told the expected answers",
+        "trainer/graders/code.py",
+        '            "code": code,\n',
+        '            "code": f"EXPECTED = {tests!r}\\n{code}",\n',
+        unit("graders_code"),
+    ),
+    Mutation(
+        "interval of success too narrow",
+        "trainer/report/statistics.py",
+        "half = z * np.sqrt(p * (1 - p) / effective",
+        "half = 0.9 * z * np.sqrt(p * (1 - p) / effective",
+        unit("evaluation_statistics"),
+    ),
+    Mutation(
+        "interval of the mean too narrow",
+        "trainer/report/statistics.py",
+        "mean, half = values.mean(-1), t_quantile(n - 1) * _standard_error(values, unit)",
+        "mean, half = values.mean(-1), 1.5 * _standard_error(values, unit)",
+        unit("evaluation_statistics"),
+    ),
+    Mutation(
+        "pass@k of k draws with replacement",
+        "trainer/report/statistics.py",
+        "return 1.0 - _all_of_k(n, np.asarray(n) - successes, k)",
+        "return 1.0 - (1.0 - successes / np.asarray(n)) ** k",
+        unit("evaluation_statistics", "test_pass_at_k_is_the_share_of_all_choices"),
+    ),
+)
+
+
+def misplaced(mutations: Sequence[Mutation] = MUTATIONS) -> list[str]:
+    """What is wrong with the rows: a file that is not there, or a text that does not occur exactly once."""
+    wrong = []
+    for each in mutations:
+        path = ROOT / each.file
+        found = path.read_text(encoding="utf-8").count(each.old) if path.is_file() else None
+        if found != 1:
+            where = "there is no such file" if found is None else f"its old text occurs {found} times"
+            wrong.append(f"{each.name}: {each.file}: {where}")
+    names = [each.name for each in mutations]
+    wrong += [f"{name}: there are two of this name" for name in sorted({n for n in names if names.count(n) > 1})]
+    return wrong
+
+
+@contextmanager
+def planted(mutation: Mutation, tree: Path) -> Iterator[None]:
+    """The tree with the fault in it."""
+    path = tree / mutation.file
+    whole = path.read_text(encoding="utf-8")
+    path.write_text(whole.replace(mutation.old, mutation.new), encoding="utf-8")
+    try:
+        yield
+    finally:
+        path.write_text(whole, encoding="utf-8")
+
+
+def copy(tree: Path) -> None:
+    """Put what git knows of the tree, and what is new in it, into a folder."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        source, target = ROOT / name, tree / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_symlink() or source.is_file():
+            shutil.copy2(source, target, follow_symlinks=False)
+
+
+def run(tests: Sequence[str], tree: Path) -> tuple[int, str]:
+    """pytest's exit status and the end of what it printed, of those tests that .ci/run runs."""
+    command = [
+        sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", "--tb=line",
+        "-m", "not night", *tests,
+    ]  # fmt: skip
+    # Compiled files are told apart by size and time: a fault of the same length within a second would not be seen.
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "AGL_TEST_SHARED": str(tree / "shared")}
+    env.pop("PYTHONPATH", None)
+    try:
+        done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    except subprocess.TimeoutExpired:
+        return 1, f"no end after {TIMEOUT} s"
+    return done.returncode, (done.stdout + done.stderr)[-3000:]
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--only", nargs="+", default=[], metavar="NAME")
+    options.add_argument("--list", action="store_true", help="name the faults, and check that each has its place")
+    given = options.parse_args()
+    if unknown := {*given.only} - {each.name for each in MUTATIONS}:
+        raise SystemExit(f"no such fault: {', '.join(sorted(unknown))}")
+    chosen = [each for each in MUTATIONS if not given.only or each.name in given.only]
+    wrong = misplaced()
+    for line in wrong:
+        print(f"MISPLACED {line}", flush=True)
+    if given.list:
+        for each in chosen:
+            print(f"{each.name}: {each.file}; caught by {', '.join(each.tests)}")
+    if given.list or wrong:
+        return 1 if wrong else 0
+    bad = 0
+    with tempfile.TemporaryDirectory(prefix="agl-mutations-") as folder:
+        tree = Path(folder)
+        copy(tree)
+        passes: dict[tuple[str, ...], bool] = {}
+        for each in chosen:
+            began = time.monotonic()
+            if each.tests not in passes:
+                code, said = run(each.tests, tree)
+                passes[each.tests] = code == 0
+                if code:
+                    print(f"without a fault these tests do not pass: {' '.join(each.tests)}\n{said}", flush=True)
+            with planted(each, tree):
+                code, said = run(each.tests, tree)
+            verdict = "caught" if code == 1 and passes[each.tests] else "SURVIVED" if code == 0 else "NOT RUN"
+            bad += verdict != "caught"
+            print(f"{verdict:8} {each.name} ({time.monotonic() - began:.0f} s)", flush=True)
+            if verdict == "NOT RUN":
+                print(said, flush=True)
+            elif verdict == "caught":
+                failed = [line for line in said.splitlines() if line.startswith("FAILED")]
+                print("".join(f"         {line[:150]}\n" for line in failed[:1]), end="", flush=True)
+    print(f"{len(chosen) - bad} of {len(chosen)} faults were caught")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
