@@ -149,7 +149,7 @@ MUTATIONS = (
         "trainer/objectives/losses.py",
         "    loss_N = torch.maximum(plain_N, limited_N)\n",
         "    loss_N = plain_N\n",
-        unit("objectives", "test_a_ratio_past_the_clip_gets_no_gradient_where_the_advantage_pushed_it"),
+        unit("objectives", "TestPolicyLoss::test_a_ratio_past_the_clip_gets_no_gradient_where_the_advantage_pushed_it"),
     ),
     Mutation(
         "every answer counts the same under token-mean",
@@ -163,7 +163,7 @@ MUTATIONS = (
         "trainer/objectives/kl.py",
         "r_N.exp() - r_N - 1",
         "r_N.exp() - 1",
-        unit("objectives", "test_k1_and_k3_are_unbiased"),
+        unit("objectives", "TestKLAndEntropy::test_k1_and_k3_are_unbiased"),
     ),
     Mutation(
         "importance weights not truncated",
@@ -177,35 +177,35 @@ MUTATIONS = (
         "trainer/objectives/losses.py",
         "margin_P = chosen_rewards_P - rejected_rewards_P\n",
         "margin_P = rejected_rewards_P - chosen_rewards_P\n",
-        unit("learner", "test_the_chosen_side_wins"),
+        unit("learner", "TestPreferences::test_the_chosen_side_wins"),
     ),
     Mutation(
         "gradient dropped",
         "trainer/local/learner/learner.py",
         "                loss.backward()\n",
         "                (0 * loss).backward()\n",
-        unit("learner", "test_a_step_makes_rewarded_tokens_likelier_and_punished_ones_less_likely"),
+        unit("learner", "TestUpdate::test_a_step_makes_rewarded_tokens_likelier_and_punished_ones_less_likely"),
     ),
     Mutation(
         "log-probs computed again instead of those sampled",
         "trainer/local/learner/learner.py",
         "loss_rows = [LossRow(row, row.logprobs) for row in rows]\n",
         "loss_rows = [LossRow(r, x) for r, x in zip(rows, self.sequence_logprobs(rows), strict=True)]\n",
-        unit("learner", "test_the_gradient_is_that_of_the_formula_written_out"),
+        unit("learner", "TestUpdate::test_the_gradient_is_that_of_the_formula_written_out"),
     ),
     Mutation(
         "resume forgets how many updates were made",
         "trainer/local/learner/learner.py",
         'self._updates = int(state["updates"])\n',
         'self._updates = int(state["updates"]) - 1\n',
-        unit("learner", "test_a_resumed_run_equals_one_never_stopped_to_the_bit"),
+        unit("learner", "TestState::test_a_resumed_run_equals_one_never_stopped_to_the_bit"),
     ),
     Mutation(
-        "value targets of the wrong sign of time",
+        "advantages of tokens ignore the value of what follows",
         "trainer/objectives/gae.py",
         "        next_estimate = estimates_T[t]\n",
         "        next_estimate = 0.0\n",
-        unit("learner", "test_a_value_head_learns_what_the_calls_of_a_state_return"),
+        unit("learner", "TestUpdate::test_a_value_head_learns_what_the_calls_of_a_state_return"),
     ),
     # -- sampling -----------------------------------------------------------------------------------------------------
     Mutation(
@@ -367,7 +367,7 @@ MUTATIONS = (
         "trainer/run/resume.py",
         "if any(c.policy and not 0 <= self.versions.get(c.policy, -1) - c.policy_version <= allowed for c in calls):",
         "if False:",
-        ("tests/integration/test_resumed_rollouts.py",),
+        unit("leftover", "test_what_other_weights_sampled_is_run_again"),
     ),
     # -- servers, memory, graders, statistics -------------------------------------------------------------------------
     Mutation(
