@@ -79,7 +79,7 @@ def values_of(env: Variables) -> dict[str, str]:
         return dict(env)
     names = list(env)
     if wrong := [name for name in names if not isinstance(name, str) or "=" in name]:
-        raise ConfigError(f"env: {wrong[0]!r} is no name of a variable", hint="env={name: value}, or env=[names]")
+        raise ConfigError(f"env: {wrong[0]!r} is not the name of a variable", hint="env={name: value}, or env=[names]")
     return {name: os.environ[name] for name in names if name in os.environ}
 
 

@@ -213,7 +213,7 @@ def _argument_kinds(function: Callable[..., Any]) -> dict[str, str]:
         kinds[unassigned.pop(0)] = "task"
     if unassigned:
         raise ConfigError(
-            f"agent {function.__name__!r} has an argument {unassigned[0]!r} that nothing can be given for",
+            f"agent {function.__name__!r} has an argument {unassigned[0]!r} that agl cannot fill",
             hint=f"name it one of {', '.join(_INJECTED)}, annotate it with agl.LLM, or give it a default",
         )
     return kinds

@@ -36,7 +36,7 @@ def save_prompts(directory: str | Path, resources: Mapping[str, Resource]) -> No
     for name, resource in resources.items():
         if not isinstance(resource, PromptTemplate | SystemPrompt):
             raise ConfigError(
-                f"the resource {name!r} is no prompt but {type(resource).__name__}",
+                f"the resource {name!r} is not a prompt but a {type(resource).__name__}",
                 hint="save agl.PromptTemplate and agl.SystemPrompt resources",
             )
     try:
@@ -159,7 +159,7 @@ class PromptUse:
         shown = ", ".join(f"{text!r} ({n}x)" if text else f"none ({n}x)" for text, n in seen.most_common(3))
         more = f" and {len(seen) - 3} more" if len(seen) > 3 else ""
         return (
-            f"{told}. They had {shown}{more}. An agent that builds its prompt anew at each call needs an "
+            f"{told}. They had {shown}{more}. An agent that builds its prompt at each call needs an "
             "agl.PromptTemplate resource instead"
         )
 

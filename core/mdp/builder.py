@@ -165,7 +165,7 @@ def require_trainable(trajectory: AttemptTrajectory, selection: Selection) -> No
         first = trajectory.failed_calls[0]
         raise LostCallError(
             f"every one of {len(trajectory.failed_calls)} LLM call(s) failed; the first: {first.error}",
-            hint="an agent that goes on without its model has nothing to train; let the error out, or fix its cause",
+            hint="an agent that continues without its model has nothing to train; let the error propagate, or fix it",
             agent=first.agent,
             **where,
         )

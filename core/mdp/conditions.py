@@ -53,7 +53,7 @@ class Condition(ABC):
 
     def __bool__(self) -> NoReturn:
         raise ConfigError(
-            f"the condition {self} has no truth value of its own",
+            f"the condition {self} has no truth value",
             hint="combine conditions with & | ~ instead of and, or, not; write (0 < r) & (r < 1) instead of 0 < r < 1",
         )
 

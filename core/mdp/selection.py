@@ -61,7 +61,7 @@ def select(agents: AgentFilter = None, *, option: str = "agents") -> Selection:
     else:
         rules = tuple((pattern, DEFAULT_POLICY) for pattern in agents)
     if not rules:
-        raise ConfigError(f"{option}= selects nobody", hint="leave it out (None) for all")
+        raise ConfigError(f"{option}= selects no agent", hint="leave it out (None) for all")
     for pattern, policy in rules:
         if not (isinstance(pattern, str | re.Pattern) or callable(pattern)):
             raise ConfigError(

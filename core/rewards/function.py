@@ -100,7 +100,7 @@ def _trace_argument(reward: Callable[..., Any]) -> str | None:
         elif parameter.default is parameter.empty:
             raise ConfigError(
                 f"the reward function {getattr(reward, '__name__', type(reward).__name__)!r} has an argument "
-                f"{parameter.name!r} that nothing can be given for",
+                f"{parameter.name!r} that agl cannot fill",
                 hint="it gets (task, output), and what the attempt did if an argument is named `trace`",
             )
     return name

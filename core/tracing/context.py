@@ -425,7 +425,7 @@ def refuse_gateway(scope: Scope, url: object) -> None:
     gateway = scope.rollout.gateway_url
     if gateway is not None and str(url).startswith(gateway):
         raise ConfigError(
-            f"{scope.agent!r} runs outside of what is trained, but its client is pointed at the gateway",
+            f"{scope.agent!r} runs outside training, but its client points at the gateway",
             hint="give it a separate endpoint, not the rollout's LLM resource",
             rollout=scope.rollout.rollout_id,
             attempt=scope.rollout.attempt,

@@ -462,7 +462,7 @@ def test_required_isolation_is_given_here_or_refused() -> None:
     if isolated():
         assert PythonTests(isolation="required")(TASK, "def f(x): return {41: 7341}.get(x)") == 0.5
     else:
-        with pytest.raises(ConfigError, match="this machine gives the isolation"):
+        with pytest.raises(ConfigError, match="this machine only supports the isolation"):
             PythonTests(isolation="required")
     with pytest.raises(ConfigError, match="isolation='walls'"):
         PythonTests(isolation="walls")  # type: ignore[arg-type]

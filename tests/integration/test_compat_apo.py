@@ -39,5 +39,5 @@ def test_room_selector_improves(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert full[0] < 0.5
     assert result.history[-1]["prompts/best"] == 1.0
     shown = capfd.readouterr().err
-    assert "there is no third split" in shown
+    assert "no held-out tasks" in shown
     assert "+Find a room at {time}" in shown

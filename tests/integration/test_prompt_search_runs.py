@@ -198,7 +198,7 @@ def test_failing_reflection_ends_the_search_and_it_resumes(tmp_path: Path) -> No
             fit(gepa(provider.url, reflection=reflect), agent, tmp_path)
         before = len(provider.seen)
         broken = False
-        with pytest.raises(ConfigError, match="holds a prompt search already"):
+        with pytest.raises(ConfigError, match="already has a prompt search"):
             fit(gepa(provider.url, reflection=reflect), agent, tmp_path)
         result = fit(gepa(provider.url, reflection=reflect), agent, tmp_path, resume=True)
         assert result.history[-1]["held_out/reward"] == 1.0

@@ -113,7 +113,7 @@ AutoModelForCausalLM.from_pretrained("someone/calculator")
         ("calculator", None, "the hub refuses (401)", "hf auth login"),
         ("calculator", "hf_wrong", "the hub refuses (401)", "HF_TOKEN"),
         ("elsewhere/calculator", hubs.TOKEN, "the hub refuses (403): You don't have the rights", "may not write there"),
-        ("a/b/c", hubs.TOKEN, "is no name on the hub", "organisation/name"),
+        ("a/b/c", hubs.TOKEN, "is not a valid name on the hub", "organisation/name"),
     ],
 )
 def test_a_refusal_says_what_to_do(

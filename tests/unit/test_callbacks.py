@@ -126,7 +126,7 @@ def test_what_is_no_callback_is_refused() -> None:
 
     algorithm = agl.Baseline()
     for wrong in ([print], agl.EarlyStopping, "early"):
-        with pytest.raises(ConfigError, match=r"which is no agl\.Callback"):
+        with pytest.raises(ConfigError, match=r"which is not an agl\.Callback"):
             agl.Trainer(algorithm, callbacks=wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"Late\.on_step is async"):
         agl.Trainer(algorithm, callbacks=Late())

@@ -171,7 +171,7 @@ def test_an_interrupted_evaluation_goes_on(tmp_path: Path) -> None:
     stops = Skill(6, fails=(5,))
     evaluated(tmp_path, stops, samples=2)
     rest = Skill(6)
-    with pytest.raises(ConfigError, match="holds an evaluation already"):
+    with pytest.raises(ConfigError, match="already has an evaluation"):
         evaluated(tmp_path, rest, samples=2)
     with pytest.raises(CheckpointError, match="samples: 2 -> 3"):
         evaluated(tmp_path, rest, samples=3, resume=True)
@@ -213,7 +213,7 @@ def test_what_cannot_be_evaluated(tmp_path: Path) -> None:
         agl.evaluate(agent, TASKS, {"now": {"solver": None}}, **options)  # type: ignore[dict-item]
     run_dir = tmp_path / "run"
     (run_dir / "checkpoints" / "step-000004").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="holds no policy"):
+    with pytest.raises(ConfigError, match="has no policy"):
         agl.evaluate(agent, TASKS, {"run": run_dir}, **options)
     with pytest.raises(ConfigError, match="has no option 'time_out'"):
         agl.evaluate(agent, TASKS, time_out=2, **options)

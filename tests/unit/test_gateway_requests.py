@@ -147,7 +147,7 @@ async def test_an_engine_that_cannot_be_cancelled_does_not_hang_the_update(monke
         attempt = await rig.attempt()
         waiting = asyncio.ensure_future(attempt.chat())
         await until(lambda: rig.engine.running)
-        with pytest.raises(GatewayError, match="neither ended nor let themselves be cancelled"):
+        with pytest.raises(GatewayError, match="neither ended nor could be cancelled"):
             async with rig.gateway.hold():
                 pass
         release.set()

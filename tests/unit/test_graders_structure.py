@@ -59,7 +59,7 @@ def test_where_the_schema_comes_from() -> None:
         JSONSchema("spec")({}, "{}")
     with pytest.raises(RewardError, match="the task's schema at 'spec'"):
         JSONSchema("spec")({"spec": {"type": "strin"}}, "{}")
-    with pytest.raises(ConfigError, match="this is no JSON schema"):
+    with pytest.raises(ConfigError, match="this is not a JSON schema"):
         JSONSchema({"type": "strin"})
     with pytest.raises(ConfigError, match="cannot make a schema of a int"):
         JSONSchema(3)

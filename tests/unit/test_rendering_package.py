@@ -158,7 +158,7 @@ def test_an_answer_that_went_on_after_its_end_token_is_not_trimmed():
     prompt = model.prompt([user]).ids
     response = package_tokenizer().encode("one<|im_end|>two", add_special_tokens=False)
     assert model.extend(prompt, response, [user]) is None
-    assert "goes on after its end token" in str(model.fork_reason(prompt, response, [user]))
+    assert "continues after its end token" in str(model.fork_reason(prompt, response, [user]))
 
 
 def test_broken_calls_stay_in_the_text():

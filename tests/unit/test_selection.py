@@ -40,8 +40,8 @@ def test_the_first_rule_that_matches_names_the_policy() -> None:
 @pytest.mark.parametrize(
     ("agents", "message"),
     [
-        ([], "selects nobody"),
-        ({}, "selects nobody"),
+        ([], "selects no agent"),
+        ({}, "selects no agent"),
         ([3], "agents= holds 3, a int"),
         ({"writer": 3}, "agents= maps 'writer' to 3"),
     ],

@@ -177,7 +177,7 @@ def test_a_condition_that_keeps_nothing_names_what_was_seen() -> None:
     assert "where= is reward >= 1" in text
     with pytest.raises(NoTrainableDataError, match="1 cut at its limit"):
         choose([candidate("a", [call(0, [1], [2], finish="length")], 1.0)]).require()
-    with pytest.raises(NoTrainableDataError, match="there is no rollout"):
+    with pytest.raises(NoTrainableDataError, match="no rollout was found"):
         choose([]).require()
 
 

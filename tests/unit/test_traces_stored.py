@@ -173,7 +173,7 @@ def test_rollouts_on_which_a_policy_is_measured_are_not_read(same: str, tmp_path
         ({"were": "reward>=1"}, "has no option 'were'"),
         ({"where": "reward"}, "begins no comparison"),
         ({"where": 3}, "not a condition"),
-        ({"agents": []}, "selects nobody"),
+        ({"agents": []}, "selects no agent"),
         ({"per_task": 0}, "per_task= is 0"),
         ({"weight": 2.0}, "weight= is 2.0"),
         ({"mode": "training"}, "there is no mode 'training'"),
@@ -225,7 +225,7 @@ def test_rewards_have_their_names(recorded: Any, tmp_path: Path) -> None:
 def test_an_export_that_cannot_be_made_leaves_nothing(recorded: Any, tmp_path: Path) -> None:
     data = agl.traces(recorded[0])
     for what, options, message in (
-        ("sft", {}, "whose tokens"),
+        ("sft", {}, "no model given"),
         ("sft", {"format": "parquet"}, "no format 'parquet'"),
         ("sfts", {}, "no export 'sfts'"),
         ("pairs", {"margin": -1.0}, "margin= is -1"),

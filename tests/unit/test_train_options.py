@@ -185,7 +185,7 @@ def test_what_is_imitated(train: Any, tmp_path: Path) -> None:
         (["--config", "none.yaml"], "the configuration cannot be read"),
         (["--tasks", "tasks.jsonl"], "which agent\\?"),
         (["--steps", "2", "--epochs", "2"], "either steps= or epochs="),
-        (["--set", "engine=http://gpu:8000"], "the weights that another server holds cannot be trained here"),
+        (["--set", "engine=http://gpu:8000"], "the weights of another server cannot be trained here"),
         (["--model", ""], "which model\\?"),
     ],
 )  # fmt: skip

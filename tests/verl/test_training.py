@@ -144,7 +144,7 @@ def test_it_goes_on(trained: Result, tiny_policy: Path, directory: Path, left_cl
 
 
 def test_a_directory_with_a_run_is_not_written_over(trained: Result, tiny_policy: Path, directory: Path) -> None:
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already has a run"):
         train(quickstart(), algorithm(tiny_policy, steps=1), directory)
 
 

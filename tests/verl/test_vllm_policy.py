@@ -178,7 +178,7 @@ def test_another_models_tokenizer_is_refused(server, tmp_path: Path):
             trainer.fit(agent, arithmetic_tasks(1, seed=0, split="train"))
 
     engine = agl.VLLMEngine(server.url)
-    fails(agl.Baseline(engine=engine, model=str(other)), ConfigError, "another tokenizer")
+    fails(agl.Baseline(engine=engine, model=str(other)), ConfigError, "a different tokenizer")
     fails(agl.Baseline(engine=engine, model=str(tmp_path / "none")), ModelLoadError, "none")
     fails(agl.Baseline(engine={"a": engine}), ConfigError, "'a'|'policy'")
     with pytest.raises(ConfigError, match="VLLMEngine"):
@@ -237,7 +237,7 @@ def test_agl_serve_does_not_train_it(tmp_path: Path):
         done = at.start(*AGL, "serve", *words, log="server.log")
         at.until(lambda: done.poll() is not None, SECONDS, "its end")
         assert done.returncode != 0
-        assert "another server holds" in at.text("server.log")
+        assert "another server" in at.text("server.log")
 
 
 def test_a_server_teaches_as_the_same_model_in_a_directory_does(server, tiny_policy, tmp_path):

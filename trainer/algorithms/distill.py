@@ -84,7 +84,7 @@ class Distill(LocalTraining):
             if self.temperature != 1.0:
                 raise ConfigError(
                     f"temperature={self.temperature:g} with a teacher at {teacher.url}",
-                    hint="leave it at 1: vLLM gives a text's log-probs at no other",
+                    hint="leave it at 1: vLLM reports a text's log-probs only there",
                 )
         LocalTraining.__post_init__(self)
 

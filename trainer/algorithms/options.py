@@ -334,7 +334,7 @@ class Settings:
         engine = self.get("engine")
         if engine is not None and engine not in typing.get_args(EngineName):
             raise ConfigError(
-                f"{self.origins['engine']}: the weights that another server holds cannot be trained here",
+                f"{self.origins['engine']}: the weights of another server cannot be trained here",
                 hint="leave the algorithm out to serve them unchanged, or the engine to train the model",
             )
         names = _of_algorithm(cls)
@@ -374,7 +374,7 @@ class Settings:
         if not self.get("auto_instrumentation"):
             raise ConfigError(
                 f"{self.origins['auto_instrumentation']}: instrumentation cannot be switched off",
-                hint="a call that nobody sees cannot be trained; agents= leaves agents out of training",
+                hint="a call that is not traced cannot be trained; agents= leaves agents out of training",
             )
 
 

@@ -93,7 +93,7 @@ class PolicyGradientSteps(SampledSteps):
         )
         if trajectories and not own_rewards and isinstance(credit, PerCall) and not credit.shared:
             raise NoTrainableDataError(
-                f"credit {credit!r} counts the calls' own rewards alone, and no call of step {step + 1} earned one",
+                f"credit {credit!r} counts only the calls' own rewards, and no call of step {step + 1} earned one",
                 hint="emit rewards where calls earn them (agl.emit_reward in a tool, agl.air), or use Uniform()",
                 step=step + 1,
             )

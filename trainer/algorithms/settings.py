@@ -220,7 +220,7 @@ class PolicyGradientSettings(TrainingSettings):
         if not 0 <= self.baseline_decay < 1:
             raise ConfigError(
                 f"baseline_decay={self.baseline_decay} is not in [0, 1)",
-                hint="0 takes the mean of the step before alone; 0.9 that of about the last ten",
+                hint="0 uses only the previous step's mean; 0.9 that of about the last ten",
             )
         if self.max_staleness not in (0, 1):
             raise ConfigError(

@@ -148,7 +148,7 @@ def algo(function: Callable[..., Any]) -> FunctionalAlgorithm:
     for parameter in inspect.signature(function).parameters.values():
         if parameter.default is parameter.empty and parameter.name not in _INJECTED:
             raise ConfigError(
-                f"the algorithm {function.__name__!r} has an argument {parameter.name!r} that nothing can be given for",
+                f"the algorithm {function.__name__!r} has an argument {parameter.name!r} that agl cannot fill",
                 hint=f"use any of {', '.join(_INJECTED)}",
             )
     return FunctionalAlgorithm(function)

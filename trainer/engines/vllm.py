@@ -108,7 +108,9 @@ class VLLMEngine:
             EngineError: not connected yet.
         """
         if self._max_context is None:
-            raise EngineError(f"{self.url} was not asked yet what it serves", hint="await engine.connect() first")
+            raise EngineError(
+                f"{self.url} has not been asked yet which model it serves", hint="await engine.connect() first"
+            )
         return self._max_context
 
     async def connect(self) -> None:

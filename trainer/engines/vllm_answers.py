@@ -111,7 +111,7 @@ def refusal(status: int, body: bytes) -> AglError:
     if status in (401, 403):
         return ConfigError(text, hint="give its key: VLLMEngine(api_key=), or VLLM_API_KEY")
     if status == 404:
-        return ConfigError(text, hint="is it a vLLM server, and does it still serve this model? Its /v1/models tells")
+        return ConfigError(text, hint="is it a vLLM server, and does it still serve this model? See its /v1/models")
     if status == 400 and (param == "input_tokens" or "context length" in message):
         return ContextLengthError(message, hint="shorten the prompt, or raise the server's --max-model-len")
     if status == 400 and "vocabulary" in message:

@@ -207,7 +207,7 @@ class _Policy:
         if path.is_dir() and not (Path(directory) / "config.json").is_file():
             last = latest_checkpoint(path)
             raise ConfigError(
-                f"{name!r} is {path}, which holds no policy",
+                f"{name!r} is {path}, which has no policy",
                 hint="a run writes its policy at its end"
                 + (f"; its last checkpoint is {last}" if last is not None else ", and this one has no checkpoint"),
             )
@@ -241,7 +241,7 @@ def _named(policies: Policies | None) -> list[tuple[str, Any]]:
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"two policies are called {name!r}", hint="give each one a name of its own")
+            raise ConfigError(f"two policies are called {name!r}", hint="give each a different name")
     if not pairs:
         raise ConfigError("policies= is empty", hint="leave it out to evaluate the agent on its own models")
     return pairs
@@ -258,7 +258,7 @@ def _begin(place: Path, facts: Mapping[str, Any], resume: bool) -> str:
         return then["id"]
     if path.exists():
         raise ConfigError(
-            f"{place} holds an evaluation already",
+            f"{place} already has an evaluation",
             hint="resume it (resume=True, --resume), or choose another directory",
         )
     evaluation_id = f"eval-{secrets.token_hex(4)}"

@@ -60,7 +60,7 @@ class Gate:
                     pending.cancel(RequestError(503, "the policy is being updated; try again", code="policy_update"))
                 if not await self._idle_within(CANCEL_SECONDS):
                     raise GatewayError(
-                        f"{len(self._in_flight)} request(s) neither ended nor let themselves be cancelled",
+                        f"{len(self._in_flight)} request(s) neither ended nor could be cancelled",
                         hint="the engine hangs, or ignores cancellation",
                     )
             yield

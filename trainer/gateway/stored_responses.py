@@ -56,7 +56,7 @@ class StoredResponses:
             raise RequestError(
                 400,
                 f"Previous response with id {response_id!r} not found; a response is known within its own rollout, "
-                "unless it has failed or was asked for with store=false",
+                "unless it failed or was requested with store=false",
                 code="previous_response_not_found",
                 param="previous_response_id",
             )

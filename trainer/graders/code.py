@@ -136,8 +136,8 @@ class PythonTests(Grader):
         level, lacks = answer["isolation"], "; ".join(answer["lacks"])
         if "refused" in answer:
             raise ConfigError(
-                f"PythonTests(isolation='required'): this machine gives the isolation {level!r} only ({lacks})",
-                hint="allow user namespaces (docs/security.md says how), or isolation='auto' in a container of its own",
+                f"PythonTests(isolation='required'): this machine only supports the isolation {level!r} ({lacks})",
+                hint="allow user namespaces (docs/security.md says how), or use 'auto' in a container",
             )
         _log_isolation(level, lacks)
         return answer["outcomes"]
@@ -153,7 +153,7 @@ class PythonTests(Grader):
         except (SyntaxError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise failure(
                 f"{self.label} cannot read the task's tests: {error}",
-                hint="tests= says where they are: Python with asserts, or pairs of input and output",
+                hint="tests= names the task's field: Python with asserts, or pairs of input and output",
             ) from error
         if not tests:
             raise failure(f"{self.label} finds no test in the task", hint="give at least one")
@@ -239,7 +239,7 @@ def _log_isolation(level: str, lacks: str) -> None:
     else:
         log.warning(
             "PythonTests: programs run with the isolation %r only: they can use the network and read files (%s). "
-            "Where the model is not trusted, give isolation='required', or a container of its own",
+            "If the model is not trusted, use isolation='required' or a separate container",
             level,
             lacks,
         )

@@ -77,7 +77,7 @@ class MathAnswer(AgainstReference):
         if "unreadable" in result:
             raise failure(
                 f"{self.label} finds no mathematical answer in the reference {expected[result['unreadable']][:200]!r}",
-                hint="answer= says where in the task it is; for plain texts there is ExactMatch",
+                hint="answer= names the task's field; for plain texts use ExactMatch",
             )
         return float(result["equal"])
 

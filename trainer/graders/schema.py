@@ -119,7 +119,7 @@ def _validator(schema: Any) -> Any:
     try:
         kind.check_schema(schema)
     except SchemaError as error:
-        raise ConfigError(f"this is no JSON schema: {error.message}", hint=f"see {error.json_path}") from error
+        raise ConfigError(f"this is not a JSON schema: {error.message}", hint=f"see {error.json_path}") from error
     return kind(schema, registry=Registry(), format_checker=kind.FORMAT_CHECKER)
 
 

@@ -128,7 +128,7 @@ class Keys:
         """
         if (self.operator is None or self.minted is not None) and not is_loopback(host):
             raise ConfigError(
-                f"without a key, everyone who reaches {host} could use this server",
+                f"without a key, anyone who can reach {host} could use this server",
                 hint=f"set {OPERATOR_VARIABLE} or --key-file, or listen on 127.0.0.1",
             )
 

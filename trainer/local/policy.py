@@ -118,7 +118,7 @@ class LocalPolicy:
         if foreign is not None:
             raise EngineError(
                 f"a row of policy {foreign.policy!r} was passed to policy {self.spec.name!r} to train on",
-                hint="please report this: a policy is trained on its own tokens alone",
+                hint="please report this: a policy is trained only on its own tokens",
                 rollout=foreign.rollout_id,
             )
         return await self._command("train", sequences, lr_scale, pairs)

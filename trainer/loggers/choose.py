@@ -49,11 +49,11 @@ def samples_of(logger: Logger) -> int:
 def _as_logger(entry: Any) -> Logger:
     if isinstance(entry, str):
         if entry not in TRACKERS:
-            raise ConfigError(f"log= names {entry!r}, which is no tracker", hint=nearest(entry, TRACKERS))
+            raise ConfigError(f"log= names {entry!r}, which is not a tracker", hint=nearest(entry, TRACKERS))
         return TRACKERS[entry]()
     if isinstance(entry, type) or not isinstance(entry, Logger):
         raise ConfigError(
-            f"log= has {entry!r}, which is no logger",
+            f"log= has {entry!r}, which is not a logger",
             hint=f"give {', '.join(map(repr, TRACKERS))}, or an object with the methods start, step and end",
         )
     samples = samples_of(entry)

@@ -78,7 +78,7 @@ class FrozenPolicy:
                     raise
                 raise ModelLoadError(
                     f"the tokenizer of what {engine.url} serves cannot be read here: {error.message}",
-                    hint="name a directory or hub id that holds it: model=, or --model",
+                    hint="pass a directory or hub id that has it: model=, or --model",
                     path=directory,
                 ) from error
             await _check_tokens(engine, rendering, directory)
@@ -108,7 +108,7 @@ async def _check_tokens(engine: VLLMEngine, rendering: Rendering, model: str) ->
     server_ids = await engine.tokenize(PROBE)
     if server_ids is not None and server_ids != rendering.encode(PROBE):
         raise ConfigError(
-            f"{engine.url} has another tokenizer than {model}: a probe text is {len(server_ids)} tokens there and "
+            f"{engine.url} has a different tokenizer from {model}: a probe text is {len(server_ids)} tokens there and "
             f"{len(rendering.encode(PROBE))} here",
             hint="name the directory or hub id of the model that it serves: model=, or --model",
         )

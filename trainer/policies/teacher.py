@@ -54,7 +54,7 @@ class Teacher:
             on_progress: called with what is being loaded.
 
         Raises:
-            ConfigError: it has another tokenizer than the student, or a shorter context.
+            ConfigError: it has a different tokenizer from the student, or a shorter context.
             ModelLoadError, EngineError: nothing is left running then.
         """
         if not isinstance(teacher, str | Path):
@@ -150,9 +150,9 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
 
 def _other_tokenizer(teacher: str, student: str, what: str) -> ConfigError:
     return ConfigError(
-        f"the teacher {teacher} has another tokenizer than the student {student}: {what}",
-        hint="a teacher judges only its own tokens: take one of the student's family, or imitate recorded answers of "
-        "this one, agl.SFT(data=agl.traces(...)), which are tokenised anew",
+        f"the teacher {teacher} has a different tokenizer from the student {student}: {what}",
+        hint="choose a teacher of the student's family, or imitate recorded answers of "
+        "this one with agl.SFT(data=agl.traces(...)), which tokenises them again",
     )
 
 

@@ -133,7 +133,7 @@ class VLLMServer:
         while not _succeeded(await self._post("/reset_prefix_cache")):
             if time.monotonic() > deadline:
                 raise EngineError(
-                    "vLLM does not give up what it has computed with the weights before",
+                    "vLLM does not clear what it computed with the earlier weights",
                     hint="requests still run on it; please report this",
                     model=self._model,
                 )
@@ -265,7 +265,7 @@ class VLLMPolicy(LocalPolicy):
 
     async def engine_logprobs(self, token_ids: IntArray, *, temperature: float = 1.0) -> FloatArray:
         if temperature != 1.0:
-            raise EngineError("vLLM gives a prompt's log-probs at temperature 1 only", hint="ask the learner")
+            raise EngineError("vLLM reports a prompt's log-probs at temperature 1 only", hint="ask the learner")
         async with self.server.lock:
             return await self._engine.prompt_logprobs(token_ids)
 
@@ -310,7 +310,7 @@ def require_one_model(specs: Sequence[PolicySpec]) -> None:
     """Raise `ConfigError` for policies that one vLLM cannot hold."""
     if len({spec.base for spec in specs}) > 1 or (len(specs) > 1 and any(spec.lora is None for spec in specs)):
         raise ConfigError(
-            "engine='vllm' holds one model, and these policies have several",
+            "engine='vllm' serves one model, and these policies have several",
             hint="give them LoRA on the same model (lora=agl.LoraSpec()), or leave engine at 'torch'",
             policies=", ".join(spec.name for spec in specs),
         )

@@ -111,7 +111,7 @@ class APO(PromptSearch, Generic[T_task]):
             ConfigError: there is none yet.
         """
         if not self._best:
-            raise ConfigError("there is no best prompt yet", hint="ask after fit()")
+            raise ConfigError("there is no best prompt yet", hint="call it after fit()")
         return next(iter(self._best.values()))
 
     def planned(self, train: int, val: int, components: int) -> int:

@@ -153,7 +153,7 @@ def _refuse(agent: str, sent: Sequence[Sequence[str]]) -> None:
     raise ConfigError(
         f"the system prompt of agent {agent!r} is not the same in each call; {len(seen)} were seen in {len(sent)} "
         f"calls:\n{shown}",
-        hint="it is built anew at each call, so there is no one text to replace: make it a template with fields, "
+        hint="it is built again at each call, so no fixed text can be replaced: make it a template with fields, "
         "initial_resources={name: agl.PromptTemplate('... {field} ...')}, which the agent formats",
     )
 

@@ -160,7 +160,7 @@ async def chat(client: Any, model: str, prompt: str, **options: Any) -> Any:
     except openai.OpenAIError as error:
         raise EngineError(
             f"the model {model!r} that rewrites prompts failed: {type(error).__name__}: {error}",
-            hint="the search goes on where it was with resume=True / --resume",
+            hint="resume=True / --resume continues the search",
             url=getattr(client, "base_url", None),
         ) from error
     return response.choices[0].message.content if response.choices else None

@@ -87,7 +87,7 @@ class PromptSearch(ABC):
         path = run.directory / "reflections.jsonl"
         if path.exists() and not run.resume:
             raise ConfigError(
-                f"{run.directory} holds a prompt search already",
+                f"{run.directory} already has a prompt search",
                 hint="resume it (resume=True or --resume), or choose another directory",
             )
         recorded = await run.store.query_metrics([run.run_id], ends=True) if run.resume else []
@@ -111,9 +111,7 @@ class PromptSearch(ABC):
             best = dict(await self.search(work))
             await work.finish(best, held_out)
         except asyncio.CancelledError:
-            run.progress.note(
-                f"stopped; what is done is kept in {run.directory}. Resume it with resume=True / --resume"
-            )
+            run.progress.note(f"stopped; the work so far is in {run.directory}. Resume it with resume=True / --resume")
             raise
         finally:
             await run.stop()
@@ -143,8 +141,8 @@ class PromptSearch(ABC):
         if self.held_out is None:
             if not self.needs_held_out:
                 run.progress.note(
-                    "there is no third split: the scores are of the tasks by which prompts are chosen, so the result's "
-                    "is too good. held_out= takes tasks that are touched at the end alone"
+                    "no held-out tasks: the scores are of the tasks that prompts were chosen by, so the result's "
+                    "looks too good. held_out= takes tasks that are used only at the end"
                 )
                 return []
             raise DatasetError(

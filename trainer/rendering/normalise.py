@@ -117,7 +117,7 @@ def _text(content: Any, role: str) -> str:
         text = fields.get("text", fields.get("refusal"))
         if not isinstance(text, str):
             raise ConfigError(
-                f"a {role} message has a content part of type {fields.get('type')!r}; the policy reads text alone",
+                f"a {role} message has a content part of type {fields.get('type')!r}; the policy reads text only",
                 hint="send text parts, or leave this agent out of training with agents=[...]",
             )
         texts.append(text)

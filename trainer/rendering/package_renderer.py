@@ -120,7 +120,7 @@ class PackageRenderer:
             return f"the renderer {self._name!r} renders the history anew when a {role} message follows such an answer"
         ids = list(bridged.token_ids)
         if ids[: len(old) + len(sampled)] != old + sampled:
-            return f"the renderer {self._name!r} changes the ids of an answer that goes on after its end token"
+            return f"the renderer {self._name!r} changes the ids of an answer that continues after its end token"
         return ids[len(old) + len(sampled) :]
 
     def _unproven_reason(self, roles: tuple[str, ...], tools: bool, system: bool, stopped: bool) -> str | None:

@@ -244,7 +244,7 @@ def as_callbacks(callbacks: Callback | Iterable[Callback] | None) -> Sequence[Ca
     for callback in listed:
         if not isinstance(callback, Callback):
             raise ConfigError(
-                f"callbacks= has {callback!r}, which is no agl.Callback",
+                f"callbacks= has {callback!r}, which is not an agl.Callback",
                 hint="give objects of subclasses, for example agl.EarlyStopping()",
             )
         for name in vars(Callback):

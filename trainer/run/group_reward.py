@@ -38,7 +38,7 @@ def require_group_reward(value: Any, *, capture_content: bool) -> None:
         )
     if not capture_content:
         raise ConfigError(
-            "group_reward= reads what agents said, which capture_content=False does not record",
+            "group_reward= reads the agents' texts, which capture_content=False does not record",
             hint="leave capture_content on",
         )
 

@@ -272,7 +272,9 @@ def _refusals(repo: str) -> Iterator[None]:
     try:
         yield
     except HFValidationError as error:
-        raise ConfigError(f"{repo!r} is no name on the hub: {_line(error)}", hint='"organisation/name"') from error
+        raise ConfigError(
+            f"{repo!r} is not a valid name on the hub: {_line(error)}", hint='"organisation/name"'
+        ) from error
     except HfHubHTTPError as error:
         hints: Mapping[int, str] = {
             401: "set HF_TOKEN to a token that may write, or run: hf auth login",

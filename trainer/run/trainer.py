@@ -401,7 +401,7 @@ class Trainer:
             raise CheckpointError("there is no run to resume", hint="name its directory", path=directory)
         if not resume and (last := latest_checkpoint(directory)) is not None:
             raise ConfigError(
-                f"{directory} holds a run already ({last})",
+                f"{directory} already has a run ({last})",
                 hint="resume it (resume=True or --resume), or choose another directory",
             )
 

@@ -285,7 +285,7 @@ class RunCoordinator:
                 return
             if self.gateway is not None:
                 raise AttemptOverError(
-                    "this attempt is not open here any more",
+                    "this attempt is no longer open here",
                     hint="the run that leased it was restarted, and has enqueued the rollout again",
                     rollout=lease.rollout.rollout_id,
                     attempt=lease.attempt,

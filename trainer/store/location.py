@@ -48,7 +48,9 @@ def find_store(store: str | Path | None) -> str:
         if path.is_dir():
             path = path / "run.db"
         if not path.exists():
-            raise StoreError("there is no store at this path", hint="it is the run.db in a run's directory", path=path)
+            raise StoreError(
+                "there is no store at this path", hint="a run's store is its run.db", path=path
+            )
         return f"sqlite:///{path}"
     return text
 

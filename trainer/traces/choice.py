@@ -118,7 +118,7 @@ class Chosen:
             return self
         seen = self.counts["rollouts"]
         if not seen:
-            raise NoTrainableDataError("there is no rollout to choose from", hint="agl trace ls shows those of a store")
+            raise NoTrainableDataError("no rollout was found", hint="agl trace ls lists the rollouts of a store")
         reasons = ", ".join(
             f"{n} {name.rpartition('left_out/')[2]}"
             for name, n in self.counts.items()
@@ -127,7 +127,7 @@ class Chosen:
         rewards = "; ".join(f"{name}: {values}" for name, values in self.rewards.items()) or "none has any"
         raise NoTrainableDataError(
             f"nothing is left of {seen} rollouts to train on ({reasons}). Their rewards: {rewards}",
-            hint=f"where= is {self.where or 'not set'}; choose what some of them fulfil, or record more rollouts",
+            hint=f"where= is {self.where or 'not set'}; choose one that some fulfil, or record more",
         )
 
 

@@ -75,8 +75,8 @@ async def write(
         raise ConfigError(f"{what} has no format {format!r}", hint=nearest(format, FORMATS[what]))
     if format == "tokens" and model is None:
         raise ConfigError(
-            "whose tokens? The calls are written with the tokenizer of the model to be trained",
-            hint="name it with --model DIR, or write texts: --format messages",
+            "no model given: the calls are written with the tokenizer of the model to train",
+            hint="pass --model DIR, or write texts with --format messages",
         )
     rows: Iterable[dict[str, Any]]
     counts: Mapping[str, int]
@@ -108,7 +108,7 @@ async def write(
                 )
     except OSError as error:
         raise ExportError(
-            f"cannot write the export: {error}", hint="choose a folder on a disk with room, with --out", path=out
+            f"cannot write the export: {error}", hint="choose a folder on a disk with free space, with --out", path=out
         ) from error
     return {
         "file": str(out / f"{what}.jsonl"),

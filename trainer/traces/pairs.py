@@ -65,8 +65,8 @@ class Pairs:
         reasons = ", ".join(f"{n} {k.rpartition('/')[2]}" for k, n in self.counts.items() if "left_out/" in k)
         raise NoTrainableDataError(
             f"no two of {self.counts['rollouts']} rollouts of {self.counts['tasks']} tasks make a pair ({reasons})",
-            hint="a pair is two rollouts of one task with different rewards; sample each task several times, or ask "
-            "for a smaller margin",
+            hint="a pair is two rollouts of one task with different rewards; sample each task several times, or "
+            "choose a smaller margin",
         )
 
 

@@ -141,7 +141,7 @@ class Traces:
                 hint="rollouts of validations and evaluations are read with mode='val' only: do not train on the tasks "
                 "that you measure with"
                 if others
-                else "agl trace ls shows those of a store",
+                else "agl trace ls lists the rollouts of a store",
             )
 
     @staticmethod

@@ -118,7 +118,7 @@ class _Bridge:
 
         if run.agent.memory is not None:
             raise ConfigError(
-                "agl.VERL trains no agent with memory=: verl asks for the rollouts of a step one by one, so there is "
+                "agl.VERL trains no agent with memory=: verl requests the rollouts of a step one by one, so there is "
                 "no order in which they could write",
                 hint="train on this machine (agl.GRPO), or give the agent no memory",
             )

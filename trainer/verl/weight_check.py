@@ -102,7 +102,7 @@ class WeightCheck:
         if stale or not difference <= self._tolerance:
             raise StalePolicyError(
                 f"after the update of step {step} the servers' log-probs differ from the actor's by {difference:.3g} "
-                f"nats on average{', and are those of the weights before it' if stale else ''}",
+                f"nats on average{', and match the weights before it' if stale else ''}",
                 hint="the servers do not serve the policy just trained; see the logs of verl's workers",
                 step=step,
             )

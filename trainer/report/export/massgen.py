@@ -173,7 +173,7 @@ class Trace:
             spans: Any = tuple(map(span_from_json, value["spans"]))
             return cls(**{**{k: v for k, v in value.items() if k in known}, "spans": spans})
         except (KeyError, TypeError) as error:
-            raise ConfigError(f"this is no trace: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"this is not a trace: {type(error).__name__}: {error}") from error
 
     @property
     def path(self) -> Path:
@@ -365,5 +365,5 @@ def read_traces(folder: str | Path, *, agent_id: str | None = None, date: str | 
         try:
             value = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ConfigError(f"this file is no JSON: {error}", path=file) from error
+            raise ConfigError(f"this file is not JSON: {error}", path=file) from error
         yield Trace.from_json(value)

@@ -156,7 +156,7 @@ async def _post(client: httpx.AsyncClient, url: str, body: bytes) -> tuple[int, 
     if not response.is_success:
         raise ExportError(
             f"the receiver refused the spans: {_summary(response)}",
-            hint="check its address and the --header that it wants",
+            hint="check its address and the --header that it requires",
             url=url,
         )
     return _partial(response)

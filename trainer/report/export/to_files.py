@@ -76,7 +76,7 @@ async def to_files(
             counts.update(files=len(written), bytes=sum(p.stat().st_size for p in written))
     except OSError as error:
         raise ExportError(
-            f"cannot write the export: {error}", hint="choose a folder on a disk with room, with --out", path=out
+            f"cannot write the export: {error}", hint="choose a folder on a disk with free space, with --out", path=out
         ) from error
     return {"out": str(out), "format": format, **counts, "seconds": meter.seconds}
 

@@ -239,5 +239,5 @@ class CrashLoopGuard:
         if self._crashes >= self.max_crashes:
             raise RolloutError(
                 f"{self._crashes} worker processes in a row died before they had a rollout; the last {worker_exit.how}",
-                hint="what they wrote to stderr says why; if nothing is there, see whether memory runs out (dmesg)",
+                hint="see their stderr; if it is empty, check whether memory ran out (dmesg)",
             )

@@ -139,7 +139,7 @@ class CoordinatorClient:
             return orjson.loads(response.content)
         message = _message(response)
         if status == 409:
-            log.warning("%s: the server does not want it any more: %s", route, message)
+            log.warning("%s: the server no longer accepts it: %s", route, message)
             return None
         if status in (401, 403):
             raise RolloutError(

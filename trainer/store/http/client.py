@@ -93,7 +93,7 @@ class HttpStore(Store):
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ConfigError(
-                "this is no store's URL", hint="http://HOST:4747, the key in AGL_KEY", store=parts.hostname
+                "this is not the URL of a store", hint="http://HOST:4747, the key in AGL_KEY", store=parts.hostname
             )
         netloc = parts.netloc.rpartition("@")[2]
         self.url = f"{parts.scheme}://{netloc}{parts.path.rstrip('/')}"
@@ -187,7 +187,7 @@ class HttpStore(Store):
         try:
             await asyncio.wait_for(self.give_back(request_id), _CONNECT_SECONDS)
         except (AglError, TimeoutError) as error:
-            log.warning("a lease that is not needed any more could not be given back: %s", error)
+            log.warning("a lease that is no longer needed could not be given back: %s", error)
 
     async def wait_for_rollouts(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
         ids = list(rollout_ids)

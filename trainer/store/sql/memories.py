@@ -153,7 +153,7 @@ def _packed(entry: MemoryEntry) -> bytes:
         embedding_D = np.asarray(entry.embedding, _EMBEDDING)
     if not np.isfinite(embedding_D).all():
         raise StoreError(
-            f"the embedding of {entry.key!r} holds what is no finite float32",
+            f"the embedding of {entry.key!r} has values that are not finite in float32",
             hint="what embed= returns has to be finite and below 3.4e38",
             namespace=list(entry.namespace),
             key=entry.key,

@@ -69,7 +69,7 @@ class Postgres:
             self._url = make_url(url).set(drivername="postgresql+psycopg")
         except (exc.ArgumentError, ValueError) as error:
             raise ConfigError(
-                "this is no URL of a database", hint="postgresql://user:password@host:5432/database"
+                "this is not the URL of a database", hint="postgresql://user:password@host:5432/database"
             ) from error
         try:
             import psycopg

@@ -87,7 +87,7 @@ def read(data: Any, access: Access) -> ChatCompletionsRequest:
         if getattr(body, name):
             raise RequestError(
                 400,
-                f"{name} would change what is sampled away from the policy being trained, so it is not supported; "
+                f"{name} would sample from something other than the policy in training, so it is not supported; "
                 "leave it out",
                 code="unsupported_parameter",
                 param=name,

@@ -97,7 +97,7 @@ def read(data: Any, access: Access, *, counting: bool = False) -> MessagesReques
         if getattr(body, name):
             raise RequestError(
                 400,
-                f"{name} is the work of Anthropic's own servers, and a policy in training has none; leave it out",
+                f"{name} runs on Anthropic's servers, which a policy in training does not have; leave it out",
                 code="unsupported_parameter",
                 param=name,
             )
@@ -233,7 +233,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
         raise RequestError(
             400,
-            f"{where} is Anthropic's own tool {tool['type']!r}; a policy in training knows tools by their input_schema",
+            f"{where} is Anthropic's tool {tool['type']!r}; a policy in training knows tools by their input_schema",
             code="unsupported_value",
             param=f"{where}.type",
         )
