@@ -48,9 +48,7 @@ def find_store(store: str | Path | None) -> str:
         if path.is_dir():
             path = path / "run.db"
         if not path.exists():
-            raise StoreError(
-                "there is no store at this path", hint="a run's store is its run.db", path=path
-            )
+            raise StoreError("there is no store at this path", hint="a run's store is its run.db", path=path)
         return f"sqlite:///{path}"
     return text
 
