@@ -155,17 +155,17 @@ FRAMEWORKS = (
 HEAD = """\
 # Versions that pass
 
-Each row is a fresh environment with one framework alone, in which that adapter's cases of the conformance suite and its
+Each row is a fresh environment with one framework only, in which that adapter's cases of the conformance suite and its
 own tests ran. *lowest* is the lower bound in `pyproject.toml`, *newest* the newest releases that resolve together.
-`python tests/matrix.py --table docs/versions.md` runs it all again and writes this page.
+`python tests/matrix.py --table docs/versions.md` runs everything again and writes this page.
 
 | framework | | versions | passed | failed | skipped | gaps |
 |---|---|---|---|---|---|---|"""
 
 FOOT = """
-Gaps are what a framework itself does otherwise; its cases are skipped and its adapter's own tests say what holds
-instead. `tool_errors`: a tool's exception is told to the model, or wrapped. `call_errors`: a failed call is raised as
-an exception of the framework's own. `response_facts`: the response's id or finish reason is dropped.
+Gaps are properties that a framework itself lacks; those cases are skipped, and the adapter's own tests say what holds
+instead. `tool_errors`: a tool's exception is returned to the model, or wrapped. `call_errors`: a failed call is raised as
+the framework's own exception. `response_facts`: the response's id or finish reason is dropped.
 """
 
 
