@@ -164,8 +164,8 @@ own tests ran. *lowest* is the lower bound in `pyproject.toml`, *newest* the new
 
 FOOT = """
 Gaps are properties that a framework itself lacks; those cases are skipped, and the adapter's own tests say what holds
-instead. `tool_errors`: a tool's exception is returned to the model, or wrapped. `call_errors`: a failed call is raised as
-the framework's own exception. `response_facts`: the response's id or finish reason is dropped.
+instead. `tool_errors`: a tool's exception is returned to the model, or wrapped. `call_errors`: a failed call is raised
+as the framework's own exception. `response_facts`: the response's id or finish reason is dropped.
 """
 
 
