@@ -1,4 +1,4 @@
-"""Loggers for `agl.Trainer(log=[...])`: known trackers with settings, and what a logger of your own has to do.
+"""Loggers for `agl.Trainer(log=[...])`: known trackers with settings, and the interface of your own logger.
 
 docs/tracking.md has examples and the names of the metrics. Names load on first use.
 """

@@ -1,4 +1,4 @@
-"""A rollout's memory: reads what earlier rollouts have left, as it was when the step began, and notes what is to stay.
+"""A rollout's memory: reads what earlier rollouts left, as of the start of the step, and notes what should stay.
 
 Nothing here changes a memory. What a rollout writes is part of its trace; the run adds it once the step's rewards are
 known, so rollouts of one step see the same entries. Outside a rollout nothing is found and nothing is kept.

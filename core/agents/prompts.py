@@ -88,7 +88,7 @@ def prompts_digest(prompts: Mapping[str, Resource]) -> str:
 
 
 def replacements(resources: Mapping[str, Resource]) -> SystemPrompts | None:
-    """What the `SystemPrompt`s among the resources put in the place of agents' own; None if there are none.
+    """What the `SystemPrompt`s among the resources replace agents' own prompts with; None if there are none.
 
     Raises:
         ConfigError: two of them replace the same prompt of the same agent.

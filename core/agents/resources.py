@@ -83,7 +83,7 @@ class PromptTemplate:
 
 @dataclass(frozen=True, slots=True)
 class SystemPrompt:
-    """The system prompt of an agent, sent in the place of the agent's own; the agent itself is unchanged.
+    """A system prompt that is sent instead of the agent's own; the agent itself is unchanged.
 
     It is put into the agent's requests whose system prompt is exactly `observed`. Other requests of the agent are sent
     unchanged.

@@ -38,7 +38,7 @@ class TrainingRow:
             output at `parents[t]` predicts `token_ids[t]`; a token sees its ancestors alone. Always `parents[t] < t`.
         positions: int32 [T]: depth in the tree, the position id for the model.
         action_mask: bool [T]: True where the token was sampled and is trained.
-        calls: int32 [T]: index into `call_ids` of the call that sampled the token, -1 for tokens nobody sampled.
+        calls: int32 [T]: index into `call_ids` of the call that sampled the token, -1 for tokens that were not sampled.
         logprobs: float32 [T]: behaviour log-probs; 0 where `action_mask` is False and never read there.
         advantages: float32 [T]: the call's advantage; 0 where `action_mask` is False.
         temperatures: float32 [T]: of the distribution that the token was drawn from; 1 where nothing was sampled.
@@ -120,7 +120,7 @@ class MergeReport:
         rows: number of rows that they were merged into.
         tokens_unmerged: tokens that a trainer would forward with one row per call.
         tokens: tokens that it forwards merged.
-        forks: cause -> number of conversations that went on but could not be continued.
+        forks: cause -> number of conversations that could not be continued token for token.
     """
 
     calls: int

@@ -12,7 +12,7 @@ from agl.rewards.trace import Trace
 
 
 class GroupReward(Protocol):
-    """What `Trainer(group_reward=...)` takes: `agl.rewards.RankJudge`, or a class of your own."""
+    """What `Trainer(group_reward=...)` takes: `agl.rewards.RankJudge`, or your own class."""
 
     @property
     def label(self) -> str:

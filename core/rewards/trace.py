@@ -58,7 +58,7 @@ class Trace:
 
     @property
     def conversation(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-        """(agent, message) of everything that agents were sent and said, each once, as it was said first.
+        """(agent, message) of every message to and from the agents, each once, in order of first appearance.
 
         A tool's result that no agent was sent is a message of role "tool", too. Of an agent that keeps its own model
         while another is trained, what it was sent is not recorded: there are its answers and tools alone.

@@ -48,7 +48,7 @@ class Conformance:
 
     Attributes:
         subjects: the frameworks' agents under test.
-        elsewhere: others that the capability matrix shows as they declare it, proven in environments of their own.
+        elsewhere: others that the capability matrix shows as they declare it, tested in separate environments.
     """
 
     subjects: ClassVar[Sequence[Subject]] = ()

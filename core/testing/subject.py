@@ -66,7 +66,7 @@ def uses_add(
             give results to the model as a user's messages.
         call: the text with which the model calls `add`, for frameworks that read calls out of texts; None = a tool
             call of the API.
-        answer: the final text -> the reply, for frameworks that end with a tool of their own.
+        answer: the final text -> the reply, for frameworks that end with a special tool.
     """
 
     def script(body: dict[str, Any]) -> Reply:

@@ -1,4 +1,4 @@
-"""The dashboard as a server of its own, for the command line and next to a training."""
+"""The dashboard as a separate server, for the command line and next to a training run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def serving(
 
 @contextlib.contextmanager
 def serving_beside(sources: Sequence[Source], keys: Keys, *, port: int = 0) -> Iterator[str]:
-    """The same on a thread of its own, next to a training that keeps its thread busy.
+    """The same on a separate thread, next to a training run that keeps its thread busy.
 
     The training reads and writes through another connection, and nothing that happens here reaches it.
 

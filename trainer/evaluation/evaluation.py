@@ -59,7 +59,7 @@ class EvaluatedRollout:
         reward: its total reward; None if it failed. success: whether that is a success; None if it failed.
         error: why it failed. rewards: by name, an agent's own under the agent's name.
         numbers: "calls" (of any model), "tokens" (sampled), "tools", "seconds".
-        agents: name -> "calls", "tokens", and "reward" where the agent earned one of its own.
+        agents: name -> "calls", "tokens", and "reward" if the agent earned one itself.
         transcript: its calls, tools and rewards as text; cut after `TRANSCRIPT` characters.
     """
 
@@ -269,7 +269,7 @@ class Evaluation:
         return next(r for p in self.policies.values() for r in p.rollouts if r.rollout_id == rollout_id)
 
     def to_json(self, *, rollouts: bool = True) -> dict[str, Any]:
-        """Everything as JSON values, but for transcripts; what is not finite is null.
+        """Everything except transcripts as JSON values; non-finite numbers are null.
 
         Args:
             rollouts: False leaves tasks and rollouts out, too.

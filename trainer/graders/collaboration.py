@@ -56,7 +56,7 @@ class Rounds(_OfTrace):
 class Consensus(_OfTrace):
     """How far the agents agree in their last answers: the share of agents with the most common one, 0 to 1.
 
-    A single agent agrees with nobody, which is 0. Answers are compared in SQuAD's normal form.
+    With a single agent the value is 0. Answers are compared in SQuAD's normal form.
 
     Attributes:
         answers: the field of the output that holds the answers, as a list or as {agent: answer}; the last response of

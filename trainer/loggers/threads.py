@@ -1,4 +1,4 @@
-"""Loggers in threads of their own: whatever a tracker does, the run goes on at its own pace.
+"""Loggers in separate threads: whatever a tracker does, the run keeps its pace.
 
 Invariant: nothing here waits for a logger but `close`, and that for a bounded time.
 """

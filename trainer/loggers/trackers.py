@@ -24,7 +24,7 @@ _RUN_ID = "agl.run_id"
 
 @dataclass(kw_only=True)
 class WandB(Tracker):
-    """Weights & Biases. A resumed run goes on in the same run there.
+    """Weights & Biases. A resumed run continues the same run there.
 
     wandb itself drops steps that the run has already. Offline, a resumed run is a second folder with the same id:
     sync them in the order of their names.
@@ -95,7 +95,7 @@ class WandB(Tracker):
 
 @dataclass(kw_only=True)
 class MLflow(Tracker):
-    """MLflow. A resumed run goes on in the run that has its id as the tag "agl.run_id".
+    """MLflow. A resumed run continues the run that has its id in the tag "agl.run_id".
 
     In a metric's name "_" stands for what MLflow does not allow, and in a folder of files, where "train/reward" cannot
     be next to "train/reward/correct", "." for "/".

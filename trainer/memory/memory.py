@@ -83,7 +83,7 @@ class Memory:
         *,
         reward: float | None = None,
     ) -> None:
-        """Keep a value under a key, in place of the one before.
+        """Store a value under a key, replacing an earlier one.
 
         Args:
             value: any JSON value, often a dict. index: the fields whose texts are searched; None = all, False = none.

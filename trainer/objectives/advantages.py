@@ -118,7 +118,7 @@ def compute_advantages(
     - "grpo": (r - mean of the group) / standard deviation of the group.
     - "rloo": r - mean of the group's other rollouts.
     - "reinforce_plus_plus": r, whitened over the trained tokens of the policy.
-    - "reinforce_plus_plus_baseline": r - mean of the group, whitened likewise.
+    - "reinforce_plus_plus_baseline": r - mean of the group, whitened the same way.
     - "running_baseline": r - a running mean of the agent's returns over the steps before this one, of all tasks; in the
       first step that the agent is in, r - mean of that step. So a game's roles are each compared with themselves, and
       the baseline does not depend on what it is subtracted from. Source: role-conditioned advantage estimation, SPIRAL,

@@ -1,4 +1,4 @@
-"""A rollout as text for the model that rewrites prompts: what each agent said and did, what earned it which reward."""
+"""A rollout as text for the model that rewrites prompts: each agent's messages, tools and rewards."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """GEPA: evolution of prompts on a Pareto front over tasks, by reflection on what happened (Agrawal et al., arXiv
-2507.19457). The search itself is the `gepa` package's; it is synchronous and runs in a thread of its own."""
+2507.19457). The search itself is the `gepa` package's; it is synchronous and runs in a separate thread."""
 
 from __future__ import annotations
 

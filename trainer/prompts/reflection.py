@@ -1,6 +1,6 @@
 """Asks another model for better texts, and writes down each reply: a resumed search asks nothing twice.
 
-Invariant: only a text that its component allows is returned; what was rejected is counted, and the model is told why.
+Invariant: only a text that its component allows is returned; a rejected text is counted, and the model gets the reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Reflections:
 
     Args:
         path: the file that keeps them, a JSON object per line. settings: of the search; a resumed one has the same.
-        resume: whether to go on with the file, if it is there.
+        resume: whether to continue the file if it exists.
 
     Attributes:
         asked: how many replies the models gave in this process. rejected: why a text was rejected -> how often.
@@ -77,7 +77,7 @@ class Reflections:
         return reply
 
     async def text(self, key: str, prompt: str, ask: Ask, component: Component, current: str) -> str | None:
-        """A new text for a component in the place of `current`; None if none of `ASKS` replies has one."""
+        """A new text for a component, to replace `current`; None if none of `ASKS` replies has one."""
         question = prompt
         for i in range(ASKS):
             text = extract(await self.reply(f"{key}/{i}", question, ask))
@@ -90,7 +90,7 @@ class Reflections:
 
 
 def field_rule(component: Component) -> str:
-    """What a model that rewrites a component is told of its fields."""
+    """The rule about a component's fields, for the model that rewrites it."""
     if not component.fields:
         return ""
     fields = ", ".join(f"{{{field}}}" for field in sorted(component.fields))

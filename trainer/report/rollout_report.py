@@ -51,7 +51,7 @@ class CallReport:
 
     @property
     def fork(self) -> str | None:
-        """Cause and detail, if the conversation went on but could not be continued."""
+        """Cause and detail, if the conversation could not be continued token for token."""
         cause, detail = self.call.fork_cause, self.call.request.get("fork_detail")
         return f"{cause}: {detail}" if cause and detail else cause
 

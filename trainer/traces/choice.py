@@ -143,7 +143,7 @@ def choose(
 
     A rollout is left out if it does not fulfil `where`, if the same calls were made in another rollout of its task, or
     if its task has `per_task` better ones (by total reward, then the oldest). Of a rollout that is kept, a call is left
-    out if it is another agent's, was cut at its limit, cancelled or failed, has rewards of its own that sum to less
+    out if it is another agent's, was cut at its limit, cancelled or failed, has own rewards that sum to less
     than 0, was cut by the client, which continued with only the beginning of the answer, or equals a call that is
     trained already.
 
