@@ -1,14 +1,15 @@
-"""How servers answer errors: every exception becomes a JSON body and a status, in the shape of that server."""
+"""How errors cross HTTP: a server answers every exception as JSON with a status, and a client raises it again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from agl import errors
 from agl.errors import AglError, StoreError
 from agl.trainer.http.limits import Refused
 from agl.trainer.http.responses import answer
@@ -41,6 +42,21 @@ def error_json(error: AglError) -> dict[str, Any]:
     return {
         "error": {"type": type(error).__name__, "message": error.message, "hint": error.hint, "where": where},
     }
+
+
+def to_error(facts: Mapping[str, Any], default: type[AglError] = AglError) -> AglError:
+    """The error of which `error_json` has sent the facts {type, message, hint, where}.
+
+    Args:
+        default: its class if there is none of that name in `agl.errors`, or if that says only which server answered.
+    """
+    cls = getattr(errors, str(facts.get("type")), None)
+    if not (isinstance(cls, type) and issubclass(cls, AglError)) or cls is StoreError:
+        cls = default
+    where = facts.get("where")
+    where = {k: v for k, v in where.items() if k not in ("message", "hint")} if isinstance(where, Mapping) else {}
+    hint = facts.get("hint")
+    return cls(str(facts.get("message")), hint=None if hint is None else str(hint), **where)
 
 
 def describe_error(

@@ -7,8 +7,6 @@ Pending operations are sent together. A request without an answer is repeated, w
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 import logging
 import os
 import threading
@@ -20,34 +18,26 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import httpx
-import tenacity
-
-from agl.errors import AglError, ConfigError, StoreError
-from agl.trainer.http.auth import CLIENT_VARIABLE, LEASE_HEADER, MOST_SECRETS
+from agl.errors import AglError, StoreError
+from agl.trainer.http.auth import CLIENT_VARIABLE, MOST_SECRETS
 from agl.trainer.http.browsers import is_loopback
-from agl.trainer.http.local_key import KeyAuth, split_key
+from agl.trainer.http.errors import to_error
 from agl.trainer.store.base import AttemptedRollout, NewRollout, Rollout, Store
 from agl.trainer.store.http import protocol
+from agl.trainer.wire.client import CONNECT_SECONDS, Connection
+from agl.trainer.wire.methods import dumps, generated, portable
 
 log = logging.getLogger("agl.store")
 
 RETRY_SECONDS = 60.0
 """How long a server may be unreachable before its clients give up."""
-_CONNECT_SECONDS, _RESPONSE_SECONDS = 10.0, 60.0
 _SENDERS = 4
 """Batches in flight at once."""
 _MOST_LEASES = 10_000
 """Rollouts whose leases' secrets are kept."""
 _BATCH_BYTES = 4 * 1024 * 1024
-_RETRYABLE = frozenset({408, 429, 502, 503, 504})
-"""Statuses after which the same request can succeed."""
 _POLL_SECONDS = 25.0
 """Of one long poll; less than the server's own bound."""
-
-
-class _Unreachable(Exception):
-    """There was no response, or one that asks for a retry."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +67,7 @@ class _Operation:
             self.future.set_exception(error)
 
 
+@generated(Store, protocol.METHODS)
 class HttpStore(Store):
     """A `Store` behind a URL. Methods that are not written here send their arguments and return the server's result.
 
@@ -90,25 +81,26 @@ class HttpStore(Store):
     """
 
     def __init__(self, url: str, *, key: str | None = None, retry_seconds: float = RETRY_SECONDS) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ConfigError(
-                "this is not the URL of a store", hint="http://HOST:4747, the key in AGL_KEY", store=parts.hostname
-            )
-        netloc = parts.netloc.rpartition("@")[2]
-        self.url = f"{parts.scheme}://{netloc}{parts.path.rstrip('/')}"
-        self._key = key or split_key(url)[1] or os.environ.get(CLIENT_VARIABLE) or ""
-        self._trust_env = not is_loopback(parts.hostname)
-        self.retry_seconds = retry_seconds
+        self._connection = Connection(
+            url,
+            key,
+            name="the store",
+            error=StoreError,
+            hint="is `agl store` running there?",
+            hints={401: "give the store's key in AGL_KEY, or in the URL: http://:KEY@host"},
+            log=log,
+            retry_seconds=retry_seconds,
+            default_key=os.environ.get(CLIENT_VARIABLE),
+            proxied=not is_loopback(urllib.parse.urlsplit(url).hostname or ""),
+        )
+        self.url = self._connection.url
         self._pending: deque[_Operation] = deque()
         # Rollout -> the secrets of the leases of it that were got here, which a runner must show to report on them.
         self._secrets: OrderedDict[str, frozenset[str]] = OrderedDict()
         self._senders: set[asyncio.Task[None]] = set()
-        self._unreachable_since: float | None = None
         self._closed = False
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
-        self._http: httpx.AsyncClient | None = None
         self._thread = threading.Thread(target=self._run_loop, name="agl-store-client", daemon=True)
         self._thread.start()
 
@@ -122,7 +114,7 @@ class HttpStore(Store):
         """
         store = cls(url, key=key, retry_seconds=retry_seconds)
         try:
-            about = await store._on_thread(store._request("GET", f"{protocol.PREFIX}/about"))
+            about = await store._on_thread(store._connection.request("GET", f"{protocol.PREFIX}/about"))
             if not isinstance(about, Mapping) or about.get("store") != "agl":
                 raise StoreError("something else than an agl store answers there", store=store.url)
         except BaseException:
@@ -185,7 +177,7 @@ class HttpStore(Store):
 
     async def _give_back_quietly(self, request_id: str) -> None:
         try:
-            await asyncio.wait_for(self.give_back(request_id), _CONNECT_SECONDS)
+            await asyncio.wait_for(self.give_back(request_id), CONNECT_SECONDS)
         except (AglError, TimeoutError) as error:
             log.warning("a lease that is no longer needed could not be given back: %s", error)
 
@@ -227,14 +219,15 @@ class HttpStore(Store):
     async def _poll(self, method: str, wait: float, /, **arguments: Any) -> Any:
         """Call a method that waits, on a separate connection."""
         body = self._encode({**arguments, protocol.WAITING[method]: wait})
-        response = await self._on_thread(self._request("POST", f"{protocol.PREFIX}/{method}", body, wait))
+        path = f"{protocol.PREFIX}/{method}"
+        response = await self._on_thread(self._connection.request("POST", path, body, wait=wait))
         return protocol.METHODS[method].result.validate_python(_result(response))
 
     def _encode(self, arguments: Mapping[str, Any], method: str | None = None) -> bytes:
         """A request's body: the arguments of a method, or with its name an operation of a batch."""
-        portable = {name: protocol.portable(value) for name, value in arguments.items()}
+        sent = {name: portable(value) for name, value in arguments.items()}
         try:
-            return protocol.dumps(portable if method is None else {"method": method, "arguments": portable})
+            return dumps(sent if method is None else {"method": method, "arguments": sent})
         except (TypeError, ValueError) as error:
             protocol.check_arguments(arguments)
             raise StoreError(f"an argument is not a JSON value: {error}", store=self.url) from error
@@ -263,19 +256,11 @@ class HttpStore(Store):
     # -- on the thread --------------------------------------------------------------------------------------------
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
-        timeout = httpx.Timeout(_RESPONSE_SECONDS, connect=_CONNECT_SECONDS, pool=None)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30.0)
-        self._http = httpx.AsyncClient(
-            base_url=self.url,
-            auth=KeyAuth(self.url, self._key),
-            timeout=timeout,
-            limits=limits,
-            trust_env=self._trust_env,
-        )
+        self._connection.open()
         try:
             self._loop.run_forever()
         finally:
-            self._loop.run_until_complete(self._http.aclose())
+            self._loop.run_until_complete(self._connection.close())
             self._loop.close()
 
     async def _stop(self) -> None:
@@ -312,10 +297,10 @@ class HttpStore(Store):
                 continue
             body = b'{"operations":[' + b",".join(operation.body for operation in batch) + b"]}"
             try:
-                response = await self._request("POST", protocol.BATCH_PATH, body, secrets=secrets)
+                response = await self._connection.request("POST", protocol.BATCH_PATH, body, secrets=secrets)
                 results = response.get("results") if isinstance(response, Mapping) else None
                 if not isinstance(results, list) or len(results) != len(batch):
-                    raise protocol.to_error(response)
+                    raise _error(response)
             except BaseException as error:
                 for operation in batch:
                     operation.deliver(None, error)
@@ -328,92 +313,15 @@ class HttpStore(Store):
                 except AglError as error:
                     operation.deliver(None, error)
 
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None = None,
-        wait: float = 0.0,
-        secrets: frozenset[str] = frozenset(),
-    ) -> Any:
-        """The response to a request, which is repeated until there is one.
-
-        Raises:
-            AglError: the error that the store answered with, or the store cannot be reached.
-        """
-        retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(_Unreachable),
-            stop=self._give_up,
-            wait=tenacity.wait_exponential_jitter(initial=0.05, max=3.0, jitter=0.5),
-            reraise=True,
-        )
-        try:
-            return await retrying(self._once, method, path, body, wait, secrets)
-        except _Unreachable as error:
-            raise StoreError(
-                f"the store does not answer: {error}", hint="is `agl store` running there?", store=self.url
-            ) from None
-
-    async def _once(self, method: str, path: str, body: bytes | None, wait: float, secrets: frozenset[str]) -> Any:
-        assert self._http is not None
-        headers = {"content-type": "application/json"}
-        if secrets:
-            headers[LEASE_HEADER] = ",".join(sorted(secrets))
-        timeout = httpx.Timeout(_RESPONSE_SECONDS + wait, connect=_CONNECT_SECONDS, pool=None)
-        try:
-            response = await self._http.request(method, path, content=body, headers=headers, timeout=timeout)
-        except httpx.TransportError as error:
-            raise self._unreachable(str(error) or type(error).__name__) from None
-        if response.status_code in _RETRYABLE:
-            raise self._unreachable(f"{response.status_code} {response.reason_phrase}")
-        if self._unreachable_since is not None:
-            log.warning("the store at %s is back after %.1f s", self.url, time.monotonic() - self._unreachable_since)
-            self._unreachable_since = None
-        try:
-            data = protocol.loads(response.content, 250)
-        except ValueError:
-            data = None
-        if response.status_code == 200:
-            return data
-        if response.status_code == 401:
-            hint = "give it in AGL_KEY, or in the URL: http://:KEY@host" if not self._key else "is it this store's key?"
-            raise StoreError("the store does not know this key", hint=hint, store=self.url)
-        raise protocol.to_error(data)
-
-    def _unreachable(self, reason: str) -> _Unreachable:
-        if self._unreachable_since is None:
-            self._unreachable_since = time.monotonic()
-            log.warning(
-                "the store at %s does not answer (%s); trying again for %g s", self.url, reason, self.retry_seconds
-            )
-        return _Unreachable(reason)
-
-    def _give_up(self, _: tenacity.RetryCallState) -> bool:
-        # Counted from the loss of the server, not per request: a request that waits behind others waits no longer.
-        return self._unreachable_since is not None and time.monotonic() - self._unreachable_since >= self.retry_seconds
-
 
 def _result(response: Any) -> Any:
     if isinstance(response, Mapping) and "result" in response:
         return response["result"]
-    raise protocol.to_error(response)
+    raise _error(response)
 
 
-def _forward(method: str) -> Any:
-    """A method of `HttpStore` that does what the method of `Store` with that name does, at the server."""
-    declared = getattr(Store, method)
-    signature = inspect.signature(declared)
-
-    @functools.wraps(declared)
-    async def forward(self: HttpStore, *args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(self, *args, **kwargs)
-        bound.apply_defaults()
-        _, *arguments = bound.arguments.items()
-        return await self._call(method, **dict(arguments))
-
-    return forward
-
-
-for _method in protocol.METHODS:
-    if _method not in vars(HttpStore):
-        setattr(HttpStore, _method, _forward(_method))
+def _error(response: Any) -> AglError:
+    facts = response.get("error") if isinstance(response, Mapping) else None
+    if not isinstance(facts, Mapping):
+        return StoreError("the store's answer was not understood", hint="is this the URL of an agl store?")
+    return to_error(facts, StoreError)

@@ -51,7 +51,7 @@ class Traces:
     def __init__(
         self,
         store: Store,
-        role: Callable[[Request], Awaitable[Role]],
+        role: Callable[[Request], Role],
         is_leased: Callable[[Request, str, int], Awaitable[bool]],
         limits: Limits,
     ) -> None:
@@ -64,7 +64,7 @@ class Traces:
     async def _export(self, request: Request) -> Response:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         try:
-            role = await self._role(request)
+            role = self._role(request)
             if kind not in (PROTOBUF, JSON):
                 raise Refused(415, f"spans are taken as {PROTOBUF} or {JSON}", "unsupported_media_type")
             received = await self._decoded(request, kind)

@@ -7,7 +7,6 @@ shows; the calls and spans that it writes must belong to attempts that are open.
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,6 +27,8 @@ from agl.trainer.store.base import ATTEMPT_TERMINAL, Attempt, Store
 from agl.trainer.store.http import protocol
 from agl.trainer.store.http.openapi import schema
 from agl.trainer.store.http.otlp import Traces
+from agl.trainer.wire.methods import Method, loads, portable
+from agl.trainer.wire.server import json_response, method_routes
 
 PORT = 4747
 _KEPT_REQUESTS = 10_000
@@ -103,10 +104,8 @@ class StoreRoutes:
 
     def routes(self) -> list[Route]:
         """Routes of the methods, of batches, of OTLP spans, and of what describes the server."""
-        methods = [
-            Route(f"{protocol.PREFIX}/{name}", functools.partial(self._one, method), methods=["POST"])
-            for name, method in protocol.METHODS.items()
-        ]
+        depth = self.limits.json_depth
+        methods = method_routes(protocol.METHODS, protocol.PREFIX, self._one, admit=self.role, json_depth=depth)
         return [
             *methods,
             Route(protocol.BATCH_PATH, self._batch, methods=["POST"]),
@@ -122,7 +121,7 @@ class StoreRoutes:
         for waiting in list(self._waiting):
             waiting.cancel()
 
-    async def role(self, request: Request) -> Role:
+    def role(self, request: Request) -> Role:
         """The role of a request's sender.
 
         Raises:
@@ -133,29 +132,28 @@ class StoreRoutes:
             raise Refused(401, "this store takes requests with one of its keys only", "invalid_api_key")
         return role
 
-    async def _one(self, method: protocol.Method, request: Request) -> Response:
-        role = await self.role(request)
-        arguments = method.read(await self._body(request))
-        await self._allow(role, request, method, arguments)
+    async def _one(self, request: Request, method: Method, arguments: dict[str, Any]) -> Any:
+        await self._allow(self.role(request), request, method, arguments)
         work = asyncio.ensure_future(self._call(method, arguments))
         if method.name in protocol.WAITING:
             self._waiting.add(work)
             work.add_done_callback(self._waiting.discard)
         try:
-            result = await unless_gone(request, work)
+            return await unless_gone(request, work)
         except asyncio.CancelledError:
             if self._stopping:
                 raise Refused(503, "the store is stopping; try again", "stopping") from None
             raise
-        return _json({"result": protocol.portable(result)})
 
     async def _batch(self, request: Request) -> Response:
-        role = await self.role(request)
-        body = await self._body(request)
+        role = self.role(request)
+        body = await json_body(request, self.limits.json_depth, loads)
         operations = body.get("operations") if isinstance(body, Mapping) else None
         if not isinstance(operations, list) or len(operations) > protocol.MOST_OPERATIONS:
             raise StoreError(f"operations: not a list of at most {protocol.MOST_OPERATIONS}", hint="see /openapi.json")
-        return _json({"results": await asyncio.gather(*(self._operation(role, request, each) for each in operations))})
+        return json_response(
+            {"results": await asyncio.gather(*(self._operation(role, request, each) for each in operations))}
+        )
 
     async def _operation(self, role: Role, request: Request, operation: Any) -> dict[str, Any]:
         try:
@@ -167,13 +165,13 @@ class StoreRoutes:
             await self._allow(role, request, method, arguments)
             if method.name in protocol.WAITING:
                 arguments[protocol.WAITING[method.name]] = 0.0
-            return {"result": protocol.portable(await self._call(method, arguments))}
+            return {"result": portable(await self._call(method, arguments))}
         except AglError as error:
             return error_json(error)
         except Refused as refused:
             return error_json(StoreError(refused.message))
 
-    async def _call(self, method: protocol.Method, arguments: dict[str, Any]) -> Any:
+    async def _call(self, method: Method, arguments: dict[str, Any]) -> Any:
         name = protocol.WAITING.get(method.name)
         if name is not None:
             seconds, longest = arguments[name], self.limits.wait_seconds
@@ -189,7 +187,7 @@ class StoreRoutes:
             return None
         return result
 
-    async def _allow(self, role: Role, request: Request, method: protocol.Method, arguments: Mapping[str, Any]) -> None:
+    async def _allow(self, role: Role, request: Request, method: Method, arguments: Mapping[str, Any]) -> None:
         """Refuse a method or an argument that is not for runners, or not for this one.
 
         Raises:
@@ -227,11 +225,8 @@ class StoreRoutes:
         except NotStoredError:
             return []
 
-    async def _body(self, request: Request) -> Any:
-        return await json_body(request, self.limits.json_depth, protocol.loads)
-
     async def _about(self, request: Request) -> Response:
-        return answer({"store": "agl", "role": await self.role(request)})
+        return answer({"store": "agl", "role": self.role(request)})
 
     async def _schema(self, _: Request) -> Response:
         return answer(schema(self.keys.operator is not None))
@@ -244,7 +239,3 @@ def _not_leased(rollout_id: str) -> Refused:
     return Refused(
         403, f"a runner's key is good for its own leases: {LEASE_HEADER} shows none of {rollout_id}", "forbidden"
     )
-
-
-def _json(data: Any, status: int = 200) -> Response:
-    return Response(protocol.dumps(data), status, media_type="application/json")

@@ -1,0 +1,284 @@
+"""The methods of a Protocol as HTTP requests: their arguments and results as pydantic models and as JSON.
+
+Server, client and OpenAPI schema all read the table that `methods_of` makes. A numpy array in a dataclass is sent as
+base64 of its little-endian bytes, everything else as JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import functools
+import inspect
+import json
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+import orjson
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+    create_model,
+)
+
+from agl.errors import AglError
+from agl.trainer.http.limits import parse_json
+
+C = TypeVar("C", bound=type)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One method of a Protocol.
+
+    Attributes:
+        name: its name. summary: its docstring. arguments: model of its arguments. result: adapter of its result.
+        error, hint: of what is raised for arguments that do not fit.
+    """
+
+    name: str
+    summary: str
+    arguments: type[BaseModel]
+    result: TypeAdapter[Any]
+    error: type[AglError]
+    hint: str
+
+    def read(self, arguments: Any) -> dict[str, Any]:
+        """Arguments of a request, validated and as the method takes them.
+
+        Raises:
+            AglError: of type `error`: they do not fit the method; it names the first one at fault.
+        """
+        try:
+            model = self.arguments.model_validate(arguments)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            at = ".".join(str(part) for part in first["loc"])
+            raise self.error(f"{self.name}: {at or 'the arguments'}: {first['msg']}", hint=self.hint) from None
+        return {name: getattr(model, name) for name in type(model).model_fields}
+
+
+def methods_of(
+    protocol: type,
+    *,
+    error: type[AglError],
+    hint: str,
+    arguments: Mapping[Any, Any] | None = None,
+    results: Mapping[Any, Any] | None = None,
+) -> dict[str, Method]:
+    """The async methods that a Protocol and its bases declare, `close` excepted.
+
+    Args:
+        error, hint: of what `Method.read` raises. arguments, results: type hint -> pydantic type, for what is not sent
+            as its fields say.
+    """
+    of_arguments, of_results = _Types(arguments or {}), _Types(results or {})
+    functions = {name: f for cls in reversed(protocol.__mro__) for name, f in vars(cls).items()}
+    methods = {}
+    for name, function in functions.items():
+        if not inspect.iscoroutinefunction(function) or name == "close":
+            continue
+        hints = typing.get_type_hints(function)
+        fields: dict[str, Any] = {}
+        for parameter in list(inspect.signature(function).parameters.values())[1:]:
+            default = ... if parameter.default is parameter.empty else parameter.default
+            fields[parameter.name] = (of_arguments.of(hints[parameter.name], parameter.name), default)
+        title = "".join(part.title() for part in name.split("_"))
+        model = create_model(f"{title}Arguments", __config__=ConfigDict(extra="forbid"), **fields)
+        result = TypeAdapter(of_results.of(hints["return"]))
+        methods[name] = Method(name, inspect.cleandoc(function.__doc__ or ""), model, result, error, hint)
+    return methods
+
+
+def generated(protocol: type, methods: Mapping[str, Method]) -> Callable[[C], C]:
+    """Class decorator of a client: adds the methods that it lacks, which `await self._call(name, **arguments)`."""
+
+    def forward(name: str) -> Any:
+        declared = getattr(protocol, name)
+        signature = inspect.signature(declared)
+
+        @functools.wraps(declared)
+        async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(self, *args, **kwargs)
+            bound.apply_defaults()
+            _, *arguments = bound.arguments.items()
+            return await self._call(name, **dict(arguments))
+
+        return call
+
+    def add(cls: C) -> C:
+        for name in methods:
+            if name not in vars(cls):
+                setattr(cls, name, forward(name))
+        return cls
+
+    return add
+
+
+# -- types --------------------------------------------------------------------------------------------------------
+def _packed(dtype: np.dtype[Any]) -> Any:
+    """The type of a numpy array [n] that is sent as base64 of its bytes."""
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, str):
+            raise ValueError("not base64 text")
+        try:
+            data = base64.b64decode(value, validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"not base64: {error}") from None
+        if len(data) % dtype.itemsize:
+            raise ValueError(f"not a whole number of {dtype.itemsize}-byte values")
+        return np.frombuffer(data, dtype=dtype)
+
+    schema = {"type": "string", "contentEncoding": "base64", "description": f"numpy {dtype.str}"}
+    return Annotated[Any, BeforeValidator(read), WithJsonSchema(schema)]
+
+
+@functools.cache
+def _arrays(cls: type) -> Mapping[str, np.dtype[Any]]:
+    """The fields of a dataclass that are numpy arrays, with their little-endian dtypes."""
+    if not dataclasses.is_dataclass(cls):
+        return {}
+    hints = typing.get_type_hints(cls)
+    arrays = {f.name: hints[f.name] for f in dataclasses.fields(cls) if typing.get_origin(hints[f.name]) is np.ndarray}
+    return {
+        name: np.dtype(typing.get_args(typing.get_args(hint)[1])[0]).newbyteorder("<") for name, hint in arrays.items()
+    }
+
+
+_Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""An integer that fits a database column."""
+
+
+def _readable(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("text with a zero character")
+    text.encode()
+    return text
+
+
+Id = Annotated[str, AfterValidator(_readable)]
+"""Text that a database can store; JSON has more."""
+
+
+class _Types:
+    """The pydantic types of type hints. `special`: those of hints that are not sent as they are."""
+
+    def __init__(self, special: Mapping[Any, Any]) -> None:
+        self._special, self._models = special, dict[type, Any]()
+
+    def of(self, hint: Any, name: str = "") -> Any:
+        """The type of the argument or field with that name."""
+        if isinstance(hint, type) and hint in self._special:
+            return self._special[hint]
+        if hint is int:
+            return _Int
+        if hint is str:
+            return Id if name.removesuffix("s").endswith("id") else str
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            return self._model(hint)
+        arguments, origin = typing.get_args(hint), typing.get_origin(hint)
+        if not arguments or origin is typing.Literal:
+            return hint
+        if origin is Sequence:
+            return tuple[self.of(arguments[0], name), ...]  # type: ignore[misc]
+        if origin is Mapping:
+            return hint
+        validated = tuple(a if a is Ellipsis else self.of(a, name) for a in arguments)
+        return typing.Union[validated] if origin in (typing.Union, types.UnionType) else origin[validated]  # type: ignore[index]  # noqa: UP007
+
+    def _model(self, cls: type) -> Any:
+        """A type that validates a dataclass as a pydantic model and yields the dataclass."""
+        if cls in self._models:
+            return self._models[cls]
+        hints, arrays = typing.get_type_hints(cls), _arrays(cls)
+        fields: dict[str, Any] = {}
+        for field in dataclasses.fields(cls):
+            default: Any = ...
+            if field.default is not dataclasses.MISSING:
+                default = field.default
+            elif field.default_factory is not dataclasses.MISSING:
+                default = Field(default_factory=field.default_factory)
+            packed = arrays.get(field.name)
+            fields[field.name] = (_packed(packed) if packed else self.of(hints[field.name], field.name), default)
+        model = create_model(cls.__name__, __config__=ConfigDict(extra="forbid", protected_namespaces=()), **fields)
+        names = list(fields)
+        self._models[cls] = Annotated[
+            model, AfterValidator(lambda m: cls(**{name: getattr(m, name) for name in names}))
+        ]
+        return self._models[cls]
+
+
+# -- JSON ---------------------------------------------------------------------------------------------------------
+def dumps(value: Any) -> bytes:
+    """JSON text of arguments, results, and what contains them.
+
+    Raises:
+        TypeError: it contains a value that is not JSON.
+    """
+    try:
+        return orjson.dumps(value, default=_portable, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError:
+        # orjson refuses lone surrogates and integers above 64 bits, which are JSON too.
+        return json.dumps(value, default=_portable).encode()
+
+
+def portable(value: Any) -> Any:
+    """An argument or a result as `dumps` takes it: a sequence of any kind as a list, arrays in dataclasses packed."""
+    if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
+        return [_with_packed_arrays(item, arrays) if (arrays := _arrays(type(item))) else item for item in value]
+    return value
+
+
+def _with_packed_arrays(value: Any, arrays: Mapping[str, np.dtype[Any]]) -> dict[str, Any]:
+    fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    for name, dtype in arrays.items():
+        fields[name] = base64.b64encode(np.ascontiguousarray(fields[name], dtype=dtype).tobytes()).decode()
+    return fields
+
+
+def _portable(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+
+def loads(body: bytes, depth: int) -> Any:
+    """The value of JSON text.
+
+    Raises:
+        ValueError: it is not JSON, or nested deeper than `depth`.
+    """
+    try:
+        return parse_json(body, depth)
+    except orjson.JSONDecodeError:
+        if b"\\ud" not in body.lower():
+            raise
+    try:
+        value = json.loads(body)
+    except RecursionError:
+        raise ValueError(f"nested more than {depth} deep") from None
+    level, remaining = [value], depth
+    while level := [inner for outer in level for inner in _children(outer)]:
+        if (remaining := remaining - 1) < 0:
+            raise ValueError(f"nested more than {depth} deep")
+    return value
+
+
+def _children(value: Any) -> Any:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
