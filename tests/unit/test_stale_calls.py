@@ -12,8 +12,8 @@ import agl
 from agl.credit import Uniform
 from agl.errors import AglError, ConfigError, StalePolicyError
 from agl.mdp.types import Call, Reward, Trajectory, Transition
-from agl.trainer.algorithms.record import Sample
-from agl.trainer.algorithms.sampled import make_rows
+from agl.trainer.algorithms.trained_calls import Sample
+from agl.trainer.algorithms.worth import make_rows
 from agl.trainer.objectives.advantages import compute_advantages
 
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from agl.errors import ConfigError, checked_options, nearest
 from agl.mdp.sequence import TrainingRow
-from agl.trainer.algorithms.record import Rows, Sample
-from agl.trainer.algorithms.sampled import SampledSteps, advantages_of_chosen
+from agl.trainer.algorithms.trained_calls import Rows, Sample
 from agl.trainer.algorithms.training import LocalTraining, PrepareNext
+from agl.trainer.algorithms.worth import SampledSteps, advantages_of_chosen
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.objectives.advantages import StepAdvantages

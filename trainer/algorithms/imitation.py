@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from agl.errors import ConfigError, checked_options
 from agl.mdp.sequence import merge
 from agl.mdp.types import Call, Trajectory
-from agl.trainer.algorithms.record import Rows, learned, record
 from agl.trainer.algorithms.settings import IMITATION_RATE
+from agl.trainer.algorithms.trained_calls import Rows, learned, record
 from agl.trainer.algorithms.training import LocalTraining, PrepareNext, Steps, publish
 from agl.trainer.objectives.advantages import CallAdvantage
 from agl.trainer.policies.policies import Policies

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from agl.credit import PerCall
 from agl.errors import NoTrainableDataError
 from agl.mdp.sequence import TrainingRow
-from agl.trainer.algorithms.record import recorded_baselines
-from agl.trainer.algorithms.sampled import SampledSteps
 from agl.trainer.algorithms.settings import PolicyGradientSettings
+from agl.trainer.algorithms.trained_calls import recorded_baselines
 from agl.trainer.algorithms.training import LocalTraining
+from agl.trainer.algorithms.worth import SampledSteps
 from agl.trainer.objectives.advantages import StepAdvantages, compute_advantages
 from agl.trainer.run.run import Run
 from agl.trainer.runners.protocol import RolloutResult

@@ -13,9 +13,9 @@ from agl.mdp.builder import AttemptTrajectory
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import Trajectory
 from agl.trainer.algorithms.imitation import RecordedSteps, copy_rollouts
-from agl.trainer.algorithms.record import Rows, Sample
-from agl.trainer.algorithms.sampled import SampledSteps, advantages_of_chosen, candidates
+from agl.trainer.algorithms.trained_calls import Rows, Sample
 from agl.trainer.algorithms.training import LocalTraining, Steps, train
+from agl.trainer.algorithms.worth import SampledSteps, advantages_of_chosen, candidates
 from agl.trainer.objectives.advantages import StepAdvantages
 from agl.trainer.policies.policies import Policies
 from agl.trainer.run.config import require_positive

@@ -8,9 +8,9 @@ from typing import Any
 
 from agl.errors import checked_options
 from agl.mdp.conditions import Where, condition, reward
-from agl.trainer.algorithms.sampled import SampledSteps, advantages_of_chosen, candidates
 from agl.trainer.algorithms.settings import IMITATION_RATE
 from agl.trainer.algorithms.training import LocalTraining
+from agl.trainer.algorithms.worth import SampledSteps, advantages_of_chosen, candidates
 from agl.trainer.objectives.advantages import StepAdvantages
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.run import Run

@@ -16,8 +16,8 @@ import numpy as np
 from agl.errors import NoTrainableDataError, StalePolicyError
 from agl.mdp.sequence import TrainingRow
 from agl.trainer.algorithms import checkpoints
-from agl.trainer.algorithms.record import Rows
 from agl.trainer.algorithms.settings import TrainingSettings
+from agl.trainer.algorithms.trained_calls import Rows
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.local.policy import LocalPolicy
 from agl.trainer.policies.policies import Policies

@@ -15,7 +15,7 @@ import numpy as np
 
 from agl.errors import NoTrainableDataError, StalePolicyError
 from agl.mdp.sequence import TrainingRow, merge
-from agl.trainer.algorithms.record import Rows, Sample, facts, record
+from agl.trainer.algorithms.trained_calls import Rows, Sample, facts, record
 from agl.trainer.algorithms.training import LocalTraining, PrepareNext, Steps, publish
 from agl.trainer.objectives.advantages import FLAT, CallAdvantage, StepAdvantages
 from agl.trainer.policies.policies import Policies
