@@ -225,23 +225,24 @@ class Rounds:
         from agl.trainer.gateway.access import SamplingRules
         from agl.trainer.quickstart.tokenizer import build_tokenizer
         from agl.trainer.rendering.rendering import Rendering
+        from agl.trainer.run.workplace import Workplace
 
         tokenizer = build_tokenizer()
         engine, rendering = Instant(tokenizer), Rendering(tokenizer)
-        rules, step = SamplingRules(max_tokens=48), 0
-        await run.start(lambda mode: rules, "policy", register=lambda g: g.serve("policy", engine, rendering))
+        rules, step, workplace = SamplingRules(max_tokens=48), 0, Workplace(run)
+        await workplace.start(lambda mode: rules, "policy", register=lambda g: g.serve("policy", engine, rendering))
 
         async def batch() -> None:
             nonlocal step
             step += 1
-            results = await run.rollouts([(0, TASK)], mode="train", step=step, group_size=BATCH)
+            results = await workplace.rollouts([(0, TASK)], mode="train", step=step, group_size=BATCH)
             rewards = [r.attempt_trajectory and r.attempt_trajectory.reward for r in results]
             assert rewards == [1.0] * BATCH, next((r.error for r in results if r.error), rewards)
 
         try:
             await _rounds(batch)
         finally:
-            await run.stop()
+            await workplace.stop()
 
     async def dev(self, run: Any, n_tasks: int) -> None:
         await self.run(run)

@@ -19,7 +19,9 @@ from typing import Any
 
 import agl
 from agl.trainer.gateway.access import SamplingRules
-from agl.trainer.run.run import Run, require_some
+from agl.trainer.run.results import require_some
+from agl.trainer.run.run import Run
+from agl.trainer.run.workplace import Workplace
 
 TASKS = {"nothing": 400, "waits": 200, "computes": 100}
 
@@ -40,18 +42,18 @@ class Rollouts:
         self.n, self.per_second, self.start_seconds = n, {}, math.nan
 
     async def run(self, run: Run) -> None:
-        began = time.perf_counter()
-        await run.start(lambda mode: SamplingRules(), "policy", routed=False)
+        began, workplace = time.perf_counter(), Workplace(run)
+        await workplace.start(lambda mode: SamplingRules(), "policy", routed=False)
         try:
-            await run.rollouts([(0, {"what": "nothing"})] * run.n_workers, mode="train", step=0)
+            await workplace.rollouts([(0, {"what": "nothing"})] * run.config.n_workers, mode="train", step=0)
             self.start_seconds = time.perf_counter() - began
             for step, (what, count) in enumerate(TASKS.items(), start=1):
                 tasks = [(i, {"what": what, "n": self.n}) for i in range(count)]
                 began = time.perf_counter()
-                require_some(await run.rollouts(tasks, mode="train", step=step), "the run")
+                require_some(await workplace.rollouts(tasks, mode="train", step=step), "the run")
                 self.per_second[what] = count / (time.perf_counter() - began)
         finally:
-            await run.stop()
+            await workplace.stop()
 
     async def dev(self, run: Run, n_tasks: int) -> None:
         await self.run(run)

@@ -77,17 +77,18 @@ class Soak:
         from agl.trainer.gateway.access import SamplingRules
         from agl.trainer.quickstart.tokenizer import build_tokenizer
         from agl.trainer.rendering.rendering import Rendering
-        from agl.trainer.run.run import require_some
+        from agl.trainer.run.results import require_some
+        from agl.trainer.run.workplace import Workplace
 
         tokenizer = build_tokenizer()
         engine, rendering = Instant(tokenizer), Rendering(tokenizer)
-        rules = SamplingRules(max_tokens=32)
-        await run.start(lambda mode: rules, "policy", register=lambda g: g.serve("policy", engine, rendering))
+        rules, workplace = SamplingRules(max_tokens=32), Workplace(run)
+        await workplace.start(lambda mode: rules, "policy", register=lambda g: g.serve("policy", engine, rendering))
         done = 0
         try:
             for step in itertools.count():
                 tasks = [(i, run.train[i % len(run.train)]) for i in range(BATCH)]
-                results = await run.rollouts(tasks, mode="train", step=step)
+                results = await workplace.rollouts(tasks, mode="train", step=step)
                 assert len(require_some(results, f"step {step}")) == BATCH, results
                 done += BATCH
                 print(done, flush=True)
@@ -95,7 +96,7 @@ class Soak:
                 if (await asyncio.to_thread(sys.stdin.readline)).strip() != "on":
                     return
         finally:
-            await run.stop()
+            await workplace.stop()
 
     async def dev(self, run: Any, n_tasks: int) -> None:
         await self.run(run)

@@ -21,6 +21,7 @@ from agl.testing.provider import Reply, last_said, serve
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.policies.frozen import FrozenPolicy
 from agl.trainer.run.run import Run
+from agl.trainer.run.workplace import Workplace
 from agl.trainer.runners.remote.worker import run_worker
 from agl.trainer.store import open_store
 from agl.trainer.store.base import MemoryEntry
@@ -53,23 +54,24 @@ class InSteps:
 
     async def run(self, run: Run) -> None:
         await run.begin(self.steps)
+        workplace = Workplace(run)
         try:
             if run.resume:
-                await run.resume_from(self.interrupt or 0, {}, sampled=False)
-            await run.start(lambda mode: SamplingRules(), "", routed=False)
+                await workplace.resume_from(self.interrupt or 0, {}, sampled=False)
+            await workplace.start(lambda mode: SamplingRules(), "", routed=False)
             for step in range(self.interrupt or 0 if run.resume else 0, self.steps):
                 if step == self.interrupt and not run.resume:
                     raise RuntimeError("killed")
-                await self._some(run, run.train, "train", step)
+                await self._some(workplace, run.train, "train", step)
                 if run.val:
-                    await self._some(run, run.val, "val", step + 1)
+                    await self._some(workplace, run.val, "val", step + 1)
         finally:
-            await run.stop()
+            await workplace.stop()
 
-    async def _some(self, run: Run, tasks: Sequence[Any], mode: Any, step: int) -> None:
+    async def _some(self, workplace: Workplace, tasks: Sequence[Any], mode: Any, step: int) -> None:
         chosen = [(i, t) for i, t in enumerate(tasks) if mode == "val" or t["step"] == step]
-        results = await run.rollouts(chosen, mode=mode, step=step, group_size=self.group_size)
-        spans = [await run.store.query_spans(r.rollout.rollout_id) for r in results]
+        results = await workplace.rollouts(chosen, mode=mode, step=step, group_size=self.group_size)
+        spans = [await workplace.run.store.query_spans(r.rollout.rollout_id) for r in results]
         self.outputs.append(
             [next((s.attributes.get("agl.output") for s in own if s.parent_id is None), None) for own in spans]
         )
@@ -182,9 +184,9 @@ def test_nothing_of_the_same_task_is_found(tmp_path: Path) -> None:
     assert algorithm.outputs[1] == [f'- "{TEA}"'] * 2, "the field step makes it another task"
 
     class Again(InSteps):
-        async def _some(self, run: Run, tasks: Sequence[Any], mode: Any, step: int) -> None:
-            results = await run.rollouts([(0, tasks[0])], mode="train", step=step)
-            spans = await run.store.query_spans(results[0].rollout.rollout_id)
+        async def _some(self, workplace: Workplace, tasks: Sequence[Any], mode: Any, step: int) -> None:
+            results = await workplace.rollouts([(0, tasks[0])], mode="train", step=step)
+            spans = await workplace.run.store.query_spans(results[0].rollout.rollout_id)
             self.outputs.append([s.attributes.get("agl.output") for s in spans if s.parent_id is None])
 
     again = Again(3)
@@ -326,8 +328,8 @@ def test_a_run_that_does_not_know_of_the_memory_says_so(tmp_path: Path) -> None:
 class Raising(InSteps):
     """It ends with the error of its first rollout."""
 
-    async def _some(self, run: Run, tasks: Sequence[Any], mode: Any, step: int) -> None:
-        results = await run.rollouts([(0, tasks[0])], mode="train", step=step)
+    async def _some(self, workplace: Workplace, tasks: Sequence[Any], mode: Any, step: int) -> None:
+        results = await workplace.rollouts([(0, tasks[0])], mode="train", step=step)
         if results[0].error is not None:
             raise results[0].error
 

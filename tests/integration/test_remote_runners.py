@@ -24,6 +24,7 @@ from agl.trainer.http.auth import Keys, key_hash
 from agl.trainer.report.progress import Progress
 from agl.trainer.run.config import RunConfig
 from agl.trainer.run.run import Run
+from agl.trainer.run.workplace import Workplace
 from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.runners.remote.client import CoordinatorClient
@@ -203,10 +204,11 @@ async def test_a_run_does_not_wait_for_runners_for_ever(tmp_path: Path) -> None:
         RunConfig(runners="remote", runner_patience=1.0), run_id="run-1", seed=0,
         directory=tmp_path, agent=as_agent(sleeps), train=[], val=[], store=store, progress=Progress(False),
     )  # fmt: skip
-    await run.start(lambda mode: SamplingRules(), "policy", routed=False)
+    workplace = Workplace(run)
+    await workplace.start(lambda mode: SamplingRules(), "policy", routed=False)
     with pytest.raises(RolloutError, match=r"no runner has been heard of for \d+ s, and 2 rollouts wait for one"):
-        await run.rollouts([(0, {"seconds": 0}), (1, {"seconds": 0})], mode="train", step=0)
-    await run.stop()
+        await workplace.rollouts([(0, {"seconds": 0}), (1, {"seconds": 0})], mode="train", step=0)
+    await workplace.stop()
     assert {r.status for r in await store.query_rollouts()} == {"cancelled"}
     await store.close()
 

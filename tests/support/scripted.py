@@ -25,7 +25,9 @@ from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.http.limits import Limits
 from agl.trainer.quickstart.tokenizer import build_tokenizer
 from agl.trainer.rendering.rendering import Rendering
-from agl.trainer.run.run import Run, require_some
+from agl.trainer.run.results import require_some
+from agl.trainer.run.run import Run
+from agl.trainer.run.workplace import Workplace
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, Store
 
@@ -292,15 +294,17 @@ class ScriptedRollouts:
         self.spans: list[Sequence[Span]] = []
 
     async def run(self, run: Run) -> None:
-        policies = run.selection.policies
+        policies, workplace = run.config.selection.policies, Workplace(run)
 
         def register(gateway: Gateway) -> None:
             for policy in policies:
                 gateway.serve(policy, self.engine, rendering_of(quick_tokenizer()))
 
-        await run.start(lambda mode: SamplingRules(max_tokens=512), policies[0], register=register)
+        await workplace.start(lambda mode: SamplingRules(max_tokens=512), policies[0], register=register)
         try:
-            results = await run.rollouts([*enumerate(run.train)], mode="train", step=0, group_size=self.group_size)
+            results = await workplace.rollouts(
+                [*enumerate(run.train)], mode="train", step=0, group_size=self.group_size
+            )
             for result in require_some(results, "the run"):
                 assert result.attempt_trajectory is not None
                 id = result.rollout.rollout_id
@@ -309,7 +313,7 @@ class ScriptedRollouts:
                 self.rewards.append(result.attempt_trajectory.reward)
                 self.trajectories.append(result.attempt_trajectory.trajectory)
         finally:
-            await run.stop()
+            await workplace.stop()
 
     async def dev(self, run: Run, n_tasks: int) -> None:
         await self.run(run)

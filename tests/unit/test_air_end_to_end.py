@@ -22,9 +22,9 @@ from agl.mdp.outcomes import TOOL_RESULTS
 from agl.mdp.span_index import SpanIndex
 from agl.testing.subject import NO_NUMBERS, Subject, add
 from agl.trainer.gateway.access import SamplingRules
-from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.report.explain import describe, render
 from agl.trainer.run.run import Run
+from agl.trainer.run.workplace import Workplace
 from agl.trainer.store import open_store
 
 every_subject = pytest.mark.parametrize(
@@ -301,14 +301,17 @@ class _Scripted:
         self.script, self.n, self.results = script, n, []
 
     async def run(self, run: Run) -> None:
-        run.gateway = Gateway(run.store, capture_content=run.capture_content)
         engine = ScriptedEngine(quick_tokenizer(), self.script)
-        run.gateway.serve("policy", engine, rendering_of(quick_tokenizer()))
-        await run.start(lambda mode: SamplingRules(), "policy")
+        workplace = Workplace(run)
+        await workplace.start(
+            lambda mode: SamplingRules(),
+            "policy",
+            register=lambda gateway: gateway.serve("policy", engine, rendering_of(quick_tokenizer())),
+        )
         try:
-            self.results += await run.rollouts([(0, "sum?")], mode="train", step=0)
+            self.results += await workplace.rollouts([(0, "sum?")], mode="train", step=0)
         finally:
-            await run.stop()
+            await workplace.stop()
 
     async def dev(self, run: Run, n_tasks: int) -> None:
         await self.run(run)

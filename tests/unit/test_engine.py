@@ -21,7 +21,7 @@ from tiny_engine import (
     tiny_tokenizer,
 )
 
-from agl.trainer.algorithms.training import PROBE_TOKENS, PROBE_TOLERANCE
+from agl.trainer.algorithms.loop import PROBE_TOKENS, PROBE_TOLERANCE
 from agl.trainer.engines.base import Sampling
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.engine.attention import agrees

@@ -15,6 +15,7 @@ from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.report.progress import Progress
 from agl.trainer.run.config import RunConfig
 from agl.trainer.run.run import Run
+from agl.trainer.run.workplace import Workplace
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, Store, TrainedCall
@@ -38,18 +39,19 @@ class Process:
             RunConfig(max_attempts=1), run_id="run-1", seed=3, directory=directory,
             agent=as_agent(asks), train=TASKS, val=[], store=store, progress=Progress(False), resume=resume,
         )  # fmt: skip
+        self.workplace = Workplace(self.run)
 
     def register(self, gateway: Gateway) -> None:
         gateway.serve("policy", self.engine, rendering_of(quick_tokenizer()))
 
     async def rollouts(self, tasks: list[Any], step: int, taken_up: int | None = None) -> list[RolloutResult]:
         if taken_up is not None:
-            await self.run.resume_from(taken_up, {"policy": self.engine.version})
-        await self.run.start(lambda mode: SamplingRules(max_tokens=8), "policy", register=self.register)
+            await self.workplace.resume_from(taken_up, {"policy": self.engine.version})
+        await self.workplace.start(lambda mode: SamplingRules(max_tokens=8), "policy", register=self.register)
         try:
-            return await self.run.rollouts([*enumerate(tasks)], mode="train", step=step, group_size=2)
+            return await self.workplace.rollouts([*enumerate(tasks)], mode="train", step=step, group_size=2)
         finally:
-            await self.run.stop()
+            await self.workplace.stop()
 
 
 @in_loop
@@ -96,7 +98,7 @@ async def test_training_that_was_lost_is_not_said_to_have_happened(tmp_path: Pat
             [call] = await store.query_calls(result.rollout.rollout_id)
             row = TrainedCall(call.id, call.rollout_id, step + 1, step + 1, 0, 1.0, 1.0, 0.5, 4)
             await store.add_trained_calls("run-1", [row])
-    await Process(store, tmp_path, resume=True).run.resume_from(2, {"policy": 2})
+    await Process(store, tmp_path, resume=True).workplace.resume_from(2, {"policy": 2})
     for rollout in await store.query_rollouts(run_id="run-1"):
         [row] = await store.query_trained_calls(rollout.rollout_id)
         if rollout.step == 1:

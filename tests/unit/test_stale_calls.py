@@ -12,12 +12,11 @@ import agl
 from agl.credit import Uniform
 from agl.errors import AglError, ConfigError, StalePolicyError
 from agl.mdp.types import Call, Reward, Trajectory, Transition
-from agl.trainer.algorithms.trained_calls import Sample
 from agl.trainer.algorithms.worth import make_rows
-from agl.trainer.objectives.advantages import compute_advantages
+from agl.trainer.objectives.advantages import StepAdvantages, compute_advantages
 
 
-def sampled_by(*versions: int) -> Sample:
+def sampled_by(*versions: int) -> StepAdvantages:
     """A group of rollouts of one call each."""
     trajectories = []
     for i, version in enumerate(versions):
@@ -26,8 +25,7 @@ def sampled_by(*versions: int) -> Sample:
             prompt_ids=np.int32([1, 2]), response_ids=np.int32([3, 4]), logprobs=np.float32([-1, -1]),
         )  # fmt: skip
         trajectories.append(Trajectory(f"r{i}", 1, "policy", "g", (Transition(call),), (Reward("reward", float(i)),)))
-    results: Any = [None] * len(versions)
-    return Sample(results, results, compute_advantages(trajectories, Uniform(), estimator="grpo"))
+    return compute_advantages(trajectories, Uniform(), estimator="grpo")
 
 
 def training(version: int) -> Any:

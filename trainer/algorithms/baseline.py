@@ -15,7 +15,9 @@ from agl.trainer.local.config import policy_directory
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.policies.frozen import FrozenPolicy
 from agl.trainer.run.config import require_positive
-from agl.trainer.run.run import Run, measurement, require_tasks
+from agl.trainer.run.results import measurement, require_tasks
+from agl.trainer.run.run import Run
+from agl.trainer.run.workplace import Workplace
 from agl.trainer.store.base import Mode
 
 if TYPE_CHECKING:
@@ -79,30 +81,30 @@ class Baseline:
     async def _measure(self, run: Run, train: Sequence[Any], val: Sequence[Any], repeats: int) -> None:
         require_tasks([*train, *val], "the dataset")
         await run.begin(0)
-        policies = await self._policies(run)
+        policies, workplace = await self._policies(run), Workplace(run)
 
         def register(gateway: Gateway) -> None:
             for name, policy in policies.items():
                 policy.serve(gateway, name)
 
         try:
-            await run.start(
+            await workplace.start(
                 lambda mode: SamplingRules(temperature=self.temperature, max_tokens=self.max_response_tokens),
                 next(iter(policies), ""),
                 register=register,
                 routed=bool(policies),
             )
             if run.resume:
-                await run.resume_from(0, {name: policy.version for name, policy in policies.items()})
+                await workplace.resume_from(0, {name: policy.version for name, policy in policies.items()})
             entry: dict[str, Any] = {"step": 0}
             if train:
-                entry |= await _rewards(run, "train", "dev", train, repeats)
+                entry |= await _rewards(workplace, "train", "dev", train, repeats)
             if val:
-                entry |= await _rewards(run, "val", "val", val, repeats)
+                entry |= await _rewards(workplace, "val", "val", val, repeats)
             await run.record(entry)
         finally:
             try:
-                await run.stop()
+                await workplace.stop()
             finally:
                 await self._close(policies.values())
                 run.progress.stop()
@@ -111,7 +113,7 @@ class Baseline:
         """The policies that answer, by name."""
         if self.engine is None and self.model is None:
             return {}
-        names = run.selection.policies
+        names = run.config.selection.policies
         engines, models = _by_policy("engine", self.engine, names), _by_policy("model", self.model, names)
         policies: dict[str, FrozenPolicy] = {}
         loaded = {} if self.loaded is None else self.loaded
@@ -152,7 +154,7 @@ def _by_policy(option: str, value: T | Mapping[str, T], names: Sequence[str]) ->
     return values
 
 
-async def _rewards(run: Run, name: str, mode: Mode, tasks: Sequence[Any], repeats: int) -> dict[str, Any]:
+async def _rewards(workplace: Workplace, name: str, mode: Mode, tasks: Sequence[Any], repeats: int) -> dict[str, Any]:
     """Run the tasks; returns what was measured, under `name`."""
-    results = await run.rollouts(list(enumerate(tasks)), mode=mode, step=0, group_size=repeats)
+    results = await workplace.rollouts(list(enumerate(tasks)), mode=mode, step=0, group_size=repeats)
     return measurement(results, name, "the run")

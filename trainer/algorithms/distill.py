@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,17 +13,16 @@ import numpy as np
 
 from agl.errors import ConfigError, checked_options, nearest
 from agl.mdp.sequence import TrainingRow
-from agl.trainer.algorithms.trained_calls import Rows, Sample
-from agl.trainer.algorithms.training import LocalTraining, PrepareNext
-from agl.trainer.algorithms.worth import SampledSteps, advantages_of_chosen
+from agl.trainer.algorithms.loop import LocalTraining
+from agl.trainer.algorithms.source import Rows, Sample, Source
+from agl.trainer.algorithms.training import Training
+from agl.trainer.algorithms.worth import worth_of_chosen
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.objectives.advantages import StepAdvantages
-from agl.trainer.policies.policies import Policies
 from agl.trainer.policies.teacher import Teacher
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.run import Run
-from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.traces import Chosen
 
 if TYPE_CHECKING:
@@ -54,6 +52,7 @@ class Distill(LocalTraining):
     """
 
     rewarded: ClassVar[bool] = False
+    why_flat: ClassVar[str] = "the teacher finds all that was sampled as likely as the student does"
 
     teacher: Any
     on_policy: bool = True
@@ -93,12 +92,64 @@ class Distill(LocalTraining):
 
     def identity(self, run: Run, steps: int) -> dict[str, Any]:
         # A server may move, and its name is known only when it was asked.
-        teachers = self.teachers(run.selection.policies)
+        teachers = self.teachers(run.config.selection.policies)
         names = {name: str(t) if isinstance(t, str | Path) else "vllm" for name, t in teachers.items()}
         return LocalTraining.identity(replace(self, teacher=names), run, steps)
 
-    async def make_steps(self, run: Run) -> DistillSteps:
-        return DistillSteps(self, run)
+    async def source(self, run: Run) -> Source:
+        return Source.of_tasks(run, self, self.batch_size, self.group_size, max_staleness=self.max_staleness)
+
+    async def begin(self, training: Training) -> None:
+        """Load the teachers, or connect to them.
+
+        Raises:
+            ConfigError: a teacher has another tokenizer than its student, or a shorter context.
+            ModelLoadError, EngineError: one cannot be loaded or reached.
+        """
+        learner = LearnerConfig(max_tokens_per_microbatch=self.max_tokens_per_microbatch)
+        spec = PolicySpec(
+            "",
+            device=self.device,
+            dtype=self.teacher_dtype,
+            threads=self.threads,
+            learner=learner,
+            load_timeout=self.load_timeout,
+        )
+        policies, loaded = training.policies, dict[Any, Teacher]()
+        for name, teacher in self.teachers(policies.names).items():
+            key = str(teacher) if isinstance(teacher, str | Path) else id(teacher), policies[name].spec.model
+            if key not in loaded:
+                loaded[key] = await Teacher.start(teacher, policies[name], spec, training.run.progress.loading)
+            training.teachers[name] = loaded[key]
+
+    async def worth(self, training: Training, sample: Sample, step: int) -> StepAdvantages:
+        """Of every token the teacher's log-prob less the sampler's; of a call the mean of its tokens."""
+        attempts = [r.attempt_trajectory for r in sample.results if r.attempt_trajectory is not None]
+        parts = tuple(part for attempt in attempts for part in attempt.trajectories.values())
+        everything = Chosen(parts, {t.call.id: 0.0 for part in parts for t in part.transitions}, {}, {})
+        worth = worth_of_chosen(sample.results, everything, "its agent is not trained")
+        rows = await LocalTraining.rows(self, training, worth, step)
+        names = list(rows)
+        judged = dict(
+            zip(names, await asyncio.gather(*(_judge(training.teachers[n], rows[n]) for n in names)), strict=True)
+        )
+        of_calls, facts = dict[str, float](), dict[str, float]()
+        for name, policy_rows in judged.items():
+            for row in policy_rows:
+                for k, call_id in enumerate(row.call_ids):
+                    if (trained_T := row.action_mask & (row.calls == k)).any():
+                        of_calls[call_id] = float(row.advantages[trained_T].mean())
+            if any(row.n_actions for row in policy_rows):
+                prefix = "" if len(names) == 1 else f"{name}/"
+                advantages_N = np.concatenate([row.advantages[row.action_mask] for row in policy_rows])
+                facts[f"{prefix}train/reverse_kl"] = -float(advantages_N.mean())
+        calls = tuple(replace(c, advantage=of_calls.get(c.call_id, 0.0)) for c in worth.calls)
+        kept = {f.name: getattr(worth, f.name) for f in fields(worth)}
+        return _Judged(**{**kept, "calls": calls, "facts": facts}, rows=judged)
+
+    async def rows(self, training: Training, worth: StepAdvantages, step: int) -> Rows:
+        assert isinstance(worth, _Judged)
+        return worth.rows
 
     def teachers(self, policies: Seq[str]) -> dict[str, OneTeacher]:
         """The teacher of each policy.
@@ -116,111 +167,16 @@ class Distill(LocalTraining):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class _Judged(Sample):
-    """A step's rollouts with their rows, each of whose tokens has an advantage of its own."""
+class _Judged(StepAdvantages):
+    """With the step's rows, each of whose tokens has an advantage of its own."""
 
     rows: Rows
 
 
-class DistillSteps(SampledSteps):
-    """The steps of on-policy distillation.
-
-    Args:
-        settings: of the algorithm. run: the run, which has training tasks.
-    """
-
-    settings: Distill
-    why_flat = "the teacher finds all that was sampled as likely as the student does"
-
-    def __init__(self, settings: Distill, run: Run) -> None:
-        super().__init__(
-            settings,
-            run,
-            batch_size=settings.batch_size,
-            group_size=settings.group_size,
-            max_staleness=settings.max_staleness,
-        )
-        self._teachers: dict[str, Teacher] = {}
-
-    async def begin(self, policies: Policies) -> None:
-        """Load the teachers, or connect to them.
-
-        Raises:
-            ConfigError: a teacher has another tokenizer than its student, or a shorter context.
-            ModelLoadError, EngineError: one cannot be loaded or reached.
-        """
-        settings = self.settings
-        learner = LearnerConfig(max_tokens_per_microbatch=settings.max_tokens_per_microbatch)
-        spec = PolicySpec(
-            "",
-            device=settings.device,
-            dtype=settings.teacher_dtype,
-            threads=settings.threads,
-            learner=learner,
-            load_timeout=settings.load_timeout,
-        )
-        loaded: dict[Any, Teacher] = {}
-        for name, teacher in settings.teachers(policies.names).items():
-            key = str(teacher) if isinstance(teacher, str | Path) else id(teacher), policies[name].spec.model
-            if key not in loaded:
-                loaded[key] = self._teachers[name] = await Teacher.start(
-                    teacher, policies[name], spec, self.run.progress.loading
-                )
-            self._teachers[name] = loaded[key]
-
-    async def close(self) -> None:
-        await asyncio.gather(*(teacher.close() for teacher in set(self._teachers.values())))
-
-    def advantages(self, results: Seq[RolloutResult], step: int) -> StepAdvantages:
-        """Of every call 0: the teacher was not asked yet."""
-        attempts = [r.attempt_trajectory for r in results if r.attempt_trajectory is not None]
-        parts = tuple(part for attempt in attempts for part in attempt.trajectories.values())
-        everything = Chosen(parts, {t.call.id: 0.0 for part in parts for t in part.transitions}, {}, {})
-        return advantages_of_chosen(results, everything, "its agent is not trained")
-
-    async def prepare(self, policies: Policies, step: int) -> _Judged:
-        sample = await super().prepare(policies, step)
-        rows = await super().rows(policies, sample, step)
-        judged = dict(zip(rows, await asyncio.gather(*(self._judge(n, r) for n, r in rows.items())), strict=True))
-        worth: dict[str, float] = {}
-        for row in (row for policy_rows in judged.values() for row in policy_rows):
-            for k, call_id in enumerate(row.call_ids):
-                if (trained_T := row.action_mask & (row.calls == k)).any():
-                    worth[call_id] = float(row.advantages[trained_T].mean())
-        calls = tuple(replace(c, advantage=worth.get(c.call_id, 0.0)) for c in sample.advantages.calls)
-        advantages = replace(sample.advantages, calls=calls)
-        return _Judged(
-            sample.results,
-            sample.succeeded,
-            advantages,
-            sample.resampled,
-            sample.seconds,
-            sample.prompt_tokens,
-            rows=judged,
-        )
-
-    async def rows(self, policies: Policies, sample: Sample, step: int) -> Rows:
-        assert isinstance(sample, _Judged)
-        return sample.rows
-
-    async def update(
-        self, policies: Policies, prepared: Sample, step: int, prepare_next: PrepareNext[Sample]
-    ) -> dict[str, Any]:
-        assert isinstance(prepared, _Judged)
-        entry = await super().update(policies, prepared, step, prepare_next)
-        if math.isnan(entry["train/reward"]):
-            del entry["train/reward"]  # no rollout has one
-        for name, rows in prepared.rows.items():
-            if any(row.n_actions for row in rows):
-                prefix = "" if len(policies) == 1 else f"{name}/"
-                advantages_N = np.concatenate([row.advantages[row.action_mask] for row in rows])
-                entry[f"{prefix}train/reverse_kl"] = -float(advantages_N.mean())
-        return entry
-
-    async def _judge(self, policy: str, rows: list[TrainingRow]) -> list[TrainingRow]:
-        """The rows, with the teacher's log-probs less those of the sampler as advantages."""
-        logprobs = await self._teachers[policy].logprobs(rows)
-        return [
-            replace(row, advantages=np.where(row.action_mask, x - row.logprobs, np.float32(0)))
-            for row, x in zip(rows, logprobs, strict=True)
-        ]
+async def _judge(teacher: Teacher, rows: list[TrainingRow]) -> list[TrainingRow]:
+    """The rows, with the teacher's log-probs less those of the sampler as advantages."""
+    logprobs = await teacher.logprobs(rows)
+    return [
+        replace(row, advantages=np.where(row.action_mask, x - row.logprobs, np.float32(0)))
+        for row, x in zip(rows, logprobs, strict=True)
+    ]

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from agl.errors import ConfigError, checked_options
-from agl.mdp.sequence import merge
 from agl.mdp.types import Call, Trajectory
+from agl.trainer.algorithms.loop import LocalTraining
 from agl.trainer.algorithms.settings import IMITATION_RATE
-from agl.trainer.algorithms.trained_calls import Rows, learned, record
-from agl.trainer.algorithms.training import LocalTraining, PrepareNext, Steps, publish
-from agl.trainer.objectives.advantages import CallAdvantage
-from agl.trainer.policies.policies import Policies
-from agl.trainer.run.batches import Batches
+from agl.trainer.algorithms.source import Source
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.run import Run
 from agl.trainer.traces import Traces
-from agl.trainer.traces.choice import Chosen
 from agl.trainer.traces.copying import copy_rollout
 
 
@@ -56,11 +48,11 @@ class SFT(LocalTraining):
     def _learner_settings(self) -> dict[str, Any]:
         return {"policy_loss": "nll"}
 
-    async def make_steps(self, run: Run) -> RecordedSteps:
-        chosen = await self.data.choose(self.models(run), run.selection, renderer=self.renderer)
+    async def source(self, run: Run) -> Source:
+        chosen = await self.data.choose(self.models(run), run.config.selection, renderer=self.renderer)
         run.progress.note(str(chosen.require()))
         await copy_rollouts(self.data, chosen.trajectories, run, self.metadata(run))
-        return RecordedSteps(self, run, chosen)
+        return Source.of_recorded(run, self, self.batch_size, chosen)
 
 
 async def copy_rollouts(
@@ -77,66 +69,3 @@ async def copy_rollouts(
     async for source in data.records():
         if (trained := calls.pop(source.rollout.rollout_id, None)) is not None:
             await copy_rollout(source, run.store, run.run_id, trained, metadata)
-
-
-class RecordedSteps(Steps[Seq[Trajectory]]):
-    """Batches of rollouts; the weights are served where somebody asks them: for a validation, and at the end."""
-
-    samples = False
-
-    def __init__(self, settings: Any, run: Run, chosen: Chosen) -> None:
-        if len(run.train):
-            run.progress.note("the training tasks are not sampled: this learns from recorded rollouts")
-        self.chosen = chosen
-        self._unserved: Rows = {}
-        units: dict[str, list[Trajectory]] = {}
-        for trajectory in chosen.trajectories:
-            units.setdefault(self.unit(trajectory), []).append(trajectory)
-        self.batches = Batches(list(units.values()), min(settings.batch_size, len(units)), run.seed)
-        super().__init__(settings, run, settings.steps or self.batches.steps_per_epoch() * (settings.epochs or 1))
-
-    def unit(self, trajectory: Trajectory) -> str:
-        """What a trajectory belongs to, all of which is in one batch: its rollout."""
-        return trajectory.rollout_id
-
-    async def prepare(self, policies: Policies, step: int) -> Seq[Trajectory]:
-        return [t for i in self.batches.indices(step) for t in self.batches.tasks[i]]
-
-    async def update(
-        self,
-        policies: Policies,
-        prepared: Seq[Trajectory],
-        step: int,
-        prepare_next: PrepareNext[Seq[Trajectory]],
-    ) -> dict[str, Any]:
-        run, weights = self.run, self.chosen.weights
-        rows = await asyncio.to_thread(_rows, prepared, policies.names, weights)
-        self.updating = True
-        due = {name: r for name, r in rows.items() if any(row.n_actions for row in r)}
-        metrics = await self.learn(policies, due, prepared)
-        self._unserved = {**self._unserved, **due}
-        if step + 1 == self.total or self.is_validated(step):
-            async with run.gateway.hold() if run.gateway is not None else contextlib.nullcontext():
-                await asyncio.gather(*(publish(policies[name], r, step) for name, r in self._unserved.items()))
-            self._unserved = {}
-        calls = [
-            CallAdvantage(
-                t.call.id,
-                t.call.rollout_id,
-                trajectory.policy,
-                t.reward,
-                trajectory.total_reward,
-                weights[t.call.id],
-                None,
-            )
-            for trajectory in prepared
-            for t in trajectory.transitions
-        ]
-        await record(run, policies, calls, rows, step)
-        for name in due:
-            await run.store.add_policy_version(run.run_id, name, policies[name].version, step + 1)
-        return learned(prepared, policies, rows, metrics)
-
-
-def _rows(trajectories: Seq[Trajectory], names: Seq[str], weights: Mapping[str, float]) -> Rows:
-    return {name: [row for t in trajectories if t.policy == name for row in merge(t, weights)] for name in names}

@@ -24,9 +24,9 @@ from agl.mdp.conditions import reward
 from agl.trainer.algorithms.distill import Distill
 from agl.trainer.algorithms.family import DAPO, GRPO, GSPO, PPO, REINFORCE, RLOO, DrGRPO, REINFORCEPlusPlus
 from agl.trainer.algorithms.imitation import SFT
+from agl.trainer.algorithms.loop import LocalTraining
 from agl.trainer.algorithms.preference import DPO
 from agl.trainer.algorithms.rejection import RFT
-from agl.trainer.algorithms.training import LocalTraining
 from agl.trainer.local.config import EngineName, LoraSpec
 
 ALGORITHMS: Mapping[str, type[LocalTraining]] = {

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from agl.errors import ConfigError, checked_options
 from agl.mdp.builder import AttemptTrajectory
-from agl.mdp.sequence import TrainingRow
-from agl.mdp.types import Trajectory
-from agl.trainer.algorithms.imitation import RecordedSteps, copy_rollouts
-from agl.trainer.algorithms.trained_calls import Rows, Sample
-from agl.trainer.algorithms.training import LocalTraining, Steps, train
-from agl.trainer.algorithms.worth import SampledSteps, advantages_of_chosen, candidates
+from agl.trainer.algorithms.imitation import copy_rollouts
+from agl.trainer.algorithms.loop import LocalTraining
+from agl.trainer.algorithms.source import Rows, Sample, Source
+from agl.trainer.algorithms.training import Training
+from agl.trainer.algorithms.worth import candidates, worth_of_chosen
 from agl.trainer.objectives.advantages import StepAdvantages
-from agl.trainer.policies.policies import Policies
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.run import Run
-from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.traces import Candidate, Chosen, Pairs, Traces, pairs
 from agl.trainer.traces.stored import load_renderings
 
@@ -46,6 +42,7 @@ class DPO(LocalTraining):
     """
 
     needs_tasks: ClassVar[bool] = False
+    why_flat: ClassVar[str] = "no two rollouts of a task make a pair"
 
     data: Traces | None = None
     beta: float = 0.1
@@ -72,63 +69,39 @@ class DPO(LocalTraining):
     def _learner_settings(self) -> dict[str, Any]:
         return {"policy_loss": "dpo"}
 
-    async def make_steps(self, run: Run) -> Steps[Any]:
+    async def source(self, run: Run) -> Source:
         if self.data is None:
-            return _SampledPairs(self, run)
+            return Source.of_tasks(run, self, self.batch_size, self.group_size)
         found = await self._recorded(self.data, run)
-        run.progress.note(_described(found.require()))
-        await copy_rollouts(self.data, _sides(found).trajectories, run, self.metadata(run))
-        return _RecordedPairs(self, run, found)
+        counts = found.require().counts
+        run.progress.note(
+            f"{counts['pairs']} pairs of {counts['rollouts_paired']} of {counts['rollouts']} rollouts are compared"
+        )
+        sides = _sides(found)
+        await copy_rollouts(self.data, sides.trajectories, run, self.metadata(run))
+        return Source.of_recorded(run, self, self.batch_size, sides, _worse(found))
+
+    async def worth(self, training: Training, sample: Sample, step: int) -> StepAdvantages:
+        """Of every call of a better rollout 1, of a worse one -1."""
+        if not training.source.sampled:
+            return training.source.worth(sample.recorded)
+        found = pairs(candidates(sample.results), margin=self.margin, by=self.by)
+        return worth_of_chosen(sample.results, _sides(found), "it is in no pair", _worse(found))
+
+    async def rows(self, training: Training, worth: StepAdvantages, step: int) -> Rows:
+        if not worth.trajectories:
+            return {name: [] for name in training.policies.names}
+        return await LocalTraining.rows(self, training, worth, step)
 
     async def _recorded(self, data: Traces, run: Run) -> Pairs:
         """The pairs of recorded rollouts, with the tokens of the run's policies."""
         renderings = await asyncio.to_thread(load_renderings, self.models(run), self.renderer)
-        students = data.students(run.selection)
+        students = data.students(run.config.selection)
         recorded: list[Candidate] = []
         async for record in data.records():
             if (attempt := data.recorded(record, students)) is not None:
                 recorded.append(await asyncio.to_thread(attempt.with_tokens, renderings))
         return pairs(recorded, where=data.where, per_task=data.per_task, margin=self.margin, by=self.by)
-
-
-class _RecordedPairs(RecordedSteps):
-    """Batches of pairs."""
-
-    def __init__(self, settings: DPO, run: Run, found: Pairs) -> None:
-        # A pair of two rollouts may be one for each of several policies.
-        self.rejected = {p.chosen.rollout_id: p.rejected.rollout_id for p in found.pairs}
-        self.chosen_of = {rejected: chosen for chosen, rejected in self.rejected.items()}
-        super().__init__(settings, run, _sides(found))
-
-    def unit(self, trajectory: Trajectory) -> str:
-        return self.chosen_of.get(trajectory.rollout_id, trajectory.rollout_id)
-
-    async def learn(self, policies: Policies, rows: Rows, prepared: Seq[Trajectory]) -> dict[str, Mapping[str, float]]:
-        return await train(policies, rows, {name: _paired(r, self.rejected) for name, r in rows.items()})
-
-
-class _SampledPairs(SampledSteps):
-    """Pairs of what the policies have just sampled."""
-
-    settings: DPO
-    why_flat = "no two rollouts of a task make a pair"
-
-    def __init__(self, settings: DPO, run: Run) -> None:
-        super().__init__(settings, run, batch_size=settings.batch_size, group_size=settings.group_size)
-
-    def advantages(self, results: Seq[RolloutResult], step: int) -> StepAdvantages:
-        """Of every call of a better rollout 1, of a worse one -1."""
-        found = pairs(candidates(results), margin=self.settings.margin, by=self.settings.by)
-        self.rejected = {p.chosen.rollout_id: p.rejected.rollout_id for p in found.pairs}
-        return advantages_of_chosen(results, _sides(found), "it is in no pair")
-
-    async def rows(self, policies: Policies, sample: Sample, step: int) -> Rows:
-        if not sample.advantages.trajectories:
-            return {name: [] for name in policies.names}
-        return await super().rows(policies, sample, step)
-
-    async def learn(self, policies: Policies, rows: Rows, prepared: Sample) -> dict[str, Mapping[str, float]]:
-        return await train(policies, rows, {name: _paired(r, self.rejected) for name, r in rows.items()})
 
 
 def _sides(found: Pairs) -> Chosen:
@@ -143,12 +116,6 @@ def _sides(found: Pairs) -> Chosen:
     return Chosen(trajectories, weights, found.counts, {})
 
 
-def _paired(rows: Seq[TrainingRow], rejected: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The pairs of rollouts that have tokens to train among these rows."""
-    trained = {row.rollout_id for row in rows if row.n_actions}
-    return [pair for pair in rejected.items() if trained.issuperset(pair)]
-
-
-def _described(found: Pairs) -> str:
-    counts = found.counts
-    return f"{counts['pairs']} pairs of {counts['rollouts_paired']} of {counts['rollouts']} rollouts are compared"
+def _worse(found: Pairs) -> dict[str, str]:
+    # A pair of two rollouts may be one for each of several policies.
+    return {pair.chosen.rollout_id: pair.rejected.rollout_id for pair in found.pairs}

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
 from agl.errors import checked_options
 from agl.mdp.conditions import Where, condition, reward
+from agl.trainer.algorithms.loop import LocalTraining
 from agl.trainer.algorithms.settings import IMITATION_RATE
-from agl.trainer.algorithms.training import LocalTraining
-from agl.trainer.algorithms.worth import SampledSteps, advantages_of_chosen, candidates
+from agl.trainer.algorithms.source import Sample, Source
+from agl.trainer.algorithms.training import Training
+from agl.trainer.algorithms.worth import candidates, worth_of_chosen
 from agl.trainer.objectives.advantages import StepAdvantages
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.run import Run
-from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.traces.choice import check_per_task, choose
 
 
@@ -53,22 +53,15 @@ class RFT(LocalTraining):
     def _learner_settings(self) -> dict[str, Any]:
         return {"policy_loss": "nll", "epochs": self.epochs, "minibatches": self.minibatches}
 
-    async def make_steps(self, run: Run) -> _Rounds:
-        return _Rounds(self, run)
+    async def source(self, run: Run) -> Source:
+        tasks = self.tasks and min(self.tasks, len(run.train))
+        return Source.of_tasks(run, self, tasks, self.samples, steps=self.rounds)
 
-
-class _Rounds(SampledSteps):
-    settings: RFT
-
-    def __init__(self, settings: RFT, run: Run) -> None:
-        tasks = settings.tasks and min(settings.tasks, len(run.train))
-        super().__init__(settings, run, batch_size=tasks, group_size=settings.samples, total=settings.rounds)
-
-    def advantages(self, results: Seq[RolloutResult], step: int) -> StepAdvantages:
+    async def worth(self, training: Training, sample: Sample, step: int) -> StepAdvantages:
         """Each call that is imitated is worth 1.
 
         Raises:
             NoTrainableDataError: no rollout is kept; says what their rewards were.
         """
-        chosen = choose(candidates(results), where=self.settings.keep, per_task=self.settings.per_task).require()
-        return advantages_of_chosen(results, chosen, f"not kept ({chosen.where}), or the same as another")
+        chosen = choose(candidates(sample.results), where=self.keep, per_task=self.per_task).require()
+        return worth_of_chosen(sample.results, chosen, f"not kept ({chosen.where}), or the same as another")

@@ -146,7 +146,7 @@ class TrainingSettings:
         identity = {
             "algorithm": type(self).__name__,
             **{f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in changeable},
-            "policies": {n: run.policies.get(n) for n in run.selection.policies},
+            "policies": {n: run.config.policies.get(n) for n in run.config.selection.policies},
             "prompts": None if self.prompts is None else prompts_digest(load_prompts(self.prompts)),
         }
         return json.loads(json.dumps(identity, default=str))

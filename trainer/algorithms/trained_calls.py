@@ -2,50 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from agl.mdp.sequence import TrainingRow, merge_report
-from agl.mdp.types import Trajectory
+from agl.mdp.sequence import merge_report
+from agl.trainer.algorithms.source import Rows, Sample
 from agl.trainer.objectives.advantages import CallAdvantage, StepAdvantages
 from agl.trainer.policies.policies import Policies
-from agl.trainer.run.faults import fault_counts
-from agl.trainer.run.run import Run, mean_rewards
-from agl.trainer.runners.protocol import RolloutResult
+from agl.trainer.run.faults import fault_counts, hopeless_groups
+from agl.trainer.run.results import mean_rewards
+from agl.trainer.run.run import Run
 from agl.trainer.store.base import TrainedCall
-
-Rows = Mapping[str, list[TrainingRow]]
-"""A step's training rows by policy."""
 
 BASELINE = "train/baseline/"
 """Before an agent's name: its running baseline after the step."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Sample:
-    """A step's rollouts and the advantages of their calls.
-
-    Attributes:
-        results: all rollouts. succeeded: those of them that did.
-        resampled: how many tasks were sampled in place of groups that had nothing to learn from.
-        seconds: that sampling took. prompt_tokens: of its calls, "computed" and "reused" (`Policies.prompt_tokens`).
-    """
-
-    results: Seq[RolloutResult]
-    succeeded: Seq[RolloutResult]
-    advantages: StepAdvantages
-    resampled: int = 0
-    seconds: float = 0.0
-    prompt_tokens: Mapping[str, int] = field(default_factory=Counter)
-
-
-async def record(run: Run, policies: Policies, calls: Seq[CallAdvantage], rows: Rows, step: int) -> None:
-    """Write to the store what the step made of every call: its row, return, advantage and trained tokens."""
+async def record(
+    run: Run,
+    policies: Policies,
+    calls: Seq[CallAdvantage],
+    rows: Rows,
+    metrics: Mapping[str, Mapping[str, float]],
+    step: int,
+) -> None:
+    """Write to the store what the step made of every call: its row, return, advantage and trained tokens; and the new
+    versions of the policies that were updated, which are those with `metrics`."""
     row_of: dict[str, int] = {}
     tokens: dict[str, int] = {}
     for policy_rows in rows.values():
@@ -73,43 +60,47 @@ async def record(run: Run, policies: Policies, calls: Seq[CallAdvantage], rows: 
             if c.policy is not None and c.policy in versions
         ],
     )
+    for name in metrics:
+        await run.store.add_policy_version(run.run_id, name, versions[name], step + 1)
 
 
-def facts(sample: Sample, policies: Policies, rows: Rows, metrics: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """What a step that sampled adds to `run.history`; `rows` and `metrics` as in `learned`."""
-    advantages = sample.advantages
-    return {
-        **mean_rewards(sample.succeeded, "train"),
-        "train/rollouts": len(sample.results),
-        "train/failed_rollouts": len(sample.results) - len(sample.succeeded),
-        **fault_counts(sample.succeeded, "train"),
-        "train/dropped_groups": advantages.dropped_groups,
-        "train/zero_variance_groups": advantages.zero_variance_groups,
-        "train/resampled_tasks": sample.resampled,
-        **{BASELINE + agent: value for agent, value in advantages.baselines.items()},
-        **learned(advantages.trajectories, policies, rows, metrics),
-    }
+def note_useless(run: Run, sample: Sample, worth: StepAdvantages, step: int) -> None:
+    """Note for people which policies no agent called, and which groups the policy itself has ended."""
+    # A policy without a call: its pattern matches no agent's name, or its agent is seldom called.
+    attempts = (r.attempt_trajectory for r in sample.results if r.attempt_trajectory is not None)
+    agents = dict.fromkeys(agent for attempt in attempts for agent in attempt.agents)
+    for name in run.config.selection.policies:
+        if all(c.policy != name for c in worth.calls):
+            run.progress.note(
+                f"step {step + 1}: no agent of policy {name!r} was called; agents seen: {', '.join(agents)}"
+            )
+    skipped = {g: faults for g, faults in hopeless_groups(sample.results).items() if g in worth.flat_groups}
+    if skipped:
+        causes = Counter(fault.cause for faults in skipped.values() for fault in faults)
+        run.progress.note(
+            f"step {step + 1}: {len(skipped)} group(s) skipped, as the policy itself ended every rollout "
+            f"({', '.join(f'{n} {cause}' for cause, n in causes.items())}); the first: "
+            f"{next(iter(skipped.values()))[0]}"
+        )
 
 
-def recorded_baselines(history: Seq[Mapping[str, Any]]) -> dict[str, float]:
-    """The running baselines that the last step of a history left, by agent; none before the first step."""
-    entry = history[-1] if history else {}
-    return {name.removeprefix(BASELINE): value for name, value in entry.items() if name.startswith(BASELINE)}
-
-
-def learned(
-    trajectories: Seq[Trajectory], policies: Policies, rows: Rows, metrics: Mapping[str, Mapping[str, float]]
+def facts(
+    sample: Sample,
+    worth: StepAdvantages,
+    policies: Policies,
+    rows: Rows,
+    metrics: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
-    """What the update of a step adds to `run.history`.
+    """What a step adds to `run.history`.
 
     Args:
-        trajectories: those that were trained. rows: made of them.
-        metrics: the learner's, by policy; only of those that were updated.
+        rows: made of the trajectories of `worth`. metrics: the learner's, by policy; only of those that were updated.
     """
-    merged = merge_report(trajectories, [row for policy_rows in rows.values() for row in policy_rows])
-    entry: dict[str, Any] = {
+    merged = merge_report(worth.trajectories, [row for policy_rows in rows.values() for row in policy_rows])
+    entry: dict[str, Any] = {} if not sample.results else _of_rollouts(sample, worth)
+    entry |= {
         "train/updated_policies": len(metrics),
-        "train/trained_rollouts": len({t.rollout_id for t in trajectories}),
+        "train/trained_rollouts": len({t.rollout_id for t in worth.trajectories}),
         "train/calls": merged.calls,
         "train/rows": merged.rows,
         "train/tokens": merged.tokens,
@@ -120,4 +111,28 @@ def learned(
         prefix = "" if len(policies) == 1 else f"{name}/"
         entry[f"{prefix}policy_version"] = version
         entry |= {f"{prefix}learner/{k}": v for k, v in metrics.get(name, {}).items()}
-    return entry
+    return {**entry, **worth.facts}
+
+
+def _of_rollouts(sample: Sample, worth: StepAdvantages) -> dict[str, Any]:
+    succeeded = [r for r in sample.results if r.error is None]
+    rewards = mean_rewards(succeeded, "train")
+    return {
+        **{name: reward for name, reward in rewards.items() if not math.isnan(reward)},  # no rollout need have one
+        "train/rollouts": len(sample.results),
+        "train/failed_rollouts": len(sample.results) - len(succeeded),
+        **fault_counts(succeeded, "train"),
+        "train/dropped_groups": worth.dropped_groups,
+        "train/zero_variance_groups": worth.zero_variance_groups,
+        "train/resampled_tasks": sample.resampled,
+        **{BASELINE + agent: value for agent, value in worth.baselines.items()},
+        "rollouts_per_second": len(sample.results) / max(1e-9, sample.seconds),
+        "engine/prompt_tokens_computed": sample.prompt_tokens["computed"],
+        "engine/prompt_tokens_reused": sample.prompt_tokens["reused"],
+    }
+
+
+def recorded_baselines(history: Seq[Mapping[str, Any]]) -> dict[str, float]:
+    """The running baselines that the last step of a history left, by agent; none before the first step."""
+    entry = history[-1] if history else {}
+    return {name.removeprefix(BASELINE): value for name, value in entry.items() if name.startswith(BASELINE)}

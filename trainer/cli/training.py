@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from agl.errors import ConfigError, nearest
+from agl.trainer.algorithms.loop import LocalTraining
 from agl.trainer.algorithms.options import Settings, algorithm_class
-from agl.trainer.algorithms.training import LocalTraining
 from agl.trainer.runners.loading import load_rules
 
 STEPS = 200

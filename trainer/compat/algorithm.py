@@ -212,7 +212,10 @@ class StoreAlgorithm:
         self.algorithm.set_store(store)
         if isinstance(self.agent, LitAgent):
             self.agent._store = store
-        await run.start(lambda mode: SamplingRules(), "", routed=False, rewarded=False)
+        from agl.trainer.run.workplace import Workplace
+
+        workplace = Workplace(run)
+        await workplace.start(lambda mode: SamplingRules(), "", routed=False, rewarded=False)
         try:
             train, val = (run.train or None), (run.val or None)
             if self.algorithm.is_async():
@@ -220,7 +223,7 @@ class StoreAlgorithm:
             else:
                 await asyncio.to_thread(self.algorithm.run, train, val)
         finally:
-            await run.stop()
+            await workplace.stop()
             run.progress.stop()
 
     async def dev(self, run: Run, n_tasks: int) -> None:

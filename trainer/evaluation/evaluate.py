@@ -30,7 +30,7 @@ from agl.trainer.policies.frozen import FrozenPolicy
 from agl.trainer.report.progress import Progress
 from agl.trainer.run.checkpoints import latest_checkpoint, read_facts, require_same
 from agl.trainer.run.config import require_positive
-from agl.trainer.run.run import require_tasks
+from agl.trainer.run.results import require_tasks
 from agl.trainer.run.trainer import Trainer
 from agl.trainer.store import open_store
 

@@ -26,7 +26,7 @@ from agl.texts import printable
 from agl.tracing.inferred import completed, totals
 from agl.trainer.report import statistics
 from agl.trainer.report.trace_tree import error_line, line
-from agl.trainer.run.run import reward_label
+from agl.trainer.run.results import reward_label
 from agl.trainer.run.trainer import Result
 from agl.trainer.store.base import Mode, RolloutSummary, Store
 from agl.trainer.store.location import read_store

@@ -58,6 +58,7 @@ class StepAdvantages:
         zero_variance_groups: those in which every rollout had the same return.
         flat_groups: the tasks' groups in which no call has anything to learn from.
         baselines: of "running_baseline", agent -> mean of its returns as it is after this step, for the next one.
+        pairs: of DPO, the better rollout's id -> the worse one's. facts: others of the step, for its history.
     """
 
     trajectories: tuple[Trajectory, ...]
@@ -67,6 +68,8 @@ class StepAdvantages:
     zero_variance_groups: int
     flat_groups: frozenset[str]
     baselines: Mapping[str, float] = field(default_factory=dict)
+    pairs: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, policy: str) -> tuple[Trajectory, ...]:
         """The trajectories that train one policy."""

@@ -85,6 +85,11 @@ class Policies:
         return {name: policy.version for name, policy in self}
 
     @property
+    def parameters(self) -> int:
+        """Trained ones, of all of them."""
+        return sum(policy.info.trainable_parameters for _, policy in self)
+
+    @property
     def prompt_tokens(self) -> Counter[str]:
         """Prompt tokens of all answers so far: "computed", and "reused" from earlier requests."""
         reused = sum(policy.reused_tokens for _, policy in self)

@@ -12,7 +12,7 @@ from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.mdp.types import Reward
 from agl.rewards.trace import message_text
-from agl.trainer.run.run import reward_label
+from agl.trainer.run.results import reward_label
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.base import Store
 

@@ -26,7 +26,9 @@ from agl.trainer.prompts.components import Component, difference, known_prompts,
 from agl.trainer.prompts.feedback import describe
 from agl.trainer.prompts.reflection import Reflections
 from agl.trainer.report.statistics import mean_interval, sign_flip_test, success_interval
-from agl.trainer.run.run import Run, mean_rewards, require_some, reward_label
+from agl.trainer.run.results import mean_rewards, require_some, reward_label
+from agl.trainer.run.run import Run
+from agl.trainer.run.workplace import Workplace
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.base import Mode
 
@@ -78,7 +80,7 @@ class PromptSearch(ABC):
 
     async def run(self, run: Run) -> None:
         """See `agl.trainer.run.algorithm.Algorithm`. Fills `run.prompts`, too."""
-        if not run.capture_content:
+        if not run.config.capture_content:
             raise ConfigError(
                 "a prompt search reads what agents say, and capture_content=False records no texts",
                 hint="leave capture_content= out",
@@ -93,11 +95,12 @@ class PromptSearch(ABC):
         recorded = await run.store.query_metrics([run.run_id], ends=True) if run.resume else []
         done = max((metric.step for metric in recorded), default=0)
         await run.begin(None, done)
+        workplace = Workplace(run)
         try:
-            await run.start(lambda mode: SamplingRules(), "", routed=False)
+            await workplace.start(lambda mode: SamplingRules(), "", routed=False)
             if run.resume:
-                await run.replay(done)
-            work = Search(run, done)
+                await workplace.replay(done)
+            work = Search(workplace, done)
             await work.find_components()
             settings = {
                 **self.settings(),
@@ -114,21 +117,22 @@ class PromptSearch(ABC):
             run.progress.note(f"stopped; the work so far is in {run.directory}. Resume it with resume=True / --resume")
             raise
         finally:
-            await run.stop()
+            await workplace.stop()
             run.progress.stop()
 
     async def dev(self, run: Run, n_tasks: int) -> list[RolloutResult]:
         """A dry run at the prompts of the start, after which these are shown."""
         await run.begin(0)
+        workplace = Workplace(run)
         try:
-            await run.start(lambda mode: SamplingRules(), "", routed=False)
-            work = Search(run, 0)
+            await workplace.start(lambda mode: SamplingRules(), "", routed=False)
+            work = Search(workplace, 0)
             await work.find_components()
             for component in work.components.values():
                 run.progress.note(f"prompt {component.name!r}:\n{component.text}")
             return await work.rollouts(work.start, list(enumerate(run.train[:n_tasks])), "train")
         finally:
-            await run.stop()
+            await workplace.stop()
             run.progress.stop()
 
     def _split(self, run: Run) -> Sequence[Any]:
@@ -175,7 +179,7 @@ class Search:
     """The work of one search, on the run's event loop.
 
     Args:
-        run: the run. done: how many evaluations a stopped run has recorded.
+        workplace: of the run. done: how many evaluations a stopped run has recorded.
 
     Attributes:
         components: what is changed. start: their texts at the start. reflections: what the models replied.
@@ -184,8 +188,8 @@ class Search:
 
     reflections: Reflections | None = None
 
-    def __init__(self, run: Run, done: int) -> None:
-        self.run, self.best = run, -math.inf
+    def __init__(self, workplace: Workplace, done: int) -> None:
+        self.workplace, self.run, self.best = workplace, workplace.run, -math.inf
         self.components: dict[str, Component] = {}
         self.start: dict[str, str] = {}
         self._done = done
@@ -197,13 +201,13 @@ class Search:
     async def find_components(self) -> None:
         """Find the texts to change: prompts among the resources, and system prompts by a first look at some tasks."""
         run, found = self.run, known_prompts(self.run.config.initial_resources)
-        everyone = all(pattern == "*" for pattern, _ in run.selection.rules)
+        everyone = all(pattern == "*" for pattern, _ in run.config.selection.rules)
         if not (found and everyone):
             results = await self.rollouts({}, list(enumerate(run.train[:FIRST_LOOK_TASKS])), "train")
             require_some(results, "the first look at the agent's prompts")
             spans = [await run.store.query_spans(r.rollout.rollout_id, r.attempt) for r in results]
             known = {c.resource.agent for c in found if isinstance(c.resource, SystemPrompt)}
-            found += observed_prompts(spans, run.selection, known)
+            found += observed_prompts(spans, run.config.selection, known)
         self.components = {component.name: component for component in found}
         if len(self.components) < len(found):
             names = [component.name for component in found]
@@ -283,7 +287,7 @@ class Search:
         self, step: int, candidate: Candidate, tasks: Sequence[IndexedTask], split: Split
     ) -> list[RolloutResult]:
         mode: Mode = "train" if split == "train" else "val"
-        results = await self.run.rollouts(
+        results = await self.workplace.rollouts(
             tasks,
             mode=mode,
             # As in training: a validation has the number of the steps that are done, its own entry's.

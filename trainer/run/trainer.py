@@ -32,7 +32,8 @@ from agl.trainer.run.config import RunConfig, as_tuple, require_descriptors
 from agl.trainer.run.hub import save_command
 from agl.trainer.run.lock import lock_directory
 from agl.trainer.run.recorder import Recorder, json_settings
-from agl.trainer.run.run import Run, Serve, mean_rewards, require_some, require_tasks
+from agl.trainer.run.results import mean_rewards, require_some, require_tasks
+from agl.trainer.run.run import Run, Serve
 from agl.trainer.runners.loading import load_agent
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store import open_store
@@ -416,7 +417,7 @@ async def _report(run: Run, results: Sequence[RolloutResult]) -> None:
     from agl.trainer.report.explain import describe, renderable
 
     for result in results:
-        report = await describe(run.store, result.rollout.rollout_id, credit=run.credit)
+        report = await describe(run.store, result.rollout.rollout_id, credit=run.config.credit)
         terminal.console().print(renderable(report))
     succeeded = require_some(results, "the dry run")
     await run.record({"step": 0, **mean_rewards(succeeded, "train"), "train/rollouts": len(results)})

@@ -10,7 +10,8 @@ from typing import Any, Literal, Unpack, get_args
 from agl.errors import ConfigError, nearest
 from agl.extras import TRAINING, require
 from agl.trainer.run.config import require_positive
-from agl.trainer.run.run import Run, require_tasks
+from agl.trainer.run.results import require_tasks
+from agl.trainer.run.run import Run
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.verl.config import local, loggers
 from agl.trainer.verl.config.compose import notes

@@ -25,7 +25,9 @@ from agl.errors import AglError, ConfigError, NoTrainableDataError, TrainingErro
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.rendering.rendering import Rendering
-from agl.trainer.run.run import Run, measurement, require_some, require_tasks
+from agl.trainer.run.results import measurement, require_some, require_tasks
+from agl.trainer.run.run import Run
+from agl.trainer.run.workplace import Workplace
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.base import Mode
 from agl.trainer.verl import checkpoints, cluster, metrics
@@ -84,7 +86,7 @@ async def dev(run: Run, plan: Plan, update_timeout: float, n_tasks: int) -> list
 
 
 async def _on_ray(run: Run, plan: Plan, update_timeout: float, work: Callable[[_Bridge], Awaitable[T]]) -> T:
-    if len(run.selection.policies) > 1 or run.policies:
+    if len(run.config.selection.policies) > 1 or run.config.policies:
         raise ConfigError(
             "verl trains one model, and agents= names several policies",
             hint="train them one after another, or on one machine with agl.GRPO(...)",
@@ -103,7 +105,8 @@ class _Bridge:
         self.run, self.plan = run, plan
         self._update_timeout = update_timeout
         self._update_timer: asyncio.TimerHandle | None = None
-        self.policy = run.selection.policies[0]
+        self.workplace = Workplace(run)
+        self.policy = run.config.selection.policies[0]
         # `explain` finds the tokenizer by it later, from any directory.
         self._model = str(Path(plan.model).resolve()) if Path(plan.model).exists() else plan.model
         self._groups: dict[str, metrics.GroupRecord] = {}
@@ -134,7 +137,7 @@ class _Bridge:
         state = checkpoints.restore(run, plan) if run.resume else None
         start = state.step if state else 0
         if run.resume:
-            await run.resume_from(start, {self.policy: start})
+            await self.workplace.resume_from(start, {self.policy: start})
         await self._fit(bridge_overrides(run, plan, first_step=start))
         if run.checkpoint is not None or run.stop_reason is None:  # else it was stopped before it had begun
             run.policy_paths = {self.policy: checkpoints.publish(run)}
@@ -241,12 +244,12 @@ class _Bridge:
         def register(gateway: Gateway) -> None:
             gateway.serve(self.policy, engine, tokens.rendering, tokens.stop_token_ids)
 
-        gateways = math.ceil(run.n_workers / RUNNERS_PER_GATEWAY)
-        await run.start(self._rules, self.policy, register=register, gateways=gateways)
-        if run.runners != "remote" and run.n_workers < min(64, plan.batch_size * plan.group_size):
+        gateways = math.ceil(run.config.n_workers / RUNNERS_PER_GATEWAY)
+        await self.workplace.start(self._rules, self.policy, register=register, gateways=gateways)
+        if run.config.runners != "remote" and run.config.n_workers < min(64, plan.batch_size * plan.group_size):
             run.progress.note(
-                f"n_workers={run.n_workers}: so many of a step's {plan.batch_size * plan.group_size} rollouts run at "
-                "once; verl's servers take more"
+                f"n_workers={run.config.n_workers}: so many of a step's {plan.batch_size * plan.group_size} rollouts "
+                "run at once; verl's servers take more"
             )
 
     def _rules(self, mode: str) -> SamplingRules:
@@ -289,7 +292,7 @@ class _Bridge:
         """
         await self._set_status(prompt, "running")
         tasks = self.run.val if prompt.validate else self.run.train
-        results = await self.run.rollouts(
+        results = await self.workplace.rollouts(
             [(prompt.index, tasks[prompt.index])],
             mode=self._mode(prompt),
             # The store counts steps from 0; a validation has the number of the steps that are done.
@@ -319,7 +322,7 @@ class _Bridge:
             return val_rows(prompt, results, policy=self.policy)
         assert self._engine is not None, "verl asks for rollouts after its servers are up"
         return train_rows(
-            prompt, results, self.run.credit, policy=self.policy, estimator=self.plan.adv_estimator,
+            prompt, results, self.run.config.credit, policy=self.policy, estimator=self.plan.adv_estimator,
             normalize_std=self.plan.normalize_std, own=self.plan.adv_estimator in PER_CALL,
             newest=self._engine.newest,
         )  # fmt: skip
@@ -382,7 +385,7 @@ class _Bridge:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
-            await self.run.stop()
+            await self.workplace.stop()
         finally:
             # The job's process started everything of verl's, and Ray ends it with that process.
             kill = partial(ray.kill, job)

@@ -1,0 +1,210 @@
+"""The training loop. What a step does with its rollouts is the algorithm's; everything else stands here.
+
+Invariant: a checkpoint holds the weights of a completed step, and what was served is what was trained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from agl.errors import NoTrainableDataError, StalePolicyError
+from agl.mdp.sequence import TrainingRow
+from agl.trainer.algorithms import checkpoints
+from agl.trainer.algorithms.source import Rows, Sample, Source
+from agl.trainer.algorithms.trained_calls import facts, note_useless, record, recorded_baselines
+from agl.trainer.algorithms.training import StepFunctions, Training
+from agl.trainer.objectives.advantages import StepAdvantages
+from agl.trainer.policies.policies import Policies
+from agl.trainer.run.results import measurement, require_some, require_tasks
+from agl.trainer.run.run import Run
+from agl.trainer.runners.protocol import RolloutResult
+
+SMALL_MODEL = 20_000_000
+"""Parameters below which a checkpoint at every step costs next to nothing."""
+
+PROBE_TOKENS = 64
+PROBE_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}
+"""Largest difference of log-probs, in nats, that rounding explains, by the dtype of the weights: the probe computes
+without autocast."""
+
+
+async def train(run: Run, algorithm: StepFunctions) -> None:
+    """Load, restore, then for each step: rollouts, worth, rows, update, publish, record, validate, save.
+
+    Cancelled between updates, it saves the last completed step. A callback may end it after a step, which is saved.
+
+    Raises:
+        AglError: what went wrong, where, and what to do.
+    """
+    source = await algorithm.source(run)
+    identity = algorithm.identity(run, source.steps)
+    async with algorithm.loaded(run, source) as training:
+        policies, workplace = training.policies, training.workplace
+        await algorithm.begin(training)
+        checkpoint = await checkpoints.restore(run, policies, identity, algorithm) if run.resume else None
+        done = checkpoint.step if checkpoint else 0
+        if run.resume:
+            await workplace.resume_from(done, policies.versions, source.max_staleness or 0, sampled=source.sampled)
+        training.baselines = recorded_baselines(run.history)
+        if run.train or run.val:
+            await training.start()
+        await run.begin(source.steps, done)
+        for name, policy in policies:
+            await run.store.add_policy_version(run.run_id, name, policy.version, done)
+        if done == 0 and algorithm.val_before_train and run.val and not run.history:
+            await run.record({"step": 0, **await validate(training, 0)})
+
+        save_every = algorithm.checkpoint_every or (1 if source.sampled and policies.parameters < SMALL_MODEL else 10)
+        ahead: asyncio.Task[tuple[Sample, StepAdvantages]] | None = None
+        unserved: Rows = {}
+        unsaved: int | None = None  # the step whose weights these are; None: of a saved step, or of none
+        try:
+            for step in range(done, source.steps):
+                if run.stop_reason is not None:
+                    break
+                began, last = time.monotonic(), step + 1 == source.steps
+                validated = bool(run.val) and (last or (step + 1) % algorithm.val_every == 0)
+                sample, worth = await (ahead or sampled(training, step))
+                overlaps = bool(source.max_staleness) and not last
+                ahead = asyncio.create_task(sampled(training, step + 1)) if overlaps else None
+                # Each policy learns from its own calls alone, and every sampled token is in one row.
+                rows = await algorithm.rows(training, worth, step)
+                due = {name: r for name, r in rows.items() if algorithm.learns(r)}
+                if not due and source.sampled:
+                    run.progress.note(f"step {step + 1}: no update: {algorithm.why_flat}")
+                unserved, unsaved = {**unserved, **due}, None
+                async with contextlib.AsyncExitStack() as held:
+                    # Requests are held, so that no answer is sampled from two versions of the weights.
+                    if due and ahead is None:
+                        await held.enter_async_context(workplace.hold())
+                    metrics = await update(policies, due, worth)
+                    if due and ahead is not None:
+                        # All of its calls are of the weights before this update, so that a resumed run, which finds
+                        # these rollouts in the store, equals one that was never stopped.
+                        await asyncio.wait([ahead])
+                        await held.enter_async_context(workplace.hold())
+                    if source.sampled or validated or last:
+                        await asyncio.gather(*(publish(policies, name, r, step) for name, r in unserved.items()))
+                        unserved = {}
+                await record(run, policies, worth.calls, rows, metrics, step)
+                entry = {"step": step + 1, **facts(sample, worth, policies, rows, metrics)}
+                entry["seconds"] = time.monotonic() - began
+                if validated:
+                    entry |= await validate(training, step + 1)
+                unsaved = step + 1
+                await run.record(entry)
+                if last or unsaved % save_every == 0 or run.stop_reason is not None:
+                    await checkpoints.save(run, policies, unsaved, identity)
+                    unsaved = None
+        except asyncio.CancelledError:
+            if unsaved is not None:
+                await checkpoints.save(run, policies, unsaved, identity)
+            raise
+        finally:
+            if ahead is not None:
+                ahead.cancel()
+                await asyncio.gather(ahead, return_exceptions=True)
+        run.policy_paths = await policies.save_models(run.directory)
+        _require_updates(run, policies)
+
+
+async def sampled(training: Training, step: int) -> tuple[Sample, StepAdvantages]:
+    """The step's rollouts, and what their calls are worth. Changes no weights, so it may run ahead.
+
+    Raises:
+        AglError: all rollouts failed.
+    """
+    run, policies, algorithm = training.run, training.policies, training.algorithm
+    began, earlier = time.monotonic(), policies.prompt_tokens
+    sample = await algorithm.sample(training, step)
+    tokens = policies.prompt_tokens - earlier
+    sample = replace(sample, seconds=time.monotonic() - began, prompt_tokens=tokens)
+    require_some(sample.results, f"step {step + 1}")
+    worth = await algorithm.worth(training, sample, step)
+    training.baselines = worth.baselines
+    if sample.results:
+        note_useless(run, sample, worth, step)
+    return sample, worth
+
+
+async def update(policies: Policies, rows: Rows, worth: StepAdvantages) -> dict[str, Mapping[str, float]]:
+    """Train each policy on its rows; the learner's metrics by policy.
+
+    Raises:
+        TrainingError: an update that is not finite.
+    """
+
+    def pairs(rows: Seq[TrainingRow]) -> list[tuple[str, str]]:
+        trained = {row.rollout_id for row in rows if row.n_actions}
+        return [pair for pair in worth.pairs.items() if trained.issuperset(pair)]
+
+    metrics = await asyncio.gather(*(policies[name].train(r, pairs=pairs(r)) for name, r in rows.items()))
+    return dict(zip(rows, metrics, strict=True))
+
+
+async def publish(policies: Policies, name: str, rows: Seq[TrainingRow], step: int) -> None:
+    """Serve the weights that were trained on these rows, and prove it: learner and engine agree on the log-probs of one
+    fixed sequence.
+
+    Raises:
+        StalePolicyError: they do not.
+    """
+    policy = policies[name]
+    await policy.publish()
+    row = next(r for r in rows if len(r) > 1)
+    path = row.token_ids if row.is_chain else row.token_ids[row.positions == np.arange(len(row))]
+    ids = path[:PROBE_TOKENS]
+    trained = await policy.logprobs(ids)
+    served = await policy.engine_logprobs(ids)
+    difference = float(np.max(np.abs(trained - served))) if ids.size > 1 else 0.0
+    if not difference <= PROBE_TOLERANCE[policy.info.dtype]:
+        raise StalePolicyError(
+            f"after the update of step {step + 1} the engine's log-probs differ from the learner's by {difference:.3g}",
+            hint="the engine does not serve the policy just trained; please report this with your model's config",
+            step=step + 1,
+            policy=name,
+            policy_version=policy.version,
+        )
+
+
+async def validate(training: Training, step: int) -> dict[str, Any]:
+    """The rewards on the validation tasks, after `step` steps."""
+    run, metadata = training.run, training.algorithm.metadata(training.run)
+    results = await training.workplace.rollouts(list(enumerate(run.val)), mode="val", step=step, metadata=metadata)
+    return measurement(results, "val", f"the validation after step {step}")
+
+
+def _require_updates(run: Run, policies: Policies) -> None:
+    never = [name for name, version in policies.versions.items() if version == 0]
+    if never and len(policies) > 1 and run.stop_reason is None:
+        raise NoTrainableDataError(
+            f"training ended, and policy {', '.join(map(repr, never))} was never updated",
+            hint=f"agents={run.config.selection} gave it no call with anything to learn from; the other policies are "
+            "saved",
+            directory=run.directory,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalTraining(StepFunctions):
+    """An algorithm with the embedded engine and learner."""
+
+    async def run(self, run: Run) -> None:
+        """See `agl.trainer.run.algorithm.Algorithm`."""
+        await train(run, self)
+
+    async def dev(self, run: Run, n_tasks: int) -> list[RolloutResult]:
+        """See `agl.trainer.run.algorithm.Algorithm`."""
+        require_tasks(run.train, "the dataset")
+        async with self.loaded(run, Source.of_tasks(run, self, None, 1, steps=1)) as training:
+            await training.start()
+            tasks = list(enumerate(run.train))[:n_tasks]
+            return await training.workplace.rollouts(tasks, mode="dev", step=0, metadata=self.metadata(run))

@@ -1,0 +1,89 @@
+"""What the results of rollouts say: which succeeded, and their rewards."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from agl.errors import AglError, DatasetError
+from agl.mdp.types import Reward
+from agl.trainer.report.statistics import mean_interval
+from agl.trainer.run.faults import fault_counts
+from agl.trainer.runners.protocol import RolloutResult
+
+
+def require_some(results: Sequence[RolloutResult], what: str) -> list[RolloutResult]:
+    """The rollouts that succeeded.
+
+    Raises:
+        AglError: none did; the error is that of the first one, since they rarely differ.
+    """
+    succeeded = [r for r in results if r.error is None]
+    if succeeded or not results:
+        return succeeded
+    first = results[0].error
+    assert first is not None
+    if isinstance(first, AglError):
+        raise type(first)(
+            f"all {len(results)} rollouts of {what} failed; the first: {first.message}", hint=first.hint, **first.where
+        ) from first
+    raise first
+
+
+def mean_rewards(results: Sequence[RolloutResult], mode: str) -> dict[str, float]:
+    """The mean rewards of rollouts, for `run.history`.
+
+    Returns:
+        "<mode>/reward", the sum of all that counts, and "<mode>/reward/<name>" for each (0 where a rollout did not
+        earn it), an agent's own under the agent's name.
+    """
+    rewarded = [
+        r.attempt_trajectory
+        for r in results
+        if r.attempt_trajectory is not None and r.attempt_trajectory.reward is not None
+    ]
+    if not rewarded:
+        return {f"{mode}/reward": math.nan}
+    total = math.fsum(trajectory.reward or 0.0 for trajectory in rewarded)
+    by_name: dict[str, list[float]] = defaultdict(list)
+    for reward in (reward for trajectory in rewarded for reward, _ in trajectory.credited):
+        by_name[reward_label(reward)].append(reward.value)
+    means = {f"{mode}/reward/{name}": math.fsum(v) / len(rewarded) for name, v in sorted(by_name.items())}
+    return {f"{mode}/reward": total / len(rewarded), **means}
+
+
+def measurement(results: Sequence[RolloutResult], mode: str, what: str) -> dict[str, float]:
+    """What a validation, or another measurement, adds to the history.
+
+    Returns:
+        `mean_rewards`; "<mode>/reward_low" and "<mode>/reward_high", the 95 % interval of the mean over tasks
+        (`statistics.mean_interval`), of two tasks or more; "<mode>/failed_rollouts"; `fault_counts`.
+
+    Raises:
+        AglError: all of them failed; the error is that of the first one.
+    """
+    succeeded = require_some(results, what)
+    by_task: dict[str, list[float]] = defaultdict(list)
+    for result in succeeded:
+        if result.attempt_trajectory is not None and result.attempt_trajectory.reward is not None:
+            by_task[result.rollout.group].append(result.attempt_trajectory.reward)
+    facts = mean_rewards(succeeded, mode)
+    if len(by_task) > 1:
+        low, high = mean_interval([math.fsum(rewards) / len(rewards) for rewards in by_task.values()])
+        facts |= {f"{mode}/reward_low": float(low), f"{mode}/reward_high": float(high)}
+    return facts | {f"{mode}/failed_rollouts": len(results) - len(succeeded), **fault_counts(succeeded, mode)}
+
+
+def reward_label(reward: Reward) -> str:
+    """The name under which a reward is reported: an agent's own has the agent's."""
+    if reward.agent is None:
+        return reward.name
+    return reward.agent if reward.name in ("reward", reward.agent) else f"{reward.agent}/{reward.name}"
+
+
+def require_tasks(tasks: Sequence[Any], name: str) -> None:
+    """Raise `DatasetError` for an empty dataset."""
+    if len(tasks) == 0:
+        raise DatasetError(f"{name} is empty", hint="give at least one task: any JSON value, usually a dict")
