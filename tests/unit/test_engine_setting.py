@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
+from running import say
+from scripted import ScriptedEngine, quick_tokenizer
 
 import agl
 from agl.errors import ConfigError
+from agl.trainer.engines import Completion, ServedModel
 from agl.trainer.local.config import LoraSpec
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.policies.vllm import require_one_model
@@ -41,3 +45,42 @@ def test_one_vllm_holds_one_model() -> None:
     for specs in ([*adapters, PolicySpec("m", "c")], [*adapters, PolicySpec("n", "c", lora=LoraSpec())]):
         with pytest.raises(ConfigError, match=r"a, b, c.*\n.*LoRA on the same model"):
             require_one_model(specs)
+
+
+class Held(ServedModel):
+    """An engine of the user's own, which says where its tokenizer is."""
+
+    def __init__(self, tokenizer: Path) -> None:
+        self._tokenizer, self.closed = str(tokenizer), False
+        self._engine = ScriptedEngine(quick_tokenizer(), lambda asked: "four")
+
+    @property
+    def tokenizer(self) -> str:
+        return self._tokenizer
+
+    @property
+    def max_context(self) -> int:
+        return 256
+
+    async def generate(self, *args: Any, **options: Any) -> Completion:
+        return await self._engine.generate(*args, **options)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@agl.rollout
+def adds(task: str, llm: agl.LLM) -> float:
+    return float(say(llm, task) == "four")
+
+
+def test_any_engine_that_says_its_tokenizer_is_measured(untrained_model: Path, tmp_path: Path) -> None:
+    engine = Held(untrained_model)
+    trainer = agl.Trainer(agl.Baseline(engine=engine), directory=tmp_path / "run", progress=False)
+    assert trainer.fit(adds, ["2+2", "1+3"]).history[0]["train/reward"] == 1.0
+    assert engine.closed
+    evaluation = agl.evaluate(adds, ["2+2"], {"mine": engine}, directory=tmp_path / "eval", progress=False)
+    assert evaluation.policies["mine"].success.value == 1.0
+    assert agl.Distill(model="m", teacher=engine, steps=1).teacher is engine
+    with pytest.raises(ConfigError, match=r"engine= is 'http://gpu:8000'.*\n.*ServedModel"):
+        agl.Baseline(engine="http://gpu:8000")  # type: ignore[arg-type]

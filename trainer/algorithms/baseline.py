@@ -5,26 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-from agl.errors import ConfigError, checked_options, nearest
+from agl.errors import checked_options
 from agl.extras import TRAINING, require
+from agl.trainer.engines.base import ServedModel, require_served_model
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.local.config import policy_directory
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.policies.frozen import FrozenPolicy
+from agl.trainer.policies.policies import by_policy
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.results import measurement, require_tasks
 from agl.trainer.run.run import Run
 from agl.trainer.run.workplace import Workplace
 from agl.trainer.store.base import Mode
-
-if TYPE_CHECKING:
-    from agl.trainer.engines.vllm import VLLMEngine
-
-
-T = TypeVar("T")
 
 
 @checked_options
@@ -39,9 +35,9 @@ class Baseline:
 
     Attributes:
         repeats: rollouts per task.
-        engine: a server that holds the policy; of several policies one each, by name.
+        engine: what holds the policy, such as `agl.VLLMEngine(url)`; of several policies one each, by name.
         model: a Hugging Face directory or hub id, or the directory of a run or checkpoint: loaded here, or with
-            `engine`, where tokenizer and chat template come from (if None, the model that the server reports). Of
+            `engine`, where tokenizer and chat template come from (if None, those that it names). Of
             several policies one each, by name.
         renderer: a name from the `renderers` package; None chooses by the model.
         temperature, max_response_tokens: where a policy answers, they replace the agent's temperature and bound its
@@ -53,7 +49,7 @@ class Baseline:
     needs_tasks: ClassVar[bool] = False
 
     repeats: int = 1
-    engine: VLLMEngine | Mapping[str, VLLMEngine] | None = None
+    engine: ServedModel | Mapping[str, ServedModel] | None = None
     model: str | Mapping[str, str] | None = None
     renderer: str | None = None
     temperature: float | None = None
@@ -66,11 +62,8 @@ class Baseline:
             require("agl.Baseline(model=)", "local", TRAINING)
         if self.engine is None:
             return
-        from agl.trainer.engines.vllm import VLLMEngine
-
         for engine in self.engine.values() if isinstance(self.engine, Mapping) else [self.engine]:
-            if not isinstance(engine, VLLMEngine):
-                raise ConfigError(f"engine= is {engine!r}", hint='for example agl.VLLMEngine("http://gpu:8000")')
+            require_served_model("engine", engine)
 
     async def run(self, run: Run) -> None:
         await self._measure(run, run.train, run.val, self.repeats)
@@ -114,7 +107,7 @@ class Baseline:
         if self.engine is None and self.model is None:
             return {}
         names = run.config.selection.policies
-        engines, models = _by_policy("engine", self.engine, names), _by_policy("model", self.model, names)
+        engines, models = by_policy("engine", self.engine, names), by_policy("model", self.model, names)
         policies: dict[str, FrozenPolicy] = {}
         loaded = {} if self.loaded is None else self.loaded
         try:
@@ -138,20 +131,6 @@ class Baseline:
     async def _close(self, policies: Iterable[FrozenPolicy]) -> None:
         kept = () if self.loaded is None else self.loaded.values()
         await asyncio.gather(*(policy.close() for policy in set(policies) - set(kept)))
-
-
-def _by_policy(option: str, value: T | Mapping[str, T], names: Sequence[str]) -> Mapping[str, T]:
-    """A value for each policy: the same for all, or one each.
-
-    Raises:
-        ConfigError: a policy has none, or there is one for a policy that no agent is sent to.
-    """
-    values = value if isinstance(value, Mapping) else dict.fromkeys(names, value)
-    if set(values) != set(names):
-        wrong = next(iter(set(values) ^ set(names)))
-        what = f"has no policy {wrong!r}" if wrong in names else f"has {wrong!r}, to which no agent is sent"
-        raise ConfigError(f"{option}= {what}", hint=nearest(wrong, names))
-    return values
 
 
 async def _rewards(workplace: Workplace, name: str, mode: Mode, tasks: Sequence[Any], repeats: int) -> dict[str, Any]:

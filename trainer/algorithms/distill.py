@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from agl.errors import ConfigError, checked_options, nearest
+from agl.errors import ConfigError, checked_options
 from agl.mdp.sequence import TrainingRow
 from agl.trainer.algorithms.loop import LocalTraining
 from agl.trainer.algorithms.source import Rows, Sample, Source
 from agl.trainer.algorithms.training import Training
 from agl.trainer.algorithms.worth import worth_of_chosen
+from agl.trainer.engines.base import require_served_model
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.objectives.advantages import StepAdvantages
+from agl.trainer.policies.policies import by_policy
 from agl.trainer.policies.teacher import Teacher
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.run import Run
 from agl.trainer.traces import Chosen
-
-if TYPE_CHECKING:
-    from agl.trainer.engines.vllm import VLLMEngine
-
-    OneTeacher = str | Path | VLLMEngine
 
 
 @checked_options
@@ -43,7 +39,7 @@ class Distill(LocalTraining):
 
     Attributes:
         teacher: a Hugging Face directory or hub id, the directory of a run or checkpoint, which is loaded next to the
-            student; or `agl.VLLMEngine(...)`, a server that holds it. With several policies one for all, or one each
+            student; or what holds it, such as `agl.VLLMEngine(url)`. With several policies one for all, or one each
             by name. Its tokenizer has to be the student's.
         on_policy: the student samples. Imitating what a teacher has sampled is `agl.SFT`.
         group_size: rollouts per task. batch_size: tasks per step. minibatches: optimiser steps per step.
@@ -74,16 +70,11 @@ class Distill(LocalTraining):
         for teacher in self.teacher.values() if isinstance(self.teacher, Mapping) else [self.teacher]:
             if isinstance(teacher, str | Path):
                 continue
-            from agl.trainer.engines.vllm import VLLMEngine
-
-            if not isinstance(teacher, VLLMEngine):
-                raise ConfigError(
-                    f"teacher= is {teacher!r}", hint='a model\'s directory, or agl.VLLMEngine("http://gpu:8000")'
-                )
+            require_served_model("teacher", teacher)
             if self.temperature != 1.0:
                 raise ConfigError(
-                    f"temperature={self.temperature:g} with a teacher at {teacher.url}",
-                    hint="leave it at 1: vLLM reports a text's log-probs only there",
+                    f"temperature={self.temperature:g} with the teacher {teacher!r}",
+                    hint="leave it at 1: a server reports a text's log-probs only there",
                 )
         LocalTraining.__post_init__(self)
 
@@ -92,7 +83,7 @@ class Distill(LocalTraining):
 
     def identity(self, run: Run, steps: int) -> dict[str, Any]:
         # A server may move, and its name is known only when it was asked.
-        teachers = self.teachers(run.config.selection.policies)
+        teachers = by_policy("teacher", self.teacher, run.config.selection.policies)
         names = {name: str(t) if isinstance(t, str | Path) else "vllm" for name, t in teachers.items()}
         return LocalTraining.identity(replace(self, teacher=names), run, steps)
 
@@ -116,7 +107,7 @@ class Distill(LocalTraining):
             load_timeout=self.load_timeout,
         )
         policies, loaded = training.policies, dict[Any, Teacher]()
-        for name, teacher in self.teachers(policies.names).items():
+        for name, teacher in by_policy("teacher", self.teacher, policies.names).items():
             key = str(teacher) if isinstance(teacher, str | Path) else id(teacher), policies[name].spec.model
             if key not in loaded:
                 loaded[key] = await Teacher.start(teacher, policies[name], spec, training.run.progress.loading)
@@ -150,20 +141,6 @@ class Distill(LocalTraining):
     async def rows(self, training: Training, worth: StepAdvantages, step: int) -> Rows:
         assert isinstance(worth, _Judged)
         return worth.rows
-
-    def teachers(self, policies: Seq[str]) -> dict[str, OneTeacher]:
-        """The teacher of each policy.
-
-        Raises:
-            ConfigError: they have other names than the policies.
-        """
-        if not isinstance(self.teacher, Mapping):
-            return {name: self.teacher for name in policies}
-        if wrong := set(self.teacher) ^ set(policies):
-            name = min(wrong)
-            what = f"has no policy {name!r}" if name in policies else f"has {name!r}, to which no agent is sent"
-            raise ConfigError(f"teacher= {what}", hint=nearest(name, policies))
-        return {name: self.teacher[name] for name in policies}
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

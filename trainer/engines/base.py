@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
@@ -100,6 +101,50 @@ class Engine(Protocol):
             EngineError: the engine failed or was closed.
         """
         ...
+
+
+class ServedModel(Engine):
+    """An `Engine` that no run has started, such as a server: `agl.Baseline(engine=)`, `agl.Distill(teacher=)` and
+    `agl.evaluate` take any. A subclass has `max_context`, `generate` and `tokenizer`; a teacher `prompt_logprobs`, too.
+
+    Attributes:
+        version: of the weights.
+    """
+
+    version: int = 0
+
+    @property
+    @abstractmethod
+    def tokenizer(self) -> str | None:
+        """Where tokenizer and chat template are: a Hugging Face directory or hub id; None until `connect`."""
+
+    async def connect(self) -> None:
+        """Called before anything else, more than once."""
+
+    async def close(self) -> None:
+        """Called at the end of a run; the engine may be connected again."""
+
+    async def tokenize(self, text: str) -> list[int] | None:
+        """`text` as the engine tokenises it, without added tokens; None if it cannot say."""
+        return None
+
+    async def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:
+        """float32 [T - 1]: log-probs of `token_ids[1:]`, T >= 2, under the model's unchanged distribution.
+
+        Raises:
+            ContextLengthError: T tokens leave no room in the context for one more.
+            EngineError: the engine failed, or has no such log-probs.
+        """
+        raise EngineError(f"{self!r} gives no log-probs of a prompt", hint="implement prompt_logprobs")
+
+
+def require_served_model(option: str, value: object) -> None:
+    """Raise `ConfigError` for an option's value that is no `ServedModel`."""
+    if not isinstance(value, ServedModel):
+        raise ConfigError(
+            f"{option}= is {value!r}",
+            hint='for example agl.VLLMEngine("http://gpu:8000"), or a subclass of agl.trainer.engines.ServedModel',
+        )
 
 
 def empty_completion(policy_version: int) -> Completion:

@@ -19,7 +19,7 @@ import tenacity
 
 from agl.errors import ConfigError, EngineError, checked_options, nearest
 from agl.mdp.types import FloatArray, IntArray
-from agl.trainer.engines.base import Completion, OnTokens, Sampling, check_prompt, check_sampling
+from agl.trainer.engines.base import Completion, OnTokens, Sampling, ServedModel, check_prompt, check_sampling
 from agl.trainer.engines.vllm_answers import (
     FLAG,
     PROBE_TOP,
@@ -42,7 +42,7 @@ TRIES = 5
 
 
 @checked_options
-class VLLMEngine:
+class VLLMEngine(ServedModel):
     """The model of a `vllm serve` (0.10.2 or newer), as an `agl.trainer.engines.Engine`.
 
     Requests go to `/v1/completions` with token ids. Only the request's sampling parameters apply: what the server or
@@ -99,6 +99,11 @@ class VLLMEngine:
 
     def __repr__(self) -> str:
         return f"VLLMEngine({self.url!r}, {self.model!r})"
+
+    @property
+    def tokenizer(self) -> str | None:
+        """`root`."""
+        return self.root
 
     @property
     def max_context(self) -> int:

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agl._version import __version__
 from agl.agents.agent import as_agent
@@ -23,6 +23,7 @@ from agl.agents.resources import Dataset, as_tasks
 from agl.errors import CheckpointError, ConfigError
 from agl.rewards.function import is_group_reward
 from agl.trainer.algorithms.baseline import Baseline
+from agl.trainer.engines.base import ServedModel
 from agl.trainer.evaluation.evaluation import Evaluation, RolloutQuery, Success
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.local.config import policy_directory
@@ -34,11 +35,7 @@ from agl.trainer.run.results import require_tasks
 from agl.trainer.run.trainer import Trainer
 from agl.trainer.store import open_store
 
-if TYPE_CHECKING:
-    from agl.trainer.engines.vllm import VLLMEngine
-
-    Evaluated = str | Path | Mapping[str, str | Path] | VLLMEngine | None
-
+Evaluated = str | Path | Mapping[str, str | Path] | ServedModel | None
 OWN_MODEL = "own model"
 """The policy's name where an agent is evaluated on its own models alone."""
 _FACTS = "evaluation.json"
@@ -68,9 +65,10 @@ def evaluate(
     Args:
         agent: as `Trainer.fit` takes it.
         tasks: any JSON values; the same for each policy.
-        policies: name -> a Hugging Face directory or hub id, the directory of a run or checkpoint, an `agl.VLLMEngine`,
-            or None for the agent's own models; pairs do as well. Where `agents=` sends agents to several policies, each
-            is a mapping of these policies' names to directories, so that a trained one can play against a frozen one.
+        policies: name -> a Hugging Face directory or hub id, the directory of a run or checkpoint, an engine such as
+            `agl.VLLMEngine(url)`, or None for the agent's own models; pairs do as well. Where `agents=` sends agents
+            to several policies, each is a mapping of these policies' names to directories, so that a trained one can
+            play against a frozen one.
             None: the agent's own models alone. The others are compared with the first one.
         samples: rollouts per task.
         success: the total reward from which on a rollout is a success, or a function of `RolloutSummary`.
@@ -180,7 +178,7 @@ class _Policy:
 
     name: str
     model: str | Mapping[str, str] | None
-    engine: VLLMEngine | None
+    engine: ServedModel | None
     ran: Mapping[str, Any]
 
     @property
@@ -229,7 +227,7 @@ def _with_memory(agent: Any, policies: Sequence[_Policy], modes: Sequence[Memory
             yield variant, replace(as_agent(agent), memory=replace(use, mode=mode))
 
 
-Policies = Mapping[str, "Evaluated"] | Iterable[tuple[str, "Evaluated"]]
+Policies = Mapping[str, Evaluated] | Iterable[tuple[str, Evaluated]]
 
 
 def _named(policies: Policies | None) -> list[tuple[str, Any]]:

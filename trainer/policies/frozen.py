@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from agl.errors import ConfigError, ModelLoadError
-from agl.trainer.engines.base import Engine
+from agl.trainer.engines.base import Engine, ServedModel
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.report.progress import Progress
-
-if TYPE_CHECKING:
-    from agl.trainer.engines.vllm import VLLMEngine
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,27 +53,27 @@ class FrozenPolicy:
         return cls(policy, rendering, policy.info.stop_token_ids, spec.model, policy.version, policy.close)
 
     @classmethod
-    async def connect(cls, engine: VLLMEngine, model: str | None = None, renderer: str | None = None) -> FrozenPolicy:
-        """Use the policy that a server holds.
+    async def connect(cls, engine: ServedModel, model: str | None = None, renderer: str | None = None) -> FrozenPolicy:
+        """Use the policy that something else holds.
 
         Args:
-            engine: of the server. model: a Hugging Face directory or hub id with its tokenizer and chat template; if
-                None, the one that the server reports.
+            engine: what holds it. model: a Hugging Face directory or hub id with its tokenizer and chat template; if
+                None, the one that `engine` names.
 
         Raises:
-            ConfigError: the server tokenises otherwise.
+            ConfigError: it tokenises otherwise.
             ModelLoadError, EngineError: nothing is left open then.
         """
         try:
             await engine.connect()
-            directory = model or str(engine.root)
+            directory = model or str(engine.tokenizer)
             try:
                 rendering, stops = await asyncio.to_thread(_rendering, directory, renderer)
             except ModelLoadError as error:
                 if model is not None:
                     raise
                 raise ModelLoadError(
-                    f"the tokenizer of what {engine.url} serves cannot be read here: {error.message}",
+                    f"the tokenizer of what {engine!r} serves cannot be read here: {error.message}",
                     hint="pass a directory or hub id that has it: model=, or --model",
                     path=directory,
                 ) from error
@@ -101,14 +97,14 @@ def _rendering(model: str, renderer: str | None) -> tuple[Rendering, tuple[int, 
     return Rendering(tokenizer, renderer=renderer), stop_token_ids(model, tokenizer)
 
 
-async def _check_tokens(engine: VLLMEngine, rendering: Rendering, model: str) -> None:
+async def _check_tokens(engine: ServedModel, rendering: Rendering, model: str) -> None:
     """Refuse a tokenizer that is not the server's."""
     from agl.trainer.local.model import PROBE
 
     server_ids = await engine.tokenize(PROBE)
     if server_ids is not None and server_ids != rendering.encode(PROBE):
         raise ConfigError(
-            f"{engine.url} has a different tokenizer from {model}: a probe text is {len(server_ids)} tokens there and "
+            f"{engine!r} has a different tokenizer from {model}: a probe text is {len(server_ids)} tokens there and "
             f"{len(rendering.encode(PROBE))} here",
             hint="name the directory or hub id of the model that it serves: model=, or --model",
         )

@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from agl.errors import EngineError
+from agl.errors import ConfigError, EngineError, nearest
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.local.config import Policy
 from agl.trainer.local.policy import LocalPolicy, OnProgress, PolicySpec, start_policies
 from agl.trainer.policies.vllm import require_one_model, with_vllm
 from agl.trainer.rendering.rendering import Rendering
+
+T = TypeVar("T")
 
 
 class Policies:
@@ -133,6 +135,20 @@ class Policies:
     async def close(self) -> None:
         """End their processes."""
         await _close(self._policies.values())
+
+
+def by_policy(option: str, value: T | Mapping[str, T], names: Seq[str]) -> Mapping[str, T]:
+    """An option's value for each policy: the same for all, or one each.
+
+    Raises:
+        ConfigError: a policy has none, or there is one for a policy that no agent is sent to.
+    """
+    values = value if isinstance(value, Mapping) else dict.fromkeys(names, value)
+    if wrong := set(values) ^ set(names):
+        name = min(wrong)
+        what = f"has no policy {name!r}" if name in names else f"has {name!r}, to which no agent is sent"
+        raise ConfigError(f"{option}= {what}", hint=nearest(name, names))
+    return values
 
 
 def _processes(policies: Iterable[LocalPolicy]) -> set[Any]:

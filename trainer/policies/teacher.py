@@ -9,18 +9,16 @@ import asyncio
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from agl.errors import ConfigError
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray
+from agl.trainer.engines.base import ServedModel
 from agl.trainer.local.config import policy_directory
 from agl.trainer.local.policy import LocalPolicy, OnProgress, PolicySpec
-
-if TYPE_CHECKING:
-    from agl.trainer.engines.vllm import VLLMEngine
 
 REQUESTS = 32
 """How many texts a server is asked about at once."""
@@ -33,7 +31,7 @@ class Teacher:
         name: of the teacher, for people. model: what computes.
     """
 
-    def __init__(self, name: str, model: LocalPolicy | VLLMEngine) -> None:
+    def __init__(self, name: str, model: LocalPolicy | ServedModel) -> None:
         self.name = name
         self._model = model
         self._requests = asyncio.Semaphore(REQUESTS)
@@ -41,7 +39,7 @@ class Teacher:
     @classmethod
     async def start(
         cls,
-        teacher: str | Path | VLLMEngine,
+        teacher: str | Path | ServedModel,
         student: LocalPolicy,
         spec: PolicySpec,
         on_progress: OnProgress = lambda text: None,
@@ -64,7 +62,7 @@ class Teacher:
             except BaseException:
                 await teacher.close()
                 raise
-            return cls(teacher.url, teacher)
+            return cls(repr(teacher), teacher)
         directory = policy_directory(str(teacher))
         await asyncio.to_thread(_check_tokenizer, directory, student.spec.model)
         policy = await LocalPolicy.start(replace(spec, model=directory, name="teacher"), on_progress=on_progress)
@@ -126,17 +124,17 @@ def _check_tokenizer(teacher: str, student: str) -> None:
     _compare(_encode(ours, PROBE), _encode(theirs, PROBE), teacher, student)
 
 
-async def _check_server(engine: VLLMEngine, student: LocalPolicy) -> None:
+async def _check_server(engine: ServedModel, student: LocalPolicy) -> None:
     from agl.trainer.local.model import PROBE, load_tokenizer
 
     if engine.max_context <= student.max_context:
         # It wants room for a token after the text.
-        raise _too_short(engine.url, engine.max_context, student, engine.max_context - 1)
+        raise _too_short(repr(engine), engine.max_context, student, engine.max_context - 1)
     tokenizer = await asyncio.to_thread(load_tokenizer, student.spec.model)
     text = PROBE + "".join(tokenizer.all_special_tokens)
     theirs = await engine.tokenize(text)
     if theirs is not None:
-        _compare(_encode(tokenizer, text), theirs, engine.url, student.spec.model)
+        _compare(_encode(tokenizer, text), theirs, repr(engine), student.spec.model)
 
 
 def _compare(ours: list[int], theirs: list[int], teacher: str, student: str) -> None:

@@ -89,7 +89,7 @@ class Callback:
         """Training begins, or a stopped run is resumed; `run.history` has the entries from before."""
 
     def on_step(self, run: RunView, entry: Entry) -> None:
-        """A step is done and recorded. Agents of the next one may have started, unless a validation follows."""
+        """A step is done and recorded."""
 
     def on_validation(self, run: RunView, entry: Entry) -> None:
         """An entry with a validation was recorded; after `on_step`, and once before the first step."""
