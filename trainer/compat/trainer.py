@@ -234,7 +234,7 @@ class Trainer(Generic[V]):
             n_workers=self.n_runners,
             store=self._users_store.agl_store if self._users_store else None,
             port=getattr(self.strategy, "server_port", self.port or 0),
-            initial_resources=self.initial_resources,
+            initial_resources=self.initial_resources or {},
             hooks=[HookAdapter(hook, agent, runner) for hook in self.hooks],
             **options,
         )
