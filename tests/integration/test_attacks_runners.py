@@ -93,17 +93,15 @@ def ask(path, body, key):
         return error.code, error.read().decode(errors="replace")
 
 mine = {"rollout_id": os.environ["AGL_ROLLOUT_ID"], "attempt": int(os.environ["AGL_ATTEMPT"])}
-reward = [("gen_ai.operation.name", {"stringValue": "reward"}), ("agl.reward.name", {"stringValue": "reward"}),
-          ("agl.reward.value", {"doubleValue": 1e6}), ("agl.reward.primary", {"boolValue": True})]
-span = {"traceId": "3" * 32, "spanId": "4" * 16, "name": "reward", "startTimeUnixNano": "1", "endTimeUnixNano": "2",
-        "attributes": [{"key": k, "value": v} for k, v in reward]}
-spans = {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
+span = {**mine, "trace_id": "3" * 32, "span_id": "4" * 16, "parent_id": None, "name": "reward",
+        "start": 1.0, "end": 2.0, "attributes": {"gen_ai.operation.name": "reward", "agl.reward.name": "reward",
+                                                "agl.reward.value": 1e6, "agl.reward.primary": True}}
 admitted = []
 for word, source in words.items():
     for path, body in (
         ("/v1/store/about", None),
-        ("/runner/lease", {"worker": "spy", "request": "spy", "wait": 0}),
-        ("/runner/finish", {**mine, "report": {"spans": spans, "error": None}}),
+        ("/runner/lease", {"worker_id": "spy", "request_id": "spy", "wait": 0}),
+        ("/runner/finish", {"lease": mine, "report": {"spans": [span], "error": None}}),
         ("/v1/store/get_rollout", {"rollout_id": task["victim"]}),
         ("/v1/store/dequeue_rollout", {"worker_id": "spy"}),
         ("/v1/store/query_rollouts", {}),
@@ -268,10 +266,10 @@ async def test_a_second_worker_cannot_report_on_the_firsts_lease(served: Served)
             for secret in (None, "", "x" * 43, other.attempted_rollout.secret, f"x,{other.attempted_rollout.secret}"):
                 headers = {"authorization": f"Bearer {RUNNER}"} | ({} if secret is None else {"agl-lease": secret})
                 for path, body in (
-                    ("/runner/heartbeat", about),
-                    ("/runner/deliver", {**about, "spans": spans}),
-                    ("/runner/finish", {**about, "report": {"spans": spans, "error": None}}),
-                    ("/runner/abandon", {**about, "why": "mine now"}),
+                    ("/runner/heartbeat", {"lease": about}),
+                    ("/runner/deliver", {"lease": about, "spans": [span]}),
+                    ("/runner/finish", {"lease": about, "report": {"spans": [span], "error": None}}),
+                    ("/runner/abandon", {"lease": about, "why": "mine now"}),
                     ("/v1/store/update_attempt", {**about, "status": "succeeded"}),
                     ("/v1/store/heartbeat", about),
                     ("/v1/store/get_rollout", {"rollout_id": rollout_id}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,20 +16,21 @@ from starlette.requests import Request
 
 import agl
 from agl.agents.agent import as_agent
-from agl.errors import ConfigError, RolloutError, StoreError
+from agl.errors import AglError, ConfigError, RolloutError, StoreError
 from agl.mdp.selection import select
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
-from agl.trainer.http.auth import Keys, key_hash
+from agl.trainer.http.auth import LEASE_HEADER, Keys, key_hash
 from agl.trainer.report.progress import Progress
 from agl.trainer.run.config import RunConfig
 from agl.trainer.run.run import Run
 from agl.trainer.run.workplace import Workplace
 from agl.trainer.runners.coordinator import RunCoordinator
-from agl.trainer.runners.protocol import RolloutResult
+from agl.trainer.runners.protocol import Report, RolloutResult
 from agl.trainer.runners.remote.client import CoordinatorClient
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
+from agl.trainer.runners.remote.serialization import METHODS, selection_to_json
 from agl.trainer.runners.remote.worker import run_worker
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, RolloutConfig, Store
@@ -136,8 +138,8 @@ async def test_a_runner_outlives_its_server(tmp_path: Path, caplog: pytest.LogCa
     await working
     assert served.results[0].rollout.status == "succeeded"
     assert (await store.get_rollout(rollout.rollout_id)).attempts == 1
-    assert len([r for r in caplog.records if "lost the server" in r.getMessage()]) == 1
-    assert len([r for r in caplog.records if "is back" in r.getMessage()]) == 1
+    said = [r.getMessage() for r in caplog.records if r.getMessage().startswith("the server at")]
+    assert ["does not answer" in said[0], "is back" in said[1], len(said)] == [True, True, 2]
     await served.stop()
     await store.close()
 
@@ -221,7 +223,7 @@ async def test_a_lease_that_is_asked_for_twice_is_the_same(tmp_path: Path) -> No
     served = ServedPolicy(store, routed=False)
     url = await served.start()
     await store.enqueue_rollouts([NewRollout({"seconds": 0.0})] * 2)
-    body = {"worker": "w", "wait": 1.0, "request": "same"}
+    body = {"worker_id": "w", "wait": 1.0, "request_id": "same"}
     async with httpx.AsyncClient(trust_env=False) as client:
         first, second = [(await client.post(f"{url}/runner/lease", json=body)).json() for _ in range(2)]
     assert first == second
@@ -250,14 +252,15 @@ async def test_what_a_stopped_worker_leased_unheard_is_free_again_at_once(tmp_pa
     await store.close()
 
 
+LEASE: dict[str, Any] = {"rollout_id": "{id}", "attempt": 1}
 MALFORMED: list[Any] = [
-    None, [], "x", {}, {"rollout_id": 1, "attempt": "x"}, {"rollout_id": "none", "attempt": 1},
-    {"worker": 1, "request": [], "wait": "long"}, {"worker": "w", "request": "r", "wait": None},
-    {"rollout_id": "{id}", "attempt": 2**80, "report": {}, "spans": [], "why": 1},
-    {"rollout_id": "{id}", "attempt": 1, "report": None, "spans": 7},
-    {"rollout_id": "{id}", "attempt": 1, "report": {"spans": {}, "error": 7}, "spans": {"resourceSpans": 7}},
-    {"rollout_id": "{id}", "attempt": 1, "report": {"spans": {"resourceSpans": [7]}, "error": None}},
-    {"rollout_id": "{id}", "attempt": 1, "report": {"spans": {}, "error": {"kind": "__class__", "where": 1}}},
+    None, [], "x", {}, {"lease": {"rollout_id": 1, "attempt": "x"}}, {"lease": {"rollout_id": "none", "attempt": 1}},
+    {"worker_id": 1, "request_id": [], "wait": "long"}, {"worker_id": "w", "request_id": "r", "wait": None},
+    {"lease": {**LEASE, "attempt": 2**80}}, {"lease": {**LEASE, "attempt": 2**31}, "why": "x"}, {"lease": 7},
+    {"lease": {**LEASE, "rollout_id": "\0"}, "why": "x"}, {"lease": LEASE, "report": None},
+    {"lease": LEASE, "report": {"spans": {}, "error": 7}}, {"lease": LEASE, "spans": [7]}, {"lease": LEASE, "spans": 7},
+    {"lease": LEASE, "report": {"spans": [{"span_id": 7}]}},
+    {"lease": LEASE, "report": {"error": {"type": "AglError"}}},
 ]  # fmt: skip
 
 
@@ -270,16 +273,14 @@ async def test_what_no_runner_sends_is_refused(tmp_path: Path) -> None:
     url = await served.start()
     [rollout] = await store.enqueue_rollouts([NewRollout({"seconds": 0.0})])
     coordinator = CoordinatorClient(url)
-    assert await coordinator.lease("w", 5.0) is not None
+    lease = await coordinator.lease("w", 5.0)
+    assert lease is not None
+    secret = str(lease.attempted_rollout.secret)
     async with httpx.AsyncClient(trust_env=False) as client:
-        for what in ("lease", "forget", "heartbeat", "deliver", "finish", "abandon"):
+        for what in METHODS:
             for body in MALFORMED:
-                known = isinstance(body, dict) and body.get("rollout_id") == "{id}"
-                sent = {**body, "rollout_id": rollout.rollout_id} if known else body
-                fits = "request" in sent if isinstance(sent, dict) else False
-                if (what == "forget" and fits) or (what == "heartbeat" and known and sent["attempt"] == 1):
-                    continue
-                got = await client.post(f"{url}/runner/{what}", json=sent)
+                sent = json.loads(json.dumps(body).replace("{id}", rollout.rollout_id))
+                got = await client.post(f"{url}/runner/{what}", json=sent, headers={LEASE_HEADER: secret})
                 assert 400 <= got.status_code < 500, (what, body, got.status_code, got.text)
             for kind, status in (("application/json", 400), ("text/plain", 415)):
                 headers = {"content-type": kind}
@@ -293,12 +294,51 @@ async def test_what_no_runner_sends_is_refused(tmp_path: Path) -> None:
 
 
 @in_loop
+async def test_a_runner_of_an_earlier_release_is_told_what_to_upgrade(tmp_path: Path) -> None:
+    import httpx
+
+    store = await open_store(str(tmp_path / "s.db"))
+    served = ServedPolicy(store, routed=False)
+    url = await served.start()
+    bodies = {"lease": {"worker": "w", "wait": 1.0, "request": "r"}, "heartbeat": {"rollout_id": "r", "attempt": 1}}
+    async with httpx.AsyncClient(trust_env=False) as client:
+        for what, body in bodies.items():
+            got = await client.post(f"{url}/runner/{what}", json=body)
+            assert got.status_code == 400
+            # Its own error ends with this message.
+            assert "upgrade agl where it runs" in got.json()["error"]["message"]
+    await served.stop()
+    await store.close()
+
+
+@in_loop
+async def test_an_error_comes_back_as_what_it_was_or_as_a_rollouts(tmp_path: Path) -> None:
+    store = await open_store(str(tmp_path / "s.db"))
+    served = ServedPolicy(store, routed=False)
+    coordinator = CoordinatorClient(await served.start())
+    await store.enqueue_rollouts([NewRollout({"seconds": 0.0}, config=RolloutConfig(max_attempts=1))] * 2)
+    for error, kind in (
+        (AglError("odd", hint="none", path="here"), AglError),
+        (KeyError("\ud800"), RolloutError),
+    ):
+        lease = await coordinator.lease("w", 5.0)
+        assert lease is not None
+        await coordinator.finish(lease, Report(error=error))
+        assert type(served.results[-1].error) is kind
+    attempts = [await store.query_attempts(r.rollout.rollout_id) for r in served.results]
+    assert "odd" in str(attempts[0][0].error)
+    await coordinator.close()
+    await served.stop()
+    await store.close()
+
+
+@in_loop
 async def test_a_runner_needs_the_key(tmp_path: Path) -> None:
     store = await open_store(str(tmp_path / "s.db"))
     served = ServedPolicy(store, key="right", routed=False)
     url = await served.start()
     for key in (None, "wrong", "righ"):
-        with pytest.raises(RolloutError, match="refuses this runner"):
+        with pytest.raises(RolloutError, match=r"does not know this key(.|\n)*AGL_RUNNER_KEY"):
             await run_worker(as_agent(sleeps), url, key=key)
     coordinator = CoordinatorClient(url, "right")
     assert await coordinator.lease("w", 0.0) is None
@@ -316,15 +356,13 @@ async def test_a_server_that_hands_out_no_rollouts_is_named(tmp_path: Path) -> N
         await run_worker(as_agent(sleeps), url)
     await server.stop()
     coordinator = CoordinatorClient(f"http://127.0.0.1:{free_port()}", lost_seconds=0.5)
-    with pytest.raises(RolloutError, match=r"could not be reached for 0\.5 s"):
+    with pytest.raises(RolloutError, match="the server does not answer"):
         await coordinator.lease("w")
     await coordinator.close()
     await store.close()
 
 
 def test_a_function_cannot_select_for_remote_runners() -> None:
-    from agl.trainer.runners.remote.serialization import selection_to_json
-
     with pytest.raises(ConfigError, match="'by_length'"):
         selection_to_json(select(by_length))
 

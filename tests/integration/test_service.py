@@ -201,8 +201,8 @@ async def test_what_a_server_refuses(untrained_model: Path, tmp_path: Path) -> N
 
         assert (await ask("/data", key="no"))[0] == 401
         assert (await ask("/train", {}, key="runner"))[0] == 403
-        lease = {"worker": "w", "wait": 0, "request": "r"}
-        for key, status in (("no", 401), ("runner", 204), ("operator", 204)):
+        lease = {"worker_id": "w", "wait": 0, "request_id": "r"}
+        for key, status in (("no", 401), ("runner", 200), ("operator", 200)):
             headers = {"authorization": f"Bearer {key}-key-of-this-test"}
             assert await asyncio.to_thread(_status, f"{url}/runner/lease", lease, headers) == status
         status, told = await ask("/train", {"settings": {"lerning_rate": 1.0}})

@@ -514,7 +514,7 @@ class Chaos:
         """A server that is gone is news once, not at every try."""
         outages = sum(n for kind, n in self.killed.items() if kind not in ("runner", "worker"))
         for runner in self.runners:
-            assert runner.said().count("lost the server") <= outages + runner.starts + 1, runner.said()[-3000:]
+            assert runner.said().count("does not answer (") <= outages + runner.starts + 1, runner.said()[-3000:]
 
 
 def _command(pid: int) -> bytes:

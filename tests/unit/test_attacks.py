@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import orjson
 import pytest
 from scripted import Attempt, Rig, ScriptedEngine, in_loop, quick_tokenizer, serving
 from store_server import KEYS
@@ -188,12 +189,14 @@ async def fakes_a_model_call(world: World) -> list[httpx.Response]:
 async def plays_a_runner(world: World) -> list[httpx.Response]:
     """Its own good report would be a reward of its own making."""
     id = world.mine.access.rollout_id
-    report = {"spans": otlp.encode([reward(id)]), "error": None}
-    body = {"rollout_id": id, "attempt": 1, "report": report, "spans": report["spans"], "why": "x",
-            "worker": "w", "request": "r", "wait": 0}  # fmt: skip
-    whats = ("lease", "forget", "heartbeat", "deliver", "finish", "abandon")
-    urls = [f"{base}/runner/{what}" for base in (world.store_url, world.rig.gateway.base_url) for what in whats]
-    return [await world.http.post(url, json=body, headers=world.headers) for url in urls]
+    lease, spans = {"rollout_id": id, "attempt": 1}, orjson.loads(orjson.dumps([reward(id)]))
+    bodies = {"lease": {"worker_id": "w", "request_id": "r", "wait": 0}, "forget": {"request_id": "r"},
+              "heartbeat": {"lease": lease}, "deliver": {"lease": lease, "spans": spans},
+              "finish": {"lease": lease, "report": {"spans": spans}},
+              "abandon": {"lease": lease, "why": "x"}}  # fmt: skip
+    servers = (world.store_url, world.rig.gateway.base_url)
+    asked = [(f"{server}/runner/{what}", body) for server in servers for what, body in bodies.items()]
+    return [await world.http.post(url, json=body, headers=world.headers) for url, body in asked]
 
 
 @attack

@@ -48,13 +48,15 @@ def to_error(facts: Mapping[str, Any], default: type[AglError] = AglError) -> Ag
     """The error of which `error_json` has sent the facts {type, message, hint, where}.
 
     Args:
-        default: its class if there is none of that name in `agl.errors`, or if that says only which server answered.
+        default: its class if there is none of that name in `agl.errors`.
     """
     cls = getattr(errors, str(facts.get("type")), None)
-    if not (isinstance(cls, type) and issubclass(cls, AglError)) or cls is StoreError:
+    if not (isinstance(cls, type) and issubclass(cls, AglError)):
         cls = default
     where = facts.get("where")
-    where = {k: v for k, v in where.items() if k not in ("message", "hint")} if isinstance(where, Mapping) else {}
+    where = (
+        {k: v for k, v in where.items() if k not in ("self", "message", "hint")} if isinstance(where, Mapping) else {}
+    )
     hint = facts.get("hint")
     return cls(str(facts.get("message")), hint=None if hint is None else str(hint), **where)
 

@@ -185,8 +185,21 @@ class Connection:
         except (httpx.TransportError, Unreachable) as error:
             raise self._unreachable(str(error) or type(error).__name__) from None
 
+    def result(self, response: Any) -> Any:
+        """The result in a method's response.
+
+        Raises:
+            AglError: the error in it, or it is none of a method.
+        """
+        if isinstance(response, Mapping) and "result" in response:
+            return response["result"]
+        facts = response.get("error") if isinstance(response, Mapping) else None
+        if not isinstance(facts, Mapping):
+            raise self.error(f"the answer of {self.name} was not understood", hint=f"is {self.url} its URL?")
+        raise to_error(facts, self.error)
+
     def _refusal(self, response: httpx.Response) -> AglError:
-        """The error of an answer. A status of its own hint is about this client, not about what it asked for."""
+        """The error of an answer."""
         try:
             facts = loads(response.content, _DEPTH)["error"]
         except (ValueError, KeyError, TypeError):
@@ -197,7 +210,9 @@ class Connection:
             text = f"{self.url} answers {response.status_code}: {response.text[:200]}"
             return self.error(text, hint=f"is this the URL of {self.name}?")
         hint = self.hints.get(response.status_code, facts.get("hint"))
-        return to_error({**facts, "hint": hint}, self.error)
+        # A `StoreError` of a server says which server refused something, no more.
+        kind = None if facts.get("type") == "StoreError" else facts.get("type")
+        return to_error({**facts, "type": kind, "hint": hint}, self.error)
 
     def _unreachable(self, why: str) -> Unreachable:
         """The error to raise; the first one since the server was last reached is logged."""

@@ -33,6 +33,7 @@ from pydantic import (
 )
 
 from agl.errors import AglError
+from agl.trainer.http.errors import error_json
 from agl.trainer.http.limits import parse_json
 
 C = TypeVar("C", bound=type)
@@ -44,43 +45,41 @@ class Method:
 
     Attributes:
         name: its name. summary: its docstring. arguments: model of its arguments. result: adapter of its result.
-        error, hint: of what is raised for arguments that do not fit.
+        error: makes the error of arguments that do not fit.
     """
 
     name: str
     summary: str
     arguments: type[BaseModel]
     result: TypeAdapter[Any]
-    error: type[AglError]
-    hint: str
+    error: Callable[[str], AglError]
 
     def read(self, arguments: Any) -> dict[str, Any]:
         """Arguments of a request, validated and as the method takes them.
 
         Raises:
-            AglError: of type `error`: they do not fit the method; it names the first one at fault.
+            AglError: made by `error`: they do not fit the method; it names the first one at fault.
         """
         try:
             model = self.arguments.model_validate(arguments)
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             at = ".".join(str(part) for part in first["loc"])
-            raise self.error(f"{self.name}: {at or 'the arguments'}: {first['msg']}", hint=self.hint) from None
+            raise self.error(f"{self.name}: {at or 'the arguments'}: {first['msg']}") from None
         return {name: getattr(model, name) for name in type(model).model_fields}
 
 
 def methods_of(
     protocol: type,
     *,
-    error: type[AglError],
-    hint: str,
+    error: Callable[[str], AglError],
     arguments: Mapping[Any, Any] | None = None,
     results: Mapping[Any, Any] | None = None,
 ) -> dict[str, Method]:
     """The async methods that a Protocol and its bases declare, `close` excepted.
 
     Args:
-        error, hint: of what `Method.read` raises. arguments, results: type hint -> pydantic type, for what is not sent
+        error: makes what `Method.read` raises. arguments, results: type hint -> pydantic type, for what is not sent
             as its fields say.
     """
     of_arguments, of_results = _Types(arguments or {}), _Types(results or {})
@@ -97,7 +96,7 @@ def methods_of(
         title = "".join(part.title() for part in name.split("_"))
         model = create_model(f"{title}Arguments", __config__=ConfigDict(extra="forbid"), **fields)
         result = TypeAdapter(of_results.of(hints["return"]))
-        methods[name] = Method(name, inspect.cleandoc(function.__doc__ or ""), model, result, error, hint)
+        methods[name] = Method(name, inspect.cleandoc(function.__doc__ or ""), model, result, error)
     return methods
 
 
@@ -253,6 +252,8 @@ def _portable(value: Any) -> Any:
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, AglError):
+        return error_json(value)["error"]
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")

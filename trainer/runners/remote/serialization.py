@@ -1,107 +1,47 @@
-"""Leases and reports as JSON values: what a coordinator and workers in other processes exchange."""
+"""The methods of a coordinator over HTTP, and what of a lease they send.
+
+Invariant: a worker names its lease by rollout and attempt, and proves it by the lease's secret in a header.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any, Protocol, cast
 from urllib.parse import urlsplit
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from agl import errors
+from agl._version import __version__
 from agl.agents.resources import resource_from_json, resource_to_json
 from agl.errors import AglError, ConfigError, RolloutError
 from agl.mdp.selection import Selection
-from agl.tracing import otlp
-from agl.trainer.runners.protocol import Lease, Report
-from agl.trainer.store.base import AttemptedRollout
+from agl.trainer.http.errors import to_error
+from agl.trainer.runners.protocol import LEASE_WAIT_SECONDS, Coordinator, Lease
+from agl.trainer.wire.methods import Id, methods_of
+
+PREFIX = "/runner"
 
 
-@dataclass(frozen=True, slots=True)
-class _Error:
-    """An error in a report. `kind` names the class in `agl.errors`; `text` is the error with its traceback."""
+class RemoteCoordinator(Coordinator, Protocol):
+    """A coordinator whose requests for a lease have ids, so that they can be repeated and withdrawn."""
 
-    kind: str
-    message: str
-    hint: str | None
-    where: dict[str, Any]
-    text: str | None
+    async def lease(self, worker_id: str, wait: float = LEASE_WAIT_SECONDS, *, request_id: str = "") -> Lease | None:
+        """The next rollout; for a request with the same id, the same lease."""
+        ...
 
-
-_ROLLOUT = TypeAdapter(AttemptedRollout)
-_ERROR = TypeAdapter(_Error | None)
+    async def forget(self, request_id: str) -> None:
+        """Withdraw a request for a lease, whose worker has gone."""
+        ...
 
 
-def lease_to_json(lease: Lease, *, selection: bool = True, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A lease without the gateway's address: the worker uses the address at which it reached the server.
+class LeaseId(BaseModel):
+    """A lease as a worker names it."""
 
-    Args:
-        selection: whether to include it; otherwise the worker has it already. known: resources that it has, too.
-
-    Raises:
-        ConfigError: `agents=` holds a function, which JSON cannot carry.
-    """
-    return {
-        **_ROLLOUT.dump_python(lease.attempted_rollout, warnings=False),
-        "selection": selection_to_json(lease.selection) if selection else None,
-        "resources": {
-            name: resource_to_json(value)
-            for name, value in lease.resources.items()
-            if name not in (known or {}) or (known or {})[name] is not value
-        },
-        "routed": lease.gateway is not None,
-        "port": lease.port,
-        "key": lease.key,
-        "model": lease.model,
-        "sampling": dict(lease.sampling),
-        "capture_content": lease.capture_content,
-    }
-
-
-def lease_from_json(
-    data: Mapping[str, Any],
-    base_url: str,
-    selection: Selection | None = None,
-    resources: Mapping[str, Any] | None = None,
-) -> Lease:
-    """What `lease_to_json` wrote.
-
-    Args:
-        base_url: the address of the coordinator's server, which is the gateway's unless the lease has another port.
-        selection: used where `data` has none. resources: those that the worker has, which `data` may replace.
-
-    Raises:
-        ConfigError: there is no selection, neither in `data` nor here.
-    """
-    if data["selection"] is not None:
-        selection = selection_from_json(data["selection"])
-    if selection is None:
-        raise ConfigError(
-            "the server's rollouts are for its own worker processes",
-            hint='start the trainer with runners="remote" for runners on other machines',
-        )
-    sent = {name: resource_from_json(value) for name, value in (data["resources"] or {}).items()}
-    attempted_rollout = _ROLLOUT.validate_python(data)
-    # By the name by which this worker has reached the server. Servers of earlier versions send no port.
-    if (port := data.get("port")) is not None:
-        parts = urlsplit(base_url)
-        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-        base_url = parts._replace(netloc=f"{host}:{port}").geturl()
-    path = f"/rollouts/{attempted_rollout.rollout.rollout_id}/attempts/{attempted_rollout.attempt.attempt}"
-    return Lease(
-        attempted_rollout,
-        selection,
-        {**(resources or {}), **sent},
-        gateway=base_url if data["routed"] else None,
-        port=port,
-        url=f"{base_url}{path}" if data["routed"] else "",
-        key=data["key"],
-        model=data["model"],
-        sampling=data["sampling"],
-        capture_content=data["capture_content"],
-    )
+    model_config = ConfigDict(extra="forbid")
+    rollout_id: Id
+    attempt: Annotated[int, Field(gt=0, lt=2**31)]
 
 
 def selection_to_json(selection: Selection) -> list[Any]:
@@ -125,37 +65,74 @@ def selection_to_json(selection: Selection) -> list[Any]:
     return rules
 
 
-def selection_from_json(rules: Sequence[Any]) -> Selection:
-    """What `selection_to_json` wrote."""
+def selection_from_json(rules: Sequence[Any] | None) -> Selection | None:
+    """What `selection_to_json` wrote; None for None."""
+    if rules is None:
+        return None
     return Selection(
         tuple((pattern if flags is None else re.compile(pattern, flags), policy) for pattern, flags, policy in rules)
     )
 
 
-def report_to_json(report: Report) -> dict[str, Any]:
-    """A report. An error that is not of `agl.errors` travels as a `RolloutError` with its text."""
-    error = report.error
-    data = None
-    if isinstance(error, AglError):
-        where = {k: v if isinstance(v, int) else str(v) for k, v in error.where.items()}
-        data = _Error(type(error).__name__, error.message, error.hint, where, report.traceback)
-    elif error is not None:
-        data = _Error("RolloutError", f"{type(error).__name__}: {error}", None, {}, report.traceback)
-    return {"spans": otlp.encode(report.spans), "error": _ERROR.dump_python(data)}
+def _read_error(facts: Any) -> AglError:
+    if not isinstance(facts, Mapping) or not isinstance(facts.get("message"), str):
+        raise ValueError("not an error: {type, message, hint, where}")
+    return to_error(facts, RolloutError)
 
 
-def report_from_json(data: Mapping[str, Any], lease: Lease) -> Report:
-    """What `report_to_json` wrote, as the report of this lease.
+METHODS = methods_of(
+    RemoteCoordinator,
+    error=lambda text: ConfigError(
+        f"not what a runner of this server's release, agl {__version__}, sends ({text}); upgrade agl where it runs"
+    ),
+    arguments={Lease: LeaseId, BaseException: Annotated[Any, BeforeValidator(_read_error)]},
+    results={Selection: Annotated[Any, BeforeValidator(selection_from_json)]},
+)
+
+
+def sent_lease(lease: Lease, *, selection: bool = True, known: Mapping[str, Any]) -> Lease:
+    """A lease whose fields are JSON values.
+
+    Args:
+        selection: whether to include it; otherwise the worker has it already. known: resources that it has, too.
 
     Raises:
-        ValueError, KeyError: it is not a report.
+        ConfigError: `agents=` holds a function, which JSON cannot carry.
     """
-    rollout_id, attempt = lease.id
-    spans = tuple(otlp.decode(data["spans"], rollout_id=rollout_id, attempt=attempt))
-    error = _ERROR.validate_python(data["error"])
-    if error is None:
-        return Report(spans)
-    cls = getattr(errors, error.kind, None)
-    cls = cls if isinstance(cls, type) and issubclass(cls, AglError) else RolloutError
-    where = {k: v for k, v in error.where.items() if k not in ("message", "hint")}
-    return Report(spans, cls(error.message, hint=error.hint, **where), error.text)
+    resources = {
+        name: resource_to_json(value)
+        for name, value in lease.resources.items()
+        if name not in known or known[name] is not value
+    }
+    rules = selection_to_json(lease.selection) if selection else None
+    return replace(lease, selection=cast(Selection, rules), resources=resources)
+
+
+def received_lease(lease: Lease, base_url: str, selection: Selection | None, resources: Mapping[str, Any]) -> Lease:
+    """The lease that `sent_lease` prepared.
+
+    Args:
+        base_url: the address at which this worker has reached the coordinator, which is the gateway's unless the lease
+            has another port. selection: used where the lease has none. resources: those that the worker has, which the
+            lease may replace.
+
+    Raises:
+        ConfigError: there is no selection, neither in the lease nor here.
+    """
+    selection = lease.selection or selection
+    if selection is None:
+        raise ConfigError(
+            "the server's rollouts are for its own worker processes",
+            hint='start the trainer with runners="remote" for runners on other machines',
+        )
+    if lease.port is not None:
+        parts = urlsplit(base_url)
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        base_url = parts._replace(netloc=f"{host}:{lease.port}").geturl()
+    return replace(
+        lease,
+        selection=selection,
+        resources={**resources, **{name: resource_from_json(value) for name, value in lease.resources.items()}},
+        gateway=None if lease.gateway is None else base_url,
+        url="" if lease.gateway is None else base_url + lease.url.removeprefix(lease.gateway),
+    )

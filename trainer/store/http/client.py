@@ -21,7 +21,6 @@ from typing import Any
 from agl.errors import AglError, StoreError
 from agl.trainer.http.auth import CLIENT_VARIABLE, MOST_SECRETS
 from agl.trainer.http.browsers import is_loopback
-from agl.trainer.http.errors import to_error
 from agl.trainer.store.base import AttemptedRollout, NewRollout, Rollout, Store
 from agl.trainer.store.http import protocol
 from agl.trainer.wire.client import CONNECT_SECONDS, Connection
@@ -221,7 +220,7 @@ class HttpStore(Store):
         body = self._encode({**arguments, protocol.WAITING[method]: wait})
         path = f"{protocol.PREFIX}/{method}"
         response = await self._on_thread(self._connection.request("POST", path, body, wait=wait))
-        return protocol.METHODS[method].result.validate_python(_result(response))
+        return protocol.METHODS[method].result.validate_python(self._connection.result(response))
 
     def _encode(self, arguments: Mapping[str, Any], method: str | None = None) -> bytes:
         """A request's body: the arguments of a method, or with its name an operation of a batch."""
@@ -300,7 +299,7 @@ class HttpStore(Store):
                 response = await self._connection.request("POST", protocol.BATCH_PATH, body, secrets=secrets)
                 results = response.get("results") if isinstance(response, Mapping) else None
                 if not isinstance(results, list) or len(results) != len(batch):
-                    raise _error(response)
+                    raise StoreError("the store's answer was not understood", hint="is this the URL of an agl store?")
             except BaseException as error:
                 for operation in batch:
                     operation.deliver(None, error)
@@ -309,19 +308,6 @@ class HttpStore(Store):
                 continue
             for operation, result in zip(batch, results, strict=True):
                 try:
-                    operation.deliver(_result(result), None)
+                    operation.deliver(self._connection.result(result), None)
                 except AglError as error:
                     operation.deliver(None, error)
-
-
-def _result(response: Any) -> Any:
-    if isinstance(response, Mapping) and "result" in response:
-        return response["result"]
-    raise _error(response)
-
-
-def _error(response: Any) -> AglError:
-    facts = response.get("error") if isinstance(response, Mapping) else None
-    if not isinstance(facts, Mapping):
-        return StoreError("the store's answer was not understood", hint="is this the URL of an agl store?")
-    return to_error(facts, StoreError)

@@ -31,7 +31,7 @@ RUNNER_METHODS = frozenset(
     }
 )
 """Methods that a runner may call; what it writes must belong to attempts that are open."""
-METHODS = methods_of(Store, error=StoreError, hint="see /openapi.json")
+METHODS = methods_of(Store, error=lambda text: StoreError(text, hint="see /openapi.json"))
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:
