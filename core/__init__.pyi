@@ -52,11 +52,6 @@ from agl.trainer.algorithms import Distill as Distill
 from agl.trainer.algorithms import DrGRPO as DrGRPO
 from agl.trainer.algorithms import Overlong as Overlong
 from agl.trainer.algorithms import REINFORCEPlusPlus as REINFORCEPlusPlus
-from agl.trainer.compat.algorithm import algorithm as algorithm
-from agl.trainer.compat.service import LightningClient as LightningClient
-from agl.trainer.compat.service import LightningServer as LightningServer
-from agl.trainer.compat.store import LightningStore as LightningStore
-from agl.trainer.compat.store import LightningStoreClient as LightningStoreClient
 from agl.trainer.engines.vllm import VLLMEngine as VLLMEngine
 from agl.trainer.evaluation.evaluate import evaluate as evaluate
 from agl.trainer.evaluation.evaluate import evaluate_async as evaluate_async
@@ -75,5 +70,10 @@ from agl.trainer.runners.options import RayRunners as RayRunners
 from agl.trainer.service.client import Client as Client
 from agl.trainer.traces.stored import traces as traces
 from agl.trainer.verl.algorithm import VERL as VERL
+from agl_agentlightning.algorithm import algorithm as algorithm
+from agl_agentlightning.service import LightningClient as LightningClient
+from agl_agentlightning.service import LightningServer as LightningServer
+from agl_agentlightning.store import LightningStore as LightningStore
+from agl_agentlightning.store import LightningStoreClient as LightningStoreClient
 
 __all__: list[str]

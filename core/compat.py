@@ -3,11 +3,11 @@
 import sys
 from typing import TYPE_CHECKING, Any
 
-from agl.trainer import compat
-from agl.trainer.compat.__main__ import main
+import agl_agentlightning as compat
+from agl_agentlightning.__main__ import main
 
 if TYPE_CHECKING:
-    from agl.trainer.compat import *  # noqa: F403
+    from agl_agentlightning import *  # noqa: F403
 
     def __getattr__(name: str) -> Any: ...
 

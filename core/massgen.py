@@ -3,10 +3,10 @@
 import sys
 from typing import TYPE_CHECKING, Any
 
-from agl.trainer import massgen
+import agl_massgen as massgen
 
 if TYPE_CHECKING:
-    from agl.trainer.massgen import *  # noqa: F403
+    from agl_massgen import *  # noqa: F403
 
     def __getattr__(name: str) -> Any: ...
 

@@ -7,7 +7,7 @@ from agl._lazy import lazy_names
 
 _NAMES = {
     "agl.agents.memory": ("Hit", "MemoryUse", "put", "quoted", "search", "tools"),
-    "agl.trainer.memory.manager": ("MemoryManager",),
+    "agl_massgen.memory_manager": ("MemoryManager",),
     "agl.trainer.memory.memory": ("Memory",),
     "agl.trainer.memory.ranking": ("Hybrid", "Rank"),
 }

@@ -33,11 +33,11 @@ from agl.trainer.cli.export import export_files, export_traces, since
 from agl.trainer.quickstart.agent import build_agent
 from agl.trainer.report.export import otlp
 from agl.trainer.report.export.json_files import file_name, to_json
-from agl.trainer.report.export.massgen import read_traces
 from agl.trainer.report.export.rows import RolloutFilter
 from agl.trainer.report.export.to_files import to_files
 from agl.trainer.store import open_store
 from agl.trainer.store.base import NewRollout, Store, TrainedCall
+from agl_massgen.files import read_traces
 
 START = 1_795_000_000.25
 SURROGATE = "lone \ud83d end"

@@ -43,7 +43,7 @@ def test_every_name_is_there(name: str) -> None:
 
 @pytest.mark.parametrize("module", al._NAMES)
 def test_a_type_checker_sees_every_name(module: str) -> None:
-    home = importlib.import_module(f"agl.trainer.compat.{module}")
+    home = importlib.import_module(f"agl_agentlightning.{module}")
     assert {*al._NAMES[module].split()} <= {*home.__all__}
     assert f"from {home.__name__} import" in Path(al.__file__).with_suffix(".pyi").read_text()
 
@@ -80,7 +80,7 @@ def test_an_unchanged_program_runs_under_python_m(tmp_path: Path) -> None:
     )
     run = [sys.executable, "-m", "agl.compat", str(program), "--debug"]
     done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout.split("\n")[0] == "agl.trainer.compat.trainer True ['--debug']", done.stderr
+    assert done.stdout.split("\n")[0] == "agl_agentlightning.trainer True ['--debug']", done.stderr
 
 
 @pytest.mark.parametrize("name", ["WeaveTracer", "CollectionBasedLightningStore"])

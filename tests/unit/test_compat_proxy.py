@@ -145,7 +145,7 @@ def test_the_trainers_options_come_from_the_command_line() -> None:
 
 @pytest.mark.parametrize("command", ["vllm", "prometheus", "agentops"])
 def test_a_subcommand_that_is_not_here_says_what_to_use(command: str) -> None:
-    from agl.trainer.compat.cli import main
+    from agl_agentlightning.cli import main
 
     with pytest.raises(ConfigError) as refused:
         main([command])

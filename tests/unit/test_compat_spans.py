@@ -72,7 +72,7 @@ def test_names_are_at_their_documented_paths(path: str) -> None:
 
 @pytest.mark.parametrize("name", ["MongoLightningStore", "DevTaskLoader", "TinkerLLM", "setup_multiprocess_prometheus"])
 def test_what_has_no_counterpart_says_what_to_use(name: str) -> None:
-    missing = importlib.import_module("agl.trainer.compat.missing")
+    missing = importlib.import_module("agl_agentlightning.missing")
     with pytest.raises(ConfigError, match=name) as refused:
         getattr(missing, name)("mongodb://x")
     assert refused.value.hint

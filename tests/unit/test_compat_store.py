@@ -13,7 +13,7 @@ from scripted import in_loop
 import agl.compat as al
 from agl.compat import types as T
 from agl.errors import ConfigError, StoreError
-from agl.trainer.compat.store import UNSET, MongoLightningStore, is_finished, is_queuing, is_running
+from agl_agentlightning.store import UNSET, MongoLightningStore, is_finished, is_queuing, is_running
 
 
 @in_loop

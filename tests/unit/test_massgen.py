@@ -506,7 +506,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
 
 
 def test_metrics_stand_in_the_log_once_after_a_resume(tmp_path: Path) -> None:
-    from agl.trainer.massgen.config import JsonLog
+    from agl_massgen.config import JsonLog
 
     log = JsonLog(tmp_path / "logs")
     log.start("run-1", {}, None)

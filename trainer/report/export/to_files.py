@@ -13,11 +13,11 @@ from typing import Any, Protocol, get_args
 
 from agl.errors import ConfigError, ExportError, nearest
 from agl.trainer.report.export.json_files import JsonLines, JsonTree
-from agl.trainer.report.export.massgen import MassGenFiles
 from agl.trainer.report.export.meter import Meter
 from agl.trainer.report.export.parquet import Parquet
 from agl.trainer.report.export.rows import Record, RolloutFilter, records
 from agl.trainer.store.base import Mode, Store
+from agl_massgen.files import MassGenFiles
 
 
 class Writer(Protocol):
