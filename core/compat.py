@@ -1,10 +1,13 @@
-"""The names of Agent Lightning 0.3 at the path that its users import: `import agl.compat as agl`."""
+"""The names of Agent Lightning 0.3 at the path that its users import: `import agl.compat as agl`.
 
+They are a distribution of their own, `agl-agentlightning` (guests/agentlightning).
+"""
+
+import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-import agl_agentlightning as compat
-from agl_agentlightning.__main__ import main
+from agl.extras import require
 
 if TYPE_CHECKING:
     from agl_agentlightning import *  # noqa: F403
@@ -12,7 +15,8 @@ if TYPE_CHECKING:
     def __getattr__(name: str) -> Any: ...
 
 
+require("agl.compat", "agentlightning")
 if __name__ == "__main__":
-    main()
+    importlib.import_module("agl_agentlightning.__main__").main()
 else:
-    sys.modules[__name__] = compat
+    sys.modules[__name__] = importlib.import_module("agl_agentlightning")

@@ -29,6 +29,8 @@ MODULES = {
     "prompts": ("gepa",),
     "export": ("pyarrow", "opentelemetry.exporter"),
     "openai": ("openai",),
+    "agentlightning": ("agl_agentlightning",),
+    "massgen": ("agl_massgen",),
 }  # fmt: skip
 """Extra -> modules that agl's own code imports; a module that several bring belongs to the first of them."""
 _EXTRA_OF = {"agl.Client": "server"}
@@ -48,7 +50,13 @@ def require(what: str, extra: str, modules: tuple[str, ...] | None = None) -> No
 
 def missing(what: str, module: str, extra: str) -> MissingExtraError:
     """The error for a module that `what` needs and that an extra would bring."""
-    return MissingExtraError(f"{what} needs {module}, which is not installed", hint=f'pip install "agl[{extra}]"')
+    return MissingExtraError(f"{what} needs {module}, which is not installed", hint=install_line(extra))
+
+
+def install_line(extra: str) -> str:
+    """How to install an extra, or several ("local,langchain"): from the clone, as agl is not on PyPI yet."""
+    package = f"./guests/{extra}" if extra in ("agentlightning", "massgen") else f'".[{extra}]"'
+    return f"in the root of the agl clone: pip install {package}"
 
 
 def explained(what: str, error: ModuleNotFoundError) -> MissingExtraError | None:

@@ -1,9 +1,13 @@
-"""The names of MassGen's RL document: `from agl.massgen import RLAgentMixin`; `install()` makes them `massgen.rl`."""
+"""The names of MassGen's RL document: `from agl.massgen import RLAgentMixin`; `install()` makes them `massgen.rl`.
 
+They are a distribution of their own, `agl-massgen` (guests/massgen).
+"""
+
+import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-import agl_massgen as massgen
+from agl.extras import require
 
 if TYPE_CHECKING:
     from agl_massgen import *  # noqa: F403
@@ -11,4 +15,5 @@ if TYPE_CHECKING:
     def __getattr__(name: str) -> Any: ...
 
 
-sys.modules[__name__] = massgen
+require("agl.massgen", "massgen")
+sys.modules[__name__] = importlib.import_module("agl_massgen")

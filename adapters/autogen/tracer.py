@@ -17,6 +17,7 @@ from agl.adapters.autogen.runnable import handles, runnable
 from agl.adapters.base import INVALID, InstrumentedTracer
 from agl.adapters.openai.tracer import switched_on
 from agl.adapters.patching import Patches
+from agl.extras import install_line
 
 _FAMILIES: dict[str, Callable[[Patches], None]] = {
     "autogen_core": agentchat.install,
@@ -36,7 +37,7 @@ class AutoGenTracer(InstrumentedTracer):
     def _install(self) -> None:
         installs = [install for module, install in _FAMILIES.items() if importlib.util.find_spec(module) is not None]
         if not installs:
-            raise ImportError("AutoGen is not installed: pip install 'agl[autogen]'")
+            raise ImportError(f"AutoGen is not installed; {install_line('autogen')}")
         self._patches = Patches()
         for install in installs:
             install(self._patches)

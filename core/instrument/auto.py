@@ -26,6 +26,7 @@ from typing import Any
 from agl import semconv, tracing
 from agl.agents.prompts import load_prompts, replacements
 from agl.agents.registry import adapters, switch_on
+from agl.extras import install_line
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
 from agl.texts import printable
@@ -133,7 +134,7 @@ class _Program:
             return collect.StoreSink(self.rollout, command, self.began)
         except ImportError as error:
             raise RuntimeError(
-                f'the store needs {error.name}: pip install "agl[local]", or run the program with agl run'
+                f"the store needs {error.name}; {install_line('local')}, or run the program with agl run"
             ) from error
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, traceback: Any) -> None:

@@ -323,7 +323,7 @@ def test_without_a_store_the_program_runs_all_the_same(provider: Provider, tmp_p
     done = instrumented(tmp_path, environment(provider), sys.executable, "program.py")
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
-    assert 'pip install "agl[local]"' in line
+    assert 'pip install ".[local]"' in line
     env = environment(provider, AGL_STORE="/proc/nowhere/x.db")
     broken = instrumented(tmp_path, env, sys.executable, "program.py")
     assert broken.returncode == 0

@@ -34,7 +34,7 @@ def test_a_wrong_engine_is_refused(settings: dict[str, Any], message: str) -> No
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
 def test_without_vllm_the_hint_is_how_to_install_it() -> None:
-    with pytest.raises(ConfigError, match=r'pip install "agl\[vllm\]"'):
+    with pytest.raises(ConfigError, match=r'pip install "\.\[vllm\]"'):
         agl.PPO(model="m", steps=1, engine="vllm")
 
 

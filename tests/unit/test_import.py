@@ -102,5 +102,21 @@ def test_a_command_that_needs_more_says_what_to_install() -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1
-    expected = 'error: this command needs yaml, which is not installed\n  -> pip install "agl[local]"'
-    assert done.stderr.strip() == expected
+    line = 'in the root of the agl clone: pip install ".[local]"'
+    assert done.stderr.strip() == f"error: this command needs yaml, which is not installed\n  -> {line}"
+
+
+@pytest.mark.parametrize(
+    ("guest", "statement"),
+    [
+        ("agentlightning", "import agl.compat"),
+        ("agentlightning", "from agl import LightningStore"),
+        ("massgen", "from agl.massgen import RLAgentMixin"),
+        ("massgen", "import agl; agl.memory.MemoryManager"),
+        ("massgen", "from agl.trainer.report.export.to_files import FORMATS; FORMATS['massgen']('out', tokens=True)"),
+    ],
+)
+def test_without_its_distribution_a_guest_says_what_to_install(guest: str, statement: str) -> None:
+    code = f"import sys\nsys.modules['agl_{guest}'] = None\ntry:\n    {statement}\nexcept ImportError as e: print(e)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"in the root of the agl clone: pip install ./guests/{guest}" in done.stdout, done.stderr

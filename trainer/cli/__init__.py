@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 
+from agl.extras import explained, install_line
+
 
 def main() -> None:
     """Entry point of `agl`. Prints agl's own errors without a traceback; Ctrl-C exits with 130."""
     try:
         import typer  # noqa: F401
     except ImportError:
-        sys.exit('the command line needs more than the core: pip install "agl[local]"')
+        sys.exit(f"the command line needs more than the core; {install_line('local')}")
     from agl.errors import AglError
-    from agl.extras import explained
     from agl.trainer.cli.app import app
 
     try:

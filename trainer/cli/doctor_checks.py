@@ -22,6 +22,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from agl.extras import install_line
+
 LISTED = {
     "agl": ("agl", "numpy", "opentelemetry-sdk"),
     "one machine": ("torch", "transformers", "tokenizers", "peft", "renderers", "aiohttp"),
@@ -298,7 +300,7 @@ def _notes(env: Packages) -> Iterator[Finding]:
             "verl has no release for this Python", "use Python 3.11 or 3.12 for agl.VERL", "verl 0.9.1: <3.13"
         )
     if env.has("verl") and not env.has("vllm"):
-        yield Finding("verl is here without vllm", 'agl.VERL samples with vLLM: pip install "agl[verl]"', "agl")
+        yield Finding("verl is here without vllm", f"agl.VERL samples with vLLM; {install_line('verl')}", "agl")
     if env.has("verl>=0.9,<0.10") and env.has("vllm>=0.29") and env.torch_build != "cpu":
         yield Finding(
             "LoRA by verl 0.9 needs vllm below 0.29", "", "verl 0.9.1 calls WeightsMapper.get_unstacked_mapper"

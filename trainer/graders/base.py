@@ -15,6 +15,7 @@ from numbers import Real
 from typing import Any, ClassVar, Self
 
 from agl.errors import ConfigError, RewardError, checked_options
+from agl.extras import install_line
 from agl.mdp.types import Reward
 from agl.rewards.emit import as_rewards
 from agl.rewards.function import RewardCaller
@@ -56,7 +57,7 @@ class Named:
             return missing
         return ConfigError(
             f"{type(self).__name__} needs the package {missing.name!r}, which is not installed",
-            hint='pip install "agl[rewards]"',
+            hint=install_line("rewards"),
         )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from agl.errors import ConfigError
+from agl.extras import install_line
 
 MAX_SAMPLES = 32
 """Most rollouts of a step that a logger may ask for."""
@@ -89,7 +90,7 @@ class Tracker(Logger):
         except ImportError as error:
             raise ConfigError(
                 f"the logger {self.name_in_log!r} needs the package {self.package}, which cannot be imported: {error}",
-                hint=f'pip install {self.package}, or pip install "agl[track]" for all trackers',
+                hint=f"pip install {self.package}; or for all trackers, {install_line('track')}",
             ) from error
 
     def for_run(self, project: str | None, name: str | None, directory: Path) -> Self:

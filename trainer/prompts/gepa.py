@@ -28,7 +28,7 @@ class GEPA(PromptSearch):
 
     A few training tasks are run with a candidate, another model reads what happened and rewrites one of its texts, and
     what got better on these tasks is measured on all validation tasks. `Result.prompts` has the best texts. Needs
-    `pip install 'agl[prompts]'`.
+    `pip install '.[prompts]'`.
 
     Attributes:
         reflection: the model that rewrites, `agl.LLM(endpoint, model)`, or a function (sync or async) of a prompt that

@@ -10,6 +10,7 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agl.errors import ConfigError
+from agl.extras import install_line
 from agl.trainer.evaluation.evaluation import Evaluation
 from agl.trainer.evaluation.views import percentages, sentences
 from agl.trainer.report import terminal
@@ -78,7 +79,7 @@ def run(
     except ImportError as error:
         raise ConfigError(
             f"the quickstart trains a LangChain agent, and {error.name} is not installed",
-            hint='pip install "agl[local,langchain]"',
+            hint=install_line("local,langchain"),
         ) from error
     from agl.adapters.langchain import wrap
     from agl.trainer.algorithms import GRPO

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any, Literal, Unpack, get_args
 
 from agl.errors import ConfigError, nearest
-from agl.extras import TRAINING, require
+from agl.extras import TRAINING, install_line, require
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.results import require_tasks
 from agl.trainer.run.run import Run
@@ -121,5 +121,5 @@ def _choose(backend: Backend) -> tuple[Literal["cluster", "local"], str]:
         return "local", missing
     raise ConfigError(
         f"backend='cluster' needs verl, Ray, vLLM and TransferQueue; {missing}",
-        hint='pip install "agl[verl]"; `agl doctor` says which versions fit each other',
+        hint=f"{install_line('verl')}; `agl doctor` says which versions fit each other",
     )

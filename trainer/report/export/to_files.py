@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import shutil
 import uuid
@@ -12,12 +13,12 @@ from pathlib import Path
 from typing import Any, Protocol, get_args
 
 from agl.errors import ConfigError, ExportError, nearest
+from agl.extras import require
 from agl.trainer.report.export.json_files import JsonLines, JsonTree
 from agl.trainer.report.export.meter import Meter
 from agl.trainer.report.export.parquet import Parquet
 from agl.trainer.report.export.rows import Record, RolloutFilter, records
 from agl.trainer.store.base import Mode, Store
-from agl_massgen.files import MassGenFiles
 
 
 class Writer(Protocol):
@@ -32,11 +33,17 @@ class Writer(Protocol):
         ...
 
 
+def _massgen(folder: Path, *, tokens: bool) -> Writer:
+    """The writer of the distribution agl-massgen, which imports this one."""
+    require('the format "massgen"', "massgen")
+    return importlib.import_module("agl_massgen.files").MassGenFiles(folder, tokens=tokens)
+
+
 FORMATS: Mapping[str, Callable[..., Writer]] = {
     "jsonl": JsonLines,
     "json": JsonTree,
     "parquet": Parquet,
-    "massgen": MassGenFiles,
+    "massgen": _massgen,
 }
 
 

@@ -24,6 +24,7 @@ from starlette.routing import Route
 
 from agl import semconv
 from agl.errors import StoreError
+from agl.extras import install_line
 from agl.mdp.spans import Event, Span
 from agl.tracing import otlp
 from agl.trainer.http.auth import Role
@@ -199,7 +200,7 @@ def _from_protobuf(body: bytes) -> Iterator[_Received]:
         from google.protobuf.message import DecodeError
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
     except ImportError:
-        raise ValueError("protobuf is not read here: pip install 'agl[server]', or send JSON") from None
+        raise ValueError(f"protobuf is not read here; {install_line('server')}, or send JSON") from None
     try:
         request = ExportTraceServiceRequest.FromString(body)
     except DecodeError as error:

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, exc, make_url
 from sqlalchemy.pool import NullPool
 
 from agl.errors import ConfigError, StoreError
+from agl.extras import install_line
 from agl.trainer.store.sql.dialect import Change
 
 CONNECT_SECONDS: Final = 10
@@ -75,7 +76,7 @@ class Postgres:
             import psycopg
         except ImportError as error:
             raise ConfigError(
-                "the driver of PostgreSQL is not installed", hint='pip install "agl[postgres]"', store=self.url
+                "the driver of PostgreSQL is not installed", hint=install_line("postgres"), store=self.url
             ) from error
         self._psycopg = psycopg
         self.Error = psycopg.Error
