@@ -120,7 +120,7 @@ MUTATIONS = (
         "trainer/objectives/advantages.py",
         "centred = np.asarray(values, dtype=np.float64) - mean\n",
         "centred = mean - np.asarray(values, dtype=np.float64)\n",
-        unit("advantages", "test_one_call_per_rollout_is_the_published_formula"),
+        unit("objectives", "TestAdvantages::test_a_group_is_centred_and_scaled_by_its_sample_deviation"),
     ),
     Mutation(
         "advantage not normalised",
@@ -170,7 +170,7 @@ MUTATIONS = (
         "trainer/objectives/importance.py",
         "np.minimum(weights_N, threshold)",
         "weights_N",
-        unit("learner", "test_with_every_objective", "test_also_with_kl_entropy_and_mini_batches"),
+        ("tests/integration/test_objectives_verl.py::test_truncated_importance",),
     ),
     Mutation(
         "the rejected side preferred",
@@ -228,7 +228,7 @@ MUTATIONS = (
         "trainer/gateway/gateway.py",
         "policy_version=completion.policy_version,",
         "policy_version=completion.policy_version + 1,",
-        unit("gateway", "test_an_answer_and_its_record"),
+        unit("gateway_requests", "test_an_update_waits_for_running_requests_and_holds_new_ones"),
     ),
     Mutation(
         "answer recorded empty",
@@ -238,10 +238,10 @@ MUTATIONS = (
         unit("gateway", "test_an_answer_and_its_record"),
     ),
     Mutation(
-        "temperature of the answer not recorded",
+        "the temperature that was asked for recorded instead of the one used",
         "trainer/gateway/gateway.py",
         "temperature=sampling.temperature,",
-        "temperature=1.0,",
+        "temperature=request.sampling.temperature,",
         unit("gateway", "test_the_trainers_rules_win_and_both_are_recorded"),
     ),
     Mutation(
@@ -277,8 +277,8 @@ MUTATIONS = (
     Mutation(
         "the provider's key sent to the gateway",
         "core/tracing/sdk_hooks.py",
-        'options.headers = {**stainless, "Authorization"',
-        'options.headers = {**headers, **stainless, "X-Provider": str(self.client.api_key), "Authorization"',
+        '"Authorization": f"Bearer {rollout.key}"',
+        '"Authorization": f"Bearer {self.client.api_key}"',
         unit("routing", "test_a_selected_agents_request_goes_to_the_gateway_with_nothing_of_the_provider"),
     ),
     Mutation(
@@ -339,7 +339,7 @@ MUTATIONS = (
         "trainer/runners/executor.py",
         "if isinstance(error, AglError) or _is_infrastructure(error):",
         "if isinstance(error, AglError):",
-        ("tests/integration/test_bad_input.py::test_an_agents_own_failure_can_be_scored",),
+        unit("policy_faults", "test_error_reward_scores_no_lost_connection"),
     ),
     Mutation(
         "a rollout without a reward is worth 0",

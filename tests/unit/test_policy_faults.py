@@ -125,6 +125,16 @@ def test_a_lost_connection_after_a_cut_answer_is_not_the_policys(tmp_path: Path)
         fit(tmp_path, [CUT], disconnected)
 
 
+def test_error_reward_scores_no_lost_connection(tmp_path: Path) -> None:
+    @agl.rollout(error_reward=-2.0)
+    def disconnected(task: Any, llm: agl.LLM) -> float:
+        say(llm, task["question"])
+        raise ConnectionResetError("gone")
+
+    with pytest.raises(RolloutError, match="gone"):
+        fit(tmp_path, ["abc"], disconnected)
+
+
 class Answer(BaseModel):
     number: int
 
