@@ -346,7 +346,7 @@ MUTATIONS = (
         "trainer/runners/coordinator.py",
         "if self.rewarded and trajectory.reward is None and trajectory.fault is None:",
         "if False:",
-        ("tests/unit/test_policy_faults.py", "tests/unit/test_agents.py", "tests/unit/test_evaluation.py"),
+        ("tests/integration/test_bad_input.py::test_a_reward_that_is_not_a_finite_number",),
     ),
     Mutation(
         "a cut answer costs nothing",
@@ -360,7 +360,7 @@ MUTATIONS = (
         "trainer/run/batches.py",
         "np.random.default_rng([self.seed, epoch]).permutation(n)[place]",
         "np.random.default_rng().permutation(n)[place]",
-        ("tests/learning/test_resume.py",),
+        unit("batches"),
     ),
     Mutation(
         "a resumed run takes rollouts of older weights",
@@ -375,7 +375,7 @@ MUTATIONS = (
         "trainer/http/browsers.py",
         "if self._loopback and not (len(hosts) == 1",
         "if False and not (len(hosts) == 1",
-        ("tests/integration/test_attacks_web.py",),
+        ("tests/integration/test_attacks_web.py::test_a_store_answers_no_rebound_name_and_no_other_site",),
     ),
     Mutation(
         "body without a limit",
