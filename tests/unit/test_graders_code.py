@@ -88,7 +88,7 @@ def f(x):
         time.sleep(1000)
     return x + 1
 """
-    assert PythonTests(timeout=2)(TASK, code) == pytest.approx(1 / 3)
+    assert PythonTests(timeout=5)(TASK, code) == pytest.approx(1 / 3)
     for _ in range(50):
         if not _running("sleep\x001000.0625"):
             return
