@@ -261,6 +261,7 @@ def test_an_evaluation_loads_a_policy_once_for_all_modes(
     load = FrozenPolicy.load
 
     async def recorded(*args: Any, **options: Any) -> FrozenPolicy:
+        assert all(policy.engine.process.returncode is not None for policy in loaded), "one is gone before the next"
         loaded.append(await load(*args, **options))
         return loaded[-1]
 
@@ -275,8 +276,7 @@ def test_an_evaluation_loads_a_policy_once_for_all_modes(
     policies = {"a": untrained_model, "b": other}
     report = agl.evaluate(clerk, ["hello"], policies, directory=tmp_path / "e", progress=False)
     assert len(report.policies) == 6
-    first, second = (policy.engine.process.pid for policy in loaded)
-    assert first == second, "a policy is gone before the next one is loaded"
+    assert len(loaded) == 2
 
 
 def test_agents_and_customers_have_their_own(tmp_path: Path) -> None:

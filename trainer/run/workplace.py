@@ -86,8 +86,59 @@ class Workplace:
             rewarded: whether a rollout without a reward has failed.
             gateways: how many processes answer requests, if the configuration does not say.
         """
+        run, config = self.run, self.run.config
         try:
-            await self._start(rules, model, register, routed, rewarded, self.run.config.gateways or gateways)
+            memory = self._remembered()
+            if memory is not None:
+                await memory.begin()
+            gateway = self._make_gateway((config.gateways or gateways) if routed else 1)
+            if routed:
+                self.gateway = gateway
+                if register is not None:
+                    register(gateway)
+            coordinator = self._coordinator = RunCoordinator(
+                run.store,
+                gateway if routed else None,
+                selection=config.selection,
+                rules=rules,
+                resources=config.initial_resources,
+                model=model,
+                run_id=run.run_id,
+                on_result=self._on_result,
+                air=rule_set(config.air),
+                rewarded=rewarded and config.group_reward is None,
+                capture_content=config.capture_content,
+                # The death of a process on this machine is noticed; that of a remote one shows only by its silence.
+                silent_seconds=None if config.runners in ("local", "process") else config.silent_seconds,
+                guard=LeaseGuard() if config.runners == "remote" else None,
+                memory=None if memory is None else memory.answer,
+            )
+            url = worker_key = ""
+            if routed or config.runners != "local":
+                routes: list[Route] = []
+                minted = None
+                if config.runners == "remote":
+                    selection_to_json(config.selection)  # refuses a selection that cannot be sent to the runners
+                    key = config.runner_key or (minted := secrets.token_urlsafe(32))
+                    routes = self._runner_routes(key)
+                elif config.runners != "local":
+                    worker_key = secrets.token_urlsafe(32)
+                    routes = self._runner_routes(worker_key)
+                if run.serve is None:
+                    host = await self._reachable_host()
+                    self._endpoint = GatewayServer(
+                        gateway, host=host, port=config.port, extra_routes=routes, minted_key=minted
+                    )
+                else:
+                    self._endpoint = run.serve(gateway, routes)
+                url = await self._endpoint.start()
+                if isinstance(gateway, GatewayProcesses):
+                    self._processes = gateway
+                    where = urlsplit(url)
+                    port = (where.port or 0) + 1 if config.port else 0
+                    await gateway.start(host=where.hostname or config.host, port=port)
+            self._runner = self._make_runner(coordinator, url, worker_key)
+            await self._runner.start()
         except BaseException:
             await self.stop()
             raise
@@ -98,68 +149,6 @@ class Workplace:
         # What a step makes lives until its end: looking for garbage after every 700 new objects visits it in vain.
         self._gc_threshold = gc.get_threshold()
         gc.set_threshold(10_000, *self._gc_threshold[1:])
-
-    async def _start(
-        self,
-        rules: Callable[[str], SamplingRules],
-        model: str,
-        register: Callable[[Gateway], None] | None,
-        routed: bool,
-        rewarded: bool,
-        gateways: int,
-    ) -> None:
-        config = self.run.config
-        memory = self._remembered()
-        if memory is not None:
-            await memory.begin()
-        gateway = self._make_gateway(gateways if routed else 1)
-        if routed:
-            self.gateway = gateway
-            if register is not None:
-                register(gateway)
-        coordinator = self._coordinator = RunCoordinator(
-            self.run.store,
-            gateway if routed else None,
-            selection=config.selection,
-            rules=rules,
-            resources=config.initial_resources,
-            model=model,
-            run_id=self.run.run_id,
-            on_result=self._on_result,
-            air=rule_set(config.air),
-            rewarded=rewarded and config.group_reward is None,
-            capture_content=config.capture_content,
-            # The death of a process on this machine is noticed; that of a remote one shows only by its silence.
-            silent_seconds=None if config.runners in ("local", "process") else config.silent_seconds,
-            guard=LeaseGuard() if config.runners == "remote" else None,
-            memory=None if memory is None else memory.answer,
-        )
-        url = worker_key = ""
-        if routed or config.runners != "local":
-            routes: list[Route] = []
-            minted = None
-            if config.runners == "remote":
-                selection_to_json(config.selection)  # refuses a selection that cannot be sent to the runners
-                key = config.runner_key or (minted := secrets.token_urlsafe(32))
-                routes = self._runner_routes(key)
-            elif config.runners != "local":
-                worker_key = secrets.token_urlsafe(32)
-                routes = self._runner_routes(worker_key)
-            if self.run.serve is None:
-                host = await self._reachable_host()
-                self._endpoint = GatewayServer(
-                    gateway, host=host, port=config.port, extra_routes=routes, minted_key=minted
-                )
-            else:
-                self._endpoint = self.run.serve(gateway, routes)
-            url = await self._endpoint.start()
-            if isinstance(gateway, GatewayProcesses):
-                self._processes = gateway
-                where = urlsplit(url)
-                port = (where.port or 0) + 1 if config.port else 0
-                await gateway.start(host=where.hostname or config.host, port=port)
-        self._runner = self._make_runner(coordinator, url, worker_key)
-        await self._runner.start()
 
     def _make_gateway(self, n: int) -> Gateway:
         config = self.run.config
