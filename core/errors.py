@@ -75,6 +75,10 @@ class LostCallError(CaptureError):
     """The calls that were sent and the transitions do not agree."""
 
 
+class UnreadableMessageError(AglError):
+    """A message in no known form, or with a part that is needed as text and is none."""
+
+
 class RewardError(AglError):
     """A reward that is missing or not a finite number."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from agl import semconv
+from agl.messages import Message, Other, Part, Reasoning, Text, ToolCall, write
 
 
 def facts(response: Any, content: bool) -> dict[str, Any]:
@@ -49,27 +49,29 @@ class UpdateCollector:
             semconv.OUTPUT_TOKENS: self.usage.get("output_token_count"),
         }
         if content:
-            attributes[semconv.OUTPUT_MESSAGES] = json.dumps([self._message()], default=str)
+            reasons = attributes.get(semconv.FINISH_REASONS) or ()
+            attributes[semconv.OUTPUT_MESSAGES] = write.to_json([self._answer()], reasons)
         return attributes
 
-    def _message(self) -> dict[str, Any]:
-        text, deltas = "", ""
-        for part in self.contents:
-            if part.type != "text":
-                continue
-            if getattr(part, "merge_mode", None) == "replace":
-                # A Responses stream repeats a text, whole, when it is done.
-                text, deltas = text + (part.text or ""), ""
-            else:
-                deltas += part.text or ""
-        text += deltas
-        calls: list[dict[str, Any]] = []
-        for part in self.contents:
-            if part.type != "function_call":
-                continue
-            if calls and part.call_id in ("", None, calls[-1]["id"]) and isinstance(part.arguments, str):
-                calls[-1]["arguments"] += part.arguments
-            else:
-                arguments = part.arguments if isinstance(part.arguments, str) else json.dumps(part.arguments or {})
-                calls.append({"id": part.call_id, "name": part.name, "arguments": arguments})
-        return {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
+    def _answer(self) -> Message:
+        parts: list[Part] = []
+        whole = True  # whether the last part is: what follows of its kind is another one
+        for content in self.contents:
+            # A Responses stream repeats a part, whole, when it is done.
+            replaces, last = getattr(content, "merge_mode", None) == "replace", parts[-1] if parts else None
+            match content.type:
+                case "text" | "text_reasoning":
+                    kind = Text if content.type == "text" else Reasoning
+                    before = parts.pop().content if isinstance(last, kind) and not whole else ""  # type: ignore[union-attr]
+                    parts.append(kind((content.text or "") if replaces else before + (content.text or "")))
+                case "function_call":
+                    call = ToolCall(content.call_id or "", content.name or "", content.arguments or "")
+                    if isinstance(last, ToolCall) and call.id in ("", last.id) and isinstance(call.arguments, str):
+                        parts.pop()
+                        arguments = call.arguments if replaces else f"{last.arguments}{call.arguments}"
+                        call = ToolCall(last.id, last.name, arguments)
+                    parts.append(call)
+                case _:
+                    parts.append(Other(content.to_dict()))
+            whole = replaces
+        return Message("assistant", tuple(parts))

@@ -6,7 +6,6 @@ none. The OpenTelemetry spans that anthropic 2 makes itself go to the user's pro
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -15,6 +14,7 @@ from agl.adapters.anthropic.runnable import handles, runnable
 from agl.adapters.base import INVALID
 from agl.adapters.functions import ClientTracer
 from agl.adapters.streams import CallObserver, fields
+from agl.messages import write
 from agl.tracing import sdk_hooks
 
 
@@ -46,8 +46,8 @@ def _facts(message: Any, content: bool) -> dict[str, Any]:
     }
     blocks = values.get("content")
     if content and blocks:
-        answers = [{"role": "assistant", "content": [b.model_dump(exclude_none=True) for b in blocks]}]
-        facts[semconv.OUTPUT_MESSAGES] = json.dumps(answers, default=str)
+        answer = {"role": "assistant", "content": [b.model_dump(exclude_none=True) for b in blocks]}
+        facts[semconv.OUTPUT_MESSAGES] = write.answer_json(answer, facts[semconv.FINISH_REASONS] or ())
     return facts
 
 

@@ -8,7 +8,6 @@ so `uninstrument` removes it from LangChain's list.
 from __future__ import annotations
 
 import functools
-import json
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from agl.adapters.langchain.labels import Label, label_of
 from agl.adapters.langchain.runnable import handles, runnable
 from agl.adapters.responses import finish_reason
 from agl.adapters.scopes import model_call, place, tool_run
+from agl.messages import write
 from agl.tracing.context import RolloutContext, Scope
 
 if TYPE_CHECKING:
@@ -361,7 +361,7 @@ def _facts(response: Any, content: bool) -> dict[str, Any]:
     }
     if content:
         answers = [{"role": "assistant", "content": m.content, "tool_calls": m.tool_calls} for m in messages]
-        facts[semconv.OUTPUT_MESSAGES] = json.dumps(answers, default=str)
+        facts[semconv.OUTPUT_MESSAGES] = write.answer_json(answers, reasons)
     return facts
 
 

@@ -5,7 +5,6 @@ Hook: `OpenAI.request` and `AsyncOpenAI.request` through `tracing.sdk_hooks` (op
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -15,6 +14,7 @@ from agl.adapters.functions import ClientTracer
 from agl.adapters.openai.runnable import handles, runnable
 from agl.adapters.responses import finish_reason
 from agl.adapters.streams import CallObserver, fields
+from agl.messages import write
 from agl.tracing import context, sdk_hooks
 
 
@@ -79,7 +79,7 @@ def _facts(response: Any, content: bool) -> dict[str, Any]:
         ]
         messages += [item.model_dump(exclude_none=True, warnings=False) for item in output]
         if messages:
-            facts[semconv.OUTPUT_MESSAGES] = json.dumps(messages, default=str)
+            facts[semconv.OUTPUT_MESSAGES] = write.answer_json(messages, reasons)
     return facts
 
 

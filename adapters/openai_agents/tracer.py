@@ -11,9 +11,8 @@ exception that a tool's failure handler turns into a result, its spans keep no m
 from __future__ import annotations
 
 import functools
-import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,6 +22,7 @@ from agl.adapters.openai_agents.runnable import handles, runnable
 from agl.adapters.patching import Around, Patches
 from agl.adapters.responses import finish_reason
 from agl.adapters.scopes import place
+from agl.messages import Message, ToolCall, read, write
 from agl.tracing.context import Scope
 
 
@@ -61,17 +61,11 @@ class OpenAIAgentsTracer(InstrumentedTracer):
         provider.uninstall(self._provider)
 
 
-class _ToolCall(NamedTuple):
-    id: str
-    name: str
-    arguments: str
-
-
 @dataclass(eq=False)
 class _Run:
     """One agent's run: the tool calls of its last answer that no tool span has claimed."""
 
-    calls: list[_ToolCall] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
 
     def claim(self, name: str, arguments: Any) -> str | None:
         for call in self.calls:
@@ -177,9 +171,10 @@ def _processor_class() -> Any:
                     semconv.TOOL_CALL_ID: opened.run.claim_handoff(data.to_agent),
                 }
             elif data.type in ("response", "generation"):
-                messages = _messages(data)
-                opened.run.calls = [*_tool_calls(messages)]
-                attributes = _response_facts(data, messages, content)
+                items = _items(data)
+                answers = read.answers(items)
+                opened.run.calls = [call for answer in answers for call in answer.tool_calls]
+                attributes = _response_facts(data, items, answers, content)
             tracing.end(opened.scope, error=_error(span, opened, content), attributes=attributes)
 
         def shutdown(self) -> None:
@@ -279,7 +274,7 @@ def _request_facts(data: Any) -> dict[str, Any]:
     }
 
 
-def _messages(data: Any) -> list[Mapping[str, Any]]:
+def _items(data: Any) -> list[Mapping[str, Any]]:
     """An answer's output items (Responses; any stream) or its message (Chat Completions)."""
     if data.type == "response":
         return [item.model_dump(exclude_none=True) for item in data.response.output] if data.response else []
@@ -289,25 +284,14 @@ def _messages(data: Any) -> list[Mapping[str, Any]]:
     return items
 
 
-def _tool_calls(messages: list[Mapping[str, Any]]) -> Iterator[_ToolCall]:
-    for message in messages:
-        if message.get("type") == "function_call":
-            yield _ToolCall(message["call_id"], message["name"], message["arguments"])
-        for call in message.get("tool_calls") or ():
-            if call.get("function"):
-                yield _ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
-
-
-def _response_facts(data: Any, messages: list[Mapping[str, Any]], content: bool) -> dict[str, Any]:
+def _response_facts(data: Any, items: list[Mapping[str, Any]], answers: list[Message], content: bool) -> dict[str, Any]:
     usage = data.usage or {}
     facts: dict[str, Any] = {
         # For a stream without usage the SDK reports zeros, and it makes up the message's id.
         semconv.INPUT_TOKENS: usage.get("input_tokens") or None,
         semconv.OUTPUT_TOKENS: usage.get("output_tokens") or None,
-        semconv.RESPONSE_ID: next((p["response_id"] for m in messages if (p := m.get("provider_data"))), None),
+        semconv.RESPONSE_ID: next((p["response_id"] for m in items if (p := m.get("provider_data"))), None),
     }
-    if content and messages:
-        facts[semconv.OUTPUT_MESSAGES] = json.dumps(messages, default=str)
     response = getattr(data, "response", None)
     if response is not None:
         facts[semconv.RESPONSE_ID] = response.id
@@ -319,4 +303,6 @@ def _response_facts(data: Any, messages: list[Mapping[str, Any]], content: bool)
         if response.usage is not None:
             facts[semconv.INPUT_TOKENS] = response.usage.input_tokens
             facts[semconv.OUTPUT_TOKENS] = response.usage.output_tokens
+    if content and answers:
+        facts[semconv.OUTPUT_MESSAGES] = write.to_json(answers, facts.get(semconv.FINISH_REASONS) or ())
     return facts

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, ClassVar
 
@@ -22,6 +21,7 @@ from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches
 from agl.adapters.pydantic_ai.runnable import handles, runnable
 from agl.adapters.scopes import agent_turn, model_call, place, tool_end, tool_run
+from agl.messages import write
 from agl.tracing.context import Scope
 
 _REASONS = {"tool_call": "tool_calls"}
@@ -222,7 +222,9 @@ def _facts(response: Any, content: bool) -> dict[str, Any]:
         # It counts 0 tokens where the provider reports none.
         semconv.INPUT_TOKENS: usage.input_tokens or None,
         semconv.OUTPUT_TOKENS: usage.output_tokens or None,
-        semconv.OUTPUT_MESSAGES: json.dumps(ModelMessagesTypeAdapter.dump_python([response], mode="json"))
+        semconv.OUTPUT_MESSAGES: write.answer_json(
+            ModelMessagesTypeAdapter.dump_python([response], mode="json"), [reason] if reason else ()
+        )
         if content
         else None,
     }

@@ -20,6 +20,7 @@ from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches
 from agl.adapters.scopes import agent_turn, model_call, tool_run
 from agl.adapters.strands.runnable import agent_name, handles, runnable
+from agl.messages import write
 from agl.tracing.context import Scope
 
 _PROVIDERS = {"openai_responses": "openai"}
@@ -207,6 +208,5 @@ def _response_facts(model: Any, stop: Any, content: bool) -> dict[str, Any]:
     if usage.get("totalTokens"):
         facts |= {semconv.INPUT_TOKENS: usage["inputTokens"], semconv.OUTPUT_TOKENS: usage["outputTokens"]}
     if content:
-        answers = [{"role": message["role"], "content": message["content"]}]
-        facts[semconv.OUTPUT_MESSAGES] = json.dumps(answers, default=str)
+        facts[semconv.OUTPUT_MESSAGES] = write.answer_json(message, facts[semconv.FINISH_REASONS])
     return facts

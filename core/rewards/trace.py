@@ -11,8 +11,8 @@ from agl import semconv, tracing
 from agl.mdp.selection import AgentFilter, select
 from agl.mdp.spans import Span
 from agl.mdp.types import Call
+from agl.messages import Message, read, write
 from agl.tracing.inferred import completed, with_messages
-from agl.tracing.provider_formats import tool_results
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +58,19 @@ class Trace:
 
     @property
     def conversation(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-        """(agent, message) of every message to and from the agents, each once, in order of first appearance.
+        """(agent, message) of every message to and from the agents, each once, in order of first appearance. Messages are
+        in the form of Chat Completions.
 
         A tool's result that no agent was sent is a message of role "tool", too. Of an agent that keeps its own model
         while another is trained, what it was sent is not recorded: there are its answers and tools alone.
         """
-        sent = {call.span_id: _messages(call, semconv.INPUT_MESSAGES) for call in self.calls}
-        known = {i for messages in sent.values() for i in tool_results({"messages": messages})}
+        sent = {call.span_id: read.sent(call) for call in self.calls}
+        known = {r.id for messages in sent.values() for message in messages for r in message.tool_results}
         ids = {tool.span_id: tool.attributes.get(semconv.TOOL_CALL_ID) for tool in self.tools}
         # Where results are sent, those of tools without an id are among them.
         unsent = [s for s in self.tools if ids[s.span_id] not in known and (ids[s.span_id] or not known)]
         said: list[tuple[str, Mapping[str, Any]]] = []
-        earlier: dict[str, list[list[Any]]] = {}
+        earlier: dict[str, list[list[Message]]] = {}
         for span in sorted([*self.calls, *unsent], key=lambda s: s.start):
             agent = span.agent or self.agent
             if span.operation == semconv.EXECUTE_TOOL:
@@ -81,10 +82,10 @@ class Trace:
             prompt = sent[span.span_id]
             starts = [len(p) for p in earlier.setdefault(agent, []) if prompt[: len(p)] == p]
             new = prompt[max(starts, default=0) :]
-            while starts and new and _is_answer(new[0]):
+            while starts and new and new[0].role == "assistant":
                 new = new[1:]
             earlier[agent].append(prompt)
-            said += [(agent, m) for m in [*new, *_messages(span, semconv.OUTPUT_MESSAGES)] if isinstance(m, Mapping)]
+            said += [(agent, m) for m in write.to_openai([*new, *read.said(span)], text_only=False)]
         return tuple(said)
 
     @property
@@ -131,10 +132,9 @@ class Trace:
 
 def response_text(call: Span) -> str | None:
     """The response text of a `chat` span; None where content was not captured."""
-    messages = call.attributes.get(semconv.OUTPUT_MESSAGES)
-    if messages is None:
+    if call.attributes.get(semconv.OUTPUT_MESSAGES) is None:
         return None
-    return "\n".join(text for message in json.loads(messages) if (text := message_text(message)))
+    return "\n".join(message.text for message in read.said(call) if message.text)
 
 
 def message_line(agent: str, message: Mapping[str, Any]) -> str:
@@ -144,19 +144,6 @@ def message_line(agent: str, message: Mapping[str, Any]) -> str:
     parts = [content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)] if content else []
     parts += [json.dumps(rest, ensure_ascii=False)] if rest else []
     return f"{agent} | {role}: {' '.join(parts)}"
-
-
-def _messages(call: Span, name: str) -> list[Any]:
-    """What a `chat` span says under a name; a text stands for a user's message."""
-    messages = json.loads(str(call.attributes.get(name) or "[]"))
-    return messages if isinstance(messages, list) else [{"role": "user", "content": messages}]
-
-
-def _is_answer(message: Any) -> bool:
-    """Whether a message of a request repeats what a model answered before."""
-    return isinstance(message, Mapping) and (
-        message.get("role") in ("assistant", "model") or message.get("type") in ("function_call", "reasoning")
-    )
 
 
 def message_text(message: Any) -> str:

@@ -7,22 +7,17 @@ call's id. When it started and ended within that time is unknown, so its span is
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agl import semconv
+from agl.errors import UnreadableMessageError
 from agl.mdp.spans import Span
 from agl.mdp.types import Call
-from agl.tracing.provider_formats import (
-    ResponseAccumulator,
-    ToolCall,
-    ToolResult,
-    request_messages,
-    tool_results,
-)
+from agl.messages import Message, ToolCall, ToolResult, read, write
+from agl.tracing.provider_formats import request_messages
 
 
 @dataclass(eq=False)
@@ -75,7 +70,7 @@ class SpanInference:
             call, chat = issued
             facts = {semconv.TOOL_NAME: call.name, semconv.TOOL_CALL_ID: call_id, semconv.INFERRED: True}
             if self.capture_content:
-                facts |= {semconv.TOOL_CALL_ARGUMENTS: call.arguments, semconv.TOOL_CALL_RESULT: result.text}
+                facts |= {semconv.TOOL_CALL_ARGUMENTS: call.json_arguments, semconv.TOOL_CALL_RESULT: result.text}
             error = (result.text if self.capture_content else "the tool failed") if result.failed else None
             start = min(chat.end, before)
             span_id = _digest(f"{self.rollout_id}/{self.attempt}/{call_id}")
@@ -137,10 +132,10 @@ def completed(spans: Sequence[Span], calls: Sequence[Call] = ()) -> list[Span]:
     inferred = [_chat(inference, call) for call in unseen]
     known_tools = {s.attributes.get(semconv.TOOL_CALL_ID) for s in spans if s.operation == semconv.EXECUTE_TOOL}
     for span in sorted([*chats, *inferred], key=lambda s: s.start):
-        results = tool_results({"messages": _messages(span, semconv.INPUT_MESSAGES)})
+        results = {r.id: r for message in _readable(read.sent, span) for r in message.tool_results}
         tools = inference.tools(results, span.start)
         inferred += [t for t in tools if t.attributes[semconv.TOOL_CALL_ID] not in known_tools]
-        inference.asks(span, [c for m in _messages(span, semconv.OUTPUT_MESSAGES) for c in _tool_calls(m)])
+        inference.asks(span, [c for message in _readable(read.said, span) for c in message.tool_calls if c.id])
     return [*spans, *inferred]
 
 
@@ -164,8 +159,8 @@ def with_messages(spans: Sequence[Span], calls: Sequence[Call]) -> list[Span]:
         call = by_span.get(span.span_id) if span.operation == semconv.CHAT else None
         if call is not None:
             messages = {
-                semconv.INPUT_MESSAGES: json.dumps(sent[call.id], default=str),
-                semconv.OUTPUT_MESSAGES: json.dumps([dict(call.response)] if call.response else [], default=str),
+                semconv.INPUT_MESSAGES: write.history_json(sent[call.id]),
+                semconv.OUTPUT_MESSAGES: write.answer_json([dict(call.response)] if call.response else []),
             }
             span = replace(span, attributes={**span.attributes, **messages})
         result.append(span)
@@ -181,7 +176,9 @@ def _chat(inference: SpanInference, call: Call) -> Span:
         semconv.OUTPUT_TOKENS: int(call.response_ids.size),
         **{name: call.request.get(name) for name in (semconv.SYSTEM_PROMPTS, semconv.SYSTEM_PROMPT_LEFT)},
         **request_messages(call.request),
-        semconv.OUTPUT_MESSAGES: json.dumps([dict(call.response)]) if call.response else None,
+        semconv.OUTPUT_MESSAGES: write.answer_json(dict(call.response), [call.finish_reason])
+        if call.response
+        else None,
     }
     end = max(call.started_at, call.ended_at)
     return inference.chat(
@@ -189,22 +186,12 @@ def _chat(inference: SpanInference, call: Call) -> Span:
     )
 
 
-def _messages(span: Span, name: str) -> list[Any]:
+def _readable(of: Callable[[Span], list[Message]], span: Span) -> list[Message]:
+    """Messages of a span; none where they are in no known form, for no tool is inferred from those."""
     try:
-        messages = json.loads(str(span.attributes.get(name) or "[]"))
-    except ValueError:
+        return of(span)
+    except UnreadableMessageError:
         return []
-    return messages if isinstance(messages, list) else []
-
-
-def _tool_calls(message: Any) -> Iterable[ToolCall]:
-    """The tool calls of a message in OpenAI's form, of content blocks in Anthropic's, or of a Responses item."""
-    response = ResponseAccumulator()
-    if isinstance(message, Mapping):
-        response.whole({"choices": [{"message": message}]})
-        response.whole({"type": "message", "content": message.get("content")})
-        response.whole({"output": [message]})
-    return response.tool_calls()
 
 
 def totals(spans: Sequence[Span]) -> dict[str, Any]:

@@ -6,12 +6,15 @@ untrusted: parts that do not fit are skipped.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from agl import semconv
+from agl.errors import UnreadableMessageError
+from agl.messages import Message, ToolCall, ToolResult, read, write
 
 Json = Mapping[str, Any]
 
@@ -20,18 +23,10 @@ _SAMPLING = ("temperature", "top_p", "max_tokens")
 
 def request_messages(body: Json) -> dict[str, Any]:
     """The messages of a request, with its system prompt and its tools."""
-    messages = next((body[k] for k in ("messages", "input", "prompt") if body.get(k) is not None), None)
-    if messages is None:
-        return {}
-    instructions = body.get("instructions") or body.get("system")
-    if isinstance(messages, str):
-        messages = [{"role": "user", "content": messages}]
-    if instructions and isinstance(messages, list):
-        messages = [{"role": "system", "content": instructions}, *messages]
-    facts = {semconv.INPUT_MESSAGES: json.dumps(messages, default=str)}
-    if body.get("tools"):
+    facts = write.request_facts(body)
+    if facts and body.get("tools"):
         facts[semconv.TOOL_DEFINITIONS] = json.dumps(body["tools"], default=str)
-    if previous := body.get("previous_response_id") or body.get("conversation"):
+    if facts and (previous := body.get("previous_response_id") or body.get("conversation")):
         facts[semconv.PREVIOUS_RESPONSE] = str(previous)
     return facts
 
@@ -42,48 +37,38 @@ def settings(body: Json) -> dict[str, Any]:
     return {semconv.REQUEST_MODEL: str(body.get("model") or ""), **facts}
 
 
-@dataclass(frozen=True, slots=True)
-class ToolResult:
-    """A tool's result in a request: its text, and whether the request marks it as failed."""
-
-    text: str
-    failed: bool = False
-
-
 def tool_results(body: Json) -> dict[str, ToolResult]:
     """Tool call id -> the result that a request holds."""
-    results: dict[str, ToolResult] = {}
-    history = body.get("messages")
-    if history is None:
-        history = body.get("input")
-    for message in _dicts(history):
-        if message.get("role") == "tool" and message.get("tool_call_id"):
-            results[str(message["tool_call_id"])] = ToolResult(_text(message.get("content")))
-        elif message.get("type") == "function_call_output" and message.get("call_id"):
-            results[str(message["call_id"])] = ToolResult(_text(message.get("output")))
-        for block in _dicts(message.get("content")):
-            if block.get("type") == "tool_result" and block.get("tool_use_id"):
-                failed = bool(block.get("is_error"))
-                results[str(block["tool_use_id"])] = ToolResult(_text(block.get("content")), failed)
-    return results
-
-
-@dataclass(slots=True)
-class ToolCall:
-    """A tool call in a response; `arguments` is JSON text as the model wrote it."""
-
-    id: str = ""
-    name: str = ""
-    arguments: str = ""
+    try:
+        history = read.body(body)
+    except UnreadableMessageError:
+        return {}
+    return {result.id: result for message in history for result in message.tool_results if result.id}
 
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice of a response."""
+    """One choice of a response.
 
-    text: str = ""
-    calls: dict[int, ToolCall] = field(default_factory=dict)
+    Attributes:
+        whole: its message, or its items, as they came. parts: those of a stream, which grow, in OpenTelemetry's form.
+    """
+
+    whole: Any = ()
+    parts: dict[Any, dict[str, Any]] = field(default_factory=dict)
     finish: str | None = None
+
+    def add(self, key: Any, kind: str, **texts: Any) -> None:
+        """Append texts to the fields of a part."""
+        part = self.parts.setdefault(key, {"type": kind})
+        if part["type"] == kind:
+            for name, text in texts.items():
+                part[name] = part.get(name, "") + _str(text)
+
+    def message(self) -> Message:
+        streamed = {"role": "assistant", "parts": [p for p in self.parts.values() if p.get("content") != ""]}
+        found = read.answers([*([self.whole] if isinstance(self.whole, Mapping) else self.whole), streamed])
+        return Message("assistant", tuple(part for message in found for part in message.parts))
 
 
 @dataclass(slots=True)
@@ -112,20 +97,15 @@ class ResponseAccumulator:
         self._head(body)
         for part in _dicts(body.get("choices")):
             choice = self._choice(part.get("index"))
-            message = part.get("message")
-            if isinstance(message, Mapping):
-                choice.text = _text(message.get("content"))
-                self._chat_calls(choice, message)
-            elif isinstance(part.get("text"), str):
-                choice.text = part["text"]
+            said = part.get("message", part.get("text"))
+            choice.whole = [said] if isinstance(said, str) else _dict(said)
             choice.finish = _str(part.get("finish_reason")) or choice.finish
         if isinstance(body.get("output"), list):
-            self._items(body)
+            choice = self._choice(0)
+            choice.whole, choice.finish = body["output"], _str(body.get("status")) or choice.finish
         if body.get("type") == "message":
             choice = self._choice(0)
-            for i, block in enumerate(_dicts(body.get("content"))):
-                self._block(choice, i, block)
-            choice.finish = _str(body.get("stop_reason")) or choice.finish
+            choice.whole, choice.finish = body, _str(body.get("stop_reason")) or choice.finish
 
     def event(self, data: Any) -> None:
         """Add one event of a stream."""
@@ -138,11 +118,14 @@ class ResponseAccumulator:
             case "content_block_start":
                 self._block(self._choice(0), _index(data.get("index")), _dict(data.get("content_block")))
             case "content_block_delta":
-                delta, choice = _dict(data.get("delta")), self._choice(0)
-                choice.text += _str(delta.get("text"))
-                if delta.get("type") == "input_json_delta":
-                    call = choice.calls.setdefault(_index(data.get("index")), ToolCall())
-                    call.arguments += _str(delta.get("partial_json"))
+                delta, choice, index = _dict(data.get("delta")), self._choice(0), _index(data.get("index"))
+                match delta.get("type"):
+                    case "text_delta":
+                        choice.add(index, "text", content=delta.get("text"))
+                    case "thinking_delta":
+                        choice.add(index, "reasoning", content=delta.get("thinking"))
+                    case "input_json_delta":
+                        choice.add(index, "tool_call", arguments=delta.get("partial_json"))
             case "message_delta":
                 self._choice(0).finish = _str(_dict(data.get("delta")).get("stop_reason")) or None
                 self._head(data)
@@ -156,16 +139,20 @@ class ResponseAccumulator:
         for part in _dicts(data.get("choices")):
             choice, delta = self._choice(part.get("index")), part.get("delta")
             if isinstance(delta, Mapping):
-                choice.text += _text(delta.get("content"))
-                self._chat_calls(choice, delta)
-            elif isinstance(part.get("text"), str):
-                choice.text += part["text"]
+                thought = delta.get("reasoning_content") or delta.get("reasoning")
+                if isinstance(thought, str):
+                    choice.add("reasoning", "reasoning", content=thought)
+                choice.add("text", "text", content=_text(delta.get("content")))
+                for i, call in enumerate(_dicts(delta.get("tool_calls"))):
+                    self._call(choice, i, call)
+            choice.add("text", "text", content=part.get("text"))
             choice.finish = _str(part.get("finish_reason")) or choice.finish
 
     def tool_calls(self) -> Iterator[ToolCall]:
         """Every tool call that has an id."""
         for choice in self._choices.values():
-            yield from (call for call in choice.calls.values() if call.id)
+            with contextlib.suppress(UnreadableMessageError):
+                yield from (call for call in choice.message().tool_calls if call.id)
 
     def facts(self, content: bool) -> dict[str, Any]:
         """Span attributes; with the messages if `content`."""
@@ -178,7 +165,12 @@ class ResponseAccumulator:
             semconv.OUTPUT_TOKENS: self.output_tokens,
         }
         if content and self._choices:
-            facts[semconv.OUTPUT_MESSAGES] = json.dumps([_message(s) for _, s in sorted(self._choices.items())])
+            choices = [choice for _, choice in sorted(self._choices.items())]
+            try:
+                messages = [choice.message() for choice in choices]
+                facts[semconv.OUTPUT_MESSAGES] = write.to_json(messages, [choice.finish or "" for choice in choices])
+            except UnreadableMessageError:
+                facts[semconv.OUTPUT_MESSAGES] = json.dumps([choice.whole for choice in choices], default=str)
         return {k: v for k, v in facts.items() if v is not None}
 
     def _choice(self, index: Any) -> _Choice:
@@ -201,43 +193,22 @@ class ResponseAccumulator:
             if isinstance(sampled, int):
                 self.output_tokens = sampled
 
-    def _chat_calls(self, choice: _Choice, message: Json) -> None:
-        for i, part in enumerate(_dicts(message.get("tool_calls"))):
-            call = choice.calls.setdefault(_index(part.get("index", i)), ToolCall())
-            function = _dict(part.get("function"))
-            call.id = _str(part.get("id")) or call.id
-            call.name += _str(function.get("name"))
-            call.arguments += _str(function.get("arguments"))
+    def _call(self, choice: _Choice, i: int, call: Json) -> None:
+        function, key = _dict(call.get("function")), ("call", _index(call.get("index", i)))
+        choice.add(key, "tool_call", name=function.get("name"), arguments=function.get("arguments"))
+        choice.parts[key]["id"] = _str(call.get("id")) or choice.parts[key].get("id", "")
 
     def _block(self, choice: _Choice, index: int, block: Json) -> None:
-        if block.get("type") == "text":
-            choice.text += _str(block.get("text"))
-        elif block.get("type") == "tool_use":
-            arguments = block.get("input")
-            choice.calls[index] = ToolCall(
-                _str(block.get("id")), _str(block.get("name")), json.dumps(arguments) if arguments else ""
-            )
-
-    def _items(self, body: Json) -> None:
-        choice = self._choice(0)
-        for i, item in enumerate(_dicts(body.get("output"))):
-            if item.get("type") == "message":
-                choice.text += "".join(_str(p.get("text")) for p in _dicts(item.get("content")))
-            elif item.get("type") == "function_call":
-                choice.calls[i] = ToolCall(
-                    _str(item.get("call_id")), _str(item.get("name")), _str(item.get("arguments"))
-                )
-        choice.finish = _str(body.get("status")) or choice.finish
-
-
-def _message(choice: _Choice) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": choice.text or None}
-    if choice.calls:
-        message["tool_calls"] = [
-            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
-            for c in choice.calls.values()
-        ]
-    return message
+        match block.get("type"):
+            case "text":
+                choice.add(index, "text", content=block.get("text"))
+            case "thinking":
+                choice.add(index, "reasoning", content=block.get("thinking"))
+            case "tool_use":
+                arguments = json.dumps(block["input"]) if block.get("input") else ""
+                choice.add(index, "tool_call", id=block.get("id"), name=block.get("name"), arguments=arguments)
+            case str():
+                choice.parts[index] = dict(block)
 
 
 def _dicts(value: Any) -> list[Json]:

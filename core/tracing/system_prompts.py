@@ -50,13 +50,6 @@ class Replaced:
         return {semconv.SYSTEM_PROMPTS: [], semconv.SYSTEM_PROMPT_LEFT: shown[:SHOWN_CHARACTERS]}
 
 
-def system_prompts(body: Any) -> list[str]:
-    """The system prompts of a request's body, or of recorded messages, in order; that of parts is their joined text."""
-    if isinstance(body, list):
-        body = {"messages": body}
-    return [_joined(content) for _, content in _contents(body)]
-
-
 def replace_system_prompts(body: Any, texts: NamedTexts) -> Replaced:
     """A request's body with every system prompt that is a key of `texts` replaced.
 

@@ -26,10 +26,11 @@ from agl.agents.resources import resource_from_json, resource_to_json
 from agl.errors import ConfigError
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
+from agl.messages import read
 from agl.testing.provider import Provider, says, serve
 from agl.tracing.context import RolloutContext
 from agl.tracing.inferred import completed
-from agl.tracing.system_prompts import replace_system_prompts, system_prompts
+from agl.tracing.system_prompts import replace_system_prompts
 from agl.trainer.algorithms.options import RUN_OPTIONS, SECTIONS
 from agl.trainer.store import open_store
 
@@ -77,13 +78,6 @@ def test_system_prompts_alone_are_replaced(body: Any, expected: Any, names: list
     assert (replaced.body is body) == (expected is None)
 
 
-def test_system_prompts_are_read_in_every_format() -> None:
-    blocks = {"system": [text("a"), text("b")], "messages": [USER, {"role": "system", "content": "c"}]}
-    assert system_prompts(blocks) == ["ab", "c"]
-    assert system_prompts({"instructions": "a", "input": "b"}) == ["a"]
-    assert system_prompts([{"role": "system", "content": "recorded"}, USER]) == ["recorded"]
-
-
 @pytest.fixture
 def provider() -> Iterator[Provider]:
     with serve(says("ok")) as server:
@@ -106,7 +100,7 @@ def ask(provider: Provider, prompt: str, **fields: Any) -> None:
 
 
 def sent(provider: Provider) -> list[str]:
-    return [prompt for seen in provider.seen for prompt in system_prompts(seen.body)]
+    return [m.text for seen in provider.seen for m in read.body(seen.body) if m.role == "system"]
 
 
 def test_one_of_two_agents_gets_its_prompt_and_the_other_keeps_the_same_text(provider: Provider) -> None:
@@ -260,7 +254,7 @@ def test_a_command_on_its_own_model_gets_its_prompt_and_is_recorded(tmp_path: Pa
         (root,) = (s for s in attempt if s.parent_id is None)
         assert (chat.agent, chat.parent_id, chat.trace_id) == ("writer", root.span_id, root.trace_id)
         assert chat.attributes[semconv.SYSTEM_PROMPTS] == ["p"]
-        assert "Better." in chat.attributes[semconv.INPUT_MESSAGES]
+        assert [m.text for m in read.sent(chat) if m.role == "system"] == ["Better."]
         assert chat.attributes[semconv.INPUT_TOKENS] == 7
     assert "sk-own" not in (tmp_path / "run.db").read_bytes().decode(errors="ignore")
 

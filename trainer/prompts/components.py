@@ -6,7 +6,6 @@ Invariant: a new text keeps the fields of the one that it replaces.
 from __future__ import annotations
 
 import difflib
-import json
 import string
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from agl.agents.resources import PromptTemplate, SystemPrompt
 from agl.errors import ConfigError, NoAgentMatchedError
 from agl.mdp.selection import Selection
 from agl.mdp.spans import Span
-from agl.tracing.system_prompts import system_prompts
+from agl.messages import read
 
 SHOWN_CHARACTERS = 160
 
@@ -138,7 +137,7 @@ def _calls(spans: Iterable[Span]) -> Iterator[tuple[str, list[str]]]:
     for span in sorted(spans, key=lambda s: s.start):
         if span.operation != semconv.CHAT or span.agent is None or span.attributes.get(semconv.UNTRAINED):
             continue
-        yield span.agent, system_prompts(json.loads(span.attributes.get(semconv.INPUT_MESSAGES) or "[]"))
+        yield span.agent, [m.text for m in read.sent(span) if m.role in ("system", "developer")]
 
 
 def _refuse(agent: str, sent: Sequence[Sequence[str]]) -> None:

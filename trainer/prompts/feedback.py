@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from agl import semconv
 from agl.mdp.outcomes import tool_outcomes
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.mdp.types import Reward
-from agl.rewards.trace import message_text
+from agl.messages import Message, read
 from agl.trainer.run.results import reward_label
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.base import Store
@@ -71,47 +70,22 @@ def _numbers(chats: Sequence[Span]) -> dict[str, str]:
 
 def _conversation(chats: Sequence[Span], hidden: set[str]) -> list[str]:
     lines: list[str] = []
-    before: list[Any] = []
+    before: list[Message] = []
     for number, span in enumerate(chats, 1):
-        messages = _messages(span, semconv.INPUT_MESSAGES)
+        messages = read.sent(span)
         new = messages[len(before) :] if before and messages[: len(before)] == before else messages
         lines.append(f"call {number}")
         for message in new:
-            role, text = _role(message), _message(message)
             # What the agent itself said is shown with its call, what tools returned with the tools.
-            if text and text not in hidden and role not in ("assistant", "tool"):
-                lines.append(f"{role}: {_cut(text)}")
-        for message in _messages(span, semconv.OUTPUT_MESSAGES):
-            lines.append(f"assistant: {_cut(_message(message))}")
+            if message.text and message.text not in hidden and message.role not in ("assistant", "tool"):
+                lines.append(f"{message.role}: {_cut(message.text)}")
+        for message in read.said(span):
+            called = ", ".join(f"{c.name}({c.json_arguments})" for c in message.tool_calls)
+            lines.append(f"assistant: {_cut(f'{message.text}\n[calls {called}]'.strip() if called else message.text)}")
         if span.status == "error":
             lines.append(f"the call failed: {_cut(span.status_message or 'unknown')}")
         before = messages
     return lines
-
-
-def _messages(span: Span, name: str) -> list[Any]:
-    try:
-        messages = json.loads(span.attributes.get(name) or "[]")
-    except (TypeError, ValueError):
-        return []
-    return messages if isinstance(messages, list) else [messages]
-
-
-def _role(message: Any) -> str:
-    if not isinstance(message, Mapping):
-        return "user"
-    return "tool" if message.get("type") == "function_call_output" else str(message.get("role") or "assistant")
-
-
-def _message(message: Any) -> str:
-    text = message_text(message)
-    if not isinstance(message, Mapping):
-        return text
-    if not text and isinstance(message.get("parts"), list):
-        text = "\n".join(str(p["content"]) for p in message["parts"] if isinstance(p, Mapping) and p.get("content"))
-    tools = [t.get("function", t) for t in message.get("tool_calls") or () if isinstance(t, Mapping)]
-    called = ", ".join(f"{t.get('name')}({t.get('arguments')})" for t in tools)
-    return f"{text}\n[calls {called}]".strip() if called else text
 
 
 def _earner(span: Span, index: SpanIndex, numbers: Mapping[str, str]) -> str:
@@ -138,7 +112,8 @@ def _issuer(tool: Span, index: SpanIndex, numbers: Mapping[str, str]) -> str | N
     """The call whose answer holds the tool call's id, where no gateway recorded it."""
     tool_call_id = str(tool.attributes.get(semconv.TOOL_CALL_ID) or "")
     for span_id, number in numbers.items():
-        if tool_call_id and tool_call_id in str(index.spans[span_id].attributes.get(semconv.OUTPUT_MESSAGES) or ""):
+        answers = read.said(index.spans[span_id])
+        if tool_call_id and any(call.id == tool_call_id for message in answers for call in message.tool_calls):
             return number
     return None
 

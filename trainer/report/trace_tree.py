@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,9 @@ from rich.text import Text
 from rich.tree import Tree
 
 from agl import semconv
+from agl.errors import UnreadableMessageError
 from agl.mdp.spans import Span
+from agl.messages import read
 from agl.texts import printable
 from agl.tracing.inferred import completed, totals
 from agl.trainer.report.terminal import console
@@ -104,7 +105,7 @@ def line(span: Span, within: str | None = None) -> Text:
         text.append(f"  {facts.get(semconv.INPUT_TOKENS)} -> {sampled} tokens", style="dim")
     match span.operation:
         case semconv.CHAT:
-            text.append(f"  {_short(_answer(facts))}")
+            text.append(f"  {_short(_answer(span))}")
         case semconv.EXECUTE_TOOL:
             text.append(f"  {_short(str(facts.get(semconv.TOOL_CALL_ARGUMENTS, '')))}", style="dim")
             if (result := facts.get(semconv.TOOL_CALL_RESULT)) is not None:
@@ -118,25 +119,13 @@ def line(span: Span, within: str | None = None) -> Text:
     return text
 
 
-def _answer(facts: Mapping[str, Any]) -> str:
-    """A model's answer: its text and the names of the tools that it calls."""
+def _answer(call: Span) -> str:
+    """A model's answer: its text and the names of the tools that it calls; as it was recorded where it is unreadable."""
     try:
-        messages = json.loads(facts.get(semconv.OUTPUT_MESSAGES) or "[]")
-        parts = []
-        for message in messages:
-            if message.get("type") == "function_call":
-                # An item of a Responses answer.
-                parts.append(f"[{message.get('name')}]")
-            content = message.get("content")
-            blocks = content if isinstance(content, list) else [{"text": content}] if content else []
-            for block in blocks:
-                # Strands names the tool within "toolUse", Anthropic in the block itself.
-                tool = (block.get("toolUse") or block).get("name")
-                parts += [str(block["text"])] if block.get("text") else [f"[{tool}]"] if tool else []
-            parts += [f"[{(c.get('function') or c).get('name')}]" for c in message.get("tool_calls") or ()]
-        return " ".join(parts)
-    except (ValueError, AttributeError, TypeError):
-        return ""
+        answers = read.said(call)
+    except UnreadableMessageError:
+        return str(call.attributes[semconv.OUTPUT_MESSAGES])
+    return " ".join(part for m in answers for part in (m.text, *(f"[{c.name}]" for c in m.tool_calls)) if part)
 
 
 def _seconds(seconds: float) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from agl import semconv
-from agl.errors import ConfigError
+from agl.errors import ConfigError, UnreadableMessageError
 from agl.mdp.builder import build_trajectory
 from agl.mdp.selection import Selection
 from agl.mdp.span_index import SpanIndex
@@ -125,6 +125,10 @@ class RecordedAttempt:
             conversation = of_span(span)
         except NoConversationError as error:
             conversation = error
+        except UnreadableMessageError:
+            if span.status != "error" and self._selection.policy_for(span.agent or "") is not None:
+                raise
+            conversation = NoConversationError("in no known form")
         self._conversations[span.span_id] = conversation
         answer = {} if isinstance(conversation, NoConversationError) else conversation.answer
         reason = finish_reason(span)

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypedDict, TypeVar
 
 from agl import semconv
 from agl.errors import ConfigError
+from agl.messages import read, write
 from agl_agentlightning import types as T
 from agl_agentlightning.attributes import filter_and_unflatten_attributes
 from agl_agentlightning.trace_tree import CALL_NAMES, LLM_CALL, TraceTree, counted_reward, is_call, to_triplet
@@ -218,11 +219,8 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
         for span in source:
             attributes: Mapping[str, Any] = span.attributes or {}
             if attributes.get(semconv.OPERATION_NAME) == semconv.CHAT:
-                prompt = json.loads(attributes.get(semconv.INPUT_MESSAGES) or "[]")
-                prompt = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-                answer = json.loads(attributes.get(semconv.OUTPUT_MESSAGES) or "[]")
-                tools = json.loads(attributes.get(semconv.TOOL_DEFINITIONS) or "null")
-                conversations.append({"messages": [*prompt, *answer], "tools": tools})
+                messages = write.to_openai([*read.sent(span), *read.said(span)], text_only=False)
+                conversations.append({"messages": messages, "tools": read.offered(span) or None})
             elif semconv.OPERATION_NAME not in attributes and any(
                 _items(attributes, k) for k in ("prompt", "completion")
             ):

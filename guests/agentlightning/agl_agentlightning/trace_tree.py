@@ -10,6 +10,7 @@ from typing import Any
 
 from agl import semconv
 from agl.errors import ConfigError
+from agl.messages import Message, read, write
 from agl_agentlightning import types as T
 from agl_agentlightning.attributes import filter_and_unflatten_attributes
 from agl_agentlightning.emitter import get_reward_value
@@ -37,8 +38,8 @@ def counted_reward(span: T.Span) -> float | None:
 def to_triplet(span: T.Span, agent: str) -> T.Triplet:
     """The tokens and messages of an LLM call, without its reward."""
     facts = span.attributes or {}
-    prompt = filter_and_unflatten_attributes(facts, "gen_ai.prompt") or facts.get(semconv.INPUT_MESSAGES)
-    answer = filter_and_unflatten_attributes(facts, "gen_ai.completion") or facts.get(semconv.OUTPUT_MESSAGES)
+    prompt = filter_and_unflatten_attributes(facts, "gen_ai.prompt") or _openai(read.sent(span))
+    answer = filter_and_unflatten_attributes(facts, "gen_ai.completion") or _openai(read.said(span))
     response: dict[str, Any] = {"token_ids": list(facts.get(T.RESPONSE_TOKEN_IDS, ())), "raw_content": answer}
     if isinstance(logprobs := facts.get("logprobs.content"), str):
         response["logprobs"] = json.loads(logprobs)
@@ -318,6 +319,10 @@ def _length(node: TraceTree) -> float:
 
 def _encloses(outer: TraceTree, inner: TraceTree) -> bool:
     return _start(outer) <= _start(inner) and _end(inner) <= _end(outer)
+
+
+def _openai(messages: Sequence[Message]) -> str | None:
+    return json.dumps(write.to_openai(messages, text_only=False)) if messages else None
 
 
 def _image_urls(prompt: Any) -> Iterator[str]:

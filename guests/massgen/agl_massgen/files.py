@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 from agl import semconv
 from agl.errors import ConfigError
 from agl.mdp.spans import Span
-from agl.rewards.trace import message_text
+from agl.messages import Message, read, write
 from agl.tracing.inferred import with_messages
 from agl.trainer.report.export.json_files import file_name, to_json
 from agl.trainer.report.export.rows import Record
@@ -251,8 +251,8 @@ def _span(span: Span, run: Span | None) -> TraceSpan | None:
     match span.operation:
         case semconv.CHAT:
             model = str(facts.get(semconv.RESPONSE_MODEL) or facts.get(semconv.REQUEST_MODEL) or "")
-            said = _answer(_json(facts.get(semconv.OUTPUT_MESSAGES)))
-            return PromptSpan(_json(facts.get(semconv.INPUT_MESSAGES)), said, model, error, timestamp=at)
+            sent = write.to_openai(read.sent(span), text_only=False) or None
+            return PromptSpan(sent, _answer(read.said(span)), model, error, timestamp=at)
         case semconv.EXECUTE_TOOL:
             arguments, result = (_json(facts.get(k)) for k in (semconv.TOOL_CALL_ARGUMENTS, semconv.TOOL_CALL_RESULT))
             return ToolSpan(str(facts.get(semconv.TOOL_NAME, "")), arguments, result, error, timestamp=at)
@@ -278,24 +278,12 @@ def _json(text: Any) -> Any:
         return text
 
 
-def _answer(messages: Any) -> str:
+def _answer(messages: Iterable[Message]) -> str:
     """A model's answer: its texts, and its tool calls as JSON."""
     parts: list[str] = []
-    for message in messages if isinstance(messages, list) else ():
-        if not isinstance(message, Mapping):
-            continue
-        if text := message_text(message):
-            parts.append(text)
-        content = message.get("content")
-        used = [
-            b
-            for b in (content if isinstance(content, list) else ())
-            if isinstance(b, Mapping) and b.get("type") == "tool_use"
-        ]
-        calls = [message] if message.get("type") == "function_call" else message.get("tool_calls") or used
-        for function in (call.get("function") or call for call in calls):
-            call = {"name": function.get("name"), "arguments": function.get("arguments", function.get("input"))}
-            parts.append(json.dumps(call, ensure_ascii=False))
+    for message in messages:
+        calls = ({"name": c.name, "arguments": c.arguments} for c in message.tool_calls)
+        parts += [*([message.text] if message.text else []), *(json.dumps(c, ensure_ascii=False) for c in calls)]
     return "\n".join(parts)
 
 
