@@ -1,8 +1,8 @@
 """What an API or a framework wrote -> `Message`s.
 
-Sources: OpenAI API reference (Chat Completions, Responses), Anthropic API reference (Messages), OpenTelemetry's semantic
-conventions for generative AI (`gen_ai.input.messages`), and the objects of LangChain, Strands, Agent Framework and
-Pydantic AI, which spans of earlier versions hold. A part of an unknown kind is kept as it came (`Other`).
+Sources: OpenAI API reference (Chat Completions, Responses), Anthropic API reference (Messages), OpenTelemetry's
+semantic conventions for generative AI (`gen_ai.input.messages`), and the objects of LangChain, Strands, Agent Framework
+and Pydantic AI, which spans of earlier versions hold. A part of an unknown kind is kept as it came (`Other`).
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def _reasoning(part: Mapping[str, Any]) -> Part:
 
 def _call(call: Any, at: str) -> ToolCall:
     function = _field(call, "function") or _field(call, "custom") or call
-    name = _field(function, "name") or _field(function, "tool_name")
+    name = next((n for k in ("name", "tool_name") if (n := _field(function, k)) is not None), None)
     if not isinstance(name, str):
         _refuse(at, "is a tool call without a name")
     arguments = next((function[k] for k in ("arguments", "args", "input") if function.get(k) is not None), "")

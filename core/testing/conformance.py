@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import dataclasses
 import json
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from agl.agents import registry as plugins
 from agl.agents.agent import Outcome, RolloutInfo
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
-from agl.messages import read
+from agl.messages import Other, Text, ToolCall, read
 from agl.testing.capabilities import Row, capability, declared_by
 from agl.testing.provider import Provider, Reply, Script, Seen, last_said, serve
 from agl.testing.subject import GAPS, KEY, NO_NUMBERS, Subject, ToolFailed, add, tool_result, uses_add
@@ -236,6 +237,59 @@ class Conformance:
         assert [[*s.attributes[semconv.SYSTEM_PROMPTS]] for s in chats] == [["better"]] * n
         assert all(better in [m.text for m in read.sent(s)] for s in chats)
 
+    @capability("its messages are read back whole", by_way=True)
+    def test_its_messages_are_read_back_whole(self, subject: Subject, way: str, provider: Provider) -> None:
+        agent = subject.agent(provider.url, "solver")
+        with instrumented(subject), tracing.running(rollout := context(subject)):
+            rollout.prompts = True
+            do(subject, agent, way=way)
+        chats = of(rollout, semconv.CHAT)
+        for chat, seen, reply in zip(chats, provider.seen, provider.replies, strict=True):
+            check_form(subject, chat)
+            [answer] = read.said(chat)
+            # A stream of the scripted provider ends each word with a space.
+            assert (answer.role, answer.text.rstrip()) == ("assistant", reply.content or "")
+            assert [(c.name, json.loads(c.json_arguments)) for c in answer.tool_calls] == [*reply.tools]
+            assert all(isinstance(p, Text | ToolCall) for p in answer.parts)
+            sent = read.sent(chat)
+            who, said = last_said(seen.body)
+            last = sent[-1]
+            assert [said] == ([r.text for r in last.tool_results] if who == "tool" else [last.text])
+            if who == "tool" and len(sent) > 1:
+                assert {r.id for r in last.tool_results} <= {c.id for message in sent for c in message.tool_calls}
+            assert not [p for message in sent for p in message.parts if isinstance(p, Other)]
+        assert ASK in read.sent(chats[0])[-1].text
+
+    @capability("a model's reasoning is recorded apart from its answer", gap="reasoning", by_way=True)
+    def test_reasoning_is_recorded_apart_from_the_answer(self, subject: Subject, way: str, provider: Provider) -> None:
+        if "reasoning" in subject.gaps:
+            pytest.skip(f"{subject.name} drops a model's reasoning")
+        script = provider.script
+        provider.script = lambda body: dataclasses.replace(script(body), reasoning="two and three")
+        agent = subject.agent(provider.url, "solver")
+        with instrumented(subject), tracing.running(rollout := context(subject)):
+            rollout.prompts = True
+            do(subject, agent, way=way)
+        answers = [answer for chat in of(rollout, semconv.CHAT) for answer in read.said(chat)]
+        assert [(a.reasoning, a.text.rstrip()) for a in answers] == [
+            ("two and three", reply.content or "") for reply in provider.replies
+        ]
+
+    @capability("an image in a request is recorded as it came", needs="image_question")
+    def test_an_image_is_recorded_as_it_came(self, subject: Subject, way: str, provider: Provider) -> None:
+        agent = subject.agent(provider.url, "solver")
+        with instrumented(subject), tracing.running(rollout := context(subject)):
+            rollout.prompts = True
+            do(subject, agent, subject.image_question, way=way)
+        for chat, seen in zip(of(rollout, semconv.CHAT), provider.seen, strict=True):
+            check_form(subject, chat)
+            [asked] = [m for m in read.sent(chat) if any(isinstance(p, Other) for p in m.parts)]
+            said = next(m for m in seen.body.get("messages") or seen.body["input"] if m["role"] == "user")
+            kept = [part for part in said["content"] if "text" not in part]
+            assert kept
+            assert [p.value for p in asked.parts if isinstance(p, Other)] == kept
+            assert asked.text == ASK
+
     @capability("twenty rollouts in threads never mix")
     def test_twenty_rollouts_in_threads_never_mix(
         self, subject: Subject, provider: Provider, gateway: Provider
@@ -391,7 +445,7 @@ def instrumented(subject: Subject) -> contextlib.AbstractContextManager[Any]:
     return subject.tracer() if subject.traces_models else plugins.switched_on([subject.tracer()])
 
 
-def do(subject: Subject, agent: Any, question: str = ASK, *, way: str | None = None) -> str:
+def do(subject: Subject, agent: Any, question: Any = ASK, *, way: str | None = None) -> str:
     """The answer of one run, in the first way that there is if none is given."""
     way = way or ways(subject)[0]
     answer = getattr(agent, way)(question)
@@ -410,6 +464,16 @@ def raised_in(rollout: RolloutContext, subject: Subject, agent: Any, way: str) -
 
 def of(rollout: RolloutContext, operation: str) -> list[Span]:
     return [s for s in rollout.spans if s.operation == operation]
+
+
+def check_form(subject: Subject, chat: Span) -> None:
+    """That a span's messages are in OpenTelemetry's form."""
+    for name in (semconv.INPUT_MESSAGES, semconv.OUTPUT_MESSAGES):
+        for message in json.loads(chat.attributes[name]):
+            assert isinstance(message["role"], str)
+            assert all(isinstance(part["type"], str) for part in message["parts"])
+    if "response_facts" not in subject.gaps:
+        assert all(m["finish_reason"] for m in json.loads(chat.attributes[semconv.OUTPUT_MESSAGES]))
 
 
 def kept_headers(seen: Seen) -> dict[str, str]:

@@ -41,13 +41,15 @@ class Seen:
 class Reply:
     """What to answer: text, tool calls as (name, arguments), an HTTP error status, or (status 0) nothing at all.
 
-    `fails`: a stream that ends in an error event instead.
+    `fails`: a stream that ends in an error event instead. `reasoning`: what the model thinks first, as far as the API
+    shows it.
     """
 
     content: str | None = None
     tools: tuple[tuple[str, dict[str, Any]], ...] = ()
     status: int = 200
     fails: bool = False
+    reasoning: str | None = None
 
 
 Script = Callable[[dict[str, Any]], Reply]
@@ -92,12 +94,13 @@ class Provider:
     Attributes:
         url: base URL ending in /v1; `root` is without it (for Anthropic and as a gateway's base URL).
         script: body -> reply; may be replaced at any time.
-        seen: every POST so far.
+        seen: every POST so far. replies: likewise, for those that a script answered.
     """
 
     root: str
     script: Script
     seen: list[Seen] = field(default_factory=list)
+    replies: list[Reply] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -160,6 +163,7 @@ def _answer(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str,
         _send(handler, {"object": "list", "data": [vector], "model": "e", "usage": {"prompt_tokens": 1}})
         return
     reply = provider.script(body)
+    provider.replies.append(reply)
     if reply.status == 0:
         handler.close_connection = True
     elif reply.status != 200:
@@ -215,6 +219,8 @@ def _chat(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str, A
         message: dict[str, Any] = {"role": "assistant", "content": reply.content}
         if calls:
             message["tool_calls"] = calls
+        if reply.reasoning is not None:
+            message["reasoning_content"] = reply.reasoning
         choices = [{"index": i, "message": message, "finish_reason": reason} for i in range(body.get("n") or 1)]
         _send(handler, {**head, "object": "chat.completion", "choices": choices, "usage": usage})
         return
@@ -225,6 +231,8 @@ def _chat(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str, A
 
     def events() -> Iterator[tuple[str | None, dict[str, Any] | str]]:
         yield chunk({"role": "assistant", "content": ""})
+        if reply.reasoning is not None:
+            yield chunk({"reasoning_content": reply.reasoning})
         for word in (reply.content or "").split(" ") if reply.content else ():
             yield chunk({"content": word + " "})
         for i, call in enumerate(calls):
@@ -242,6 +250,9 @@ def _chat(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str, A
 
 def _responses(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str, Any], reply: Reply) -> None:
     output: list[dict[str, Any]] = []
+    if reply.reasoning is not None:
+        summary = {"type": "summary_text", "text": reply.reasoning}
+        output.append({"type": "reasoning", "id": provider.next_id("rs_"), "summary": [summary]})
     if reply.content is not None:
         part = {"type": "output_text", "text": reply.content, "annotations": []}
         output.append({"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [part]})
@@ -268,6 +279,14 @@ def _responses(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[s
                 arguments = {"arguments": item["arguments"], "name": item["name"]}
                 yield {"type": "response.function_call_arguments.delta", **at, "delta": item["arguments"]}
                 yield {"type": "response.function_call_arguments.done", **at, **arguments}
+            elif item["type"] == "reasoning":
+                at["summary_index"] = 0
+                [whole] = item["summary"]
+                yield {"type": "response.output_item.added", "output_index": i, "item": item | {"summary": []}}
+                yield {"type": "response.reasoning_summary_part.added", **at, "part": whole | {"text": ""}}
+                yield {"type": "response.reasoning_summary_text.delta", **at, "delta": whole["text"]}
+                yield {"type": "response.reasoning_summary_text.done", **at, "text": whole["text"]}
+                yield {"type": "response.reasoning_summary_part.done", **at, "part": whole}
             else:
                 at["content_index"] = 0
                 [whole] = item["content"]
@@ -286,7 +305,11 @@ def _responses(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[s
 
 
 def _messages(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str, Any], reply: Reply) -> None:
-    blocks: list[dict[str, Any]] = [] if reply.content is None else [{"type": "text", "text": reply.content}]
+    blocks: list[dict[str, Any]] = []
+    if reply.reasoning is not None:
+        blocks.append({"type": "thinking", "thinking": reply.reasoning, "signature": "signed"})
+    if reply.content is not None:
+        blocks.append({"type": "text", "text": reply.content})
     for name, arguments in reply.tools:
         blocks.append({"type": "tool_use", "id": provider.next_id("toolu_"), "name": name, "input": arguments})
     reason = "tool_use" if reply.tools else "end_turn"
@@ -304,6 +327,9 @@ def _messages(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[st
             if block["type"] == "text":
                 empty: dict[str, Any] = {"text": ""}
                 delta = {"type": "text_delta", "text": block["text"]}
+            elif block["type"] == "thinking":
+                empty = {"thinking": "", "signature": ""}
+                delta = {"type": "thinking_delta", "thinking": block["thinking"]}
             else:
                 empty = {"input": {}}
                 delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}

@@ -33,6 +33,7 @@ GAPS = {
     "error_texts": "The framework's hooks get a tool's exception as text, so the tool's span has no type.",
     "tool_reports": "In this framework a tool can report failure only by raising.",
     "mcp": "MCP tools need a package that is not installed.",
+    "reasoning": "The framework's hooks do not get the model's reasoning.",
     "call_errors": "The framework wraps the SDK's exception in another one; the span has the one that was raised.",
 }
 """What a framework itself does otherwise, in words for the capability matrix (docs/adapters.md)."""
@@ -94,6 +95,7 @@ class Subject:
         prompt: the system prompt of the agents that `agent` makes; None = none, or one of the framework's. The suite
             sets it.
         takes_prompt: whether `agent` heeds `prompt`.
+        image_question: a question with an image, in the framework's form; None if the suite knows none.
         traces_models: whether the adapter opens a span for a model call; otherwise the SDK's tracer does, which the
             trainer switches on as well.
         traces_tools: whether the adapter opens a span for a tool's run.
@@ -114,6 +116,7 @@ class Subject:
     names_agents: ClassVar[bool] = True
     prompt: str | None = None
     takes_prompt: ClassVar[bool] = False
+    image_question: ClassVar[Any] = None
     traces_models: ClassVar[bool] = True
     traces_tools: ClassVar[bool] = True
     sdk: ClassVar[str] = "openai"

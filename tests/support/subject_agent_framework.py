@@ -20,7 +20,7 @@ class AgentFramework(Subject):
     takes_prompt = True
     ways: ClassVar[tuple[str, ...]] = ("invoke",)
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
-    gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "call_errors"})
+    gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "call_errors", "reasoning"})
 
     def agent(self, url: str, name: str) -> Any:
         from agent_framework import Agent, tool
@@ -70,6 +70,7 @@ class AgentFrameworkResponses(AgentFramework):
     name = "agent_framework_responses"
     adapter = "agent_framework"
     response_id = "resp_"
+    gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "call_errors"})
 
     def model(self, url: str) -> Any:
         return responses_client(url)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from subject_openai import PARAMETERS
 from subjects import Loop
@@ -45,6 +45,8 @@ class MessagesLoop(Loop):
                     arguments = ""
                 case "content_block_delta" if event.delta.type == "text_delta":
                     message["content"][-1]["text"] += event.delta.text
+                case "content_block_delta" if event.delta.type == "thinking_delta":
+                    message["content"][-1]["thinking"] += event.delta.thinking
                 case "content_block_delta":
                     arguments += event.delta.partial_json
                     message["content"][-1]["input"] = json.loads(arguments)
@@ -53,7 +55,7 @@ class MessagesLoop(Loop):
     def step(self, history: list[Any], answer: Any) -> str | None:
         calls = [block for block in answer.content if block.type == "tool_use"]
         if not calls:
-            return answer.content[0].text
+            return answer.content[-1].text
         history.append({"role": "assistant", "content": [c.model_dump(include=USED) for c in calls]})
         results = [{"type": "tool_result", "tool_use_id": call.id, "content": str(add(**call.input))} for call in calls]
         history.append({"role": "user", "content": results})
@@ -75,6 +77,10 @@ class BareAnthropic(Subject):
     response_id = "msg_"
     finish_reasons = ("tool_use", "end_turn")
     takes_prompt = True
+    image_question: ClassVar[Any] = [
+        {"type": "text", "text": "what is 2+3?"},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}},
+    ]
     ways = Loop.ways
     async_ways = Loop.async_ways
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from subjects import LangChain, chat_model
 
@@ -16,6 +16,7 @@ class LangChainAnthropic(LangChain):
     sdk = "anthropic"
     response_id = "msg_"
     finish_reasons = ("tool_use", "end_turn")
+    gaps: ClassVar[frozenset[str]] = frozenset({"mcp"})
 
     def model(self, url: str) -> Any:
         from langchain_anthropic import ChatAnthropic
@@ -29,6 +30,7 @@ class LangChainResponses(LangChain):
     name = "langchain_responses"
     adapter = "langchain"
     response_id = "resp_"
+    gaps: ClassVar[frozenset[str]] = frozenset({"mcp"})
 
     def model(self, url: str) -> Any:
         return chat_model(url, use_responses_api=True)

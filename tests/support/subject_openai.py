@@ -104,6 +104,10 @@ class BareOpenAI(Subject):
     ways = Loop.ways
     async_ways = Loop.async_ways
     takes_prompt = True
+    image_question: ClassVar[Any] = [
+        {"type": "text", "text": "what is 2+3?"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+    ]
     loop: ClassVar[type[ChatLoop] | type[ResponsesLoop]] = ChatLoop
 
     def agent(self, url: str, name: str) -> Any:
@@ -119,4 +123,8 @@ class BareOpenAIResponses(BareOpenAI):
     name = "openai_responses"
     adapter = "openai"
     response_id = "resp_"
+    image_question: ClassVar[Any] = [
+        {"type": "input_text", "text": "what is 2+3?"},
+        {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "auto"},
+    ]
     loop = ResponsesLoop

@@ -137,9 +137,13 @@ class LangChain(Subject):
     requires = ("langchain", "langchain_openai")
     frameworks = ("langchain", "langchain_core", "langgraph", "openai")
     takes_prompt = True
+    image_question: ClassVar[Any] = [
+        {"type": "text", "text": "what is 2+3?"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+    ]
     ways = ("invoke", "stream", "batch")
     async_ways = ("ainvoke", "astream", "astream_events", "abatch")
-    gaps: ClassVar[frozenset[str]] = frozenset({"mcp"})
+    gaps: ClassVar[frozenset[str]] = frozenset({"mcp", "reasoning"})
 
     def reporting(self, url: str, name: str) -> Any:
         from langchain.agents import create_agent

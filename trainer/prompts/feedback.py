@@ -81,7 +81,8 @@ def _conversation(chats: Sequence[Span], hidden: set[str]) -> list[str]:
                 lines.append(f"{message.role}: {_cut(message.text)}")
         for message in read.said(span):
             called = ", ".join(f"{c.name}({c.json_arguments})" for c in message.tool_calls)
-            lines.append(f"assistant: {_cut(f'{message.text}\n[calls {called}]'.strip() if called else message.text)}")
+            text = f"{message.text}\n[calls {called}]".strip() if called else message.text
+            lines.append(f"assistant: {_cut(text)}")
         if span.status == "error":
             lines.append(f"the call failed: {_cut(span.status_message or 'unknown')}")
         before = messages

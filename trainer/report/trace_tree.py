@@ -120,7 +120,7 @@ def line(span: Span, within: str | None = None) -> Text:
 
 
 def _answer(call: Span) -> str:
-    """A model's answer: its text and the names of the tools that it calls; as it was recorded where it is unreadable."""
+    """A model's answer: its text and the names of the tools that it calls; as recorded where that is unreadable."""
     try:
         answers = read.said(call)
     except UnreadableMessageError:
