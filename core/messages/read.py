@@ -149,7 +149,16 @@ def _message(item: Any, at: str, role: str | None = None) -> Message:
         return Message(role or "user", (Text(item),))
     if not isinstance(item, Mapping):
         _refuse(at, "is neither a text nor an object")
-    speaker = item.get("role") or ("assistant" if item.get("kind") == "response" else None if "type" in item else role)
+    speaker = item.get("role")
+    if speaker is None:
+        # Of a part that stands alone, the type says what it is.
+        speaker = (
+            "assistant"
+            if item.get("kind") == "response"
+            else role
+            if item.get("type", "message") == "message"
+            else None
+        )
     if not isinstance(speaker, str):
         if item.get("type") == "function_call_output":
             return Message("tool", (ToolResult(_id(item, "call_id"), _result(item.get("output"), at)),))

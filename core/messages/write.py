@@ -96,7 +96,7 @@ def _openai(message: Message, text_only: bool) -> list[dict[str, Any]]:
     calls, texts = message.tool_calls, [p for p in message.parts if isinstance(p, Text)]
     if written and not texts and not calls and not others:
         return written
-    said: dict[str, Any] = {"role": message.role, "content": message.text, **named}
+    said: dict[str, Any] = {"role": message.role, "content": message.text or (None if calls else ""), **named}
     if others:
         parts = (p for p in message.parts if isinstance(p, Text) or (isinstance(p, Other) and p.value in others))
         said["content"] = [{"type": "text", "text": p.content} if isinstance(p, Text) else p.value for p in parts]

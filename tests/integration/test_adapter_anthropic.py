@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import subprocess
 import sys
 import threading
@@ -27,6 +26,7 @@ from agl.agents.agent import Outcome, RolloutInfo
 from agl.agents.registry import ImportedFrameworks
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
+from agl.messages import Message, Text, read
 from agl.testing.provider import Provider, Reply, says, serve
 from agl.tracing.context import RolloutContext
 
@@ -174,8 +174,7 @@ def test_captured_text_can_be_switched_off(provider: Provider, rollout: RolloutC
     rollout.capture_content = False
     invoke(provider)
     with_text, without = chats(rollout)
-    said = [{"role": "assistant", "content": [{"type": "text", "text": "sum 5"}]}]
-    assert json.loads(str(with_text.attributes[semconv.OUTPUT_MESSAGES])) == said
+    assert read.said(with_text) == [Message("assistant", (Text("sum 5"),))]
     assert semconv.OUTPUT_MESSAGES not in without.attributes
 
 

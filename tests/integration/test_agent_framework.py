@@ -24,6 +24,7 @@ from agl.agents.agent import RolloutInfo
 from agl.errors import ConfigError
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
+from agl.messages import read as messages
 from agl.testing.provider import Provider, Reply, says, serve
 from agl.testing.subject import add, uses_add
 from agl.tracing.context import RolloutContext
@@ -134,8 +135,8 @@ def test_parallel_tool_calls_each_have_their_span(stream: bool, provider: Provid
         arguments = json.loads(tools[reward.parent_id or ""].attributes[semconv.TOOL_CALL_ARGUMENTS])
         assert reward.attributes[semconv.REWARD_VALUE] == arguments["a"]
     assert len(tools) == len(of(rollout, semconv.REWARD)) == 4
-    first = json.loads(of(rollout, semconv.CHAT)[0].attributes[semconv.OUTPUT_MESSAGES])
-    assert [json.loads(c["arguments"]) for c in first[0]["tool_calls"]] == [{"a": k, "b": k} for k in range(4)]
+    [first] = messages.said(of(rollout, semconv.CHAT)[0])
+    assert [json.loads(c.json_arguments) for c in first.tool_calls] == [{"a": k, "b": k} for k in range(4)]
     check_nesting(rollout)
 
 
@@ -323,7 +324,7 @@ def test_a_rollout_through_the_gateway_is_recorded_call_by_call(client: Any, str
         chats = of(rollout, semconv.CHAT)
         assert [s.span_id for s in chats] == [c.span_id for c in (first, second)]
         assert (second.parent_id, second.fork_cause) == (first.id, None)
-        assert json.loads(chats[1].attributes[semconv.OUTPUT_MESSAGES])[0]["content"] == "the answer is 5"
+        assert [m.text for m in messages.said(chats[1])] == ["the answer is 5"]
         [span] = of(rollout, semconv.EXECUTE_TOOL)
         assert span.attributes[semconv.TOOL_CALL_ID] == first.tool_call_ids[0]
         assert span.attributes[semconv.TOOL_CALL_RESULT] == "5"

@@ -68,7 +68,7 @@ def test_an_unmodified_program_gets_another_system_prompt(provider: Provider, pr
     assert found["unused_prompts"] == []
     for chat in chats(trace(tmp_path, found["rollout_id"])):
         assert chat["attributes"][semconv.SYSTEM_PROMPTS] == ["style"]
-        assert json.loads(chat["attributes"][semconv.INPUT_MESSAGES])[0]["content"] == 'Write "well".\n'
+        assert json.loads(chat["attributes"][semconv.INPUT_MESSAGES])[0]["parts"][0]["content"] == 'Write "well".\n'
 
 
 def test_a_program_without_agl_gets_it_in_the_bytes_that_it_sent(
@@ -84,7 +84,7 @@ def test_a_program_without_agl_gets_it_in_the_bytes_that_it_sent(
     assert seen.headers["content-length"] == str(len(seen.raw))
     (chat,) = chats(trace(tmp_path))
     assert chat["attributes"][semconv.SYSTEM_PROMPTS] == ["style"]
-    assert json.loads(chat["attributes"][semconv.INPUT_MESSAGES])[0]["content"] == 'Write "well".\n'
+    assert json.loads(chat["attributes"][semconv.INPUT_MESSAGES])[0]["parts"][0]["content"] == 'Write "well".\n'
 
 
 @pytest.mark.parametrize("isolated", [[], ["-I"]], ids=["python", "another language"])

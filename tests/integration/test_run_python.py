@@ -211,7 +211,7 @@ if __name__ == "__main__":
     assert done.returncode == 0, done.stderr
     assert "agl: spans" not in done.stderr
     spans = trace(tmp_path)
-    said = sorted(json.loads(s["attributes"][semconv.INPUT_MESSAGES])[0]["content"] for s in chats(spans))
+    said = sorted(json.loads(s["attributes"][semconv.INPUT_MESSAGES])[0]["parts"][0]["content"] for s in chats(spans))
     assert said == sorted(["main", *["thread"] * 4, "fork", "spawn", "bare fork", "sub"])
     assert outline(spans)[0] == "agent program"
     assert len({s["trace_id"] for s in spans}) == 1

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agl import semconv
-from agl.tracing.provider_formats import ResponseAccumulator, ToolResult, request_messages, tool_results
+from agl.messages import ToolResult, read, write
+from agl.tracing.provider_formats import ResponseAccumulator, request_messages, tool_results
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 SAID = {"role": "assistant", "content": "so", "tool_calls": [CALL]}
@@ -78,8 +79,8 @@ WHOLE_MESSAGE = {
 )  # fmt: skip
 def test_every_form_says_the_same(answer: ResponseAccumulator) -> None:
     facts = answer.facts(content=True)
-    said = json.loads(facts.pop(semconv.OUTPUT_MESSAGES))
-    assert said == [SAID]
+    said = read.answers(json.loads(facts.pop(semconv.OUTPUT_MESSAGES)))
+    assert write.to_openai(said) == [SAID]
     assert facts == {
         semconv.RESPONSE_ID: "c", semconv.RESPONSE_MODEL: "m", semconv.FINISH_REASONS: ["tool_calls"],
         semconv.INPUT_TOKENS: 5, semconv.OUTPUT_TOKENS: 2,
@@ -97,7 +98,7 @@ def test_every_form_says_the_same(answer: ResponseAccumulator) -> None:
     ],
 )
 def test_tool_results(body: dict[str, Any]) -> None:
-    assert tool_results(body) == {"x": ToolResult("5")}
+    assert tool_results(body) == {"x": ToolResult("x", "5")}
 
 
 _json = st.recursive(

@@ -5,12 +5,12 @@ Hook: `tinyagents.add_listener` (tinyagents >= 0.1, < 0.2); nothing is patched.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from agl import semconv, tracing
 from agl.adapters import scopes
 from agl.adapters.base import InstrumentedTracer, Runnable, question
+from agl.messages import write
 from agl.tracing import Scope
 
 if TYPE_CHECKING:
@@ -93,11 +93,12 @@ def _facts(completion: Any, content: bool) -> dict[str, Any]:
     """The attributes of a model's answer; texts only where they are captured."""
     usage = completion.usage
     messages = [choice.message.model_dump(exclude_none=True) for choice in completion.choices]
+    reasons = [choice.finish_reason for choice in completion.choices]
     return {
         semconv.RESPONSE_ID: completion.id,
         semconv.RESPONSE_MODEL: completion.model,
-        semconv.FINISH_REASONS: [choice.finish_reason for choice in completion.choices],
+        semconv.FINISH_REASONS: reasons,
         semconv.INPUT_TOKENS: usage.prompt_tokens if usage else None,
         semconv.OUTPUT_TOKENS: usage.completion_tokens if usage else None,
-        semconv.OUTPUT_MESSAGES: json.dumps(messages, default=str) if content else None,
+        semconv.OUTPUT_MESSAGES: write.answer_json(messages, reasons) if content else None,
     }
