@@ -58,8 +58,9 @@ class Trace:
 
     @property
     def conversation(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-        """(agent, message) of every message to and from the agents, each once, in order of first appearance, in the form
-        of Chat Completions.
+        """(agent, message) of every message to and from the agents, each once, in order of first appearance.
+
+        Messages are in the form of Chat Completions.
 
         A tool's result that no agent was sent is a message of role "tool", too. Of an agent that keeps its own model
         while another is trained, what it was sent is not recorded: there are its answers and tools alone.
