@@ -40,7 +40,7 @@ _NAMES = {
     ),
     "agl_agentlightning.algorithm": ("algorithm",),
     "agl_agentlightning.service": ("LightningClient", "LightningServer"),
-    "agl_agentlightning.store": ("LightningStore", "LightningStoreClient"),
+    "agl_agentlightning.lightning_store": ("LightningStore", "LightningStoreClient"),
     "agl.trainer.engines.vllm": ("VLLMEngine",),
     "agl.trainer.evaluation.evaluate": ("evaluate", "evaluate_async"),
     "agl.trainer.evaluation.evaluation": ("Evaluation",),

@@ -71,9 +71,9 @@ from agl.trainer.service.client import Client as Client
 from agl.trainer.traces.stored import traces as traces
 from agl.trainer.verl.algorithm import VERL as VERL
 from agl_agentlightning.algorithm import algorithm as algorithm
+from agl_agentlightning.lightning_store import LightningStore as LightningStore
+from agl_agentlightning.lightning_store import LightningStoreClient as LightningStoreClient
 from agl_agentlightning.service import LightningClient as LightningClient
 from agl_agentlightning.service import LightningServer as LightningServer
-from agl_agentlightning.store import LightningStore as LightningStore
-from agl_agentlightning.store import LightningStoreClient as LightningStoreClient
 
 __all__: list[str]

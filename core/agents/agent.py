@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from agl.agents.memory import MemoryUse
+from agl.agents.registry import ImportedFrameworks
 from agl.agents.resources import LLM, NamedResources, PromptTemplate, RolloutResources, find_resource
 from agl.errors import ConfigError
 from agl.rewards.function import RewardCaller
@@ -144,9 +145,6 @@ class FunctionAgent:
     def __init__(
         self, function: Callable[..., Any], name: str, error_reward: float | None = None, memory: Any = None
     ) -> None:
-        # The registry imports this module.
-        from agl.agents.registry import ImportedFrameworks
-
         tracers, use = (ImportedFrameworks(),), MemoryUse.of(memory)
         self._function = function
         self._arguments = _argument_kinds(function)
@@ -255,8 +253,6 @@ class LitAgent:
 
 
 def _from_class(instance: LitAgent) -> Agent:
-    from agl.agents.registry import ImportedFrameworks
-
     cls, tracers = type(instance), (ImportedFrameworks(),)
 
     def overrides(*names: str) -> bool:

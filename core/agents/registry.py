@@ -10,13 +10,15 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from agl.agents.agent import Agent, RewardFunction, Tracer
 from agl.agents.memory import MemoryUse
 from agl.errors import ConfigError, reject_unknown
 from agl.tracing.import_hooks import when_imported
 from agl.tracing.threads import carried_across_threads
+
+if TYPE_CHECKING:
+    from agl.agents.agent import Agent, RewardFunction, Tracer
 
 log = logging.getLogger("agl")
 

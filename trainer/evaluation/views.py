@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from agl.trainer.evaluation.evaluation import Comparison, Estimate, Evaluation, Flip, PolicyReport
 from agl.trainer.report import terminal
 from agl.trainer.report.markup import document, styled, table, text
+
+if TYPE_CHECKING:
+    from agl.trainer.evaluation.evaluation import Comparison, Estimate, Evaluation, Flip, PolicyReport
 
 SHOWN_FLIPS = 50
 """How many tasks that flipped an HTML report shows in each direction."""

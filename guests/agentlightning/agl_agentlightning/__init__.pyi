@@ -9,6 +9,7 @@ from agl_agentlightning.emitter import *
 from agl_agentlightning.env_var import *
 from agl_agentlightning.execution import *
 from agl_agentlightning.legacy import *
+from agl_agentlightning.lightning_store import *
 from agl_agentlightning.litagent import *
 from agl_agentlightning.llm_proxy import *
 from agl_agentlightning.logs import configure_logger as configure_logger
@@ -18,7 +19,6 @@ from agl_agentlightning.missing import *
 from agl_agentlightning.otel_types import *
 from agl_agentlightning.prompts import *
 from agl_agentlightning.runner import *
-from agl_agentlightning.store import *
 from agl_agentlightning.store_server import *
 from agl_agentlightning.tracer import *
 from agl_agentlightning.trainer import *

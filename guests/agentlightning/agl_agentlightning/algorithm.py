@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from agl._alias import make_callable
 from agl.errors import ConfigError, reject_unknown
+from agl_agentlightning.lightning_store import LightningStore
 from agl_agentlightning.litagent import LitAgent
 from agl_agentlightning.missing import refuse, require
-from agl_agentlightning.store import LightningStore
 
 if TYPE_CHECKING:
     from agl.trainer.run.run import Run

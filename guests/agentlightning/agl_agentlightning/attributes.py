@@ -249,7 +249,7 @@ def _value(span: Any, key: str) -> Any:
 def get_tracer_provider(inspect: bool = True) -> TracerProvider:
     """agl's tracer provider; within a rollout, spans made with it are recorded with the rollout's own. `inspect`, which
     logged the provider's processors in 0.3, has no effect."""
-    from agl_agentlightning.tracer import LightningSpanProcessor
+    from agl_agentlightning.span_processor import LightningSpanProcessor
 
     provider = tracing.provider()
     LightningSpanProcessor.add_to(provider)

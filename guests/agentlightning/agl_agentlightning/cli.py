@@ -115,8 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     store_options = options.parse_args(parsed.args)
     if store_options.backend == "mongo":
         raise refuse("agl store --backend mongo", "agl store --db postgresql://user:password@host/database")
+    from agl_agentlightning.lightning_store import InMemoryLightningStore
     from agl_agentlightning.logs import setup_logging
-    from agl_agentlightning.store import InMemoryLightningStore
     from agl_agentlightning.store_server import LightningStoreServer
 
     setup_logging(store_options.log_level)

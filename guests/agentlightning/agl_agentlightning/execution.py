@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from agl.errors import reject_unknown
 from agl_agentlightning.components import SpecValueError
-from agl_agentlightning.store import LightningStore
+from agl_agentlightning.lightning_store import LightningStore
 from agl_agentlightning.utils import ExecutionEvent, MultiprocessingEvent, ThreadingEvent
 
 __all__ = [

@@ -19,8 +19,8 @@ from agl.mdp.spans import Span
 from agl.trainer.gateway.http import keyed
 from agl_agentlightning import types as T
 from agl_agentlightning.emitter import get_reward_value
+from agl_agentlightning.lightning_store import LightningStore
 from agl_agentlightning.missing import require
-from agl_agentlightning.store import LightningStore
 
 __all__ = ["FunctionalLitAgent", "LitAgent", "llm_rollout", "prompt_rollout", "rollout"]
 

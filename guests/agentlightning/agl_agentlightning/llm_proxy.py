@@ -33,8 +33,8 @@ from agl.trainer.http.limits import Limits
 from agl.trainer.http.server import HttpServer
 from agl.trainer.runners.recording_proxy import RecordingProxy, decoded, forwarded_headers, json_events
 from agl_agentlightning import types as T
+from agl_agentlightning.lightning_store import LightningStore
 from agl_agentlightning.missing import refuse
-from agl_agentlightning.store import LightningStore
 from agl_agentlightning.store_server import PythonServerLauncherArgs
 
 __all__ = ["LLMProxy", "get_active_llm_proxy", "set_active_llm_proxy"]

@@ -13,8 +13,8 @@ from agl.agents.agent import as_agent
 from agl.errors import ConfigError, RolloutError, reject_unknown
 from agl.mdp.selection import select
 from agl_agentlightning import types as T
+from agl_agentlightning.lightning_store import LightningStore
 from agl_agentlightning.litagent import LitAgent
-from agl_agentlightning.store import LightningStore
 from agl_agentlightning.tracer import AgentOpsTracer
 from agl_agentlightning.utils import system_snapshot
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from agl.errors import ConfigError, StoreError
-from agl_agentlightning.store import _SERVER, LightningStore, LightningStoreClient, _Delegate
+from agl_agentlightning.lightning_store import _SERVER, LightningStore, LightningStoreClient, _Delegate
 
 if TYPE_CHECKING:
     from agl.trainer.store.http.server import StoreServer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import importlib.util
 import json
 import sys
@@ -14,23 +13,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry.sdk.trace import SpanProcessor
-
 from agl import semconv, tracing
 from agl.agents.registry import adapters
 from agl.errors import ConfigError
 from agl.mdp.selection import select
-from agl.mdp.spans import from_otel
 from agl.tracing.context import RolloutContext
-from agl.tracing.open_span import OpenSpan
 from agl_agentlightning import semconv as names
 from agl_agentlightning import types as T
 from agl_agentlightning.attributes import filter_and_unflatten_attributes, format_exception_attributes, get_tracer
+from agl_agentlightning.lightning_store import LightningStore
 from agl_agentlightning.missing import MissingClass
-from agl_agentlightning.store import LightningStore
+from agl_agentlightning.span_processor import LightningSpanProcessor
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+    pass
 
 __all__ = [
     "AgentOpsTracer",
@@ -319,37 +315,6 @@ class SpanRecorder:
 
 
 DummySpanRecordingContext = SpanRecorder
-
-
-class LightningSpanProcessor(SpanProcessor):
-    """Records the spans that a program makes itself with agl's tracer provider in the rollout that they begin in."""
-
-    _added: bool = False
-
-    def __init__(self) -> None:
-        self._scopes: dict[int, tracing.Scope] = {}
-
-    @classmethod
-    def add_to(cls, provider: TracerProvider) -> None:
-        """Add one to agl's provider, once in a process."""
-        if not cls._added:
-            cls._added = True
-            provider.add_span_processor(cls())
-
-    def on_start(self, span: Any, parent_context: Any = None) -> None:
-        scope = tracing.current()
-        # agl's own spans are recorded by what opened them.
-        if scope is not None and not isinstance(span, OpenSpan):
-            self._scopes[span.context.span_id] = scope
-
-    def on_end(self, span: ReadableSpan) -> None:
-        scope = self._scopes.pop(span.context.span_id, None) if span.context else None
-        if scope is not None and not scope.rollout.closed:
-            rollout = scope.rollout
-            recorded = dataclasses.replace(from_otel(span), rollout_id=rollout.rollout_id, attempt=rollout.attempt)
-            rollout.spans.append(recorded)
-            if rollout.on_span_end is not None:
-                rollout.on_span_end(recorded)
 
 
 class WeaveTracer(MissingClass, instead="use OtelTracer; agl.tracing.provider() takes span processors"):

@@ -20,10 +20,10 @@ from agl_agentlightning.execution import (
     ExecutionStrategy,
     SharedMemoryExecutionStrategy,
 )
+from agl_agentlightning.lightning_store import LightningStore, as_store
 from agl_agentlightning.litagent import LitAgent
 from agl_agentlightning.missing import refuse
 from agl_agentlightning.runner import HookAdapter, LitAgentRunner
-from agl_agentlightning.store import LightningStore, as_store
 from agl_agentlightning.tracer import AgentOpsTracer
 from agl_agentlightning.utils import ExecutionEvent
 
