@@ -1,5 +1,10 @@
 """agl trains the LLM agents that people already have. This is the public face; names load on first use.
 
+The core is what an agent's own process needs, on numpy and OpenTelemetry alone: what a call, a message, a reward and a
+transition are (`mdp`, `messages`, `rewards`, `credit`), which rollout, agent and tool they belong to (`tracing`,
+`instrument`), and what can be run as an agent (`agents`; `testing` checks an adapter). Names that belong to the trainer
+say which extra to install if it is not there.
+
 `__init__.pyi` says the same to editors and type checkers.
 """
 
