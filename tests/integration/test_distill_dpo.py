@@ -24,6 +24,7 @@ import agl
 from agl.errors import ConfigError, EngineError, NoTrainableDataError
 from agl.mdp.sequence import merge
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
+from agl.trainer.policies.policies import by_policy
 from agl.trainer.policies.teacher import Teacher
 from agl.trainer.report.explain import describe
 from agl.trainer.store import open_store
@@ -273,7 +274,7 @@ def test_teachers_with_other_tokens_are_refused(
     vocabulary[a], vocabulary[b] = 301, 300
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(
-        ConfigError, match=r"another tokenizer than the student .*: 2 of \d+ tokens are others"
+        ConfigError, match=r"a different tokenizer from the student .*: 2 of \d+ tokens are others"
     ) as refused:
         fit(distill(untrained_model, other), talker, tmp_path / "run")
     assert "agl.SFT" in str(refused.value.hint)
@@ -294,7 +295,7 @@ def test_settings_of_distillation_that_cannot_be_meant() -> None:
     with pytest.raises(ConfigError, match=r"temperature=0\.7"):
         agl.Distill(model="m", teacher=agl.VLLMEngine("http://gpu:8000"), steps=1, temperature=0.7)
     with pytest.raises(ConfigError, match="teacher= has 'b', to which no agent is sent"):
-        agl.Distill(model="m", teacher={"a": "t", "b": "t"}, steps=1).teachers(["a"])
+        by_policy("teacher", {"a": "t", "b": "t"}, ["a"])
 
 
 # -- preference pairs -------------------------------------------------------------------------------------------------
