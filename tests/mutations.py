@@ -403,7 +403,7 @@ MUTATIONS = (
         "trainer/graders/code.py",
         '            "code": code,\n',
         '            "code": f"EXPECTED = {tests!r}\\n{code}",\n',
-        unit("graders_code"),
+        unit("graders_code", "test_a_program_is_not_told_what_is_expected"),
     ),
     Mutation(
         "interval of success too narrow",

@@ -124,6 +124,17 @@ def f(x):
     assert GRADER({"tests": ["assert f(1)"]}, code) == 1.0
 
 
+def test_a_program_is_not_told_what_is_expected() -> None:
+    code = """
+import os, sys
+def f(x):
+    seen = repr([globals(), vars(sys.modules["__main__"]), dict(os.environ), sys.argv])
+    expected = str(918272 + 1)
+    return int(expected) if expected in seen else 0
+"""
+    assert GRADER({"tests": ["assert f(1) == 918273"]}, code) == 0.0
+
+
 def test_tests_do_not_disturb_one_another() -> None:
     task = {"tests": ["assert f() == 1", "assert f() == 1"]}
     assert GRADER(task, "calls = []\ndef f():\n    calls.append(1)\n    return len(calls)") == 1.0
