@@ -244,6 +244,7 @@ def test_the_quickstarts_facts(tmp_path: Path) -> None:
     assert (tmp_path / facts["checkpoint"] / "run.json").is_file()
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_imitation_from_a_shell(tiny_policy: Path, tmp_path: Path) -> None:
     """Two rounds of sampling and imitating; then another policy learns from what the first one's rollouts are."""

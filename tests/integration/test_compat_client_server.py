@@ -62,6 +62,7 @@ def left_in(directory: Path) -> tuple[Sequence[Rollout], set[int], int]:
     return asyncio.run(read())
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_an_algorithm_and_a_runner_in_two_processes(tiny_policy: Path, tmp_path: Path) -> None:
     program = tmp_path / "program.py"

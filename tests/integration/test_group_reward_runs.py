@@ -151,6 +151,7 @@ def test_a_stopped_training_judges_what_was_not_judged(untrained_model: Path, tm
         assert all(entry["train/failed_rollouts"] == 0 for entry in result.history)
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_training_follows_what_the_judge_prefers(tiny_policy: Path, tmp_path: Path) -> None:
     """Exact answers come to be preferred by one who compares rollouts and is shown no answer of the task."""

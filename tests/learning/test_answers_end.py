@@ -16,7 +16,7 @@ from agl.mdp.types import Call
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Rollout, TrainedCall
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.night]
 
 LONGEST, STEPS = 64, 13
 
@@ -42,7 +42,7 @@ def brief(task: Any, output: str) -> float:
     return 1 / (1 + len(output))
 
 
-@pytest.mark.parametrize("build", [strands, pytest.param(openai_agents, marks=pytest.mark.night)])
+@pytest.mark.parametrize("build", [strands, openai_agents])
 def test_answers_get_shorter_until_they_end(build: Callable[[], Any], untrained_model: Path, tmp_path: Path) -> None:
     algorithm = agl.GRPO(
         model=str(untrained_model), group_size=16, batch_size=2, steps=STEPS, learning_rate=1e-2,

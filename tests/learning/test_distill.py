@@ -13,7 +13,7 @@ from roles import WRITER, asked_to_write, writes
 import agl
 from agl.trainer.quickstart.policy import Recipe, Stage, make_policy
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.night]
 
 
 @agl.rollout

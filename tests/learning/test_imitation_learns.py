@@ -26,6 +26,7 @@ def fit(algorithm: Any, directory: Path, *, tasks: int) -> agl.Result:
     )
 
 
+@pytest.mark.night
 def test_a_round_of_rejection_fine_tuning(tiny_policy: Path, tmp_path: Path) -> None:
     rft = agl.RFT(model=str(tiny_policy), rounds=1, samples=SAMPLES, max_batch=64, **POLICY)
     assert gain(fit(rft, tmp_path, tasks=96)) >= GAIN

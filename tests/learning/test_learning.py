@@ -19,6 +19,7 @@ from agl.trainer.local.policy import LocalPolicy
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.night
 def test_lora_learns_too(tiny_policy: Path, tmp_path: Path) -> None:
     result = train(tiny_policy, tmp_path, steps=10, learning_rate=3e-3, lora=agl.LoraSpec(rank=8, alpha=16))
     assert gain(result) >= GAIN

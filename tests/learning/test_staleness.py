@@ -10,7 +10,7 @@ from miniature import GAIN, gain, train
 
 from agl.trainer.store import open_store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.night]
 
 
 def test_it_learns_from_calls_that_are_one_update_old(tiny_policy: Path, tmp_path: Path) -> None:
