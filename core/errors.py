@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T", bound=type)
@@ -162,12 +162,19 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
 
 
-def reject_unknown(options: Iterable[str], known: Iterable[str], what: str) -> None:
-    """Raise `ConfigError` for the first of `options` that is not in `known`; `what` has them."""
+def reject_unknown(
+    options: Iterable[str], known: Iterable[str], what: str, renamed: Mapping[str, str] | None = None
+) -> None:
+    """Raise `ConfigError` for the first of `options` that is not in `known`; `what` has them.
+
+    Args:
+        renamed: names of earlier versions -> today's.
+    """
     names = set(known)
     for word in options:
         if word not in names:
-            raise ConfigError(f"{what} has no option {word!r}", hint=nearest(word, names))
+            new = (renamed or {}).get(word)
+            raise ConfigError(f"{what} has no option {word!r}", hint=f"now {new}=" if new else nearest(word, names))
 
 
 def checked_options(cls: T) -> T:
@@ -177,7 +184,7 @@ def checked_options(cls: T) -> T:
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        reject_unknown(kwargs, known, cls.__name__)
+        reject_unknown(kwargs, known, cls.__name__, getattr(cls, "renamed", None))
         original(self, *args, **kwargs)
 
     cls.__init__ = __init__  # type: ignore[misc]

@@ -124,7 +124,7 @@ def test_rounds_of_rejection_fine_tuning(tiny_policy: Path, tmp_path: Path) -> N
 
 
 def test_a_condition_that_keeps_nothing_says_what_was_seen(tiny_policy: Path, recorded: Path, tmp_path: Path) -> None:
-    rft = agl.RFT(model=str(tiny_policy), samples=2, keep="reward >= 2", **SMALL)
+    rft = agl.RFT(model=str(tiny_policy), samples=2, where="reward >= 2", **SMALL)
     with pytest.raises(NoTrainableDataError, match=r"nothing is left of 12 rollouts .*reward: 0 to 1, mean 0\.5"):
         _trainer(rft, tmp_path / "rft").fit(agent, TASKS)
     data = agl.traces(recorded, where="reward >= 2", mode="dev")
@@ -146,5 +146,5 @@ def test_settings_are_checked_where_they_are_written(settings: dict[str, Any], m
 
 
 def test_a_keep_that_is_no_condition_is_refused() -> None:
-    with pytest.raises(ConfigError, match="keep= is 1, not a condition"):
-        agl.RFT(model="model", keep=1)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="where= is 1, not a condition"):
+        agl.RFT(model="model", where=1)  # type: ignore[arg-type]

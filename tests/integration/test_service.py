@@ -273,7 +273,7 @@ def test_the_file_that_people_have(tmp_path: Path) -> None:
     algorithm = settings.algorithm()
     assert (algorithm.model, algorithm.learning_rate) == ("meta-llama/Llama-3.2-3B-Instruct", 5e-7)
     assert (algorithm.batch_size, algorithm.group_size, algorithm.epochs) == (256, 8, 1)
-    assert (settings.get("nworkers"), settings.get("air_enabled")) == (8, True)
+    assert (settings.get("n_workers"), settings.get("air")) == (8, True)
 
 
 def test_the_command_line_beats_the_file_and_that_the_environment(tmp_path: Path) -> None:
@@ -295,15 +295,16 @@ def test_the_command_line_beats_the_file_and_that_the_environment(tmp_path: Path
         ("training:\n\n  lerning_rate: 1e-5", "line 3: training has no option 'lerning_rate'\n  -> did you mean"),
         ("runtme:\n  nworkers: 1", r"line 2: there is no section 'runtme'\n  -> did you mean 'runtime'"),
         ("training:\n  nworkers: 1", r"line 2: training has no option 'nworkers'\n  -> it belongs to runtime:"),
-        ("training:\n  batch_size: many", r"line 2: training\.batch_size is 'many'"),
-        ("training:\n  steps: 1\n  steps: 2", r"line 3: training\.steps is given twice"),
+        ("training:\n  batch_size: many", r"line 2: batch_size is 'many'"),
+        ("training:\n  steps: 1\n  steps: 2", r"line 3: steps is set twice: steps \(.*line 2\) sets it, too"),
+        ("runtime:\n  nworkers: 1\n  n_workers: 2", r"line 3: n_workers is set twice: nworkers \(.*line 2\)"),
         ("training: 3", r"line 1: training must be a mapping"),
         ("training: [", r"line 1: not YAML"),
         ("model:\n  name: gpt-4o", r"line 2: 'gpt-4o' cannot be trained"),
         ("model:\n  name: m\n  gpus: 4", r"line 3: the embedded trainer uses one GPU, not 4\n.*VERL"),
         ("model:\n  name: m\ntraining:\n  algorithm: groo", r"line 4: there is no algorithm 'groo'\n  -> did you mean"),
         ("model:\n  name: m\nruntime:\n  auto_instrumentation: false", "line 4: instrumentation cannot be"),
-        ("model:\n  name:", r"which model\?"),
+        ("model:\n  name:", r"no model given"),
     ],
 )  # fmt: skip
 def test_a_file_that_is_wrong_is_told_with_its_line(text: str, message: str, tmp_path: Path) -> None:

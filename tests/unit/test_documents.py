@@ -116,7 +116,11 @@ def check_agl(arguments: list[str], *, whole: bool = True) -> None:
         command.make_context(command.name, list(arguments))
         return
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    options = {name for parameter in command.params for name in [*parameter.opts, *parameter.secondary_opts]}
+    options = {
+        name
+        for parameter in command.get_params(typer.Context(command))
+        for name in [*parameter.opts, *parameter.secondary_opts]
+    }
     wrong = [a for a in own if a.startswith("--") and a.partition("=")[0] not in options | {"--help"}]
     assert not wrong, f"agl {command.name} has no {wrong}"
     assert command.name != "agl" or not own or own[0].startswith("-"), f"there is no command {own[0]}"

@@ -306,7 +306,7 @@ class TestEquality:
 
     def test_also_with_kl_entropy_and_mini_batches(self):
         data = rollouts(4, seed=1)
-        options = dict(kl_coef=0.1, entropy_coef=0.01, minibatches=2, epochs=2, seed=3)
+        options = dict(kl_coef=0.1, entropy_coef=0.01, minibatches=2, update_epochs=2, seed=3)
         results = []
         for how in (merge, unmerged):
             model = tiny_model()
@@ -657,7 +657,7 @@ class TestErrors:
             ({"dual_clip": 0.5}, "dual_clip"),
             ({"schedule": "linear"}, "total_steps"),
             ({"total_steps": 5}, "total_steps"),
-            ({"epochs": 0}, "epochs"),
+            ({"update_epochs": 0}, "update_epochs"),
             ({"autocast": "float16"}, "bfloat16"),
             ({"loss_scale_factor": 3.0}, "loss_scale_factor"),
             ({"policy_loss": "nil"}, "nll"),
@@ -678,7 +678,7 @@ class TestState:
         def model() -> Any:
             return lora_model(dropout=0.3) if lora else tiny_model()
 
-        options = dict(minibatches=3, epochs=2, kl_coef=0.1, schedule="linear", total_steps=8, seed=5)
+        options = dict(minibatches=3, update_epochs=2, kl_coef=0.1, schedule="linear", total_steps=8, seed=5)
         data = [rows_of(rollouts(5, seed=k), model=tiny_model()) for k in range(4)]
         straight = learner(model(), **options)
         first = learner(model(), **options)

@@ -16,11 +16,11 @@ from agl.trainer.local.policy import PolicySpec, environment
 
 OWN = {
     "group_size", "batch_size", "steps", "epochs", "adv_estimator", "baseline_decay", "normalize_std",
-    "dynamic_sampling", "max_gen_batches", "overlong", "update_epochs", "temperature", "max_response_tokens",
+    "dynamic_sampling", "max_gen_batches", "overlong", "temperature", "max_response_tokens",
     "val_temperature", "val_every", "val_before_train", "renderer", "prompts", "checkpoint_every",
 }  # fmt: skip
 """Settings of the algorithm that the policy process does not know by that name."""
-DERIVED = {"epochs", "critic", "total_steps", "loss_scale_factor", "seed"}
+DERIVED = {"critic", "total_steps", "loss_scale_factor", "seed"}
 """The learner's settings that follow from others."""
 DEFAULTS = {"dual_clip", "share_prefixes", "beta"}
 """The learner's settings that no policy gradient changes; `beta` is of `agl.DPO`."""
@@ -34,8 +34,8 @@ def names(kind: type) -> set[str]:
 
 def test_every_setting_is_on_both_sides_or_accounted_for() -> None:
     algorithm, learner, spec = names(PolicyGradient), names(LearnerConfig), names(PolicySpec)
-    assert algorithm - learner - spec == OWN - {"epochs"}
-    assert learner - algorithm == (DERIVED | DEFAULTS) - {"epochs"}
+    assert algorithm - learner - spec == OWN
+    assert learner - algorithm == DERIVED | DEFAULTS
     assert spec - algorithm == OF_THE_RUN
 
 
@@ -52,12 +52,12 @@ def test_settings_of_the_same_name_are_passed_on(monkeypatch: pytest.MonkeyPatch
     process = {"model": "m", "device": "cpu", "dtype": "float32", "attention": "sdpa", "lora": LoraSpec(rank=2),
                "max_context": 9, "threads": 2, "max_batch": 5, "max_staleness": 1, "engine": "vllm",
                "gpu_memory": 0.3, "load_timeout": 9.0}  # fmt: skip
-    shared = names(PolicyGradient) & (names(LearnerConfig) | names(PolicySpec)) - {"epochs"}
+    shared = names(PolicyGradient) & (names(LearnerConfig) | names(PolicySpec)) - {"update_epochs"}
     assert changed.keys() | process.keys() == shared
     spec = agl.GRPO(**changed, **process, steps=50, update_epochs=4).policy_spec(seed=6, steps=50)  # type: ignore[arg-type]
     assert {name: getattr(spec.learner, name) for name in changed} == changed
     assert {name: getattr(spec, name) for name in process} == process
-    assert (spec.seed, spec.learner.seed, spec.learner.epochs, spec.learner.total_steps) == (6, 6, 4, 50)
+    assert (spec.seed, spec.learner.seed, spec.learner.update_epochs, spec.learner.total_steps) == (6, 6, 4, 50)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_derived_settings_follow_the_algorithm(algorithm: type[PolicyGradient]) 
     learner = made.policy_spec(seed=0, steps=5).learner
     assert learner.critic == (made.adv_estimator == "gae") == (algorithm is agl.PPO)
     assert learner.loss_scale_factor == (32.0 if algorithm is agl.DrGRPO else None)
-    assert (learner.total_steps, learner.epochs) == (None, made.update_epochs)
+    assert (learner.total_steps, learner.update_epochs) == (None, made.update_epochs)
 
 
 @pytest.mark.parametrize("name", ["loss_agg", "policy_loss", "schedule", "kl_kind", "autocast", "attention"])

@@ -7,10 +7,12 @@ An option is one word. In the file it stands in its section; everywhere else it 
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +29,9 @@ from agl.trainer.algorithms.imitation import SFT
 from agl.trainer.algorithms.loop import LocalTraining
 from agl.trainer.algorithms.preference import DPO
 from agl.trainer.algorithms.rejection import RFT
+from agl.trainer.algorithms.settings import RENAMED
 from agl.trainer.local.config import EngineName, LoraSpec
+from agl.trainer.run.config import RunConfig
 
 ALGORITHMS: Mapping[str, type[LocalTraining]] = {
     "grpo": GRPO,
@@ -53,101 +57,95 @@ ENVIRONMENT = {
     "LIGHTNING_RL_ALGORITHM": "algorithm",
     "AGL_DATABASE_URL": "store",
 }
-_FLAGS = {"nworkers": "workers", "air_enabled": "air", "keep": "where"}
-"""Option -> its flag, where that has another name."""
 _CLOSED = re.compile(r"(gpt-[345]|chatgpt|o[134](-|$)|claude-|gemini-)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelOptions:
-    """Section `model`.
-
-    Attributes:
-        name: a Hugging Face directory or hub id; outside of the file this option is called `model`.
-        lora_rank: train a LoRA adapter of this rank. dtype, max_context, renderer, threads: as for `agl.GRPO`.
-        gpus: 0 = CPU, 1 = a GPU; None = a GPU where there is one.
-        engine: the URL of a `vllm serve` that holds the policy, which is then served and not trained; its key is
-            VLLM_API_KEY. Tokenizer and chat template come from `name`, or from the server's model if `name` is empty.
-            With an algorithm, what samples here: "torch" or "vllm".
-    """
-
-    name: str = ""
-    lora_rank: int | None = None
-    dtype: str = "auto"
-    max_context: int | None = None
-    renderer: str | None = None
-    threads: int | None = None
-    gpus: int | None = None
-    engine: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeOptions:
-    """Section `runtime`.
-
-    Attributes:
-        nworkers: rollouts that each client runs at once. agents: which agents are trained (names, globs); None = all.
-        air_enabled: reward tool outcomes by rule: those of `air_rules`, a Python file on the server, or the client's;
-            those of `agl train` may be in the agent's file, too.
-        credit: how rewards become returns: the name of a class of `agl.credit`, such as `discounted(0.9)`.
-        auto_instrumentation: always on. timeout: seconds per rollout. max_attempts: tries per rollout.
-        silent_seconds: how long a client may be silent before its rollouts are run again.
-        seed: of training. capture_content: whether texts are recorded in addition to the tokens.
-        host, port: address to listen on. store: URL of the store. out: the directory of data, runs and policies.
-        gateways: processes that answer the agents' requests, on the ports after `port`; None = 1, this process.
-    """
-
-    nworkers: int = 4
-    agents: str | list[str] | None = None
-    air_enabled: bool = False
-    air_rules: str | None = None
-    credit: str = "uniform"
-    auto_instrumentation: bool = True
-    timeout: float | None = 600.0
-    max_attempts: int = 2
-    silent_seconds: float = 30.0
-    seed: int = 0
-    capture_content: bool = True
-    host: str = "127.0.0.1"
-    port: int = 8000
-    gateways: int | None = None
-    store: str | None = None
-    out: str = "agl-serve"
-
-
-_OF_MODEL = {f.name for f in fields(ModelOptions)} | {"model", "device", "lora"}
-_AS_TEXT: Mapping[str, Any] = {"keep": str, "by": str, "teacher": str | dict[str, str]}
-"""Options that are objects in Python -> what stands for them here."""
+_MODEL = ("model", "lora", "device", "dtype", "max_context", "renderer", "threads", "engine")
+"""The settings of an algorithm that stand in section `model`, where `model` is called `name`."""
+_OBJECTS = {
+    "tracer", "policies", "group_reward", "runners", "runner_key", "initial_resources", "prompts", "hooks", "progress",
+    "callbacks", "selection",
+}  # fmt: skip
+"""The settings of a run that no text can express, or that a command has under a name of its own."""
+_AS_TEXT: Mapping[str, Any] = {
+    "where": str,
+    "by": str,
+    "teacher": str | dict[str, str],
+    "lora": int | LoraSpec | None,
+    "device": Literal["auto", "cpu", "cuda"],
+    "engine": str | None,
+    "agents": str | list[str] | None,
+    "credit": str,
+    "air": bool,
+    "store": str,
+    "log": str | list[str],
+}
+"""Settings that are objects in Python -> what stands for them here: an adapter's rank, an engine's URL, ..."""
 _CREDITS = ("Uniform", "Discounted", "PerCall", "PerAgent", "Cooperative", "Competitive", "TurnGroups")
 
 
-def _types(cls: type, names: Iterable[str]) -> dict[str, TypeAdapter[Any]]:
-    hints = {**typing.get_type_hints(cls), **_AS_TEXT}
-    return {name: TypeAdapter(hints[name]) for name in names}
+@dataclass(frozen=True)
+class Option:
+    """A setting that can be written as text.
+
+    Attributes:
+        kind: its type. default: of the setting. help: one sentence.
+    """
+
+    kind: Any
+    default: Any
+    help: str
+
+    @cached_property
+    def adapter(self) -> TypeAdapter[Any]:
+        """Checks a value."""
+        return TypeAdapter(self.kind)
 
 
-def _of_algorithm(cls: type[LocalTraining]) -> set[str]:
-    """The options of section `training` that an algorithm has."""
-    return {f.name for f in fields(cls)} - _OF_MODEL - {"data"}
+def _options(cls: type) -> dict[str, Option]:
+    """The fields of a dataclass, with the first sentence that its docstring has on each."""
+    hints, docs = {**typing.get_type_hints(cls), **_AS_TEXT}, attribute_docs(cls)
+    return {
+        f.name: Option(hints[f.name], f.default, docs.get(f.name, ""))
+        for f in fields(cls)
+        if f.name not in _OBJECTS or cls is not RunConfig
+    }
 
 
-SECTIONS: Mapping[str, Mapping[str, TypeAdapter[Any]]] = {
-    "model": _types(ModelOptions, (f.name for f in fields(ModelOptions))),
+def attribute_docs(cls: type) -> dict[str, str]:
+    """The first sentence on each attribute, from the docstrings of a class and its bases."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        section = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]
+        text = re.sub(r"\n {5,}", " ", section)
+        for name, sentence in re.findall(r"(?:^ +|(?<=\. ))(\w+): (.+?)(?:\.(?= |$)|$)", text, re.MULTILINE):
+            docs[name] = sentence.replace("`", "")
+    return docs
+
+
+_ALGORITHMS: Mapping[type[LocalTraining], Mapping[str, Option]] = {cls: _options(cls) for cls in ALGORITHMS.values()}
+SECTIONS: Mapping[str, Mapping[str, Option]] = {
+    "model": {name: _ALGORITHMS[GRPO][name] for name in _MODEL},
     "training": {
-        "algorithm": TypeAdapter(str),
-        **{name: kind for cls in ALGORITHMS.values() for name, kind in _types(cls, _of_algorithm(cls)).items()},
+        "algorithm": Option(str, "grpo", f"one of {', '.join(ALGORITHMS)}"),
+        **{
+            name: option
+            for cls in reversed([*_ALGORITHMS])
+            for name, option in _ALGORITHMS[cls].items()
+            if name not in (*_MODEL, "data")
+        },
     },
-    "runtime": _types(RuntimeOptions, (f.name for f in fields(RuntimeOptions))),
+    "runtime": {
+        **_options(RunConfig),
+        "air_rules": Option(str | None, None, "Python file with the rules of --air"),
+    },
 }
-OPTIONS: Mapping[str, TypeAdapter[Any]] = {
-    ("model" if (section, name) == ("model", "name") else name): kind
-    for section, options in SECTIONS.items()
-    for name, kind in options.items()
-}
-RUN_OPTIONS = frozenset(
-    {*SECTIONS["training"], "agents", "air_enabled", "credit", "timeout", "max_attempts", "seed", "silent_seconds"}
-    - {"prompts"}
-)
+OPTIONS: Mapping[str, Option] = {name: option for options in SECTIONS.values() for name, option in options.items()}
+_OF_SERVER = {
+    "prompts", "n_workers", "air_rules", "host", "port", "store", "directory", "gateways", "capture_content", "log",
+    "project", "name",
+}  # fmt: skip
+RUN_OPTIONS = frozenset({*SECTIONS["training"], *SECTIONS["runtime"]} - _OF_SERVER)
 """Options that a client can set for its run: none that names a file of the server."""
 
 
@@ -169,13 +167,34 @@ class Settings:
         Raises:
             ConfigError: an unknown option, or a value that it cannot take.
         """
-        values = {}
-        for name, value in options.items():
-            if name not in set(known):
+        return cls._collect(((name, value, origin) for name, value in options.items()), known)
+
+    @classmethod
+    def _collect(cls, written: Iterable[tuple[str, Any, str]], known: Iterable[str] = OPTIONS) -> Settings:
+        """Check (name, value, origin) of options, which may have the names of earlier versions."""
+        values, origins, names = {}, {}, {}
+        for name, value, origin in written:
+            if name == "auto_instrumentation":
+                if value is not True:
+                    raise ConfigError(
+                        f"{origin}: instrumentation cannot be switched off",
+                        hint="a call that is not traced cannot be trained; agents= leaves agents out of training",
+                    )
+                continue
+            option = RENAMED.get(name, name)
+            if option not in set(known):
                 raise ConfigError(f"{origin}: there is no option {name!r}", hint=nearest(name, known))
-            if value is not None:
-                values[name] = _checked(OPTIONS[name], name, value, origin)
-        return cls(values, dict.fromkeys(values, origin))
+            if option in names:
+                raise ConfigError(
+                    f"{origin}: {name} is set twice: {names[option]} sets it, too", hint="leave one of them out"
+                )
+            names[option] = f"{name} ({origin})"
+            if value is None:
+                continue
+            if name == "gpus":
+                value = _device(value, origin)
+            values[option], origins[option] = _checked(OPTIONS[option].adapter, name, value, origin), origin
+        return cls(values, origins)
 
     @classmethod
     def of_environment(cls, environ: Mapping[str, str]) -> Settings:
@@ -195,7 +214,7 @@ class Settings:
         """
         import yaml
 
-        settings = cls()
+        written = []
         for assignment in assignments:
             name, equals, text = assignment.partition("=")
             if not equals:
@@ -204,25 +223,27 @@ class Settings:
                 value = yaml.safe_load(text)
             except yaml.YAMLError as error:
                 raise ConfigError(f"--set {name}: {text!r} cannot be read: {error}") from None
-            settings = settings.under(cls.of({name.strip(): value}, f"--set {assignment}"))
-        return settings
+            written.append((name.strip(), value, f"--set {assignment}"))
+        return cls._collect(written)
 
     @classmethod
     def of_command_line(
         cls, flags: Mapping[str, Any], assignments: Iterable[str], config: Path | None, base: Settings
     ) -> Settings:
-        """The options of a command: `base`, overridden by the file, by assignments, by flags.
+        """The options of a command: `base`, overridden by the file, and that by assignments and flags.
 
         Args:
             flags: option -> value, None where it was left out.
         """
         settings = base if config is None else base.under(cls.of_file(config))
-        values, origins = {}, {}
-        for name, value in flags.items():
-            flag = cls.of({name: value}, f"--{_FLAGS.get(name, name).replace('_', '-')}")
-            values |= flag.values
-            origins |= flag.origins
-        return settings.under(cls.of_assignments(assignments)).under(cls(values, origins))
+        assigned = cls.of_assignments(assignments)
+        written = cls._collect((n, v, f"--{n.replace('_', '-')}") for n, v in flags.items() if v is not None)
+        for name in written.values.keys() & assigned.values.keys():
+            raise ConfigError(
+                f"{written.origins[name]}: {name} is set twice: {assigned.origins[name]} sets it, too",
+                hint="leave one of them out",
+            )
+        return settings.under(assigned).under(written)
 
     @classmethod
     def of_file(cls, path: str | Path) -> Settings:
@@ -231,20 +252,18 @@ class Settings:
         Raises:
             ConfigError: the file cannot be read; or as for `of`, with the line.
         """
-        values, origins = {}, {}
+        written = []
         for section, name, value, line in _entries(Path(path)):
             where = f"{path} line {line}"
             if section not in SECTIONS:
                 raise ConfigError(f"{where}: there is no section {section!r}", hint=nearest(section, SECTIONS))
-            if name not in SECTIONS[section]:
-                sections = [s for s, options in SECTIONS.items() if name in options]
+            option = "model" if (section, name) == ("model", "name") else RENAMED.get(name, name)
+            if option not in {*SECTIONS[section], "auto_instrumentation"}:
+                sections = [s for s, options in SECTIONS.items() if option in options]
                 hint = f"it belongs to {sections[0]}:" if sections else nearest(name, SECTIONS[section])
                 raise ConfigError(f"{where}: {section} has no option {name!r}", hint=hint)
-            option = "model" if (section, name) == ("model", "name") else name
-            if value is not None:
-                values[option] = _checked(SECTIONS[section][name], f"{section}.{name}", value, where)
-                origins[option] = where
-        return cls(values, origins)
+            written.append(("model" if option == "model" else name, value, where))
+        return cls._collect(written)
 
     def under(self, over: Settings) -> Settings:
         """These options, overridden by those of `over`; `steps` overrides `epochs` and the other way round."""
@@ -255,28 +274,9 @@ class Settings:
 
     def get(self, name: str) -> Any:
         """The option's value, or its default."""
-        if name in self.values:
-            return self.values[name]
-        for cls in (RuntimeOptions, ModelOptions):
-            default = next((f.default for f in fields(cls) if f.name == name), ...)
-            if default is not ...:
-                return default
-        return None
-
-    @property
-    def device(self) -> Literal["auto", "cpu", "cuda"]:
-        """The device of the policy.
-
-        Raises:
-            ConfigError: more GPUs than the embedded trainer uses.
-        """
-        gpus = self.get("gpus")
-        if gpus is not None and (gpus < 0 or gpus > 1):
-            raise ConfigError(
-                f"{self.origins.get('gpus', 'gpus')}: the embedded trainer uses one GPU, not {gpus}",
-                hint="0 is the CPU, 1 a GPU; for several, train with algorithm=agl.VERL(config) in a script",
-            )
-        return "auto" if gpus is None else "cuda" if gpus else "cpu"
+        if name in self.values or name in (*SECTIONS["training"], "model", "engine"):
+            return self.values.get(name)
+        return None if OPTIONS[name].default is MISSING else OPTIONS[name].default
 
     def model(self) -> str:
         """The model.
@@ -286,7 +286,7 @@ class Settings:
         """
         name = self.get("model")
         if not name:
-            raise ConfigError("which model?", hint="--model DIR, or model: name: in --config")
+            raise ConfigError("no model given", hint="--model DIR, or model: name: in --config")
         if _CLOSED.match(name) and not Path(name).exists():
             raise ConfigError(
                 f"{self.origins.get('model', 'model')}: {name!r} cannot be trained: its provider keeps its weights",
@@ -301,7 +301,7 @@ class Settings:
         Raises:
             ConfigError: there is no such credit, or it has no such options.
         """
-        text, origin = self.get("credit"), self.origins.get("credit", "credit")
+        text, origin = self.values.get("credit", "uniform"), self.origins.get("credit", "credit")
         match = re.fullmatch(r"\s*([\w-]+)\s*(\(.*\))?\s*", text)
         by_word = {_word(name): name for name in _CREDITS}
         if match is None or _word(match[1]) not in by_word:
@@ -317,8 +317,7 @@ class Settings:
 
     def run_options(self) -> dict[str, Any]:
         """What `agl.Trainer` is given, whoever starts the run."""
-        names = ("agents", "seed", "max_attempts", "timeout", "silent_seconds", "capture_content", "port", "gateways")
-        return {name: self.get(name) for name in names} | {"n_workers": self.get("nworkers"), "credit": self.credit()}
+        return {name: self.get(name) for name in _options(RunConfig)} | {"credit": self.credit()}
 
     def algorithm(self, steps: int | None = None, **objects: Any) -> LocalTraining:
         """The algorithm with its settings.
@@ -337,10 +336,10 @@ class Settings:
                 f"{self.origins['engine']}: the weights of another server cannot be trained here",
                 hint="leave the algorithm out to serve them unchanged, or the engine to train the model",
             )
-        names = _of_algorithm(cls)
-        defaults = {f.name: f.default for f in fields(cls)}
-        for name, default in defaults.items():
-            if default is MISSING and name not in {"model", *objects, *self.values}:
+        settings = _ALGORITHMS[cls]
+        names = settings.keys() - {*_MODEL, "data"}
+        for name, option in settings.items():
+            if option.default is MISSING and name not in {"model", *objects, *self.values}:
                 how = "--data STORE of agl train" if name == "data" else f"--set {name}=..."
                 raise ConfigError(f"{cls.__name__} needs {name}=", hint=how)
         options: dict[str, Any] = {}
@@ -350,15 +349,12 @@ class Settings:
                     origin = self.origins[name]
                     raise ConfigError(f"{origin}: {cls.__name__} has no option {name!r}", hint=nearest(name, names))
                 options[name] = reward(value) if name == "by" else value
-        if not {"steps", "epochs"} & set(options) and defaults["steps"] is defaults["epochs"] is None:
+        if not {"steps", "epochs"} & set(options) and cls.timed:
             options |= {"steps": steps} if steps and getattr(cls, "needs_tasks", True) else {"epochs": 1}
-        for name in ("dtype", "max_context", "renderer", "threads", "engine"):
-            if name in self.values:
-                options[name] = self.values[name]
-        rank = self.get("lora_rank")
-        lora = LoraSpec(rank=rank, alpha=2.0 * rank) if rank else None
-        options |= {"model": self.model(), "device": self.device, "lora": lora, **objects}
-        return cls(**options)
+        options |= {name: self.values[name] for name in _MODEL if name in self.values} | {"model": self.model()}
+        if isinstance(rank := options.get("lora"), int):
+            options["lora"] = LoraSpec(rank=rank, alpha=2.0 * rank)
+        return cls(**options, **objects)
 
     def check(self) -> None:
         """Check that the options fit together, before anything is started.
@@ -368,14 +364,8 @@ class Settings:
         """
         if self.get("engine") is None:
             self.model()
-        _ = self.device
         if self.get("algorithm") is not None:
             self.algorithm()
-        if not self.get("auto_instrumentation"):
-            raise ConfigError(
-                f"{self.origins['auto_instrumentation']}: instrumentation cannot be switched off",
-                hint="a call that is not traced cannot be trained; agents= leaves agents out of training",
-            )
 
 
 def algorithm_class(name: str | None, origin: str = "algorithm") -> type[LocalTraining]:
@@ -390,6 +380,16 @@ def algorithm_class(name: str | None, origin: str = "algorithm") -> type[LocalTr
         hint = f"agl.{script_only[word]} is used in a script" if word in script_only else nearest(word, ALGORITHMS)
         raise ConfigError(f"{origin}: there is no algorithm {name!r}", hint=hint)
     return ALGORITHMS[word]
+
+
+def _device(gpus: Any, origin: str) -> str:
+    """The device that a number of GPUs stood for."""
+    if gpus not in (0, 1):
+        raise ConfigError(
+            f"{origin}: the embedded trainer uses one GPU, not {gpus}",
+            hint="device: cpu or cuda; for several, train with algorithm=agl.VERL(config) in a script",
+        )
+    return "cuda" if gpus else "cpu"
 
 
 def _word(name: str) -> str:
@@ -421,15 +421,11 @@ def _entries(path: Path) -> list[tuple[str, str, Any, int]]:
     entries: list[tuple[str, str, Any, int]] = []
     if root is None:
         return entries
-    seen: set[tuple[str, str]] = set()
     for section, body in _pairs(root, path, "sections"):
         if isinstance(body, yaml.ScalarNode) and body.value == "":
             continue
         for key, node in _pairs(body, path, section.value):
             line = key.start_mark.line + 1
-            if (section.value, key.value) in seen:
-                raise ConfigError(f"{path} line {line}: {section.value}.{key.value} is given twice")
-            seen.add((section.value, key.value))
             loader = yaml.SafeLoader("")
             try:
                 entries.append((section.value, key.value, loader.construct_document(node), line))
@@ -444,6 +440,6 @@ def _pairs(node: Any, path: Path, what: str) -> list[tuple[Any, Any]]:
     if type(node).__name__ != "MappingNode":
         raise ConfigError(
             f"{path} line {node.start_mark.line + 1}: {what} must be a mapping",
-            hint="as in\nmodel:\n  name: DIR\ntraining:\n  algorithm: grpo\nruntime:\n  nworkers: 8",
+            hint="as in\nmodel:\n  name: DIR\ntraining:\n  algorithm: grpo\nruntime:\n  n_workers: 8",
         )
     return node.value

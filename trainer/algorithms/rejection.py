@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from agl.errors import checked_options
+from agl.errors import ConfigError, checked_options
 from agl.mdp.conditions import Where, condition, reward
 from agl.trainer.algorithms.loop import LocalTraining
 from agl.trainer.algorithms.settings import IMITATION_RATE
@@ -27,18 +27,25 @@ class RFT(LocalTraining):
     Sources: STaR, arXiv 2203.14465 (here each round goes on from the last one's weights); ReST-EM, arXiv 2312.06585.
 
     Attributes:
-        rounds: how many. samples: rollouts per task and round. tasks: of a round; None = all of the dataset.
-        keep: which rollouts are imitated: a condition such as `agl.reward() >= 1`, or a function of an attempt.
-        per_task: at most so many of a task's, the best and then the oldest; None for all.
-        epochs: passes over what was kept in a round. minibatches: optimiser steps per pass.
+        rounds: rounds of sampling and imitation.
+        samples: rollouts per task and round.
+        tasks: tasks of a round; None = all of the dataset.
+        where: learn only from rollouts whose rewards meet this condition, such as "reward>=1". In Python also
+            `agl.reward() >= 1`, or a function of an attempt.
+        per_task: largest number of rollouts of a task to learn from, the best and then the oldest; None for all.
+        update_epochs: passes over what was chosen in a round.
+        minibatches: optimiser steps per pass.
     """
+
+    timed: ClassVar[bool] = False
+    renamed: ClassVar[dict[str, str]] = {"keep": "where"}
 
     rounds: int = 3
     samples: int = 4
     tasks: int | None = None
-    keep: Where = reward() >= 1
+    where: Where = reward() >= 1
     per_task: int | None = None
-    epochs: int | None = 2
+    update_epochs: int = 2
     minibatches: int = 8
     learning_rate: float = IMITATION_RATE
     val_every: int = 1
@@ -47,11 +54,16 @@ class RFT(LocalTraining):
     def __post_init__(self) -> None:
         require_positive(rounds=self.rounds, samples=self.samples, tasks=self.tasks, minibatches=self.minibatches)
         check_per_task(self.per_task)
-        condition(self.keep, option="keep")
+        condition(self.where, option="where")
+        if self.steps is not None or self.epochs is not None:
+            raise ConfigError(
+                f"RFT with steps={self.steps}, epochs={self.epochs}",
+                hint="rounds= says how long it trains, update_epochs= how often it passes over what a round chose",
+            )
         LocalTraining.__post_init__(self)
 
     def _learner_settings(self) -> dict[str, Any]:
-        return {"policy_loss": "nll", "epochs": self.epochs, "minibatches": self.minibatches}
+        return {"policy_loss": "nll", "minibatches": self.minibatches}
 
     async def source(self, run: Run) -> Source:
         tasks = self.tasks and min(self.tasks, len(run.train))
@@ -63,5 +75,5 @@ class RFT(LocalTraining):
         Raises:
             NoTrainableDataError: no rollout is kept; says what their rewards were.
         """
-        chosen = choose(candidates(sample.results), where=self.keep, per_task=self.per_task).require()
-        return worth_of_chosen(sample.results, chosen, f"not kept ({chosen.where}), or the same as another")
+        chosen = choose(candidates(sample.results), where=self.where, per_task=self.per_task).require()
+        return worth_of_chosen(sample.results, chosen, f"not chosen ({chosen.where}), or the same as another")

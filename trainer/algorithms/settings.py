@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from agl.agents.prompts import load_prompts, prompts_digest
 from agl.errors import ConfigError, nearest
@@ -18,6 +18,16 @@ from agl.trainer.objectives.advantages import GROUPED
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.run import Run
 
+RENAMED = {
+    "nworkers": "n_workers",
+    "out": "directory",
+    "lora_rank": "lora",
+    "gpus": "device",
+    "air_enabled": "air",
+    "keep": "where",
+}
+"""Names of earlier versions, which files, command lines, clients and checkpoints may still have -> today's names."""
+
 IMITATION_RATE = 1e-5
 """A usual learning rate where answers are imitated: every token pulls the same way, unlike in a policy gradient."""
 
@@ -27,31 +37,46 @@ class TrainingSettings:
     """The settings of every algorithm that trains on this machine.
 
     Attributes:
-        model: a Hugging Face directory or hub id.
-        steps: updates; or `epochs`: passes over the training data. One of the two.
-        learning_rate, warmup_steps, schedule, betas, weight_decay, grad_clip: of AdamW; the schedule is "constant" or
-            "linear" (down to 0 at the last step).
-        loss_agg: "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", or "seq-mean-token-sum-norm" (divided by
-            `max_response_tokens`).
-        temperature, max_response_tokens: of training's sampling, whatever the agent asks for.
-        val_temperature: of validation; None leaves the agent's own. val_every: steps between validations.
-        val_before_train: whether there is one before the first step.
-        lora: train adapters of this shape instead of the full weights.
-        device, dtype, max_context, threads: of the policy process; "auto"/None choose by the machine.
-        renderer: a name from the `renderers` package; None chooses by the model.
-        max_tokens_per_microbatch, max_batch: of learner and engine; None chooses by the device.
+        model: Hugging Face directory or hub id of the model to train.
+        steps: updates of the policy; give this or `epochs`.
+        epochs: passes over the training data, instead of `steps`.
+        learning_rate: peak learning rate of AdamW.
+        warmup_steps: steps of linear warm-up of the learning rate.
+        schedule: learning rate after the warm-up: "constant", or "linear" (down to 0 at the last step).
+        betas: AdamW's decay rates of its two moments.
+        weight_decay: AdamW's weight decay.
+        grad_clip: largest norm of the gradient.
+        loss_agg: mean of the loss: "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", or
+            "seq-mean-token-sum-norm" (divided by `max_response_tokens`).
+        temperature: sampling temperature during training, whatever the agent requests.
+        max_response_tokens: token limit of an answer, during training and validation.
+        val_temperature: sampling temperature of validation; None = what the agent requests.
+        val_every: steps between validations.
+        val_before_train: validate before the first step.
+        lora: train a LoRA adapter instead of the full weights: its rank, or in Python an `agl.LoraSpec`.
+        device: device of the policy: "cpu", "cuda" or "auto" (cuda where there is a GPU).
+        dtype: dtype of the weights: "float32", "bfloat16", "float16" or "auto" (by the device).
+        max_context: token limit of a prompt with its answer; None = the model's.
+        threads: CPU threads of the policy process; None = as torch chooses.
+        renderer: name of a renderer of the package `renderers`; None = chosen by the model.
+        max_tokens_per_microbatch: tokens of one forward pass of the learner; None = by the device.
+        max_batch: requests that the engine samples at once.
         engine: what samples: "torch", in the learner's process, or "vllm", in a separate one on the same device.
-        gpu_memory: of "vllm", its share of the GPU's memory; None = 0.4. While the learner works it is the learner's.
-        attention, autocast: "eager" or "sdpa" (where rows share no prefixes), and "float32" or "bfloat16": how the
-            learner computes; None chooses by the device.
+        gpu_memory: share of the GPU's memory that "vllm" takes; None = 0.4. While the learner works it is the
+            learner's.
+        attention: attention of the learner where rows share no prefixes: "eager" or "sdpa"; None = by the device.
+        autocast: dtype that the learner computes in: "float32" or "bfloat16"; None = by the device.
         activation_checkpointing: keep only each layer's input for the backward pass: a third more computation, a
             fraction of the memory.
-        prompts: a directory of prompts, as `Trainer(prompts=...)` takes it: what `agl.GEPA` or `agl.APO` found.
-        checkpoint_every: steps between checkpoints; None: each step where a small model samples, else every 10; also at
-            the end and on Ctrl-C.
-        load_timeout: how long loading the model may make no progress, in seconds, before the run fails: no byte of a
-            download, no tensor, nothing read from the disk, and with "vllm" no new line of its log. None = for ever.
+        prompts: directory of prompts that the agents get: what `agl.GEPA` or `agl.APO` found.
+        checkpoint_every: steps between checkpoints; None = each step where a small model samples, else every 10. One
+            is also written at the end and on Ctrl-C.
+        load_timeout: time limit for loading the model without any progress, in seconds: no byte of a download, no
+            tensor, nothing read from the disk, and with "vllm" no new line of its log. None = no limit.
     """
+
+    timed: ClassVar[bool] = True
+    """Whether `steps` or `epochs` say how long it trains."""
 
     model: str
     steps: int | None = None
@@ -97,7 +122,7 @@ class TrainingSettings:
             checkpoint_every=self.checkpoint_every,
             load_timeout=self.load_timeout,
         )
-        if (self.steps is None) == (self.epochs is None):
+        if self.timed and (self.steps is None) == (self.epochs is None):
             raise ConfigError(f"{type(self).__name__} needs either steps= or epochs=", hint="for example steps=200")
         if self.attention is not None:
             _require_known("attention", self.attention, Attention)
@@ -124,7 +149,6 @@ class TrainingSettings:
     def policy_spec(self, seed: int, steps: int) -> PolicySpec:
         """The settings of the policy process: fields of the same name are passed on, the others are derived."""
         learner = _common(self, LearnerConfig) | {
-            "epochs": 1,  # here `epochs` counts passes over the training data
             "total_steps": steps if self.schedule == "linear" else None,
             "loss_scale_factor": float(self.max_response_tokens) if self.loss_agg.endswith("-norm") else None,
             "seed": seed,
@@ -138,14 +162,14 @@ class TrainingSettings:
 
     def identity(self, run: Run, steps: int) -> dict[str, Any]:
         """What a resumed run must have in common with the one that it continues."""
-        settings = replace(self, steps=steps, epochs=None)
+        values = {f.name: getattr(self, f.name) for f in fields(self)} | {"steps": steps, "epochs": None}
         changeable = {
             "checkpoint_every", "threads", "device", "val_every", "activation_checkpointing", "engine", "gpu_memory",
             "prompts", "load_timeout",
         }  # fmt: skip
         identity = {
             "algorithm": type(self).__name__,
-            **{f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in changeable},
+            **{name: value for name, value in values.items() if name not in changeable},
             "policies": {n: run.config.policies.get(n) for n in run.config.selection.policies},
             "prompts": None if self.prompts is None else prompts_digest(load_prompts(self.prompts)),
         }
@@ -157,25 +181,36 @@ class PolicyGradientSettings(TrainingSettings):
     """The settings of a policy-gradient algorithm, in addition to those of any training.
 
     Attributes:
-        group_size: rollouts per task. batch_size: tasks per step.
+        group_size: rollouts per task.
+        batch_size: tasks per step.
         adv_estimator: how returns become advantages: "grpo", "rloo", "reinforce_plus_plus",
             "reinforce_plus_plus_baseline", "running_baseline" or, with a value head, "gae".
-        baseline_decay: of "running_baseline": the share of its old value that an agent's baseline keeps in a step.
-        gamma, lam, value_coef, value_clip, value_learning_rate: of "gae" and its value head.
-        policy_loss: "vanilla" clips the ratio of each token, "gspo" that of each answer.
-        rollout_is, rollout_is_threshold: truncated importance sampling by "token" or "sequence", for behaviour
-            log-probs that are not quite the learner's; None takes them as they are.
-        clip_low, clip_high: of the importance ratio. kl_coef, kl_kind: penalty towards the initial policy ("k1", "k2",
-            "k3"). entropy_coef: bonus.
+        baseline_decay: share of its old value that an agent's "running_baseline" keeps in a step.
+        gamma: discount per token of "gae".
+        lam: lambda of "gae".
+        value_coef: weight of the value head's loss, of "gae".
+        value_clip: how far a value may move in one update, of "gae"; None = no limit.
+        value_learning_rate: learning rate of the value head, of "gae"; None = `learning_rate`.
+        policy_loss: ratio that is clipped: "vanilla", that of each token, or "gspo", that of each answer.
+        rollout_is: truncated importance sampling by "token" or "sequence", for behaviour log-probs that are not quite
+            the learner's; None = as they are.
+        rollout_is_threshold: largest weight of `rollout_is`.
+        clip_low: how far below 1 the importance ratio may be.
+        clip_high: how far above 1 the importance ratio may be.
+        kl_coef: weight of the KL penalty towards the initial policy.
+        kl_kind: estimator of the KL divergence: "k1", "k2" or "k3".
+        entropy_coef: weight of the entropy bonus.
         normalize_std: divide advantages by the group's standard deviation.
         dynamic_sampling: sample further tasks in place of those whose rollouts all had the same return, so that
-            `batch_size` tasks have something to learn from; at most `max_gen_batches` rounds of sampling a step.
-        overlong: a penalty for answers near their limit.
-        update_epochs: passes over a step's rows. minibatches: optimiser steps per pass.
-        max_staleness: 1 samples the next step's rollouts while a step is learned, so that its calls come from weights
-            one update older than those that they train; 0 samples them after the update. The clipped ratio is taken
-            against the log-probs of the sampler, and `rollout_is` weighs tokens by the difference. It takes memory for
-            a second copy of the trained weights. Validation is of the newest weights.
+            `batch_size` tasks have something to learn from.
+        max_gen_batches: rounds of sampling in a step, with `dynamic_sampling`.
+        overlong: penalty for answers near their limit.
+        update_epochs: passes over a step's rows.
+        minibatches: optimiser steps per pass.
+        max_staleness: updates by which the weights that sample may be older than those that learn: 0 or 1. With 1, the
+            next step's rollouts are sampled while a step is learned. The clipped ratio is taken against the log-probs
+            of the sampler, and `rollout_is` weighs tokens by the difference. It takes memory for a second copy of the
+            trained weights. Validation is of the newest weights.
     """
 
     group_size: int = 8
@@ -235,7 +270,7 @@ class PolicyGradientSettings(TrainingSettings):
         TrainingSettings.__post_init__(self)
 
     def _learner_settings(self) -> dict[str, Any]:
-        return {"epochs": self.update_epochs, "critic": self.adv_estimator == "gae"}
+        return {"critic": self.adv_estimator == "gae"}
 
 
 def _require_known(name: str, value: Any, kind: Any) -> None:

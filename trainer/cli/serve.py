@@ -17,6 +17,8 @@ from agl.trainer.report import terminal
 from agl.trainer.service.server import serve
 from agl.trainer.service.service import Service, Split
 
+DEFAULTS = Settings.of({"port": 8000, "directory": "agl-serve"}, "agl serve")
+
 
 def run_serve(
     options: Mapping[str, Any],
@@ -42,7 +44,9 @@ def run_serve(
     """
     from agl.trainer.http.aio import run_in_thread
 
-    settings = Settings.of_command_line(options, assignments, config, Settings.of_environment(os.environ))
+    settings = Settings.of_command_line(
+        options, assignments, config, DEFAULTS.under(Settings.of_environment(os.environ))
+    )
     console = terminal.console(stderr=True)
 
     def on_start(service: Service) -> None:
@@ -50,7 +54,7 @@ def run_serve(
         model = settings.get("model") or settings.get("engine")
         write({"url": url, "out": str(service.out), "model": model, "process": os.getpid()})
         if not quiet:
-            what = settings.get("algorithm") or "serves the policy without training it"
+            what = settings.get("algorithm") or "serving without training"
             console.print(f"agl serve listens on {url} ({model}, {what}); Ctrl-C ends it")
             if (key := service.mount.keys.minted) is not None:
                 console.print(f"your programs on this machine find its key; for others: {local_key.with_key(url, key)}")
@@ -66,4 +70,4 @@ def run_serve(
         run_in_thread(serve(settings, keys, on_start, data=data, start=start, progress=not quiet))
     except KeyboardInterrupt:
         if not quiet:
-            console.print("stopped; start it again with the same --out, and it resumes its run")
+            console.print("stopped; start it again with the same --directory to resume its run")

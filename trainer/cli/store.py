@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import re
 import signal
 import time
@@ -14,8 +13,9 @@ from typing import Annotated
 import typer
 
 from agl.texts import printable
+from agl.trainer.cli.options import Host, Json, KeyFile, Port, StoreOption, write_json
 
-app = typer.Typer(help="Serve a store over HTTP, and look after one.")
+app = typer.Typer(help="Serve a store over HTTP, or prune one.")
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -23,20 +23,11 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 @app.callback(invoke_without_command=True)
 def store(
     context: typer.Context,
-    db: Annotated[
-        str, typer.Option("--db", envvar="AGL_DATABASE_URL", help="The database that is served.")
-    ] = "sqlite:///agl.db",
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; others than this machine's own need a key.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 4747,
-    key_file: Annotated[
-        Path | None,
-        typer.Option(help="The operator's key, on a second line a runner's; else AGL_OPERATOR_KEY, AGL_RUNNER_KEY."),
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write where it listens to this file.", metavar="FILE")
-    ] = None,
+    db: Annotated[str, typer.Option("--db", envvar="AGL_DATABASE_URL", help="Database to serve.")] = "sqlite:///agl.db",
+    host: Host = "127.0.0.1",
+    port: Port = 4747,
+    key_file: KeyFile = None,
+    json_file: Json = None,
 ) -> None:
     """Serve a store to runners and trainers on other machines, and take spans of any OTLP exporter at /v1/traces."""
     if context.invoked_subcommand is not None:
@@ -68,9 +59,7 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
     try:
         url = await server.start()
         facts = {"url": url, "traces": f"{url}/v1/traces", "db": split_key(db)[0], "keys": keys.minted is None}
-        if json_file is not None:
-            json_file.parent.mkdir(parents=True, exist_ok=True)
-            json_file.write_text(json.dumps(facts, indent=2) + "\n")
+        write_json(json_file, facts)
         typer.echo(printable(f"store   {facts['db']}"))
         typer.echo(f"listens {url}")
         if keys.minted is not None:
@@ -88,14 +77,10 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
 
 @app.command()
 def prune(
-    older_than: Annotated[str, typer.Option(help="Of rollouts that ended so long ago: 30d, 12h, 90m, 2w.")],
-    store: Annotated[
-        str | None, typer.Option(help="A run's directory or a store's URL; the newest one if left out.")
-    ] = None,
-    run: Annotated[list[str] | None, typer.Option(help="Of these training runs alone (repeatable).")] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the same facts to this file.", metavar="FILE")
-    ] = None,
+    older_than: Annotated[str, typer.Option(help="Prune rollouts that finished longer ago than this: 30d, 12h, 90m.")],
+    store: StoreOption = None,
+    run: Annotated[list[str] | None, typer.Option(help="Limit to these training runs (repeatable).")] = None,
+    json_file: Json = None,
 ) -> None:
     """Delete attempts, calls and spans of old rollouts; the rollouts and what was trained stay."""
     from agl.trainer.store import open_store
@@ -111,8 +96,7 @@ def prune(
             await opened.close()
 
     facts = asyncio.run(delete())
-    if json_file is not None:
-        json_file.write_text(json.dumps(facts, indent=2) + "\n")
+    write_json(json_file, facts)
     typer.echo("deleted {attempts} attempts, {calls} calls and {spans} spans of {rollouts} rollouts".format(**facts))
 
 
@@ -120,5 +104,5 @@ def seconds(text: str) -> float:
     """The seconds of a length of time such as "30d". Raises typer.BadParameter for any other text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     if match is None:
-        raise typer.BadParameter(f"{text!r} is no length of time; say it like 30d, 12h or 90m")
+        raise typer.BadParameter(f"{text!r} is not a duration; write it like 30d, 12h or 90m")
     return float(match[1]) * _UNITS[match[2]]

@@ -54,7 +54,8 @@ class LearnerConfig:
         kl_coef: weight of the KL penalty against the weights that training began with; 0 keeps no reference model.
         kl_kind: see `agl.trainer.objectives.kl.kl_penalty`.
         entropy_coef: weight of the entropy bonus.
-        epochs: passes over the data of an update. minibatches: optimiser steps per pass; a rollout is never divided.
+        update_epochs: passes over the data of an update.
+        minibatches: optimiser steps per pass; a rollout is never divided.
         max_tokens_per_microbatch: tokens of one forward pass, padding included; a longer row goes alone. None = 16384
             on cuda and 4096 on CPU, where larger passes fall out of the caches.
         share_prefixes: compute tokens that several rollouts begin with once (`learner.prefix_trees`), where the model's
@@ -91,7 +92,7 @@ class LearnerConfig:
     kl_coef: float = 0.0
     kl_kind: KLKind = "k3"
     entropy_coef: float = 0.0
-    epochs: int = 1
+    update_epochs: int = 1
     minibatches: int = 1
     max_tokens_per_microbatch: int | None = None
     share_prefixes: bool = True
@@ -106,7 +107,7 @@ class LearnerConfig:
             value = getattr(self, name)
             if value not in get_args(kind) and not (name in ("autocast", "rollout_is") and value is None):
                 raise ConfigError(f"{name}={value!r} is not known", hint=nearest(str(value), get_args(kind)))
-        for name in ("epochs", "minibatches", "max_tokens_per_microbatch"):
+        for name in ("update_epochs", "minibatches", "max_tokens_per_microbatch"):
             value = getattr(self, name)
             _require(value is None or value >= 1, name, value, "at least 1")
         for name in ("learning_rate", "weight_decay", "warmup_steps", "clip_low", "clip_high", "kl_coef", "seed"):

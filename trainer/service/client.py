@@ -28,6 +28,7 @@ from agl.trainer.http.aio import run_in_thread
 from agl.trainer.http.auth import CLIENT_VARIABLE
 from agl.trainer.http.local_key import KeyAuth, split_key
 from agl.trainer.report.progress import Progress
+from agl.trainer.run.config import require_positive
 from agl.trainer.run.data import check_tasks, read_tasks
 from agl.trainer.runners.remote.worker import run_worker
 
@@ -145,14 +146,14 @@ class Client:
             await self._request("PUT", f"/data/{split}?{query}", lines, "application/x-ndjson")
 
     # -- training -------------------------------------------------------------------------------------------------
-    def train(self, agent: Any, nworkers: int | None = None, *, resume: bool = False, **settings: Any) -> TrainResult:
+    def train(self, agent: Any, n_workers: int | None = None, *, resume: bool = False, **settings: Any) -> TrainResult:
         """Train the agent on the uploaded tasks, and return when done. A current run is joined.
 
         Ctrl-C ends the workers of this process; the run waits for others, or for another call of this.
 
         Args:
             agent: a function `agent(resource, task) -> float`, or what `agl.wrap`, `@agl.rollout` and `LitAgent` make.
-            nworkers: rollouts at once; if None, the server's setting, or 4.
+            n_workers: rollouts that run at once; if None, the server's setting, or 4. `nworkers` is its earlier name.
             resume: resume the last run, which was stopped or failed.
             **settings: of the run; they override the server's: algorithm, epochs, steps, batch_size, learning_rate, ...
 
@@ -164,15 +165,18 @@ class Client:
         """
         runnable = client_agent(agent)
         options = Settings.of(settings, "train()", known=sorted(RUN_OPTIONS))
-        if nworkers is not None and nworkers < 1:
-            raise ConfigError(f"nworkers is {nworkers}", hint="give a number above 0")
+        if (earlier := settings.pop("nworkers", None)) is not None:
+            if n_workers is not None:
+                raise ConfigError("n_workers is set twice: nworkers sets it, too", hint="leave one of them out")
+            n_workers = earlier
+        require_positive(n_workers=n_workers)
         values = to_jsonable_python(dict(options.values))
-        return run_in_thread(self._train(runnable, nworkers, {"settings": values, "join": True, "resume": resume}))
+        return run_in_thread(self._train(runnable, n_workers, {"settings": values, "join": True, "resume": resume}))
 
-    async def _train(self, agent: Agent, nworkers: int | None, body: dict[str, Any]) -> TrainResult:
+    async def _train(self, agent: Agent, n_workers: int | None, body: dict[str, Any]) -> TrainResult:
         run = await self._request("POST", "/train", orjson.dumps(body))
         run_id = run["run_id"]
-        workers = nworkers or run["nworkers"] or N_WORKERS
+        workers = n_workers or run["nworkers"] or N_WORKERS
         air = None
         if run["air"] == "client":
             air = process_air

@@ -87,7 +87,7 @@ async def _open_policy(settings: Settings, progress: bool) -> FrozenPolicy:
     spec = PolicySpec(
         model=settings.model(),
         name=DEFAULT_POLICY,
-        device=settings.device,
+        device=settings.get("device"),
         dtype=settings.get("dtype"),
         max_context=settings.get("max_context"),
         threads=settings.get("threads"),

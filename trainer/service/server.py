@@ -47,7 +47,7 @@ async def serving(
     keys.check_host(host)
     if settings.get("air_rules"):
         load_rules(settings.get("air_rules"))
-    out = Path(settings.get("out"))
+    out = Path(settings.get("directory"))
     limits = Limits.of_environment()
     async with contextlib.AsyncExitStack() as stack:
         out.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def _facts(settings: Settings) -> dict[str, Any]:
     return {
         "model": settings.get("model") or settings.get("engine"),
         "algorithm": settings.get("algorithm"),
-        "nworkers": settings.get("nworkers"),
+        "nworkers": settings.get("n_workers"),
         "process": os.getpid(),
     }
 

@@ -19,6 +19,7 @@ from pydantic_core import to_jsonable_python
 from agl.errors import AglError, ConfigError, DatasetError, nearest
 from agl.trainer.algorithms.options import RUN_OPTIONS, Settings
 from agl.trainer.http.limits import Refused
+from agl.trainer.run.config import LOOPBACK
 from agl.trainer.run.data import parse_tasks, read_tasks
 from agl.trainer.run.lock import lock_directory
 from agl.trainer.run.trainer import Trainer
@@ -191,14 +192,14 @@ class Service:
                 shutil.copyfile(self.data_file(split), directory / f"{split}.jsonl")
         data = self.data()
         air = None
-        if settings.get("air_enabled"):
+        if settings.get("air"):
             air = "server" if self.settings.get("air_rules") else "client"
         record = RunRecord(
             run_id,
             directory,
             {k: to_jsonable_python(v) for k, v in settings.values.items() if k in RUN_OPTIONS},
             air=air,
-            nworkers=settings.values.get("nworkers"),
+            nworkers=settings.values.get("n_workers"),
             tasks=(data["train"], data["test"]),
         )
         record.steps = algorithm.steps
@@ -244,11 +245,14 @@ class Service:
     def _trainer(self, record: RunRecord, settings: Settings) -> Trainer:
         return Trainer(
             settings.algorithm(),
-            **settings.run_options(),
-            air=record.air == "server",
-            store=self.store,
-            directory=record.directory,
-            runners="remote",
+            **settings.run_options()
+            | {
+                "air": record.air == "server",
+                "store": self.store,
+                "directory": record.directory,
+                "runners": "remote",
+                "host": LOOPBACK,
+            },
         )
 
     def policy_file(self, run_id: str, policy: str, name: str | None = None) -> Path:

@@ -69,9 +69,10 @@ class AlgorithmConfig:
             raise ConfigError(
                 f"AlgorithmConfig(algorithm={self.algorithm!r})", hint=hint or nearest(self.algorithm, ALGORITHMS)
             )
-        length = {} if "steps" in options else {"epochs": self.num_epochs}
+        algorithm = ALGORITHMS[self.algorithm.lower()]
+        length = {"epochs": self.num_epochs} if algorithm.timed and "steps" not in options else {}
         mine = {"learning_rate": self.learning_rate, "batch_size": self.batch_size, **length}
-        return ALGORITHMS[self.algorithm.lower()](model=model, **mine | options)
+        return algorithm(model=model, **mine | options)
 
 
 @checked_options

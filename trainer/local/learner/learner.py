@@ -113,7 +113,7 @@ class Learner:
     # -- training -----------------------------------------------------------------------------------------------
 
     def update(self, sequences: Seq[TrainingRow], lr_scale: float = 1.0, pairs: Pairs = ()) -> dict[str, float]:
-        """One update on the rows of a training step: `epochs` x `minibatches` optimiser steps.
+        """One update on the rows of a training step: `update_epochs` x `minibatches` optimiser steps.
 
         `TrainingRow.logprobs` are the old log-probs of the importance ratio. `TrainingRow.weights` are set here, for
         each optimiser step, by `config.loss_agg`. With a value head, `TrainingRow.advantages` are the calls' returns;
@@ -170,7 +170,7 @@ class Learner:
         shuffle = np.random.default_rng([self.config.seed, self._updates])
         loss_rows = self._loss_rows(rows)
         with self._adapter_dropout():
-            for _ in range(self.config.epochs):
+            for _ in range(self.config.update_epochs):
                 for minibatch in _minibatches(loss_rows, self.config.minibatches, shuffle, pairs):
                     self._step(minibatch, totals, pairs)
         self._updates += 1
@@ -178,7 +178,7 @@ class Learner:
             "learning_rate": learning_rate,
             "rows": float(len(rows)),
             "tokens": float(sum(s.n_actions for s in rows)),
-            "forwarded_tokens": totals.forwarded / self.config.epochs,
+            "forwarded_tokens": totals.forwarded / self.config.update_epochs,
             "unique_tokens": float(len(prefix_trees(rows))),
         }
 

@@ -1,0 +1,115 @@
+"""The options that commands share, and those of `agl train` and `agl serve`, which are made from the settings."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
+import typer.main
+from typer.core import TyperCommand
+
+if TYPE_CHECKING:
+    from agl.trainer.algorithms.options import Option
+
+RENAMED = {"workers": "n-workers", "out": "directory", "lora-rank": "lora"}
+"""Flags of earlier versions, which still work -> today's."""
+CONTEXT = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda name: RENAMED.get(name, name)}
+
+Json = Annotated[
+    Path | None, typer.Option("--json", help="Write the results as JSON to FILE (- for stdout).", metavar="FILE")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+AgentFile = "The agent: file.py:name or package.module:name."
+RewardFile = "Reward function (task, output) -> float: file.py:name or package.module:name."
+NWorkers = Annotated[int, typer.Option("--n-workers", help="Rollouts that run at once.", min=1)]
+StoreOption = Annotated[
+    str | None, typer.Option(help="Run directory, or a store's path or URL (default: the newest one here).")
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(help="File with the operator's key, and a runner's on a second line (default: AGL_OPERATOR_KEY)."),
+]
+Host = Annotated[str, typer.Option(help="Address to listen on; any but loopback needs a key.")]
+Port = Annotated[int, typer.Option(help="Port to listen on (0 picks a free port).", min=0, max=65535)]
+
+
+def write_json(path: Path | None, facts: Any) -> None:
+    """Write the results of a command to a file; "-" is stdout."""
+    if path is None:
+        return
+    text = json.dumps(facts, indent=2, default=str) + "\n"
+    if str(path) == "-":
+        sys.stdout.write(text)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+class SettingsCommand(TyperCommand):
+    """A command with flags for settings, which are in `context.obj` as option -> value, None where one is left out.
+
+    The settings are imported when the flags are needed, so that other commands start at once.
+    """
+
+    panels: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Panel of the help -> its settings; those of a run that are in no panel are in "Run"."""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Defaults that are not those of the settings."""
+    _flags: list[Any] | None = None
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        return [*params[:-1], *self.flags(), params[-1]]
+
+    def flags(self) -> list[Any]:
+        """The flags, in the order of the help."""
+        if self._flags is None:
+            from agl.trainer.algorithms.options import OPTIONS, SECTIONS
+
+            named = {name: panel for panel, names in self.panels.items() for name in names}
+            named |= {name: "Run" for name in SECTIONS["runtime"] if name not in named}
+
+            def settings(**_: Any) -> None: ...
+
+            # Typer reads the signature, as of any command.
+            settings.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+                [
+                    _flag(name, OPTIONS[name], panel, self.defaults.get(name, OPTIONS[name].default))
+                    for name, panel in named.items()
+                ]
+            )
+            flags = typer.Typer(add_completion=False)
+            flags.command()(settings)
+            self._flags = typer.main.get_command(flags).params
+        return self._flags
+
+    def invoke(self, ctx: Any) -> Any:
+        values = {str(flag.name): ctx.params.pop(str(flag.name)) for flag in self.flags()}
+        ctx.obj = {name: None if value == () else value for name, value in values.items()}
+        return super().invoke(ctx)
+
+
+def _flag(name: str, option: Option, panel: str, default: Any) -> inspect.Parameter:
+    """A setting's flag; the value is checked where all options are."""
+    kinds = set(typing.get_args(option.kind)) if isinstance(option.kind, types.UnionType) else {option.kind}
+    several = list[str] in kinds
+    kind = next((k for k in (list[str], bool, int, float) if k in kinds), str)
+    flag = f"--{name.replace('_', '-')}"
+    choices = [choice for k in kinds if typing.get_origin(k) is typing.Literal for choice in typing.get_args(k)]
+    about = typer.Option(
+        f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
+        metavar="|".join(choices) or None,
+        help=f"{option.help[:1].upper()}{option.help[1:]}{' (repeatable)' if several else ''}.",
+        show_default=str(default) if isinstance(default, str | int | float) else False,
+        rich_help_panel=panel,
+    )
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, about]
+    )
