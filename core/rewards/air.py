@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from agl import semconv
 from agl.errors import ConfigError, RewardError, nearest
+from agl.mdp import spans
 from agl.mdp.builder import AttemptTrajectory, CreditedReward
 from agl.mdp.outcomes import ToolOutcome, handoffs, tool_outcomes
 from agl.mdp.selection import AgentFilter, Selection, select
@@ -21,6 +22,7 @@ from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.mdp.types import Call, Reward
 from agl.rewards import as_rewards
+from agl.rewards.emit import evaluation
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 Event = Literal["on_tool_success", "on_tool_failure", "on_call", "on_handoff"]
@@ -214,6 +216,7 @@ def reward_spans(credited: Sequence[CreditedReward], index: SpanIndex) -> list[S
                 semconv.REWARD_CALL: call_id or "",
                 **({} if reward.agent is None else {semconv.REWARD_AGENT: reward.agent}),
             },
+            events=(spans.Event(semconv.EVALUATION, now + i * 1e-6, evaluation(reward, call_id)),),
         )
         for i, ((reward, call_id), parent) in enumerate(zip(credited, parents, strict=True))
     ]

@@ -120,9 +120,22 @@ def record(reward: Reward) -> None:
         semconv.REWARD_PRIMARY: reward.primary,
         semconv.REWARD_SOURCE: reward.source,
     }
-    _emit(
-        semconv.REWARD, reward.name, attributes | ({} if reward.agent is None else {semconv.REWARD_AGENT: reward.agent})
-    )
+    if reward.agent is not None:
+        attributes[semconv.REWARD_AGENT] = reward.agent
+    scope = tracing.start(semconv.REWARD, reward.name, attributes=attributes)
+    if scope is not None:
+        scope.span.add_event(semconv.EVALUATION, evaluation(reward))
+        tracing.end(scope)
+
+
+def evaluation(reward: Reward, call_id: str | None = None) -> dict[str, Any]:
+    """The attributes of OpenTelemetry's `gen_ai.evaluation.result` event, by which any viewer shows a reward.
+
+    Args:
+        call_id: of the call that earned it, if one did.
+    """
+    facts = {semconv.EVALUATION_NAME: reward.name, semconv.EVALUATION_SCORE: reward.value}
+    return facts if call_id is None else {**facts, semconv.RESPONSE_ID: call_id}
 
 
 def only_last(spans: Sequence[Span]) -> tuple[Span, ...]:

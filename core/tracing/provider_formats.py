@@ -28,6 +28,9 @@ def request_messages(body: Json) -> dict[str, Any]:
         facts[semconv.TOOL_DEFINITIONS] = json.dumps(body["tools"], default=str)
     if facts and (previous := body.get("previous_response_id") or body.get("conversation")):
         facts[semconv.PREVIOUS_RESPONSE] = str(previous)
+    if facts and (conversation := body.get("conversation")):
+        named = conversation.get("id") if isinstance(conversation, Mapping) else conversation
+        facts[semconv.CONVERSATION_ID] = str(named)
     return facts
 
 

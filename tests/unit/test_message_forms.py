@@ -109,6 +109,15 @@ def test_a_message_in_no_known_form_names_its_call(bad: Any) -> None:
     assert json.loads(write.request_facts({"messages": ["hello", bad]})[semconv.INPUT_MESSAGES]) == ["hello", bad]
 
 
+def test_a_text_that_is_recorded_as_it_is() -> None:
+    span = SimpleNamespace(attributes={semconv.INPUT_MESSAGES: "what is it?", semconv.OUTPUT_MESSAGES: "5 apples"})
+    assert read.sent(span) == [Message("user", (Text("what is it?"),))]
+    assert read.said(span) == [Message("assistant", (Text("5 apples"),))]
+    cut = SimpleNamespace(attributes={semconv.OUTPUT_MESSAGES: '[{"role": "assis'})
+    with pytest.raises(UnreadableMessageError, match="no JSON"):
+        read.said(cut)
+
+
 def test_a_template_gets_no_image_in_silence() -> None:
     image = Other({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}})
     asked = Message("user", (Text("what is it?"), image))

@@ -109,6 +109,13 @@ def test_a_reward_belongs_to_the_span_it_was_emitted_in() -> None:
             asyncio.run(later())
     assert tool is not None
     got = [(s.attributes[semconv.REWARD_VALUE], s.parent_id) for s in of(context, semconv.REWARD)]
+    for span in of(context, semconv.REWARD):
+        facts = span.attributes
+        shown = {
+            "gen_ai.evaluation.name": facts[semconv.REWARD_NAME],
+            "gen_ai.evaluation.score.value": facts[semconv.REWARD_VALUE],
+        }
+        assert [(e.name, dict(e.attributes)) for e in span.events] == [("gen_ai.evaluation.result", shown)]
     assert got == [(1.0, root.span_id), *((v, tool.span_id) for v in (2.0, 3.0, 4.0, 5.0))]
     names = [(s.attributes[semconv.REWARD_NAME], s.attributes[semconv.REWARD_PRIMARY]) for s in of(context, "reward")]
     assert names[1:3] == [("speed", False), ("reward", True)]

@@ -94,7 +94,7 @@ def test_an_answer_in_opentelemetrys_form_is_trained(server: ServedStore, studen
 
 
 @pytest.mark.parametrize(
-    "said", [[{"role": "assistant", "answer": "sum 5"}], ["sum", 5], {"answer": "sum 5"}, [{"type": "text"}], 5]
+    "said", [[{"role": "assistant", "answer": "sum 5"}], ["sum", 5], {"answer": "sum 5"}, [{"type": "text"}], [5]]
 )
 def test_an_answer_in_no_known_form_is_an_error_that_names_the_call(said: Any, student: str, tmp_path: Path) -> None:
     with served(tmp_path) as server:
