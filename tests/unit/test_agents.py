@@ -68,7 +68,7 @@ def test_a_plain_function_needs_no_decorator() -> None:
 
 
 def test_an_argument_that_nothing_can_be_given_for() -> None:
-    with pytest.raises(ConfigError, match="agent 'f' has an argument 'temperature' that nothing") as caught:
+    with pytest.raises(ConfigError, match="agent 'f' has an argument 'temperature' that agl cannot fill") as caught:
 
         @agl.rollout
         def f(task: str, temperature: float) -> float: ...

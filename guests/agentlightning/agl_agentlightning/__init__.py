@@ -33,7 +33,7 @@ _NAMES = {
     "missing": "AgentLightningClient AgentLightningServer CollectionBasedLightningStore DevTaskLoader",
     "prompts": "APO",
     "runner": "LitAgentRunner Runner",
-    "store": "InMemoryLightningStore LightningStore LightningStoreCapabilities LightningStoreClient "
+    "lightning_store": "InMemoryLightningStore LightningStore LightningStoreCapabilities LightningStoreClient "
     "LightningStoreStatistics LightningStoreThreaded",
     "store_server": "LightningStoreServer",
     "otel_types": "AttributeValue Attributes Event Link OtelResource SpanAttributeNames SpanContext SpanCoreFields "
