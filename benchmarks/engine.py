@@ -31,7 +31,7 @@ from learner import SIZES
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from agl.trainer.engines.base import Sampling
+from agl.trainer.engines.base import Request, Sampling
 from agl.trainer.local.engine.engine import LocalEngine
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
 from agl.trainer.local.protocol import Failed, Finished
@@ -138,7 +138,7 @@ async def through_process(policy: LocalPolicy, agents: list[Agent], run: int) ->
         prompt = agent.prompt
         for length, result in zip(agent.lengths, agent.results, strict=True):
             sampling = Sampling(max_tokens=length, seed=i)
-            answer = await policy.generate(prompt, sampling, session=f"{run}-{i}")
+            answer = await policy.generate(Request(prompt, sampling, session=f"{run}-{i}"))
             prompt = np.concatenate([prompt, answer.token_ids, result])
 
     await asyncio.gather(*(talk(i, agent) for i, agent in enumerate(agents)))

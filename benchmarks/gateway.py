@@ -129,7 +129,7 @@ class Instant:
         )
         self._completion = Completion(ids, np.full(ids.size, -0.1, np.float32), "stop", 0)
 
-    async def generate(self, prompt_ids: Any, sampling: Any, **_: Any) -> Any:
+    async def generate(self, request: Any, **_: Any) -> Any:
         return self._completion
 
 
@@ -167,7 +167,7 @@ async def measured(url: str, key: str, n: int, pid: int) -> dict[int, dict[str, 
 
 async def against_engine(n: int) -> dict[str, dict[int, dict[str, float]]]:
     """The local engine, directly and through the gateway."""
-    from agl.trainer.engines.base import Sampling
+    from agl.trainer.engines.base import Request, Sampling
     from agl.trainer.local.policy import LocalPolicy, PolicySpec
     from agl.trainer.quickstart.policy import Recipe, make_policy
     from agl.trainer.quickstart.tokenizer import build_tokenizer
@@ -181,7 +181,7 @@ async def against_engine(n: int) -> dict[str, dict[int, dict[str, float]]]:
 
             async def one(_: int, number: int) -> None:
                 sampling = Sampling(ANSWER_TOKENS, stop_token_ids=rendering.stop_token_ids, seed=number)
-                await policy.generate(prompts[number], sampling)
+                await policy.generate(Request(prompts[number], sampling))
 
             prompts = [rendering.prompt(json.loads(body(i))["messages"]).ids for i in range(n)]
             await worked_off(min(n, 100), max(CONCURRENT), one)

@@ -159,8 +159,8 @@ class Instant:
         ids = [np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32) for text in texts]
         self._call, self._answer = (Completion(i, np.full(i.size, -0.1, np.float32), "stop", 0) for i in ids)
 
-    async def generate(self, prompt_ids: Any, sampling: Any, **_: Any) -> Any:
-        return self._answer if self._result in prompt_ids else self._call
+    async def generate(self, request: Any, **_: Any) -> Any:
+        return self._answer if self._result in request.prompt_ids else self._call
 
 
 def _completion(message: dict[str, Any], reason: str) -> bytes:

@@ -63,10 +63,10 @@ class Instant:
         self.ids = tokenizer.encode(WORDS * SAMPLED)[: SAMPLED - 1]
         self.end = tokenizer.eos_token_id
 
-    async def generate(self, prompt_ids: Any, sampling: Any, **_: Any) -> Any:
+    async def generate(self, request: Any, **_: Any) -> Any:
         from agl.trainer.engines.base import Completion
 
-        shift = prompt_ids.size % len(self.ids)
+        shift = request.prompt_ids.size % len(self.ids)
         ids = np.asarray([*self.ids[shift:], *self.ids[:shift], self.end], np.int32)
         return Completion(ids, np.full(ids.size, -0.1, np.float32), "stop", 0)
 

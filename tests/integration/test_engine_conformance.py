@@ -24,9 +24,10 @@ class Stepped:
         self._calls: dict = {}
         self._stepping: asyncio.Task | None = None
 
-    async def generate(self, prompt_ids, sampling, *, policy="policy", session=None, on_tokens=None) -> Completion:
+    async def generate(self, request, *, on_tokens=None) -> Completion:
         request_id = max(self._calls, default=0) + 1
-        self.engine.submit(request_id, prompt_ids, sampling, stream=on_tokens is not None, policy=policy)
+        stream = on_tokens is not None
+        self.engine.submit(request_id, request.prompt_ids, request.sampling, stream, request.policy or "policy")
         done = asyncio.get_running_loop().create_future()
         self._calls[request_id] = (done, on_tokens)
         if self._stepping is None or self._stepping.done():

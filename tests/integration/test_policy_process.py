@@ -17,7 +17,7 @@ from tiny_engine import engine_for, sample, tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
 from agl.errors import CheckpointError, ConfigError, ContextLengthError, EngineError, ModelLoadError
-from agl.trainer.engines.base import Engine, Sampling
+from agl.trainer.engines.base import Engine, Request, Sampling
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
 from agl.trainer.processes.frames import FrameReader, to_frame
@@ -108,7 +108,7 @@ def test_it_says_what_it_loaded(policy):
 
 def test_answers_are_those_of_the_engine_alone(policy, runner):
     sampling = Sampling(max_tokens=12, seed=5)
-    answer = runner.run(policy.generate(PROMPT, sampling))
+    answer = runner.run(policy.generate(Request(PROMPT, sampling)))
     alone = sample(engine_for(tiny_model(), max_context=4096), PROMPT, sampling)
     assert answer.token_ids.tolist() == alone.token_ids.tolist()
     np.testing.assert_allclose(answer.logprobs, alone.logprobs, atol=1e-5)
@@ -118,7 +118,7 @@ def test_many_at_once_stream_their_own_tokens(policy, runner):
     async def one(i: int):
         seen: list[int] = []
         answer = await policy.generate(
-            PROMPT[: 1 + i], Sampling(max_tokens=3 + i, seed=i), on_tokens=lambda ids, _: seen.extend(ids)
+            Request(PROMPT[: 1 + i], Sampling(max_tokens=3 + i, seed=i)), on_tokens=lambda ids, _: seen.extend(ids)
         )
         return seen, answer.token_ids.tolist()
 
@@ -142,7 +142,7 @@ def test_cancelling_the_task_frees_the_engine(policy, runner):
     async def cancel():
         running = asyncio.Event()
         tasks = [
-            asyncio.create_task(policy.generate(PROMPT, LONG, on_tokens=lambda *_: running.set()))
+            asyncio.create_task(policy.generate(Request(PROMPT, LONG), on_tokens=lambda *_: running.set()))
             for _ in range(policy.spec.max_batch + 1)
         ]
         await running.wait()
@@ -150,7 +150,7 @@ def test_cancelling_the_task_frees_the_engine(policy, runner):
             task.cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(e, asyncio.CancelledError) for e in ended)
-        return await policy.generate(PROMPT, Sampling(max_tokens=2))
+        return await policy.generate(Request(PROMPT, Sampling(max_tokens=2)))
 
     assert runner.run(cancel()).token_ids.size == 2
     assert not policy.process.peer._calls
@@ -161,21 +161,21 @@ def test_a_callback_that_fails_fails_its_own_request(policy, runner):
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        runner.run(policy.generate(PROMPT, LONG, on_tokens=broken))
-    assert runner.run(policy.generate(PROMPT, Sampling(max_tokens=2))).token_ids.size == 2
+        runner.run(policy.generate(Request(PROMPT, LONG), on_tokens=broken))
+    assert runner.run(policy.generate(Request(PROMPT, Sampling(max_tokens=2)))).token_ids.size == 2
 
 
 def test_errors_cross_as_themselves(policy, runner):
     with pytest.raises(ContextLengthError, match="a prompt of 4096 tokens"):
-        runner.run(policy.generate(np.zeros(4096, np.int32), Sampling(max_tokens=1)))
+        runner.run(policy.generate(Request(np.zeros(4096, np.int32), Sampling(max_tokens=1))))
     with pytest.raises(ConfigError, match="top_p=2"):
-        runner.run(policy.generate(PROMPT, Sampling(max_tokens=1, top_p=2.0)))
+        runner.run(policy.generate(Request(PROMPT, Sampling(max_tokens=1, top_p=2.0))))
     with pytest.raises(EngineError, match=r"'other'.*\n.*'policy'"):
-        runner.run(policy.generate(PROMPT, Sampling(max_tokens=1), policy="other"))
+        runner.run(policy.generate(Request(PROMPT, Sampling(max_tokens=1), policy="other")))
     with pytest.raises(CheckpointError, match="no such checkpoint"):
         runner.run(policy.load_state("/nowhere/state.pt"))
     with pytest.raises(EngineError, match="another event loop"):
-        asyncio.run(policy.generate(PROMPT, Sampling(max_tokens=1)))
+        asyncio.run(policy.generate(Request(PROMPT, Sampling(max_tokens=1))))
 
 
 def test_training_changes_what_is_served_and_state_restores_it_to_the_bit(policy, runner, tmp_path):
@@ -189,7 +189,7 @@ def test_training_changes_what_is_served_and_state_restores_it_to_the_bit(policy
         trained = await policy.engine_logprobs(ids)
         np.testing.assert_allclose(trained, await policy.logprobs(ids), atol=1e-4)
         assert np.abs(trained - start).max() > 1e-3
-        assert (await policy.generate(PROMPT, Sampling(max_tokens=2))).policy_version == 1
+        assert (await policy.generate(Request(PROMPT, Sampling(max_tokens=2)))).policy_version == 1
         await policy.load_state(tmp_path / "state.pt")
         assert policy.version == 0
         assert (await policy.engine_logprobs(ids)).tobytes() == start.tobytes()
@@ -244,7 +244,7 @@ def test_with_staleness_the_old_weights_are_served_until_the_new_ones_are_publis
             data = await sampled_rows(policy, PROMPT, (1.0, -1.0))
             begun = asyncio.Event()
             sampling = asyncio.ensure_future(
-                policy.generate(PROMPT, Sampling(max_tokens=300), on_tokens=lambda *_: begun.set())
+                policy.generate(Request(PROMPT, Sampling(max_tokens=300)), on_tokens=lambda *_: begun.set())
             )
             await begun.wait()
             for _ in range(2):
@@ -261,7 +261,7 @@ def test_with_staleness_the_old_weights_are_served_until_the_new_ones_are_publis
             await policy.publish()
             after = await policy.engine_logprobs(PROMPT)
             np.testing.assert_allclose(after, await policy.logprobs(PROMPT), atol=1e-4)
-            assert (await policy.generate(PROMPT, Sampling(max_tokens=2))).policy_version == 2
+            assert (await policy.generate(Request(PROMPT, Sampling(max_tokens=2)))).policy_version == 2
             await policy.train(data)
             await policy.load_state(tmp_path / "state.pt")
             assert (await policy.engine_logprobs(PROMPT)).tobytes() == after.tobytes()
@@ -294,8 +294,8 @@ def test_a_start_without_progress_ends_the_process(runner, directory):
 def test_a_closed_policy_fails_what_waits_and_leaves_no_process(runner, directory, no_process_left):
     async def story():
         policy = await LocalPolicy.start(spec_for(directory, max_staleness=1))
-        asleep = asyncio.create_task(policy.generate(PROMPT, LONG))
-        await policy.generate(PROMPT, Sampling(max_tokens=2))
+        asleep = asyncio.create_task(policy.generate(Request(PROMPT, LONG)))
+        await policy.generate(Request(PROMPT, Sampling(max_tokens=2)))
         await policy.close()
         with pytest.raises(EngineError, match="was closed"):
             await asleep
@@ -307,7 +307,7 @@ def test_a_closed_policy_fails_what_waits_and_leaves_no_process(runner, director
 def test_a_child_that_dies_fails_every_waiting_call(runner, directory):
     async def story():
         policy = await LocalPolicy.start(spec_for(directory))
-        tasks = [asyncio.create_task(policy.generate(PROMPT, LONG)) for _ in range(3)]
+        tasks = [asyncio.create_task(policy.generate(Request(PROMPT, LONG))) for _ in range(3)]
         tasks.append(asyncio.create_task(policy.engine_logprobs(PROMPT)))
         await tasks[-1]
         os.kill(policy.process.pid, signal.SIGKILL)
@@ -320,7 +320,7 @@ def test_a_child_that_dies_fails_every_waiting_call(runner, directory):
         await policy.close()
         await policy.close()
         with pytest.raises(EngineError):
-            await policy.generate(PROMPT, LONG)
+            await policy.generate(Request(PROMPT, LONG))
 
     runner.run(story())
 
@@ -328,14 +328,15 @@ def test_a_child_that_dies_fails_every_waiting_call(runner, directory):
 def test_a_killed_parent_leaves_no_process(directory):
     code = f"""
 import asyncio, numpy as np
-from agl.trainer.engines import Sampling
+from agl.trainer.engines import Request, Sampling
 from agl.trainer.processes.frames import FrameReader, to_frame
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
 
 async def main():
     policy = await LocalPolicy.start(PolicySpec({str(directory)!r}, device="cpu", threads=1))
     print(policy.process.pid, flush=True)
-    await policy.generate(np.arange(9), Sampling(max_tokens=4000), on_tokens=lambda *_: print("busy", flush=True))
+    request = Request(np.arange(9), Sampling(max_tokens=4000))
+    await policy.generate(request, on_tokens=lambda *_: print("busy", flush=True))
 
 asyncio.run(main())
 """

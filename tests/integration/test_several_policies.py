@@ -14,7 +14,7 @@ from test_policy_process import PROMPT
 from tiny_engine import tiny_model, tiny_tokenizer
 
 from agl.errors import ConfigError, EngineError, ModelLoadError
-from agl.trainer.engines.base import Sampling
+from agl.trainer.engines.base import Request, Sampling
 from agl.trainer.local.config import LearnerConfig, LoraSpec
 from agl.trainer.local.policy import LocalPolicy, PolicySpec, start_policies
 
@@ -33,7 +33,7 @@ def spec(directory: Path, name: str, **changes) -> PolicySpec:
 
 
 async def sampled(policy: LocalPolicy, seed: int) -> tuple[list[int], np.ndarray]:
-    answer = await policy.generate(PROMPT, Sampling(max_tokens=12, seed=seed), session=f"s{seed}")
+    answer = await policy.generate(Request(PROMPT, Sampling(max_tokens=12, seed=seed), session=f"s{seed}"))
     return answer.token_ids.tolist(), answer.logprobs
 
 

@@ -17,7 +17,7 @@ import torch
 from tiny_engine import VOCABULARY, prompts, reference, tiny_model, tiny_tokenizer
 
 from agl.errors import AglError, ConfigError, ContextLengthError, EngineError
-from agl.trainer.engines.base import Completion, Engine, Sampling
+from agl.trainer.engines.base import Completion, Engine, Request, Sampling
 
 CONTEXT = 256
 ATOL = 2e-4
@@ -62,7 +62,7 @@ class EngineSuite:
         def ask(prompt, *samplings: Sampling, **options):
             async def all_of_them() -> list[Completion]:
                 asked = np.asarray(prompt, np.int32)
-                return await asyncio.gather(*(engine.generate(asked, s, **options) for s in samplings))
+                return await asyncio.gather(*(engine.generate(Request(asked, s), **options) for s in samplings))
 
             answers = runner.run(all_of_them())
             return answers if len(samplings) > 1 else answers[0]
@@ -119,7 +119,7 @@ class EngineSuite:
                 seen.extend(zip(ids, logprobs, strict=True))
 
             sampling = Sampling(max_tokens=3 + i, seed=i, top_logprobs=i % 3)
-            answer = await engine.generate(prompts(8)[i], sampling, session=f"s{i}", on_tokens=on_tokens)
+            answer = await engine.generate(Request(prompts(8)[i], sampling, session=f"s{i}"), on_tokens=on_tokens)
             assert threads == {threading.current_thread()}
             return seen, answer
 
@@ -204,7 +204,8 @@ class EngineSuite:
             on_tokens = (lambda ids, logprobs: begun.set()) if streamed else None
             long = Sampling(max_tokens=CONTEXT, seed=1)
             calls = [
-                asyncio.ensure_future(engine.generate(np.int32([1, 2, i]), long, on_tokens=on_tokens)) for i in range(3)
+                asyncio.ensure_future(engine.generate(Request(np.int32([1, 2, i]), long), on_tokens=on_tokens))
+                for i in range(3)
             ]
             if streamed:
                 await begun.wait()

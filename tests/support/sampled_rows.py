@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from agl.mdp.sequence import TrainingRow, merge
 from agl.mdp.types import Call, IntArray, Trajectory, Transition
-from agl.trainer.engines.base import Sampling
+from agl.trainer.engines.base import Request, Sampling
 from agl.trainer.local.policy import LocalPolicy
 
 
@@ -16,7 +16,7 @@ async def sampled_rows(
     """One sampled answer to the prompt per advantage, each in a rollout of its own; seeds count from `first_seed`."""
     made: list[TrainingRow] = []
     for seed, advantage in enumerate(advantages, first_seed):
-        answer = await policy.generate(prompt, Sampling(max_tokens=6, seed=seed))
+        answer = await policy.generate(Request(prompt, Sampling(max_tokens=6, seed=seed)))
         call = Call(
             f"c{seed}", f"r{seed}", 1, 0, "writer", policy.spec.name, answer.policy_version, prompt, answer.token_ids,
             answer.logprobs,

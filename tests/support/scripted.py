@@ -17,7 +17,7 @@ from agl.errors import ContextLengthError
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
 from agl.mdp.types import Call, IntArray, Trajectory
-from agl.trainer.engines.base import Completion, OnTokens, Sampling
+from agl.trainer.engines.base import Completion, OnTokens, Request, Sampling
 from agl.trainer.gateway.access import Access, SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.processes.group import GatewayProcesses
@@ -87,18 +87,11 @@ class ScriptedEngine:
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    async def generate(
-        self,
-        prompt_ids: IntArray,
-        sampling: Sampling,
-        *,
-        policy: str = "policy",
-        session: str | None = None,
-        on_tokens: OnTokens | None = None,
-    ) -> Completion:
-        if prompt_ids.size >= self.max_context:
-            raise ContextLengthError(f"the prompt has {prompt_ids.size} tokens")
-        asked = Asked(prompt_ids, sampling, session)
+    async def generate(self, request: Request, *, on_tokens: OnTokens | None = None) -> Completion:
+        sampling = request.sampling
+        if request.prompt_ids.size >= self.max_context:
+            raise ContextLengthError(f"the prompt has {request.prompt_ids.size} tokens")
+        asked = Asked(request.prompt_ids, sampling, request.session)
         self.asked.append(asked)
         line = self._answer(asked)
         self.running += 1

@@ -255,7 +255,7 @@ async def test_an_error_before_the_first_token_has_a_status():
 @in_loop
 async def test_an_error_after_the_first_token_ends_the_stream_with_an_error():
     class Breaks(ScriptedEngine):
-        async def generate(self, prompt_ids, sampling, *, on_tokens=None, **keywords):
+        async def generate(self, request, *, on_tokens=None):
             on_tokens(self.encode("12"), [-1.0, -2.0])
             await asyncio.sleep(0.01)
             raise EngineError("broken in the middle")

@@ -218,7 +218,7 @@ async def test_text_comes_token_by_token():
 @in_loop
 async def test_an_error_before_the_first_token_has_a_status_and_a_later_one_ends_the_stream():
     class Breaks(ScriptedEngine):
-        async def generate(self, prompt_ids, sampling, *, on_tokens=None, **keywords):
+        async def generate(self, request, *, on_tokens=None):
             if len(self.asked) == 0:
                 self.asked.append(None)  # type: ignore[arg-type]
                 raise EngineError("broken at once")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import agl
 from agl.errors import AglError, ConfigError, EngineError
-from agl.trainer.engines.base import Completion, Sampling
+from agl.trainer.engines.base import Completion, Request, Sampling
 from agl.trainer.engines.vllm_answers import Part, logprob_kind
 
 MODELS = {"data": [{"id": "m", "root": "org/m", "max_model_len": 64}, {"id": "lora", "root": "/l", "parent": "m"}]}
@@ -95,10 +95,19 @@ def serving(script: Callable[[dict[str, Any], int], tuple[int, Any]]) -> Iterato
         http.server_close()
 
 
-def ask(server: Server, sampling: Sampling | None = None, *, model: str | None = None, **options: Any) -> Completion:
+def ask(
+    server: Server,
+    sampling: Sampling | None = None,
+    *,
+    model: str | None = None,
+    session: str | None = None,
+    **options: Any,
+) -> Completion:
     async def scenario() -> Completion:
         async with agl.VLLMEngine(server.url, model, api_key="k") as engine:
-            return await engine.generate(PROMPT, sampling or Sampling(max_tokens=3), **options)
+            return await engine.generate(
+                Request(PROMPT, sampling or Sampling(max_tokens=3), session=session), **options
+            )
 
     return asyncio.run(scenario())
 

@@ -18,7 +18,7 @@ from vllm_server import VLLMServer
 
 import agl
 from agl.errors import ConfigError, EngineError
-from agl.trainer.engines.base import Sampling
+from agl.trainer.engines.base import Request, Sampling
 
 KEY = "a-key-for-this-test"
 
@@ -81,7 +81,7 @@ def test_a_cancelled_call_ends_on_the_server(engine, servers, runner, streamed):
         on_tokens = (lambda ids, logprobs: None) if streamed else None
         calls = [
             asyncio.ensure_future(
-                engine.generate(np.int32([1, 2]), Sampling(max_tokens=CONTEXT, seed=i), on_tokens=on_tokens)
+                engine.generate(Request(np.int32([1, 2]), Sampling(max_tokens=CONTEXT, seed=i)), on_tokens=on_tokens)
             )
             for i in range(n)
         ]
@@ -98,7 +98,7 @@ def test_a_cancelled_call_ends_on_the_server(engine, servers, runner, streamed):
     before = completed()
     runner.run(scenario())
     assert completed() - before < n
-    assert runner.run(engine.generate(np.int32([1]), Sampling(max_tokens=3))).token_ids.size == 3
+    assert runner.run(engine.generate(Request(np.int32([1]), Sampling(max_tokens=3)))).token_ids.size == 3
 
 
 def test_a_server_that_reports_the_models_own_logprobs_samples_nothing_else(servers, runner):
@@ -106,12 +106,12 @@ def test_a_server_that_reports_the_models_own_logprobs_samples_nothing_else(serv
         async with agl.VLLMEngine(f"{servers[1].url}/v1/", api_key=KEY) as engine:
             assert (engine.model, engine.max_context) == ("tiny", CONTEXT)
             for sampling in (Sampling(max_tokens=9, seed=1), Sampling(max_tokens=9, temperature=0.0, top_k=3)):
-                answer = await engine.generate(prompts(1)[0], sampling)
+                answer = await engine.generate(Request(prompts(1)[0], sampling))
                 expected = reference(suite_model(), prompts(1)[0], answer, sampling)
                 np.testing.assert_allclose(answer.logprobs, expected, atol=2e-4)
             for changes in ({"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.9}):
                 with pytest.raises(ConfigError, match="processed_logprobs"):
-                    await engine.generate(prompts(1)[0], Sampling(max_tokens=9, **changes))
+                    await engine.generate(Request(prompts(1)[0], Sampling(max_tokens=9, **changes)))
 
     runner.run(scenario())
 
@@ -120,7 +120,7 @@ def test_what_is_wrong_with_the_address_is_said(servers, runner):
     def fails(engine: agl.VLLMEngine, error: type[Exception], message: str) -> None:
         async def scenario():
             try:
-                await engine.generate(np.int32([1]), Sampling(max_tokens=1))
+                await engine.generate(Request(np.int32([1]), Sampling(max_tokens=1)))
             finally:
                 await engine.close()
 
@@ -141,7 +141,7 @@ def test_what_is_wrong_with_the_address_is_said(servers, runner):
 
 def test_what_the_server_refuses_is_said(engine, runner):
     async def one(**changes):
-        await engine.generate(np.int32([1]), Sampling(max_tokens=1, **changes))
+        await engine.generate(Request(np.int32([1]), Sampling(max_tokens=1, **changes)))
 
     with pytest.raises(ConfigError, match="temperature must be in"):
         runner.run(one(temperature=3.0))
@@ -151,9 +151,9 @@ def test_what_the_server_refuses_is_said(engine, runner):
 
 def test_the_version_is_what_it_is_told(engine, runner):
     async def scenario():
-        versions = [(await engine.generate(np.int32([1]), Sampling(max_tokens=1))).policy_version]
+        versions = [(await engine.generate(Request(np.int32([1]), Sampling(max_tokens=1)))).policy_version]
         engine.version = 7
-        versions.append((await engine.generate(np.int32([1]), Sampling(max_tokens=1))).policy_version)
+        versions.append((await engine.generate(Request(np.int32([1]), Sampling(max_tokens=1)))).policy_version)
         engine.version = 0
         return versions
 
@@ -165,7 +165,7 @@ def test_another_event_loop_takes_connections_of_its_own(servers):
 
     async def once():
         try:
-            return (await engine.generate(np.int32([1, 2]), Sampling(max_tokens=4, seed=1))).token_ids.tolist()
+            return (await engine.generate(Request(np.int32([1, 2]), Sampling(max_tokens=4, seed=1)))).token_ids.tolist()
         finally:
             await engine.close()
 

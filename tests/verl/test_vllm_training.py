@@ -30,7 +30,7 @@ import agl
 from agl.adapters.langchain import wrap
 from agl.errors import ConfigError, EngineError
 from agl.mdp.types import Call, FloatArray
-from agl.trainer.engines.base import Sampling
+from agl.trainer.engines.base import Request, Sampling
 from agl.trainer.local.config import LearnerConfig, LoraSpec
 from agl.trainer.local.policy import LocalPolicy, PolicySpec, start_policies
 from agl.trainer.policies.vllm import VLLMPolicy, with_vllm
@@ -104,10 +104,10 @@ def test_adapters_on_one_model_share_a_server_whose_death_is_told(tiny_policy: P
                 before = await served(a)
                 for version in (1, 2):
                     await a.train(await sampled_rows(a, PROMPT, (-1.0, 1.0, -1.0, 1.0)))
-                    assert (await a.generate(PROMPT, Sampling(max_tokens=8))).policy_version == version - 1
+                    assert (await a.generate(Request(PROMPT, Sampling(max_tokens=8)))).policy_version == version - 1
                     await a.publish()
                     assert a.version == version
-                    answer = await a.generate(PROMPT, Sampling(max_tokens=8, seed=5))
+                    answer = await a.generate(Request(PROMPT, Sampling(max_tokens=8, seed=5)))
                     assert answer.policy_version == version
                     ids = np.concatenate([PROMPT, answer.token_ids])
                     learners = await a.logprobs(ids)
@@ -119,7 +119,7 @@ def test_adapters_on_one_model_share_a_server_whose_death_is_told(tiny_policy: P
 
                 os.kill(a.server._process.pid, signal.SIGKILL)
                 with pytest.raises(EngineError):
-                    await b.generate(PROMPT, Sampling(max_tokens=8))
+                    await b.generate(Request(PROMPT, Sampling(max_tokens=8)))
                 with pytest.raises(EngineError, match=r"(?s)vLLM died.*its last output was:\n.+"):
                     await a.server.load_model(Path("nothing"))
                 error = await asyncio.wait_for(died, 60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,23 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """A call for one answer.
+
+    Attributes:
+        prompt_ids: int32 [P], P >= 1.
+        sampling: the parameters of the answer.
+        policy: name of the policy that answers; None for an engine that serves only one.
+        session: the conversation that the call belongs to, for engines that keep each on one server.
+    """
+
+    prompt_ids: IntArray
+    sampling: Sampling
+    policy: str | None = None
+    session: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Completion:
     """A sampled answer.
 
@@ -76,22 +94,11 @@ class Engine(Protocol):
         """Longest prompt + answer, in tokens."""
         ...
 
-    async def generate(
-        self,
-        prompt_ids: IntArray,
-        sampling: Sampling,
-        *,
-        policy: str = "policy",
-        session: str | None = None,
-        on_tokens: OnTokens | None = None,
-    ) -> Completion:
+    async def generate(self, request: Request, *, on_tokens: OnTokens | None = None) -> Completion:
         """Sample one answer.
 
         Args:
-            prompt_ids: int32 [P], P >= 1.
-            sampling: the parameters of the answer.
-            policy: name of the served policy.
-            session: the conversation that the call belongs to, for engines that keep one on one server.
+            request: what to sample.
             on_tokens: called with the tokens as they are sampled; None for no streaming.
 
         Cancelling the awaiting task aborts the sampling.
@@ -144,6 +151,16 @@ def require_served_model(option: str, value: object) -> None:
         raise ConfigError(
             f"{option}= is {value!r}",
             hint='for example agl.VLLMEngine("http://gpu:8000"), or a subclass of agl.trainer.engines.ServedModel',
+        )
+
+
+def check_engine(engine: Engine) -> None:
+    """Raise `ConfigError` for an engine whose `generate` takes a prompt and its sampling in place of a `Request`."""
+    if "sampling" in inspect.signature(engine.generate).parameters:
+        raise ConfigError(
+            f"{type(engine).__name__}.generate(prompt_ids, sampling, ...) is the engine protocol's earlier form",
+            hint="declare it as generate(self, request, *, on_tokens=None) and read request.prompt_ids, "
+            "request.sampling, request.policy and request.session (agl.trainer.engines.Request)",
         )
 
 

@@ -19,7 +19,15 @@ import tenacity
 
 from agl.errors import ConfigError, EngineError, checked_options, nearest
 from agl.mdp.types import FloatArray, IntArray
-from agl.trainer.engines.base import Completion, OnTokens, Sampling, ServedModel, check_prompt, check_sampling
+from agl.trainer.engines.base import (
+    Completion,
+    OnTokens,
+    Request,
+    Sampling,
+    ServedModel,
+    check_prompt,
+    check_sampling,
+)
 from agl.trainer.engines.vllm_answers import (
     FLAG,
     PROBE_TOP,
@@ -149,31 +157,23 @@ class VLLMEngine(ServedModel):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def generate(
-        self,
-        prompt_ids: IntArray,
-        sampling: Sampling,
-        *,
-        policy: str | None = None,
-        session: str | None = None,
-        on_tokens: OnTokens | None = None,
-    ) -> Completion:
+    async def generate(self, request: Request, *, on_tokens: OnTokens | None = None) -> Completion:
         """Sample one answer; see `agl.trainer.engines.Engine.generate`.
 
-        Args:
-            policy: ignored, since one model is served here.
-            session: sent as `X-Session-ID`, by which routers keep a conversation on one server.
+        `request.policy` is ignored, since one model is served here. `request.session` is sent as `X-Session-ID`, by
+        which routers keep a conversation on one server.
 
         Raises:
             ConfigError: a parameter that vLLM refuses, or with which it would report other log-probs.
         """
+        sampling = request.sampling
         check_sampling(sampling)
         await self.connect()
-        prompt = check_prompt(prompt_ids, self.max_context)
+        prompt = check_prompt(request.prompt_ids, self.max_context)
         await self._check_logprobs(prompt, sampling)
         version = self.version
         body = self._body(prompt, sampling)
-        headers = {"X-Session-ID": session} if session else {}
+        headers = {"X-Session-ID": request.session} if request.session else {}
         if on_tokens is None:
             parts = [Part(await self._whole_choice(body, headers), sampling.top_logprobs)]
         else:

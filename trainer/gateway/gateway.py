@@ -18,7 +18,7 @@ from agl.errors import GatewayError
 from agl.mdp.selection import DEFAULT_POLICY, Selection
 from agl.mdp.types import Call, IntArray, float_array, int_array
 from agl.tracing.system_prompts import SystemPrompts
-from agl.trainer.engines.base import Engine, Sampling
+from agl.trainer.engines.base import Engine, Request, Sampling, check_engine
 from agl.trainer.gateway.access import Access, AccessTable, PendingRequest, SamplingRules
 from agl.trainer.gateway.calls import (
     ChatRequest,
@@ -75,7 +75,11 @@ class Gateway:
         Args:
             name: the policy's. engine: samples its tokens. rendering: converts between messages and tokens.
             stop_token_ids: tokens that end an answer, in addition to the rendering's.
+
+        Raises:
+            ConfigError: the engine takes no `agl.trainer.engines.Request`.
         """
+        check_engine(engine)
         if (why := rendering.tools_refusal) is not None:
             log.warning("policy %r: requests with tools will be refused: %s", name, why)
         stops = tuple(dict.fromkeys((*rendering.stop_token_ids, *stop_token_ids)))
@@ -295,7 +299,7 @@ class Gateway:
             on_tokens(choice, ids)
 
         completion = await served.engine.generate(
-            choice.prompt, sampling, policy=served.name, session=session, on_tokens=on_sampled if on_tokens else None
+            Request(choice.prompt, sampling, served.name, session), on_tokens=on_sampled if on_tokens else None
         )
         parsed = await _off_loop(
             completion.token_ids.size,

@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from agl.child_environment import child_environment
 from agl.errors import AglError, ConfigError, EngineError
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray, IntArray, int_array
-from agl.trainer.engines.base import Completion, OnTokens, Sampling
+from agl.trainer.engines.base import Completion, OnTokens, Request
 from agl.trainer.local.protocol import PolicyInfo, PolicySpec
 from agl.trainer.processes.child import Child
 from agl.trainer.processes.peer import Peer
@@ -80,26 +81,13 @@ class LocalPolicy:
         """Longest prompt + answer, in tokens."""
         return self.info.max_context
 
-    async def generate(
-        self,
-        prompt_ids: IntArray,
-        sampling: Sampling,
-        *,
-        policy: str | None = None,
-        session: str | None = None,
-        on_tokens: OnTokens | None = None,
-    ) -> Completion:
+    async def generate(self, request: Request, *, on_tokens: OnTokens | None = None) -> Completion:
         """Sample one answer; see `agl.trainer.engines.Engine.generate`."""
-        self._check_name(policy)
-        completion = await self.process.peer.call(
-            "generate",
-            self.spec.name,
-            int_array(prompt_ids),
-            sampling,
-            on_tokens is not None,
-            on_event=lambda tokens: on_tokens(*tokens) if on_tokens else None,
-        )
-        self.prompt_tokens += len(prompt_ids)
+        self._check_name(request.policy)
+        request = replace(request, prompt_ids=int_array(request.prompt_ids), policy=self.spec.name)
+        on_event = None if on_tokens is None else lambda tokens: on_tokens(*tokens)
+        completion = await self.process.peer.call("generate", request, on_tokens is not None, on_event=on_event)
+        self.prompt_tokens += request.prompt_ids.size
         self.reused_tokens += completion.cached_tokens
         return completion
 

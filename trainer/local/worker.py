@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from agl.errors import AglError, CheckpointError, EngineError, ModelLoadError
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray, IntArray
-from agl.trainer.engines.base import Completion, Sampling
+from agl.trainer.engines.base import Completion, Request
 from agl.trainer.local.loading import LoadingProgress
 from agl.trainer.local.protocol import Failed, Finished, PolicyInfo, PolicySpec, Tokens
 from agl.trainer.processes.child import serve_parent
@@ -76,12 +76,11 @@ class Worker:
         _flush_denormals()
         return info
 
-    def generate(
-        self, emit: Emit, policy: str, prompt_ids: IntArray, sampling: Sampling, stream: bool
-    ) -> Awaitable[Completion]:
+    def generate(self, emit: Emit, request: Request, stream: bool) -> Awaitable[Completion]:
         """Sample one answer; its tokens are emitted as they come, if `stream`."""
         request_id = next(self._ids)
-        self._engine.submit(request_id, prompt_ids, sampling, stream, policy)
+        assert request.policy is not None
+        self._engine.submit(request_id, request.prompt_ids, request.sampling, stream, request.policy)
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(lambda done: self._engine.abort(request_id) if done.cancelled() else None)
         self._answers[request_id] = answer, emit

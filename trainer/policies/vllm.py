@@ -25,7 +25,7 @@ import orjson
 from agl.errors import AglError, ConfigError, EngineError
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray, IntArray
-from agl.trainer.engines.base import Completion, OnTokens, Sampling
+from agl.trainer.engines.base import Completion, OnTokens, Request
 from agl.trainer.engines.vllm import VLLMEngine
 from agl.trainer.local.loading import NewLines
 from agl.trainer.local.policy import LOAD_HINT, LocalPolicy, OnProgress, environment
@@ -235,17 +235,9 @@ class VLLMPolicy(LocalPolicy):
     def processes(self) -> tuple[Any, ...]:
         return (*super().processes, self.server)
 
-    async def generate(
-        self,
-        prompt_ids: IntArray,
-        sampling: Sampling,
-        *,
-        policy: str | None = None,
-        session: str | None = None,
-        on_tokens: OnTokens | None = None,
-    ) -> Completion:
-        self._check_name(policy)
-        return await self._engine.generate(prompt_ids, sampling, session=session, on_tokens=on_tokens)
+    async def generate(self, request: Request, *, on_tokens: OnTokens | None = None) -> Completion:
+        self._check_name(request.policy)
+        return await self._engine.generate(request, on_tokens=on_tokens)
 
     async def train(
         self, sequences: list[TrainingRow], *, lr_scale: float = 1.0, pairs: Sequence[tuple[str, str]] = ()

@@ -62,13 +62,13 @@ class Peer(asyncio.Protocol):
         self._handlers, self._on_loss = handlers, on_loss
         self._reader = FrameReader()
         self._ids = itertools.count()
-        self._calls: dict[int, tuple[asyncio.Future[Any], Emit]] = {}
+        self._calls: dict[int, tuple[asyncio.Future[Any], Emit | None]] = {}
         self._handling: dict[int, asyncio.Future[Any]] = {}
         self._outbox: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def call(self, name: str, *arguments: Any, on_event: Emit = lambda value: None) -> asyncio.Future[Any]:
+    def call(self, name: str, *arguments: Any, on_event: Emit | None = None) -> asyncio.Future[Any]:
         """Call a handler at the other end; cancelling the result cancels it there.
 
         Raises:

@@ -10,7 +10,7 @@ import numpy as np
 
 from agl.errors import EngineError
 from agl.mdp.types import Call, IntArray
-from agl.trainer.engines.base import Completion, OnTokens, Sampling, StopReason, check_prompt, check_sampling
+from agl.trainer.engines.base import Completion, OnTokens, Request, Sampling, StopReason, check_prompt, check_sampling
 
 if TYPE_CHECKING:
     from verl.workers.rollout.llm_server import LLMServerClient
@@ -43,22 +43,15 @@ class VerlEngine:
         """The newest weights that sampled a part of a call; `call.policy_version` is the oldest."""
         return self._newest.get(_key(call.prompt_ids, call.response_ids), call.policy_version)
 
-    async def generate(
-        self,
-        prompt_ids: IntArray,
-        sampling: Sampling,
-        *,
-        policy: str = "policy",
-        session: str | None = None,
-        on_tokens: OnTokens | None = None,
-    ) -> Completion:
+    async def generate(self, request: Request, *, on_tokens: OnTokens | None = None) -> Completion:
+        sampling, policy = request.sampling, request.policy
         check_sampling(sampling)
         if sampling.top_logprobs:
             raise EngineError(
                 "verl's servers report no alternatives to the tokens that they sample", hint="leave top_logprobs out",
                 policy=policy,
             )  # fmt: skip
-        prompt = check_prompt(prompt_ids, self._max_context)
+        prompt = check_prompt(request.prompt_ids, self._max_context)
         self._check_ids(prompt, policy)
         limit = min(sampling.max_tokens, self._max_context - prompt.size)
         params: dict[str, Any] = {
@@ -79,7 +72,7 @@ class VerlEngine:
             params["seed"] = sampling.seed
         try:
             output = await self._client.generate(
-                request_id=session or uuid.uuid4().hex, prompt_ids=prompt.tolist(), sampling_params=params
+                request_id=request.session or uuid.uuid4().hex, prompt_ids=prompt.tolist(), sampling_params=params
             )
         except Exception as error:
             raise EngineError(
@@ -99,7 +92,7 @@ class VerlEngine:
             self._newest[_key(prompt, ids)] = newest
         return Completion(ids, logprobs, self._stop_reason(output.stop_reason, ids, limit, sampling), oldest)
 
-    def _check_ids(self, prompt_ids: IntArray, policy: str) -> None:
+    def _check_ids(self, prompt_ids: IntArray, policy: str | None) -> None:
         if self._vocabulary is not None and int(prompt_ids.max()) >= self._vocabulary:
             raise EngineError(
                 f"the prompt has token {int(prompt_ids.max())}, and the model knows {self._vocabulary}",

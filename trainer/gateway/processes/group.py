@@ -19,9 +19,9 @@ import numpy as np
 from agl.child_environment import child_environment
 from agl.errors import AglError, ConfigError, GatewayError
 from agl.mdp.selection import Selection
-from agl.mdp.types import Call, IntArray
+from agl.mdp.types import Call
 from agl.tracing.system_prompts import SystemPrompts
-from agl.trainer.engines.base import Completion, Engine, Sampling
+from agl.trainer.engines.base import Completion, Engine, Request
 from agl.trainer.gateway.access import Access, SamplingRules
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
@@ -199,18 +199,9 @@ class GatewayProcesses(Gateway):
             # If the process dies now, the call is written nevertheless.
             await asyncio.shield(write)
 
-    async def _generate(
-        self,
-        emit: Emit,
-        policy: str,
-        prompt_ids: IntArray,
-        sampling: Sampling,
-        session: str | None,
-        stream: bool,
-    ) -> Completion:
+    async def _generate(self, emit: Emit, request: Request, stream: bool) -> Completion:
         on_tokens = (lambda ids, logprobs: emit((ids, logprobs))) if stream else None
-        engine = self.served(policy).engine
-        return await engine.generate(prompt_ids, sampling, policy=policy, session=session, on_tokens=on_tokens)
+        return await self.served(request.policy).engine.generate(request, on_tokens=on_tokens)
 
     def _on_death(self, process: _Process) -> None:
         assert process.failure is not None

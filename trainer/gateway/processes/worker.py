@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from agl.mdp.types import Call, IntArray
-from agl.trainer.engines.base import Completion, OnTokens, Sampling
+from agl.mdp.types import Call
+from agl.trainer.engines.base import Completion, OnTokens, Request
 from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
@@ -33,23 +33,10 @@ class _Engine:
     def __init__(self, peer: Peer, max_context: int) -> None:
         self._peer, self.max_context = peer, max_context
 
-    async def generate(
-        self,
-        prompt_ids: IntArray,
-        sampling: Sampling,
-        *,
-        policy: str = "policy",
-        session: str | None = None,
-        on_tokens: OnTokens | None = None,
-    ) -> Completion:
+    async def generate(self, request: Request, *, on_tokens: OnTokens | None = None) -> Completion:
         """See `agl.trainer.engines.Engine.generate`."""
-        if on_tokens is None:
-            return await self._peer.call("generate", policy, prompt_ids, sampling, session, False)
-
-        def on_event(tokens: tuple[Sequence[int], Sequence[float]]) -> None:
-            on_tokens(*tokens)
-
-        return await self._peer.call("generate", policy, prompt_ids, sampling, session, True, on_event=on_event)
+        on_event = None if on_tokens is None else lambda tokens: on_tokens(*tokens)
+        return await self._peer.call("generate", request, on_tokens is not None, on_event=on_event)
 
 
 class _Store:
