@@ -17,6 +17,7 @@ from store_server import ServedStore, served
 from agl.trainer.http.limits import Limits
 from agl.trainer.store.http import protocol as wire
 from agl.trainer.store.http.openapi import schema
+from agl.trainer.wire.methods import dumps
 
 pytest_plugins = ["schemathesis.pytest.plugin"]  # which pyproject.toml switches off for all other files
 pytestmark = pytest.mark.serial  # Schemathesis gives the tests of all operations one name
@@ -74,6 +75,6 @@ def test_no_body_brings_it_down(client: httpx.Client, data: st.DataObject) -> No
     value = ANYTHING | st.sampled_from(["\ud800", "a\0b", 2**63, -(2**63) - 1, 1e400, ""])
     arguments = data.draw(st.fixed_dictionaries({}, optional={field: value for field in fields}))
     answer = client.post(
-        f"{wire.PREFIX}/{name}", content=wire.dumps(arguments), headers={"content-type": "application/json"}
+        f"{wire.PREFIX}/{name}", content=dumps(arguments), headers={"content-type": "application/json"}
     )
     assert answer.status_code in (200, 400, 409), answer.text
