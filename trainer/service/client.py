@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import logging
 import os
 import re
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import httpx
 import orjson
 from pydantic_core import to_jsonable_python
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from agl import errors
 from agl.agents.agent import Agent, FunctionAgent, as_agent
-from agl.errors import AglError, ConfigError, DatasetError, ServiceError
+from agl.errors import ConfigError, DatasetError, ServiceError
 from agl.rewards.air import air as process_air
 from agl.trainer.algorithms.options import RUN_OPTIONS, Settings
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.http.auth import CLIENT_VARIABLE
-from agl.trainer.http.local_key import KeyAuth, split_key
+from agl.trainer.http.local_key import split_key
 from agl.trainer.report.progress import Progress
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.data import check_tasks, read_tasks
 from agl.trainer.runners.remote.worker import run_worker
+from agl.trainer.wire.client import Connection, Unreachable
 
 log = logging.getLogger("agl.client")
-
-T = TypeVar("T")
 
 URL = "http://127.0.0.1:8000"
 SERVER_VARIABLE = "AGENT_LIGHTNING_SERVER_URL"
@@ -44,14 +41,6 @@ REACH_SECONDS = 30.0
 """How long to try to reach a server."""
 LOST_SECONDS = 600.0
 """How long a server may be unreachable during a run."""
-_SILENT_SECONDS = 45.0
-"""A stream of events that is silent for this long is dead."""
-_RETRIED = frozenset({408, 425, 429, 502, 503, 504})
-"""HTTP statuses after which a request is repeated."""
-
-
-class _Unreachable(Exception):
-    """The server could not be reached, or is not ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,28 +209,41 @@ class Client:
     def _download(self, run_id: str, policy: str, directory: Path) -> Path:
         async def load() -> None:
             base = f"/runs/{run_id}/policies/{urllib.parse.quote(policy, safe='')}"
-            files = (await self._request("GET", base))["files"]
-            directory.mkdir(parents=True, exist_ok=True)
-            for name in files:
-                if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
-                    raise ServiceError(f"the policy has a file {name!r}, which does not belong to a model", run=run_id)
-                part = directory / f".{name}.part"
-                async with self._client() as client, client.stream("GET", f"{self.url}{base}/{name}") as response:
-                    if response.status_code != 200:
-                        await response.aread()
-                        raise _error(response)
-                    with part.open("wb") as file:
-                        async for chunk in response.aiter_bytes():
-                            file.write(chunk)
-                part.replace(directory / name)
+            async with self._connection() as connection:
+                files = (await connection.request("GET", base))["files"]
+                directory.mkdir(parents=True, exist_ok=True)
+                for name in files:
+                    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
+                        raise ServiceError(
+                            f"the policy has a file {name!r}, which does not belong to a model", run=run_id
+                        )
+                    await connection.repeated(functools.partial(save, connection, f"{base}/{name}", name))
 
-        run_in_thread(self._reach(load, REACH_SECONDS))
+        async def save(connection: Connection, path: str, name: str) -> None:
+            part = directory / f".{name}.part"
+            async with connection.stream("GET", path) as response:
+                with part.open("wb") as file:
+                    async for chunk in response.aiter_bytes():
+                        file.write(chunk)
+            part.replace(directory / name)
+
+        run_in_thread(load())
         return directory
 
     # -- HTTP -----------------------------------------------------------------------------------------------------
-    def _client(self) -> httpx.AsyncClient:
-        timeout = httpx.Timeout(_SILENT_SECONDS, connect=10.0)
-        return httpx.AsyncClient(auth=KeyAuth(self.url, self.key), timeout=timeout, trust_env=False)
+    def _connection(self, seconds: float = REACH_SECONDS) -> Connection:
+        key = "give the operator's key: agl.Client(url, key=...), or AGL_KEY in the environment"
+        hint = "check that `agl serve` runs there, and its address, port and key"
+        return Connection(
+            self.url,
+            self.key,
+            name="the server",
+            error=ServiceError,
+            hint=hint,
+            hints={401: key, 403: key},
+            log=log,
+            retry_seconds=seconds,
+        )
 
     async def _request(
         self, method: str, path: str, content: bytes | None = None, content_type: str = "application/json"
@@ -251,83 +253,53 @@ class Client:
         Raises:
             AglError: the error that the server sent.
         """
-
-        async def once() -> Any:
-            headers = {} if content is None else {"content-type": content_type}
-            async with self._client() as client:
-                response = await client.request(method, f"{self.url}{path}", content=content, headers=headers)
-            if response.status_code in _RETRIED:
-                raise _Unreachable(f"it answers {response.status_code}")
-            if response.status_code >= 300:
-                raise _error(response)
-            return orjson.loads(response.content)
-
-        return await self._reach(once, REACH_SECONDS)
-
-    async def _reach(self, once: Callable[[], Awaitable[T]], seconds: float) -> T:
-        """The result of `once`, which is repeated until it reaches the server, for this many seconds at most."""
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type((_Unreachable, httpx.TransportError)),
-            wait=wait_random_exponential(multiplier=0.1, max=5.0),
-            stop=stop_after_delay(seconds),
-            reraise=True,
-        )
-        try:
-            return await retrying(once)
-        except (_Unreachable, httpx.TransportError) as error:
-            raise ServiceError(
-                f"the server at {self.url} could not be reached for {seconds:g} s: {type(error).__name__}: {error}",
-                hint="check that `agl serve` runs there, and its address, port and key",
-            ) from None
+        async with self._connection() as connection:
+            return await connection.request(method, path, content, content_type=content_type)
 
     async def _follow(self, run_id: str, progress: Progress) -> dict[str, Any]:
         """Show a run's progress until it ends; its final state. Waits for a server that cannot be reached."""
         seen, started, lost_since = -1, False, 0.0
-        while True:
-            try:
-                async for name, number, data in self._events(run_id, seen):
-                    lost_since = 0.0
-                    if name == "end":
-                        return data
-                    if name == "state" and not started and data["steps"]:
-                        progress.start(data["steps"], max(0, data["step"]))
-                        started = True
-                    if name == "step" and number > seen:
-                        seen = number
-                        if started and "train/reward" in data:
-                            progress.step(data)
-            except (httpx.TransportError, _Unreachable) as error:
-                log.debug("events: %s", error)
-            lost_since = lost_since or time.monotonic()
-            if time.monotonic() - lost_since > LOST_SECONDS:
-                raise ServiceError(
-                    f"the server at {self.url} could not be reached for {LOST_SECONDS:g} s",
-                    hint="start it again with the same --out, and call train() again: the run is resumed",
-                )
-            await asyncio.sleep(1.0)
+        async with self._connection(LOST_SECONDS) as connection:
+            while True:
+                try:
+                    async for name, number, data in _events(connection, run_id, seen):
+                        lost_since = 0.0
+                        if name == "end":
+                            return data
+                        if name == "state" and not started and data["steps"]:
+                            progress.start(data["steps"], max(0, data["step"]))
+                            started = True
+                        if name == "step" and number > seen:
+                            seen = number
+                            if started and "train/reward" in data:
+                                progress.step(data)
+                except Unreachable as error:
+                    log.debug("events: %s", error)
+                lost_since = lost_since or time.monotonic()
+                if time.monotonic() - lost_since > LOST_SECONDS:
+                    raise ServiceError(
+                        f"the server at {self.url} could not be reached for {LOST_SECONDS:g} s",
+                        hint="start it again with the same --out, and call train() again: the run is resumed",
+                    )
+                await asyncio.sleep(1.0)
 
-    async def _events(self, run_id: str, seen: int) -> AsyncIterator[tuple[str, int, Any]]:
-        """Server-sent events: (name, id, data)."""
-        headers = {"last-event-id": str(seen)} if seen >= 0 else {}
-        url = f"{self.url}/runs/{run_id}/events"
-        async with self._client() as client, client.stream("GET", url, headers=headers) as response:
-            if response.status_code in _RETRIED:
-                raise _Unreachable(f"it answers {response.status_code}")
-            if response.status_code != 200:
-                await response.aread()
-                raise _error(response)
-            name, number, data = "message", -1, ""
-            async for line in response.aiter_lines():
-                field_name, _, value = line.partition(": ")
-                if field_name == "event":
-                    name = value
-                elif field_name == "id":
-                    number = int(value)
-                elif field_name == "data":
-                    data = value
-                elif not line and data:
-                    yield name, number, orjson.loads(data)
-                    name, number, data = "message", -1, ""
+
+async def _events(connection: Connection, run_id: str, seen: int) -> AsyncIterator[tuple[str, int, Any]]:
+    """Server-sent events: (name, id, data)."""
+    headers = {"last-event-id": str(seen)} if seen >= 0 else {}
+    async with connection.stream("GET", f"/runs/{run_id}/events", headers=headers) as response:
+        name, number, data = "message", -1, ""
+        async for line in response.aiter_lines():
+            field_name, _, value = line.partition(": ")
+            if field_name == "event":
+                name = value
+            elif field_name == "id":
+                number = int(value)
+            elif field_name == "data":
+                data = value
+            elif not line and data:
+                yield name, number, orjson.loads(data)
+                name, number, data = "message", -1, ""
 
 
 def client_agent(value: Any) -> Agent:
@@ -378,21 +350,3 @@ def _tasks(source: str | Path | Iterable[Any], argument: str) -> tuple[str, list
             raise DatasetError(f"task {number} is not JSON: {error}", path=argument, line=number) from None
     check_tasks(tasks, argument)
     return argument, tasks
-
-
-def _error(response: httpx.Response) -> AglError:
-    """The error that the server sent."""
-    try:
-        error = orjson.loads(response.content)["error"]
-        kind, message, hint = error["type"], str(error["message"]), error.get("hint")
-        where = {k: v for k, v in (error.get("where") or {}).items() if k not in ("message", "hint")}
-    except (ValueError, KeyError, TypeError):
-        return ServiceError(
-            f"the server answers {response.status_code}: {response.text[:200]}", hint="is this the URL of `agl serve`?"
-        )
-    if response.status_code in (401, 403):
-        hint = "give the operator's key: agl.Client(url, key=...), or AGL_KEY in the environment"
-    cls = getattr(errors, str(kind), None)
-    if not (isinstance(cls, type) and issubclass(cls, AglError)) or cls is errors.StoreError:
-        cls = ServiceError
-    return cls(message, hint=hint, **where)
