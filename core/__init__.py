@@ -14,7 +14,7 @@ from agl._version import __version__ as __version__
 _NAMES = {
     "": ("credit", "errors", "loggers", "memory", "rewards"),
     "agl.agents": ("Agent", "LitAgent", "Outcome", "RolloutInfo", "Tracer", "rollout"),
-    "agl.agents.command": ("CommandAgent",),
+    "agl.trainer.runners.command": ("CommandAgent",),
     "agl.agents.hooks": ("Hook",),
     "agl.agents.prompts": ("load_prompts", "save_prompts"),
     "agl.agents.registry": ("wrap",),

@@ -12,7 +12,6 @@ from agl.agents import Outcome as Outcome
 from agl.agents import RolloutInfo as RolloutInfo
 from agl.agents import Tracer as Tracer
 from agl.agents import rollout as rollout
-from agl.agents.command import CommandAgent as CommandAgent
 from agl.agents.hooks import Hook as Hook
 from agl.agents.prompts import load_prompts as load_prompts
 from agl.agents.prompts import save_prompts as save_prompts
@@ -66,6 +65,7 @@ from agl.trainer.run.callbacks import Callback as Callback
 from agl.trainer.run.callbacks import EarlyStopping as EarlyStopping
 from agl.trainer.run.trainer import Result as Result
 from agl.trainer.run.trainer import Trainer as Trainer
+from agl.trainer.runners.command import CommandAgent as CommandAgent
 from agl.trainer.runners.options import RayRunners as RayRunners
 from agl.trainer.service.client import Client as Client
 from agl.trainer.traces.stored import traces as traces

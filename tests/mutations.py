@@ -393,7 +393,7 @@ MUTATIONS = (
     ),
     Mutation(
         "secrets passed to child processes",
-        "core/child_environment.py",
+        "trainer/processes/environment.py",
         '_SECRET = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|HEADERS|COOKIE")',
         '_SECRET = re.compile("NOTHING")',
         unit("child_environment", "test_a_tool_sees_the_allowed_and_the_named"),

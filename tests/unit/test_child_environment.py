@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agl.child_environment import child_environment, without_agls_variables
 from agl.errors import ConfigError
+from agl.trainer.processes.environment import child_environment, without_agls_variables
 
 SECRETS = {
     "AGL_OPERATOR_KEY": "a", "AGL_RUNNER_KEY": "b", "AGL_KEY": "c", "AGL_DATABASE_URL": "postgresql://u:p@h/d",
@@ -59,7 +59,7 @@ def test_what_names_no_variable_is_an_error(env: Any) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_a_program_that_keeps_its_secrets_shows_them_to_nobody() -> None:
     """Neither to its children, nor in /proc to root."""
-    text = "import os, subprocess, sys; from agl.child_environment import keep_secrets; keep_secrets(); "
+    text = "import os, subprocess, sys; from agl.trainer.processes.environment import keep_secrets; keep_secrets(); "
     text += "print('ready', 'AGL_KEY' in os.environ, subprocess.check_output(['env']), flush=True); sys.stdin.read()"
     source = str(Path(__file__).parents[2] / ".src")
     environment = {"PATH": "/bin:/usr/bin", "PYTHONPATH": source, "AGL_KEY": "agl-secret", "OPENAI_API_KEY": "sk-1"}

@@ -139,10 +139,10 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train an agent of your own on your tasks with your reward, or a policy on recorded rollouts."""
-    from agl.child_environment import keep_secrets
     from agl.errors import ConfigError
     from agl.trainer.cli.training import configured
     from agl.trainer.evaluation.views import sentences
+    from agl.trainer.processes.environment import keep_secrets
     from agl.trainer.run.data import read_tasks
     from agl.trainer.run.trainer import Trainer
     from agl.trainer.runners.loading import load_agent, load_command, load_group_reward
@@ -258,8 +258,8 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """Measure an agent on held-out tasks: success with its error, per policy, and whether two policies differ."""
-    from agl.child_environment import keep_secrets
     from agl.trainer.cli.evaluation import run_evaluation
+    from agl.trainer.processes.environment import keep_secrets
 
     # The agent runs here.
     keep_secrets()
@@ -418,8 +418,8 @@ def runner(
     quiet: Quiet = False,
 ) -> None:
     """Execute rollouts here for a trainer or a store elsewhere, until Ctrl-C."""
-    from agl.child_environment import keep_secrets
     from agl.trainer.cli.runner import find_server, run_runner
+    from agl.trainer.processes.environment import keep_secrets
     from agl.trainer.runners.loading import load_agent
 
     server, key = find_server(store, key_file)

@@ -12,8 +12,8 @@ from typing import Any
 
 import typer
 
-from agl.child_environment import keep_secrets
 from agl.texts import printable
+from agl.trainer.processes.environment import keep_secrets
 
 
 def run_dashboard(

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agl.child_environment import keep_secrets
 from agl.trainer.algorithms.options import Settings
 from agl.trainer.dashboard.server import link
 from agl.trainer.http import local_key
 from agl.trainer.http.auth import Keys
+from agl.trainer.processes.environment import keep_secrets
 from agl.trainer.report import terminal
 from agl.trainer.service.server import serve
 from agl.trainer.service.service import Service, Split

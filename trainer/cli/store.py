@@ -36,11 +36,11 @@ def store(
 
 
 async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file: Path | None) -> None:
-    from agl.child_environment import keep_secrets
     from agl.trainer.dashboard.app import ui_routes
     from agl.trainer.dashboard.server import link
     from agl.trainer.http.auth import Keys
     from agl.trainer.http.local_key import split_key, with_key
+    from agl.trainer.processes.environment import keep_secrets
     from agl.trainer.runners.store_coordinator import StoreCoordinator
     from agl.trainer.store import open_store
     from agl.trainer.store.http.server import StoreServer

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from agl.child_environment import hide_process
+from agl.trainer.processes.environment import hide_process
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """Exit statuses of a shell for a command that does not start."""

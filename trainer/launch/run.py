@@ -16,10 +16,8 @@ from typing import Any
 from anyio.from_thread import start_blocking_portal
 
 from agl import semconv, tracing
-from agl.agents.command import program_name
 from agl.agents.prompts import PromptUse, load_prompts, replacements
 from agl.agents.resources import PromptTemplate, Resource
-from agl.child_environment import child_environment
 from agl.errors import ConfigError
 from agl.instrument import startup
 from agl.mdp.selection import DEFAULT_POLICY, Selection, select
@@ -35,7 +33,9 @@ from agl.trainer.launch import child
 from agl.trainer.local.config import policy_directory
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.policies.frozen import FrozenPolicy
+from agl.trainer.processes.environment import child_environment
 from agl.trainer.report.progress import Progress
+from agl.trainer.runners.command import program_name
 from agl.trainer.runners.recording_proxy import URLS, RecordingProxy, provider_bases
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from agl.child_environment import child_environment
 from agl.errors import AglError, ConfigError, EngineError
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray, IntArray, int_array
 from agl.trainer.engines.base import Completion, OnTokens, Request
 from agl.trainer.local.protocol import PolicyInfo, PolicySpec
 from agl.trainer.processes.child import Child
+from agl.trainer.processes.environment import child_environment
 from agl.trainer.processes.peer import Peer
 
 __all__ = ["LocalPolicy", "PolicyInfo", "PolicySpec", "start_policies"]

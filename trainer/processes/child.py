@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from agl.child_environment import hide_process
+from agl.trainer.processes.environment import hide_process
 from agl.trainer.processes.peer import Peer
 
 _TAIL_BYTES = 2000
@@ -30,7 +30,7 @@ class Child:
     """`python -m MODULE FD ARGUMENT ...`, where FD is the child's end of a socket pair. Its output goes to a file.
 
     Args:
-        module: its program. arguments: after FD. env: its whole environment; see `agl.child_environment`.
+        module: its program. arguments: after FD. env: its whole environment; see `agl.trainer.processes.environment`.
         new_session: whether it leads a process group.
 
     Attributes:

@@ -18,7 +18,6 @@ import orjson
 
 from agl import semconv, tracing
 from agl.agents.agent import Agent, Outcome, RolloutInfo
-from agl.agents.command import CommandAgent
 from agl.agents.hooks import Hook
 from agl.agents.prompts import replacements
 from agl.agents.registry import answer_error_cause, causes_of
@@ -26,6 +25,7 @@ from agl.agents.resources import LLM, SystemPrompt, Task
 from agl.errors import AglError, CaptureError, ConfigError, RewardError, RolloutError, RolloutTimeoutError
 from agl.mdp.spans import Span
 from agl.rewards.emit import as_rewards, only_last, record
+from agl.trainer.runners.command import CommandAgent
 from agl.trainer.runners.protocol import Coordinator, Lease, Report
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from types import ModuleType
 from typing import Any
 
 from agl.agents.agent import Agent, FunctionAgent, LitAgent, as_agent
-from agl.agents.command import CommandAgent
 from agl.agents.registry import wrap
 from agl.errors import ConfigError, nearest
 from agl.rewards.air import air
 from agl.rewards.function import GroupReward, is_group_reward
+from agl.trainer.runners.command import CommandAgent
 
 _FILE_MODULE = "agl_user_"
 """How the modules of files are named, which no other process can import."""

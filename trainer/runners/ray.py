@@ -19,9 +19,9 @@ import ray.exceptions
 import ray.util
 import ray.util.client
 
-from agl.child_environment import without_agls_variables
 from agl.errors import ConfigError, RolloutError
 from agl.mdp.spans import Span
+from agl.trainer.processes.environment import without_agls_variables
 from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.options import RayRunners
 from agl.trainer.runners.process.fork_server import STOP_SECONDS

@@ -15,8 +15,8 @@ import ray.exceptions
 import ray.util
 import ray.util.client
 
-from agl.child_environment import without_agls_variables
 from agl.errors import ConfigError
+from agl.trainer.processes.environment import without_agls_variables
 
 _GROUP = "verl_group"
 _CONTROLLER = ("TransferQueueController", "transfer_queue")

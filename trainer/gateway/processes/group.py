@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from agl.child_environment import child_environment
 from agl.errors import AglError, ConfigError, GatewayError
 from agl.mdp.selection import Selection
 from agl.mdp.types import Call
@@ -28,6 +27,7 @@ from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.sessions import Turn
 from agl.trainer.http.limits import Limits
 from agl.trainer.processes.child import Child
+from agl.trainer.processes.environment import child_environment
 from agl.trainer.processes.peer import Emit, Peer
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.store.base import Store

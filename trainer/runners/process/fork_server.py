@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from agl.agents.registry import switched_on
-from agl.child_environment import hide_process
 from agl.errors import AglError
+from agl.trainer.processes.environment import hide_process
 from agl.trainer.runners.process.payload import Payload, unpack
 from agl.trainer.runners.process.worker import read_journal, run_worker
 

@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from agl.child_environment import child_environment, hide_process
 from agl.errors import ConfigError, RolloutError
+from agl.trainer.processes.environment import child_environment, hide_process
 from agl.trainer.runners.process.fork_server import STOP_SECONDS, fork_server_command
 
 log = logging.getLogger("agl.runner")

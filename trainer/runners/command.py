@@ -15,9 +15,9 @@ from typing import IO, Any
 
 from agl import tracing
 from agl.agents.agent import Agent, RewardFunction, scored
-from agl.child_environment import Variables, child_environment, hide_process, values_of
 from agl.errors import ConfigError
 from agl.tracing import propagation
+from agl.trainer.processes.environment import Variables, child_environment, hide_process, values_of
 
 MAX_OUTPUT_BYTES = 16 * 1024 * 1024
 _SHOWN_BYTES = 4000
@@ -34,9 +34,9 @@ class CommandAgent(Agent):
     For each rollout the command runs once, in a separate process group that ends with it. It gets the task as JSON on
     stdin and in AGL_TASK; its stdout, without surrounding white space, is its output. OPENAI_BASE_URL, OPENAI_API_KEY,
     ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY point its clients at the policy, as one agent of this name. Of this
-    process's environment it gets what `agl.child_environment.ALLOWED` lists (PATH, HOME, proxies, ...) and what `env`
-    names. An agent that is not trained needs its provider's key so: `env=["OPENAI_API_KEY"]`. Its calls pass a proxy on
-    loopback, where they are recorded and its system prompt may be replaced; the key stays the command's.
+    process's environment it gets what `trainer/processes/environment.py` allows (PATH, HOME, proxies, ...) and what
+    `env` names. An agent that is not trained needs its provider's key so: `env=["OPENAI_API_KEY"]`. Its calls pass a
+    proxy on loopback, where they are recorded and its system prompt may be replaced; the key stays the command's.
 
     Args:
         command: the program and its arguments; no shell is involved.
