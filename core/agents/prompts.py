@@ -36,7 +36,7 @@ def save_prompts(directory: str | Path, resources: Mapping[str, Resource]) -> No
     for name, resource in resources.items():
         if not isinstance(resource, PromptTemplate | SystemPrompt):
             raise ConfigError(
-                f"the resource {name!r} is not a prompt but a {type(resource).__name__}",
+                f"the resource {name!r} is of type {type(resource).__name__}, not a prompt",
                 hint="save agl.PromptTemplate and agl.SystemPrompt resources",
             )
     try:

@@ -273,7 +273,7 @@ def test_a_task_line_that_is_not_json(tmp_path: Path) -> None:
 
 def test_a_directory_that_holds_another_run(untrained_model: Path, tmp_path: Path) -> None:
     _trainer(untrained_model, tmp_path / "run").fit(speaker, ["a"])
-    with pytest.raises(errors.ConfigError, match=r"holds a run already .*step-000001\)\n.*resume=True"):
+    with pytest.raises(errors.ConfigError, match=r"already has a run .*step-000001\)\n.*resume=True"):
         _trainer(untrained_model, tmp_path / "run").fit(speaker, ["a"])
     with pytest.raises(errors.CheckpointError, match="no run to resume"):
         _trainer(untrained_model, tmp_path / "nowhere").fit(speaker, ["a"], resume=True)

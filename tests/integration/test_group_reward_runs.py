@@ -92,7 +92,7 @@ def test_an_evaluation_on_an_agents_own_model_is_judged_and_goes_on_where_it_sto
             return reply
 
         provider.script = stops
-        with pytest.raises(JudgeError, match="cannot be asked: AuthenticationError"):
+        with pytest.raises(JudgeError, match="did not answer: AuthenticationError"):
             evaluate(False)
         assert sorted(map(len, asyncio.run(rewards_of(tmp_path / "eval")))) == [0] * 4 + [1] * 4
 

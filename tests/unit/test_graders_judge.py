@@ -117,13 +117,13 @@ def test_what_fails_for_a_moment_is_tried_again(provider: Provider) -> None:
 
 def test_a_judge_that_cannot_be_asked_is_an_error(provider: Provider) -> None:
     provider.script = lambda body: Reply(status=401)
-    with pytest.raises(RewardError, match="cannot be asked: AuthenticationError"):
+    with pytest.raises(RewardError, match="did not answer: AuthenticationError"):
         judge(provider)(TASK, "x")
     gone = LLMJudge("m", base_url="http://127.0.0.1:9/v1", api_key="k", retries=0)
-    with pytest.raises(RewardError, match="cannot be asked: APIConnectionError") as caught:
+    with pytest.raises(RewardError, match="did not answer: APIConnectionError") as caught:
         gone(TASK, "x")
     assert caught.value.hint
-    with pytest.raises(RewardError, match="cannot be asked: APIConnectionError"):
+    with pytest.raises(RewardError, match="did not answer: APIConnectionError"):
         asyncio.run(gone.call_async(TASK, "x"))
 
 
@@ -228,7 +228,7 @@ def test_a_client_of_the_gateway_is_refused_within_the_block(gateway: Provider) 
         client = openai.OpenAI(base_url=f"{gateway.root}/rollouts/ro/attempts/1/agents/writer/v1", api_key="agl-key")
         with (
             untrained("checker"),
-            pytest.raises(ConfigError, match="'checker' runs outside of what is trained, but its client"),
+            pytest.raises(ConfigError, match="'checker' runs outside training, but its client"),
         ):
             client.chat.completions.create(model="m", messages=[])
         own = LLMJudge("m", base_url=str(client.base_url), api_key="agl-key")
@@ -319,5 +319,5 @@ def test_a_judge_that_is_down_fails_rollouts_and_rewards_none(untrained_model: P
             directory=tmp_path,
             progress=False,
         )
-        with pytest.raises(agl.AglError, match="the judge 'judge-model' cannot be asked: AuthenticationError"):
+        with pytest.raises(agl.AglError, match="the judge 'judge-model' did not answer: AuthenticationError"):
             trainer.fit(agl.wrap(ask, reward=judge(provider), error_reward=0.0), [TASK])

@@ -184,11 +184,11 @@ def test_a_malformed_answer_is_asked_for_again(provider: Provider) -> None:
 
 def test_a_judge_that_is_down_is_another_error_than_one_that_refuses(provider: Provider) -> None:
     gone = RankJudge("m", base_url="http://127.0.0.1:9/v1", api_key="k", retries=0)
-    with pytest.raises(JudgeError, match="cannot be asked: APIConnectionError") as caught:
+    with pytest.raises(JudgeError, match="did not answer: APIConnectionError") as caught:
         score(gone)
     assert "is its endpoint up" in str(caught.value)
     provider.script = lambda body: Reply(status=400)
-    with pytest.raises(RewardError, match="cannot be asked: BadRequestError") as refused:
+    with pytest.raises(RewardError, match="refused the request: BadRequestError") as refused:
         score(judge(provider))
     assert not isinstance(refused.value, JudgeError)
 

@@ -168,7 +168,7 @@ def test_a_group_that_is_never_scored_is_dropped_and_reported(
 
 def test_a_judge_that_is_down_ends_the_run_and_says_what_to_do(tmp_path: Path, provider: Provider) -> None:
     down = RankJudge("m", base_url="http://127.0.0.1:9/v1", api_key="k", retries=0)
-    with pytest.raises(JudgeError, match="cannot be asked: APIConnectionError") as caught:
+    with pytest.raises(JudgeError, match="did not answer: APIConnectionError") as caught:
         fit(provider, tmp_path, group_reward=down)
     assert "is its endpoint up" in str(caught.value)
     assert "Then resume" in str(caught.value)

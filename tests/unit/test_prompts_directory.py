@@ -42,6 +42,6 @@ def test_an_edited_text_is_an_error_and_not_ignored(tmp_path: Path) -> None:
 
 
 def test_only_prompts_are_saved(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no prompt but LLM"):
+    with pytest.raises(ConfigError, match="is of type LLM, not a prompt"):
         save_prompts(tmp_path, {"model": agl.LLM("http://localhost/v1", "m")})
     assert not (tmp_path / "prompts.json").exists()

@@ -45,6 +45,8 @@ def test_every_frameworks_extra_and_every_subject_has_a_row() -> None:
         "track",
         "vllm",
         "prompts",
+        "agentlightning",
+        "massgen",
     }
     others |= {"dev", "docs"}
     extras = set(PROJECT["optional-dependencies"]) - others

@@ -136,7 +136,7 @@ def test_adapters_on_one_model_share_a_server_whose_death_is_told(tiny_policy: P
 def test_several_whole_models_are_refused_before_any_starts(tiny_policy: Path, tmp_path: Path) -> None:
     algorithm = agl.GRPO(model=str(tiny_policy), engine="vllm", device="cpu", threads=1, steps=1)
     trainer = agl.Trainer(algorithm, agents={"x": "a", "y": "b"}, directory=tmp_path, progress=False)
-    with pytest.raises(ConfigError, match=r"(?s)holds one model.*LoRA"):
+    with pytest.raises(ConfigError, match=r"(?s)serves one model.*LoRA"):
         trainer.fit(wrap(build_agent(), reward=exact_answer), arithmetic_tasks(4, seed=0, split="train"))
 
 

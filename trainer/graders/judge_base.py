@@ -144,12 +144,12 @@ class Judge(Named, Generic[T]):
                     yield None
             except _openai().BadRequestError as error:
                 raise failure(
-                    f"the judge {self.model!r} cannot be reached: {type(error).__name__}: {error}",
-                    hint="it refuses this request: is it too long for its context, or does it not know an option?",
+                    f"the judge {self.model!r} refused the request: {type(error).__name__}: {error}",
+                    hint="is it too long for the judge's context, or does the judge not know an option?",
                 ) from error
             except _openai().OpenAIError as error:
                 raise failure(
-                    f"the judge {self.model!r} cannot be reached: {type(error).__name__}: {error}",
+                    f"the judge {self.model!r} did not answer: {type(error).__name__}: {error}",
                     hint="is its endpoint up, and are base_url=, api_key= and model= right?",
                     cls=JudgeError,
                 ) from error
