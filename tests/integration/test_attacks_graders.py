@@ -437,7 +437,7 @@ def test_without_namespaces_the_judge_is_as_safe_and_the_log_says_what_is_missin
     values, refused = json.loads(done.stdout)
     assert values == [1.0, *[0.0] * len(SIX), 1.0, 0.0, 1.0]
     assert f"the isolation '{level}'" in done.stderr
-    assert f"gives the isolation '{level}' only" in refused
+    assert f"only supports the isolation '{level}'" in refused
     assert "unshare" in refused
 
 

@@ -155,7 +155,7 @@ def test_policies_are_evaluated(untrained_model: Path, tmp_path: Path) -> None:
                "--out", "e", *reports)  # fmt: skip
     done = _agl(*_EVAL, f"now={untrained_model}", *options, "--fail-below", 0.5, cwd=here, check=False)
     assert done.returncode == 1, done.stderr
-    assert "now: success is below 0.5" in done.stderr
+    assert "now: the success rate is below 0.5" in done.stderr
     assert f"{untrained_model}: success" not in done.stderr, "what it is compared with may be below"
     assert "now 16/16" in done.stderr
     facts = json.loads((here / "r/e.json").read_text())

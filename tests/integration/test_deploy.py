@@ -121,7 +121,7 @@ def test_the_server_and_the_runner_start(untrained_model: Path, tmp_path: Path) 
         started.send_signal(signal.SIGTERM)
         at.until(lambda: started.poll() is not None, 30, "the server's end")
         assert started.returncode == 0, at.text("server.log")
-    assert "resumes its run" in at.text("server.log")
+    assert "resume its run" in at.text("server.log")
 
 
 @pytest.mark.slow

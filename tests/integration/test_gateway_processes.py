@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import pickle
 import signal
@@ -205,14 +204,6 @@ def test_the_attempts_of_a_process_that_died_are_tried_again(tmp_path: Path, unt
     assert len(named) <= 4
 
 
-class TwoProcesses(ScriptedRollouts):
-    """An algorithm that chooses two, as verl's does."""
-
-    async def run(self, run: Any) -> None:
-        run.start = functools.partial(run.start, gateways=2)
-        await super().run(run)
-
-
 @pytest.mark.parametrize(("options", "processes"), [({}, 2), ({"gateways": 1}, 0), ({"agents": lambda name: True}, 0)])
 def test_the_algorithms_number_counts_where_it_can(tmp_path: Path, options: dict[str, Any], processes: int) -> None:
     alive: set[int] = set()
@@ -222,7 +213,8 @@ def test_the_algorithms_number_counts_where_it_can(tmp_path: Path, options: dict
         alive.add(len(gateway_processes()))
         return float(len(say(llm, task)))
 
-    agl.Trainer(TwoProcesses(["fine"] * 2), directory=tmp_path, progress=False, **options).fit(agent, ["a", "b"])
+    algorithm = ScriptedRollouts(["fine"] * 2, gateways=2)
+    agl.Trainer(algorithm, directory=tmp_path, progress=False, **options).fit(agent, ["a", "b"])
     assert alive == {processes}
 
 

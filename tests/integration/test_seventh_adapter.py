@@ -188,7 +188,7 @@ def test_it_is_small_and_the_guide_shows_all_of_it() -> None:
 
 
 def test_the_guide_lists_all_that_a_subject_says_and_every_gap() -> None:
-    section = (ROOT / "docs" / "write-an-adapter.md").read_text().partition("### What a `Subject` says")[2]
+    section = (ROOT / "docs" / "write-an-adapter.md").read_text().partition("### Attributes of a `Subject`")[2]
     listed = re.findall(r"^\| `(\w+)(?:\(.*?\))?` \|", section, re.MULTILINE)
     said = {name for name in (*vars(Subject), *Subject.__annotations__) if not name.startswith("_")}
     assert sorted(listed) == sorted([*said, *GAPS])

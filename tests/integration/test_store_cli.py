@@ -44,7 +44,7 @@ def test_old_rollouts_are_pruned_and_the_file_shrinks(tmp_path: Path) -> None:
     assert path.stat().st_size < 0.7 * before
     done = CliRunner().invoke(app, [*command, "a while"])
     assert done.exit_code == 2
-    assert "'a while' is no length of time" in done.output
+    assert "'a while' is not a duration" in done.output
 
 
 def test_a_server_is_pruned_by_its_url(postgres: Server) -> None:

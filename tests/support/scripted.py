@@ -271,16 +271,18 @@ class ScriptedRollouts:
 
     Args:
         script: as `ScriptedEngine`'s.
-        group_size: rollouts per task.
+        group_size: rollouts per task. gateways: the processes that it asks for, as verl's algorithm does.
 
     Attributes:
         calls: of each rollout in order, as the store holds them. rewards: likewise, of the whole rollout.
         spans: likewise. trajectories: likewise, what training would be given.
     """
 
-    def __init__(self, script: Iterable[Line] | Callable[[Asked], Line], *, group_size: int = 1) -> None:
+    def __init__(
+        self, script: Iterable[Line] | Callable[[Asked], Line], *, group_size: int = 1, gateways: int = 1
+    ) -> None:
         self.engine = ScriptedEngine(quick_tokenizer(), script)
-        self.group_size = group_size
+        self.group_size, self.gateways = group_size, gateways
         self.trajectories: list[Trajectory] = []
         self.calls: list[list[Call]] = []
         self.rewards: list[float | None] = []
@@ -293,7 +295,9 @@ class ScriptedRollouts:
             for policy in policies:
                 gateway.serve(policy, self.engine, rendering_of(quick_tokenizer()))
 
-        await workplace.start(lambda mode: SamplingRules(max_tokens=512), policies[0], register=register)
+        await workplace.start(
+            lambda mode: SamplingRules(max_tokens=512), policies[0], register=register, gateways=self.gateways
+        )
         try:
             results = await workplace.rollouts(
                 [*enumerate(run.train)], mode="train", step=0, group_size=self.group_size
