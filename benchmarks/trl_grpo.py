@@ -195,7 +195,7 @@ def make_policy(directory: Path, case: Case) -> tuple[Path, str]:
 
     system, policy = "Answer.", directory / "short"
     if not (policy / "config.json").exists():
-        make_policy(policy, threads=1, stages=demonstrations(system, 60))
+        make_policy(policy, threads=1, induction=False, stages=demonstrations(system, 60))
     if case.long:
         tokenizer, rule, system = build_tokenizer(), 0, ""
         while len(tokenizer.encode(system)) < LONG:

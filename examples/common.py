@@ -17,7 +17,6 @@ import agl
 from agl.testing.provider import Reply, Script, serve
 from agl.trainer.quickstart.policy import make_policy
 from agl.trainer.quickstart.tokenizer import WORDS
-from examples.induction import set_induction_heads
 
 EXAMPLES = Path(__file__).parent
 
@@ -117,7 +116,7 @@ def tiny_policy(
         place: a directory; a policy that is there already is taken.
         agents: whose calls are imitated, as `Trainer(agents=)`; None for all.
         epochs, batch_size, learning_rate, max_context, max_response_tokens: of `agl.SFT`.
-        vocabulary, words, hidden, layers: of `make_policy`. induction: whether it begins with heads that copy.
+        vocabulary, words, hidden, layers, induction: of `make_policy`.
 
     Returns:
         The model's directory.
@@ -139,7 +138,7 @@ def tiny_policy(
         )
         corpus = said + [text for request in server.seen for text in _texts(request.body)]
     tokenizer: Any = {"corpus": corpus, "vocabulary": vocabulary, "words": words}
-    shape: Any = {"hidden": hidden, "layers": layers, "initialize": set_induction_heads if induction else None}
+    shape: Any = {"hidden": hidden, "layers": layers, "induction": induction}
     blank = make_policy(place / "blank", seed=seed, stages=(), **tokenizer, **shape)
     imitated = agl.Trainer(
         agl.SFT(

@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from agl.errors import ConfigError
 from agl.trainer.quickstart.demos import CAPABLE, MIXED, Demo, demonstrate
+from agl.trainer.quickstart.induction import set_induction_heads
 from agl.trainer.quickstart.tokenizer import MAX_CONTEXT, WORDS, build_tokenizer
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ class Recipe:
         learning_rate: the peak, after `warmup_steps`; decays linearly to a tenth.
     """
 
-    capability_steps: int = 600
-    mixed_steps: int = 75
+    capability_steps: int = 240
+    mixed_steps: int = 30
     rows: int = 16
     row_tokens: int = 144
     learning_rate: float = 2.5e-3
@@ -108,7 +109,7 @@ def make_policy(
     words: str = WORDS,
     hidden: int = 128,
     layers: int = 2,
-    initialize: Callable[[LlamaForCausalLM], None] | None = None,
+    induction: bool = True,
 ) -> PolicyReport:
     """Make the tiny policy and save it as a Hugging Face model directory.
 
@@ -122,7 +123,8 @@ def make_policy(
         start: a directory that this function made, to continue from its weights; None starts from scratch.
         corpus, vocabulary, words: of the tokenizer, as in `build_tokenizer`.
         hidden, layers: width of the model, a multiple of 64, and depth.
-        initialize: changes the random weights of a model from scratch.
+        induction: whether a model from scratch, of two layers or more, begins with heads that copy
+            (`set_induction_heads`).
 
     Raises:
         ConfigError: `directory`, or what it would be in, is not a folder, or the recipe's rows are too short for a
@@ -139,8 +141,8 @@ def make_policy(
         tokenizer = build_tokenizer(corpus, vocabulary, words)
         if start is None:
             model = _build_model(tokenizer, hidden, layers)
-            if initialize is not None:
-                initialize(model)
+            if induction and layers > 1:
+                set_induction_heads(model)
         else:
             model = _load_model(start)
         tokens, loss = _warm_start(model, tokenizer, recipe, stages, random.Random(seed), progress)
