@@ -20,7 +20,7 @@ GROUP_SIZE = 8
 BATCH_SIZE = 16
 HELDOUT_TASKS = 256
 TRAIN_TASKS = 2048
-STEPS = 20
+STEPS = 16
 THREADS = 1
 """Of the policy: on a shared machine two wait for each other, and the result depends on their number."""
 SEED_FILE = "seed.txt"
