@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scripted import ScriptedEngine, quick_tokenizer
 from tiny_tokenizers import CHATML, template_tokenizer, tiny_tokenizer
 
 from agl.errors import ConfigError, ModelLoadError
@@ -389,9 +390,10 @@ def test_what_cannot_be_rendered_is_a_clear_error():
 def test_a_template_without_tools_is_noticed_before_the_first_rollout(caplog: pytest.LogCaptureFixture):
     template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     gateway = Gateway(None)  # type: ignore[arg-type]
-    gateway.serve("writer", None, rendering("chatml"))  # type: ignore[arg-type]
+    engine = ScriptedEngine(quick_tokenizer(), ["x"])
+    gateway.serve("writer", engine, rendering("chatml"))
     assert caplog.text == ""
-    gateway.serve("writer", None, Rendering(tiny_tokenizer(CHATML, "<|im_end|>", template)))  # type: ignore[arg-type]
+    gateway.serve("writer", engine, Rendering(tiny_tokenizer(CHATML, "<|im_end|>", template)))
     assert "policy 'writer': requests with tools will be refused: the chat template cannot" in caplog.text
 
 
