@@ -153,11 +153,11 @@ class Client:
             RolloutError: the server could not be reached for too long.
         """
         runnable = client_agent(agent)
-        options = Settings.of(settings, "train()", known=sorted(RUN_OPTIONS))
         if (earlier := settings.pop("nworkers", None)) is not None:
             if n_workers is not None:
                 raise ConfigError("n_workers is set twice: nworkers sets it, too", hint="leave one of them out")
             n_workers = earlier
+        options = Settings.of(settings, "train()", known=sorted(RUN_OPTIONS))
         require_positive(n_workers=n_workers)
         values = to_jsonable_python(dict(options.values))
         return run_in_thread(self._train(runnable, n_workers, {"settings": values, "join": True, "resume": resume}))
