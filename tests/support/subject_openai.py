@@ -73,11 +73,7 @@ class ResponsesLoop(Loop):
         return {"model": "m", **instructions, "input": history, "tools": [tool]}
 
     def collect(self, events: Iterable[Any]) -> Any:
-        from openai.types.responses import Response
-
-        response = [*events][-1].response
-        # openai 1.66 leaves a response with a type that it does not know, as reasoning's summary, a dict.
-        return Response.construct(**response) if isinstance(response, dict) else response
+        return [*events][-1].response
 
     def step(self, history: list[Any], answer: Any) -> str | None:
         calls = [item for item in answer.output if item.type == "function_call"]
