@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar
 
 from subjects import Loop
@@ -11,6 +12,10 @@ from subjects import Loop
 from agl.adapters.openai import OpenAITracer
 from agl.testing.subject import KEY, Subject, add
 
+try:
+    OPENAI = version("openai")
+except PackageNotFoundError:
+    OPENAI = ""
 PARAMETERS = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
@@ -123,6 +128,8 @@ class BareOpenAIResponses(BareOpenAI):
     name = "openai_responses"
     adapter = "openai"
     response_id = "resp_"
+    # openai 1.66 does not know reasoning's summaries, and its own stream() then fails.
+    gaps: ClassVar[frozenset[str]] = frozenset({"reasoning"} if OPENAI.startswith("1.66.") else ())
     image_question: ClassVar[Any] = [
         {"type": "input_text", "text": "what is 2+3?"},
         {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "auto"},
