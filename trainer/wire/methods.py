@@ -149,11 +149,17 @@ def _arrays(cls: type) -> Mapping[str, np.dtype[Any]]:
     """The fields of a dataclass that are numpy arrays, with their little-endian dtypes."""
     if not dataclasses.is_dataclass(cls):
         return {}
-    hints = typing.get_type_hints(cls)
+    hints = {name: _unfolded(hint) for name, hint in typing.get_type_hints(cls).items()}
     arrays = {f.name: hints[f.name] for f in dataclasses.fields(cls) if typing.get_origin(hints[f.name]) is np.ndarray}
     return {
         name: np.dtype(typing.get_args(typing.get_args(hint)[1])[0]).newbyteorder("<") for name, hint in arrays.items()
     }
+
+
+def _unfolded(hint: Any) -> Any:
+    """What a type alias with arguments stands for: numpy's `NDArray` is one (PEP 695) since 2.5."""
+    value = getattr(typing.get_origin(hint), "__value__", None)
+    return hint if value is None else value[typing.get_args(hint)]
 
 
 _Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
