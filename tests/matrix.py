@@ -42,9 +42,9 @@ OPTIONAL: dict[str, list[str]] = PROJECT["optional-dependencies"]
 LARGE = ("torch", "safetensors", "peft", "matplotlib")
 """What `agl[local]` needs for training and pictures alone: a gateway with a scripted engine does without."""
 FEW_LOWEST = ("openai", "anthropic", "langchain", "openai-agents", "pydantic-ai")
-"""Whose lower bounds `--few` has beside every framework's newest release: those that are quick to install."""
-FEW_PYTHONS = ("the core",)
-"""What `--few` runs on another Python, too."""
+"""Run on their lower bounds by `--few`, as those are quick to install; the others run on their newest release."""
+NOT_FEW = ("pyautogen 0.2", "beside instrumentors")
+"""Not run by `--few`: no framework of their own."""
 WITHOUT_TORCH = tuple(
     f"../unit/test_{name}.py"
     for name in (
@@ -379,10 +379,12 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def is_one_of_few(framework: Framework, resolution: str) -> bool:
-    """Whether `--few` has this row."""
-    if resolution == "lowest":
-        return framework.name in FEW_LOWEST
-    return resolution == "newest" or ("Python" in resolution and framework.name in FEW_PYTHONS)
+    """Whether `--few` has this row: each framework once, alone in its environment, and the core on another Python."""
+    if framework.name in NOT_FEW:
+        return False
+    if framework.name in FEW_LOWEST:
+        return resolution == "lowest"
+    return resolution == "newest" or not framework.resolutions
 
 
 def planned(only: Sequence[str], resolutions: Sequence[str], *, few: bool = False) -> list[tuple[Framework, str]]:
@@ -412,7 +414,7 @@ def main() -> int:
     options.add_argument(
         "--resolution", nargs="+", default=[], help='"lowest", "newest", or another label of the table'
     )
-    options.add_argument("--few", action="store_true", help="newest releases, and the lower bounds that are cheap")
+    options.add_argument("--few", action="store_true", help="each framework once, some of them on their lower bounds")
     options.add_argument("--jobs", type=int, default=2, help="environments at a time")
     options.add_argument("--minutes", type=float, default=math.inf, help="start no row later; name those left out")
     options.add_argument("--json", type=Path, help="write the results here; rows that are there already stay")
