@@ -44,6 +44,7 @@ async def broken(task: Any, llm: agl.LLM) -> float:
     raise KeyError("operands")
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_a_batch_that_comes_to_nothing(cluster: None, left_clean: None, tiny_policy: Path, tmp_path: Path) -> None:
     """verl would fill the step up with rows that train nothing."""

@@ -25,7 +25,7 @@ from agl.trainer.store import open_store
 from agl.trainer.verl.rows import chains
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-STEPS, SAVE, MORE = 6, 4, 7
+STEPS, SAVE, MORE = 4, 2, 5
 CAPTURED = {"trainer.checkpoint_callback_class": "captured.Captured"}
 
 
@@ -36,7 +36,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(cluster: None, tiny_policy: Path, directory: Path) -> Result:
-    """Six steps with worker processes, one of which is killed."""
+    """Four steps with worker processes, one of which is killed."""
     patch = pytest.MonkeyPatch()
     patch.setenv("KILL_ONCE", str(directory.parent / "killed"))
     try:
