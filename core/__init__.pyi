@@ -47,10 +47,14 @@ from agl.trainer.algorithms import RFT as RFT
 from agl.trainer.algorithms import RLOO as RLOO
 from agl.trainer.algorithms import SFT as SFT
 from agl.trainer.algorithms import Baseline as Baseline
+from agl.trainer.algorithms import Device as Device
 from agl.trainer.algorithms import Distill as Distill
 from agl.trainer.algorithms import DrGRPO as DrGRPO
+from agl.trainer.algorithms import Loss as Loss
+from agl.trainer.algorithms import Optimizer as Optimizer
 from agl.trainer.algorithms import Overlong as Overlong
 from agl.trainer.algorithms import REINFORCEPlusPlus as REINFORCEPlusPlus
+from agl.trainer.algorithms import Sampling as Sampling
 from agl.trainer.engines.vllm import VLLMEngine as VLLMEngine
 from agl.trainer.evaluation.evaluate import evaluate as evaluate
 from agl.trainer.evaluation.evaluate import evaluate_async as evaluate_async

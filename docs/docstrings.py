@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
 from typing import Any
 
@@ -21,6 +23,15 @@ class OneItemPerName(griffe.Extension):
         if obj.docstring is not None:
             text = SECTION.sub(_items, obj.docstring.value + "\n")
             obj.docstring.value = re.sub(r"(?<![`\\])<(?=[a-z])", r"\\<", text).rstrip()
+
+    def on_package(self, *, pkg: Any, **_: Any) -> None:
+        """An algorithm's signature is the short one that Python shows, with groups in place of their settings."""
+        for module in pkg["trainer.algorithms"].modules.values() if pkg.name == "agl" else ():
+            for cls in module.classes.values():
+                if not cls.is_alias and any(str(d.value) == "grouped_options" for d in cls.decorators):
+                    shown = inspect.signature(getattr(importlib.import_module(module.path), cls.name)).parameters
+                    init = cls["__init__"]
+                    init.parameters = griffe.Parameters(*(p for p in init.parameters if p.name in {"self", *shown}))
 
 
 def _items(section: re.Match[str]) -> str:

@@ -55,8 +55,9 @@ def test_what_nobody_runs_names_options_that_there_are(block: Block) -> None:
     called = [n for n in ast.walk(ast.parse(block.text.replace(", ...,", ","))) if isinstance(n, ast.Call)]
     for call in called:
         if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "agl":
-            takes = inspect.signature(getattr(agl, call.func.attr)).parameters
-            known = {*takes, *Common.__annotations__} if call.func.attr == "VERL" else {*takes}
+            kind = getattr(agl, call.func.attr)
+            known = {*inspect.signature(kind).parameters, *getattr(kind, "__dataclass_fields__", ())}
+            known |= {*Common.__annotations__} if call.func.attr == "VERL" else set()
             assert {k.arg for k in call.keywords} <= known, ast.unparse(call)
 
 

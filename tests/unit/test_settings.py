@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import pydoc
+import re
 from dataclasses import fields
 from typing import Any
 
@@ -9,7 +12,7 @@ import pytest
 
 import agl
 from agl.errors import ConfigError
-from agl.trainer.algorithms import settings
+from agl.trainer.algorithms import groups, settings
 from agl.trainer.algorithms.policy_gradient import PolicyGradient
 from agl.trainer.local.config import LearnerConfig, LoraSpec
 from agl.trainer.local.policy import PolicySpec, environment
@@ -94,3 +97,56 @@ def test_the_threads_of_a_policy_are_the_callers_where_none_are_named(monkeypatc
     assert environment(3)["OMP_NUM_THREADS"] == "3"
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert int(environment(None)["OMP_NUM_THREADS"]) >= 1
+
+
+def test_groups_hold_the_rare_settings() -> None:
+    shown = inspect.signature(agl.GRPO).parameters
+    assert len(shown) <= 20
+    assert [name for name in shown if name in groups.GROUPS] == ["optimizer", "sampling", "device", "loss"]
+    rare = [f.name for kind in groups.GROUPS.values() for f in fields(kind)]
+    assert len(rare) == len(set(rare))
+    assert {*shown} | {*rare} == {f.name for f in fields(agl.GRPO)} | {*groups.GROUPS}
+    assert "clip_low" not in pydoc.render_doc(agl.GRPO).split("Method resolution order")[0]
+
+
+@pytest.mark.parametrize(
+    "algorithm", [agl.GRPO, agl.DrGRPO, agl.RLOO, agl.REINFORCE, agl.REINFORCEPlusPlus, agl.PPO, agl.GSPO, agl.DAPO]
+)
+def test_a_group_sets_only_what_was_written_in_it(algorithm: type[PolicyGradient]) -> None:
+    flat = algorithm(model="m", steps=5, entropy_coef=0.5, betas=(0.8, 0.9), dtype="float32", val_before_train=False)
+    grouped = algorithm(
+        model="m",
+        steps=5,
+        loss=agl.Loss(entropy_coef=0.5),
+        optimizer=agl.Optimizer(betas=(0.8, 0.9)),
+        device=agl.Device(dtype="float32"),
+        sampling=agl.Sampling(val_before_train=False),
+    )
+    assert grouped == flat
+    empty = algorithm(model="m", steps=5, loss=agl.Loss(), optimizer=None, sampling=agl.Sampling(), device=agl.Device())
+    assert empty == algorithm(model="m", steps=5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"clip_low": 0.1, "loss": agl.Loss(clip_low=0.2)},
+            "clip_low is set twice: clip_low=0.1 and loss=agl.Loss(clip_low=0.2)",
+        ),
+        ({"loss": agl.Optimizer(warmup_steps=2)}, "loss=agl.Optimizer(warmup_steps=2)\n  -> use agl.Loss(...)"),
+        ({"device": agl.Loss()}, "device=agl.Loss()\n  -> use agl.Device(...)"),
+        ({"optimizer": "adamw"}, "optimizer='adamw'\n  -> use agl.Optimizer(...)"),
+        ({"clip": 0.1}, "GRPO has no option 'clip'"),
+    ],
+)
+def test_a_wrong_group_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        agl.GRPO(model="m", steps=1, **options)
+
+
+def test_a_group_refuses_what_it_does_not_have() -> None:
+    with pytest.raises(ConfigError, match=r"Loss has no option 'clip_lo'\n  -> did you mean 'clip_low'"):
+        agl.Loss(clip_lo=0.1)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"SFT has no option 'loss'"):
+        agl.SFT(model="m", epochs=1, data=None, loss=agl.Loss())  # type: ignore[call-arg]

@@ -3,6 +3,7 @@
 from agl.trainer.algorithms.baseline import Baseline
 from agl.trainer.algorithms.distill import Distill
 from agl.trainer.algorithms.family import DAPO, GRPO, GSPO, PPO, REINFORCE, RLOO, DrGRPO, REINFORCEPlusPlus
+from agl.trainer.algorithms.groups import Device, Loss, Optimizer, Sampling
 from agl.trainer.algorithms.imitation import SFT
 from agl.trainer.algorithms.preference import DPO
 from agl.trainer.algorithms.rejection import RFT
@@ -20,9 +21,13 @@ __all__ = [
     "SFT",
     "Algorithm",
     "Baseline",
+    "Device",
     "Distill",
     "DrGRPO",
+    "Loss",
+    "Optimizer",
     "Overlong",
     "REINFORCE",
     "REINFORCEPlusPlus",
+    "Sampling",
 ]

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from agl.errors import ConfigError, checked_options
+from agl.errors import ConfigError
 from agl.mdp.sequence import TrainingRow
+from agl.trainer.algorithms.groups import grouped_options
 from agl.trainer.algorithms.loop import LocalTraining
 from agl.trainer.algorithms.source import Rows, Sample, Source
 from agl.trainer.algorithms.training import Training
@@ -27,7 +28,7 @@ from agl.trainer.run.run import Run
 from agl.trainer.traces import Chosen
 
 
-@checked_options
+@grouped_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distill(LocalTraining):
     """On-policy distillation: the student samples its own rollouts, and each token's advantage is the teacher's
@@ -100,7 +101,7 @@ class Distill(LocalTraining):
         learner = LearnerConfig(max_tokens_per_microbatch=self.max_tokens_per_microbatch)
         spec = PolicySpec(
             "",
-            device=self.device,
+            device=str(self.device),
             dtype=self.teacher_dtype,
             threads=self.threads,
             learner=learner,

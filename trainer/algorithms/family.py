@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agl.errors import checked_options
+from agl.trainer.algorithms.groups import grouped_options
 from agl.trainer.algorithms.policy_gradient import PolicyGradient
 from agl.trainer.algorithms.shaping import Overlong
 from agl.trainer.objectives import Estimator, LossAgg, PolicyLossKind
 
 
-@checked_options
+@grouped_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GRPO(PolicyGradient):
     """Group relative policy optimisation: rollouts of a task are compared with each other.
@@ -19,7 +19,7 @@ class GRPO(PolicyGradient):
     """
 
 
-@checked_options
+@grouped_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrGRPO(PolicyGradient):
     """GRPO without its biases: no division by the group's deviation, and every token counts 1 / longest answer.
@@ -31,7 +31,7 @@ class DrGRPO(PolicyGradient):
     loss_agg: LossAgg = "seq-mean-token-sum-norm"
 
 
-@checked_options
+@grouped_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RLOO(PolicyGradient):
     """REINFORCE with the mean of the task's other rollouts as baseline.
@@ -42,7 +42,7 @@ class RLOO(PolicyGradient):
     adv_estimator: Estimator = "rloo"
 
 
-@checked_options
+@grouped_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class REINFORCEPlusPlus(PolicyGradient):
     """Returns whitened over the batch, without groups; with `adv_estimator="reinforce_plus_plus_baseline"`, less the
@@ -56,7 +56,7 @@ class REINFORCEPlusPlus(PolicyGradient):
     adv_estimator: Estimator = "reinforce_plus_plus"
 
 
-@checked_options
+@grouped_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class REINFORCE(PolicyGradient):
     """Returns less a running mean of each agent's returns: for games, in which the agents are the roles.
@@ -72,7 +72,7 @@ class REINFORCE(PolicyGradient):
     adv_estimator: Estimator = "running_baseline"
 
 
-@checked_options
+@grouped_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PPO(PolicyGradient):
     """Proximal policy optimisation with a value head on the policy's last hidden states.
@@ -89,7 +89,7 @@ class PPO(PolicyGradient):
     minibatches: int = 2
 
 
-@checked_options
+@grouped_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GSPO(PolicyGradient):
     """GRPO with the importance ratio of whole answers.
@@ -104,7 +104,7 @@ class GSPO(PolicyGradient):
     minibatches: int = 4
 
 
-@checked_options
+@grouped_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DAPO(PolicyGradient):
     """GRPO that clips higher than lower, samples until every task has something to learn from, and, with `overlong=`,

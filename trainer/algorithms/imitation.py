@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from agl.errors import ConfigError, checked_options
+from agl.errors import ConfigError
 from agl.mdp.types import Call, Trajectory
+from agl.trainer.algorithms.groups import grouped_options
 from agl.trainer.algorithms.loop import LocalTraining
 from agl.trainer.algorithms.settings import IMITATION_RATE
 from agl.trainer.algorithms.source import Source
@@ -17,7 +18,7 @@ from agl.trainer.traces import Traces
 from agl.trainer.traces.copying import copy_rollout
 
 
-@checked_options
+@grouped_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SFT(LocalTraining):
     """Supervised fine-tuning on traces: maximises the likelihood of the chosen calls' tokens, each forwarded once.

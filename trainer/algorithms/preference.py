@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from agl.errors import ConfigError, checked_options
+from agl.errors import ConfigError
 from agl.mdp.builder import AttemptTrajectory
+from agl.trainer.algorithms.groups import grouped_options
 from agl.trainer.algorithms.imitation import copy_rollouts
 from agl.trainer.algorithms.loop import LocalTraining
 from agl.trainer.algorithms.source import Rows, Sample, Source
@@ -21,7 +22,7 @@ from agl.trainer.traces import Candidate, Chosen, Pairs, Traces, pairs
 from agl.trainer.traces.stored import load_renderings
 
 
-@checked_options
+@grouped_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DPO(LocalTraining):
     """Direct preference optimisation on pairs of rollouts of one task, whose rewards say which is the better one.

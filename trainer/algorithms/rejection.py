@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from agl.errors import ConfigError, checked_options
+from agl.errors import ConfigError
 from agl.mdp.conditions import Where, condition, reward
+from agl.trainer.algorithms.groups import grouped_options
 from agl.trainer.algorithms.loop import LocalTraining
 from agl.trainer.algorithms.settings import IMITATION_RATE
 from agl.trainer.algorithms.source import Sample, Source
@@ -18,7 +19,7 @@ from agl.trainer.run.run import Run
 from agl.trainer.traces.choice import check_per_task, choose
 
 
-@checked_options
+@grouped_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RFT(LocalTraining):
     """Rejection fine-tuning, also called expert iteration: in each round the policy samples every task, and imitates

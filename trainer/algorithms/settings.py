@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from agl.agents.prompts import load_prompts, prompts_digest
 from agl.errors import ConfigError, nearest
 from agl.extras import TRAINING, require
-from agl.trainer.algorithms.shaping import Overlong
-from agl.trainer.local.config import Attention, Autocast, EngineName, LearnerConfig, LoraSpec
+from agl.trainer.algorithms.groups import Device, Loss, Optimizer, Sampling
+from agl.trainer.local.config import Attention, EngineName, LearnerConfig, LoraSpec
 from agl.trainer.local.policy import PolicySpec
-from agl.trainer.objectives import Estimator, KLKind, LossAgg, PolicyLossKind, RolloutIS
+from agl.trainer.objectives import Estimator, LossAgg, PolicyLossKind
 from agl.trainer.objectives.advantages import GROUPED
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.run import Run
@@ -33,82 +32,49 @@ IMITATION_RATE = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSettings:
-    """The settings of every algorithm that trains on this machine.
+class CommonSettings:
+    """The settings of every algorithm that trains on this machine, apart from the rare ones in `groups`.
 
     Attributes:
         model: Hugging Face directory or hub id of the model to train.
         steps: updates of the policy; give this or `epochs`.
         epochs: passes over the training data, instead of `steps`.
         learning_rate: peak learning rate of AdamW.
-        warmup_steps: steps of linear warm-up of the learning rate.
-        schedule: learning rate after the warm-up: "constant", or "linear" (down to 0 at the last step).
-        betas: AdamW's decay rates of its two moments.
-        weight_decay: AdamW's weight decay.
-        grad_clip: largest norm of the gradient.
         loss_agg: mean of the loss: "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", or
             "seq-mean-token-sum-norm" (divided by `max_response_tokens`).
         temperature: sampling temperature during training, whatever the agent requests.
         max_response_tokens: token limit of an answer, during training and validation.
-        val_temperature: sampling temperature of validation; None = what the agent requests.
         val_every: steps between validations.
-        val_before_train: validate before the first step.
         lora: train a LoRA adapter instead of the full weights: its rank, or in Python an `agl.LoraSpec`.
-        device: device of the policy: "cpu", "cuda" or "auto" (cuda where there is a GPU).
-        dtype: dtype of the weights: "float32", "bfloat16", "float16" or "auto" (by the device).
-        max_context: token limit of a prompt with its answer; None = the model's.
-        threads: CPU threads of the policy process; None = as torch chooses.
-        renderer: name of a renderer of the package `renderers`; None = chosen by the model.
-        max_tokens_per_microbatch: tokens of one forward pass of the learner; None = by the device.
-        max_batch: requests that the engine samples at once.
-        engine: what samples: "torch", in the learner's process, or "vllm", in a separate one on the same device.
-        gpu_memory: share of the GPU's memory that "vllm" takes; None = 0.4. While the learner works it is the
-            learner's.
-        attention: attention of the learner where rows share no prefixes: "eager" or "sdpa"; None = by the device.
-        autocast: dtype that the learner computes in: "float32" or "bfloat16"; None = by the device.
-        activation_checkpointing: keep only each layer's input for the backward pass: a third more computation, a
-            fraction of the memory.
-        prompts: directory of prompts that the agents get: what `agl.GEPA` or `agl.APO` found.
         checkpoint_every: steps between checkpoints; None = each step where a small model samples, else every 10. One
             is also written at the end and on Ctrl-C.
-        load_timeout: time limit for loading the model without any progress, in seconds: no byte of a download, no
-            tensor, nothing read from the disk, and with "vllm" no new line of its log. None = no limit.
+        optimizer: an `agl.Optimizer`: warm-up, schedule, AdamW.
+        sampling: an `agl.Sampling`: validation, renderer, prompts.
     """
-
-    timed: ClassVar[bool] = True
-    """Whether `steps` or `epochs` say how long it trains."""
 
     model: str
     steps: int | None = None
     epochs: int | None = None
     learning_rate: float = 1e-6
-    warmup_steps: int = 0
-    schedule: Literal["constant", "linear"] = "constant"
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 0.0
-    grad_clip: float = 1.0
     loss_agg: LossAgg = "token-mean"
     temperature: float = 1.0
     max_response_tokens: int = 1024
-    val_temperature: float | None = None
     val_every: int = 10
-    val_before_train: bool = True
     lora: LoraSpec | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    max_context: int | None = None
-    threads: int | None = None
-    renderer: str | None = None
-    max_tokens_per_microbatch: int | None = None
-    max_batch: int = 64
-    engine: EngineName = "torch"
-    gpu_memory: float | None = None
-    attention: Attention | None = None
-    autocast: Autocast | None = None
-    activation_checkpointing: bool = False
-    prompts: str | Path | None = None
     checkpoint_every: int | None = None
-    load_timeout: float | None = 600.0
+    if TYPE_CHECKING:  # `grouped_options` takes them.
+        optimizer: Optimizer | None = None
+        sampling: Sampling | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSettings(Optimizer, Sampling, Device, CommonSettings):
+    """All settings of an algorithm that trains on this machine, checked."""
+
+    timed: ClassVar[bool] = True
+    """Whether `steps` or `epochs` say how long it trains."""
+    if TYPE_CHECKING:
+        device: str | Device = "auto"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __post_init__(self) -> None:
         require(f"agl.{type(self).__name__}", "local", TRAINING)
@@ -177,66 +143,29 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyGradientSettings(TrainingSettings):
+class PolicyGradientSettings(Loss, TrainingSettings):
     """The settings of a policy-gradient algorithm, in addition to those of any training.
 
     Attributes:
         group_size: rollouts per task.
         batch_size: tasks per step.
-        adv_estimator: how returns become advantages: "grpo", "rloo", "reinforce_plus_plus",
-            "reinforce_plus_plus_baseline", "running_baseline" or, with a value head, "gae".
-        baseline_decay: share of its old value that an agent's "running_baseline" keeps in a step.
-        gamma: discount per token of "gae".
-        lam: lambda of "gae".
-        value_coef: weight of the value head's loss, of "gae".
-        value_clip: how far a value may move in one update, of "gae"; None = no limit.
-        value_learning_rate: learning rate of the value head, of "gae"; None = `learning_rate`.
-        policy_loss: ratio that is clipped: "vanilla", that of each token, or "gspo", that of each answer.
-        rollout_is: truncated importance sampling by "token" or "sequence", for behaviour log-probs that are not quite
-            the learner's; None = as they are.
-        rollout_is_threshold: largest weight of `rollout_is`.
-        clip_low: how far below 1 the importance ratio may be.
-        clip_high: how far above 1 the importance ratio may be.
-        kl_coef: weight of the KL penalty towards the initial policy.
-        kl_kind: estimator of the KL divergence: "k1", "k2" or "k3".
-        entropy_coef: weight of the entropy bonus.
-        normalize_std: divide advantages by the group's standard deviation.
         dynamic_sampling: sample further tasks in place of those whose rollouts all had the same return, so that
             `batch_size` tasks have something to learn from.
         max_gen_batches: rounds of sampling in a step, with `dynamic_sampling`.
-        overlong: penalty for answers near their limit.
-        update_epochs: passes over a step's rows.
-        minibatches: optimiser steps per pass.
         max_staleness: updates by which the weights that sample may be older than those that learn: 0 or 1. With 1, the
             next step's rollouts are sampled while a step is learned. The clipped ratio is taken against the log-probs
             of the sampler, and `rollout_is` weighs tokens by the difference. It takes memory for a second copy of the
             trained weights. Validation is of the newest weights.
+        loss: an `agl.Loss`: advantages, clipping, KL, entropy, passes, value head.
     """
 
     group_size: int = 8
     batch_size: int = 16
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    kl_coef: float = 0.0
-    kl_kind: KLKind = "k3"
-    entropy_coef: float = 0.0
-    adv_estimator: Estimator = "grpo"
-    baseline_decay: float = 0.9
-    normalize_std: bool = True
-    gamma: float = 1.0
-    lam: float = 1.0
-    value_coef: float = 0.5
-    value_clip: float | None = 0.5
-    value_learning_rate: float | None = None
-    policy_loss: PolicyLossKind = "vanilla"
-    rollout_is: RolloutIS | None = None
-    rollout_is_threshold: float = 2.0
     dynamic_sampling: bool = False
     max_gen_batches: int = 4
-    overlong: Overlong | None = None
-    update_epochs: int = 1
-    minibatches: int = 1
     max_staleness: int = 0
+    if TYPE_CHECKING:
+        loss: Loss | None = None
 
     def __post_init__(self) -> None:
         require_positive(

@@ -1,0 +1,205 @@
+"""Rare settings in groups: `agl.GRPO(loss=agl.Loss(clip_low=0.1))` is `agl.GRPO(clip_low=0.1)`.
+
+Algorithms inherit the fields of their groups and may change the defaults. A group sets only what was written in it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from agl.errors import ConfigError, reject_unknown
+from agl.trainer.algorithms.shaping import Overlong
+from agl.trainer.local.config import Attention, Autocast, EngineName
+from agl.trainer.objectives import Estimator, KLKind, PolicyLossKind, RolloutIS
+
+T = TypeVar("T", bound=type)
+GROUPS: dict[str, type] = {}
+"""The groups, by the argument of an algorithm that takes them."""
+
+
+def group(cls: T) -> T:
+    """Class decorator of a group, whose instances hold in `__dict__` only what was written."""
+    signature = inspect.signature(cls.__init__)
+
+    def __init__(self: Any, **written: Any) -> None:
+        reject_unknown(written, [f.name for f in fields(cls)], cls.__name__)
+        vars(self).update(written)
+
+    def __repr__(self: Any) -> str:
+        return f"agl.{cls.__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+    __init__.__signature__ = signature  # type: ignore[attr-defined]
+    cls.__init__, cls.__repr__ = __init__, __repr__  # type: ignore[misc]
+    GROUPS[cls.__name__.lower()] = cls
+    return cls
+
+
+@group
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """Settings of AdamW and its learning rate.
+
+    Attributes:
+        warmup_steps: steps of linear warm-up of the learning rate.
+        schedule: learning rate after the warm-up: "constant", or "linear" (down to 0 at the last step).
+        betas: AdamW's decay rates of its two moments.
+        weight_decay: AdamW's weight decay.
+        grad_clip: largest norm of the gradient.
+    """
+
+    warmup_steps: int = 0
+    schedule: Literal["constant", "linear"] = "constant"
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+
+
+@group
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Settings of how the policy answers.
+
+    Attributes:
+        val_temperature: sampling temperature of validation; None = what the agent requests.
+        val_before_train: validate before the first step.
+        renderer: name of a renderer of the package `renderers`; None = chosen by the model.
+        max_batch: requests that the engine samples at once.
+        prompts: directory of prompts that the agents get: what `agl.GEPA` or `agl.APO` found.
+    """
+
+    val_temperature: float | None = None
+    val_before_train: bool = True
+    renderer: str | None = None
+    max_batch: int = 64
+    prompts: str | Path | None = None
+
+
+@group
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """Settings of the hardware and its memory.
+
+    Attributes:
+        device: device of the policy: "cpu", "cuda" or "auto" (cuda where there is a GPU).
+        dtype: dtype of the weights: "float32", "bfloat16", "float16" or "auto" (by the device).
+        engine: what samples: "torch", in the learner's process, or "vllm", in a separate one on the same device.
+        gpu_memory: share of the GPU's memory that "vllm" takes; None = 0.4. While the learner works it is the
+            learner's.
+        max_context: token limit of a prompt with its answer; None = the model's.
+        threads: CPU threads of the policy process; None = as torch chooses.
+        max_tokens_per_microbatch: tokens of one forward pass of the learner; None = by the device.
+        attention: attention of the learner where rows share no prefixes: "eager" or "sdpa"; None = by the device.
+        autocast: dtype that the learner computes in: "float32" or "bfloat16"; None = by the device.
+        activation_checkpointing: keep only each layer's input for the backward pass: a third more computation, a
+            fraction of the memory.
+        load_timeout: time limit for loading the model without any progress, in seconds: no byte of a download, no
+            tensor, nothing read from the disk, and with "vllm" no new line of its log. None = no limit.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    engine: EngineName = "torch"
+    gpu_memory: float | None = None
+    max_context: int | None = None
+    threads: int | None = None
+    max_tokens_per_microbatch: int | None = None
+    attention: Attention | None = None
+    autocast: Autocast | None = None
+    activation_checkpointing: bool = False
+    load_timeout: float | None = 600.0
+
+
+@group
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """Settings of a policy gradient's advantages and loss. Defaults are those of `agl.GRPO`.
+
+    Attributes:
+        adv_estimator: how returns become advantages: "grpo", "rloo", "reinforce_plus_plus",
+            "reinforce_plus_plus_baseline", "running_baseline" or, with a value head, "gae".
+        baseline_decay: share of its old value that an agent's "running_baseline" keeps in a step.
+        normalize_std: divide advantages by the group's standard deviation.
+        policy_loss: ratio that is clipped: "vanilla", that of each token, or "gspo", that of each answer.
+        clip_low: how far below 1 the importance ratio may be.
+        clip_high: how far above 1 the importance ratio may be.
+        kl_coef: weight of the KL penalty towards the initial policy.
+        kl_kind: estimator of the KL divergence: "k1", "k2" or "k3".
+        entropy_coef: weight of the entropy bonus.
+        update_epochs: passes over a step's rows.
+        minibatches: optimiser steps per pass.
+        rollout_is: truncated importance sampling by "token" or "sequence", for behaviour log-probs that are not quite
+            the learner's; None = as they are.
+        rollout_is_threshold: largest weight of `rollout_is`.
+        overlong: penalty for answers near their limit.
+        gamma: discount per token of "gae".
+        lam: lambda of "gae".
+        value_coef: weight of the value head's loss, of "gae".
+        value_clip: how far a value may move in one update, of "gae"; None = no limit.
+        value_learning_rate: learning rate of the value head, of "gae"; None = `learning_rate`.
+    """
+
+    adv_estimator: Estimator = "grpo"
+    baseline_decay: float = 0.9
+    normalize_std: bool = True
+    policy_loss: PolicyLossKind = "vanilla"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    kl_coef: float = 0.0
+    kl_kind: KLKind = "k3"
+    entropy_coef: float = 0.0
+    update_epochs: int = 1
+    minibatches: int = 1
+    rollout_is: RolloutIS | None = None
+    rollout_is_threshold: float = 2.0
+    overlong: Overlong | None = None
+    gamma: float = 1.0
+    lam: float = 1.0
+    value_coef: float = 0.5
+    value_clip: float | None = 0.5
+    value_learning_rate: float | None = None
+
+
+def grouped_options(cls: T) -> T:
+    """Class decorator of an algorithm: as `checked_options`, and the settings of groups may come in these.
+
+    `inspect.signature` shows the groups in place of their fields.
+    """
+    original, signature = cls.__init__, inspect.signature(cls.__init__)
+    groups = {name: kind for name, kind in GROUPS.items() if issubclass(cls, kind)}
+    flat = signature.parameters.keys() - {"self"}
+    rare = {f.name for kind in groups.values() for f in fields(kind)}
+
+    @functools.wraps(original)
+    def __init__(self: Any, **options: Any) -> None:
+        reject_unknown(options, {*flat, *groups}, cls.__name__, getattr(cls, "renamed", None))
+        values: dict[str, Any] = {}
+        places: dict[str, str] = {}
+        for name, value in options.items():
+            if name not in groups or (name in flat and not isinstance(value, tuple(GROUPS.values()))):
+                written = {name: value}
+            elif value is None or isinstance(value, groups[name]):
+                written = {} if value is None else vars(value)
+            else:
+                raise ConfigError(f"{cls.__name__}: {name}={value!r}", hint=f"use agl.{groups[name].__name__}(...)")
+            for option in written:
+                if option in values:
+                    raise ConfigError(
+                        f"{cls.__name__}: {option} is set twice: {places[option]} and {name}={value!r}",
+                        hint="leave one of them out",
+                    )
+                places[option] = f"{name}={value!r}"
+            values |= written
+        original(self, **values)
+
+    shown = [p for name, p in signature.parameters.items() if name not in rare]
+    for name, kind in groups.items():
+        annotation = f"str | {kind.__name__}" if name in flat else f"{kind.__name__} | None"
+        default = signature.parameters[name].default if name in flat else None
+        shown.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
+    __init__.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    cls.__init__ = __init__  # type: ignore[misc]
+    return cls
