@@ -236,7 +236,7 @@ REFUSED = {
     "role": ({"messages": [{"role": "robot", "content": "hi"}]}, "messages.0.role is 'robot'"),
     "picture": (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-        "part of type 'image_url'; only text",
+        "messages.0.content.0 has the type 'image_url'; only text",
     ),
     "content": ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
     "text of a part": (

@@ -217,7 +217,7 @@ def _arguments(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return orjson.loads(value)
+        return orjson.loads(value or "{}")
     except orjson.JSONDecodeError:
         pass
     try:

@@ -15,6 +15,9 @@ from agl.trainer.rendering.rendering import Rendering
 
 Body = TypeVar("Body", bound=BaseModel)
 
+Fields = Mapping[str, Any]
+"""Field -> the types that it may have."""
+
 ToolChoice = tuple[list[dict[str, Any]] | None, str | Literal[True] | None]
 """The tools that the policy sees, and the one that it must call: a name, True for any, None for no force."""
 
@@ -49,22 +52,51 @@ def expect(value: Any, kind: Any, where: str, otherwise: str) -> Any:
     return value
 
 
-def part_text(part: Any, where: str, fields: Mapping[str, str]) -> str:
-    """The text of a content part.
+def fields(value: Any, kinds: Fields, where: str) -> dict[str, Any]:
+    """The named fields of an object; others are dropped.
 
     Args:
-        part: of a message's content. where: names the content in errors.
-        fields: type of a part -> the field that holds its text.
+        value: the object. kinds: the fields, and the types that each may have.
+        where: names the object in errors.
 
     Raises:
-        RequestError: 400, the part is of another type or has no text.
+        RequestError: 400, no object, or a field of another type.
     """
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(kind, str) or kind not in fields:
-        raise RequestError(
-            400, f"{where} has a part of type {kind!r}; only text can be trained", code="unsupported_value", param=where
-        )
-    return expect(part.get(fields[kind]), str, where, f"has a {kind} part without a text")
+    expect(value, dict, where, "is not an object")
+    for name, kind in kinds.items():
+        field = value.get(name)
+        why = "is missing" if field is None else f"has the wrong type, {type(field).__name__}"
+        expect(field, kind, f"{where}.{name}", why)
+    return {name: value.get(name) for name in kinds}
+
+
+def typed(value: Any, types: Mapping[str, Fields], where: str, only: str) -> dict[str, Any]:
+    """An object that has a type, such as a part of a message: the type and its `fields`.
+
+    Args:
+        value: the object. types: those that are known, and their fields.
+        where: names the object in errors. only: what can be trained, for errors.
+
+    Raises:
+        RequestError: 400, as for `fields`, or another type.
+    """
+    kind = expect(value, dict, where, "is not an object").get("type")
+    if not isinstance(kind, str) or kind not in types:
+        why = f"{where} has the type {kind!r}; only {only} can be trained"
+        raise RequestError(400, why, code="unsupported_value", param=where)
+    return {"type": kind, **fields(value, types[kind], where)}
+
+
+def content(value: Any, types: Mapping[str, Fields], where: str, only: str = "text") -> str | list[dict[str, Any]]:
+    """A text, or parts of these types; the arguments are those of `typed`.
+
+    Raises:
+        RequestError: 400, neither text nor parts, or as for `typed`.
+    """
+    if isinstance(value, str):
+        return value
+    parts = expect(value, list, where, "is neither text nor parts")
+    return [typed(part, types, f"{where}.{i}", only) for i, part in enumerate(parts)] or ""
 
 
 def tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -11,7 +11,7 @@ from agl.trainer.engines.base import Sampling
 from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.calls import ChatRequest
 from agl.trainer.gateway.dialects.base import DialectRequest
-from agl.trainer.gateway.dialects.common import ToolChoice, expect, named_tool, part_text, tool_choice, validated
+from agl.trainer.gateway.dialects.common import ToolChoice, fields, named_tool, tool_choice, typed, validated
 from agl.trainer.gateway.errors import RequestError
 
 
@@ -73,7 +73,15 @@ _RECORDED = frozenset(ChatBody.model_fields) - {
 """Fields that are recorded with the call, unchanged: those that concern sampling."""
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
-_PART_FIELDS = {"text": "text", "refusal": "refusal"}
+_PARTS = {"text": {"text": str}, "refusal": {"refusal": str}}
+_MESSAGE = {
+    "role": object,
+    "name": str | None,
+    "tool_call_id": str | None,
+    "reasoning_content": str | None,
+    "content": str | list | None,
+    "tool_calls": list | None,
+}
 
 
 def read(data: Any, access: Access) -> ChatCompletionsRequest:
@@ -115,27 +123,17 @@ def read(data: Any, access: Access) -> ChatCompletionsRequest:
 
 
 def _check_message(message: Mapping[str, Any], where: str) -> None:
-    role = message.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise RequestError(400, f"{where}.role is {role!r}", code="invalid_value", param=f"{where}.role")
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        expect(message.get(name), str | None, f"{where}.{name}", "is not a text")
-    content = message.get("content")
-    expect(content, str | list | None, f"{where}.content", "is neither text nor parts")
-    for part in content if isinstance(content, list) else ():
+    known = fields(message, _MESSAGE, where)
+    if not isinstance(known["role"], str) or known["role"] not in _ROLES:
+        raise RequestError(400, f"{where}.role is {known['role']!r}", code="invalid_value", param=f"{where}.role")
+    for i, part in enumerate(known["content"] if isinstance(known["content"], list) else ()):
         if not isinstance(part, str):
-            part_text(part, f"{where}.content", _PART_FIELDS)
-    calls = message.get("tool_calls")
-    expect(calls, list | None, f"{where}.tool_calls", "is not a list")
-    for k, call in enumerate(calls or ()):
+            typed(part, _PARTS, f"{where}.content.{i}", "text")
+    for k, call in enumerate(known["tool_calls"] or ()):
         at = f"{where}.tool_calls.{k}"
-        expect(call, dict, at, "is not an object")
-        expect(call.get("id"), str | None, f"{at}.id", "is not a text")
-        function = call.get("function")
-        expect(function, dict, f"{at}.function", "is missing")
-        expect(function.get("name"), str, f"{at}.function.name", "is missing")
-        expect(function.get("arguments"), str | dict | None, f"{at}.function.arguments", "is not JSON text")
-    if role == "tool" and message.get("tool_call_id") is None:
+        function = fields(call, {"id": str | None, "function": dict}, at)["function"]
+        fields(function, {"name": str, "arguments": str | dict | None}, f"{at}.function")
+    if known["role"] == "tool" and known["tool_call_id"] is None:
         raise RequestError(400, f"{where}.tool_call_id is missing", param=f"{where}.tool_call_id")
 
 
@@ -145,9 +143,7 @@ def _tools(body: ChatBody) -> ToolChoice:
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict):
             raise RequestError(400, f"tools.{i} is not a function with a name", param=f"tools.{i}")
-        expect(function.get("name"), str, f"tools.{i}.function.name", "is missing")
-        expect(function.get("description"), str | None, f"tools.{i}.function.description", "is not a text")
-        expect(function.get("parameters"), dict | None, f"tools.{i}.function.parameters", "is not a JSON schema")
+        fields(function, {"name": str, "description": str | None, "parameters": dict | None}, f"tools.{i}.function")
     choice = body.tool_choice
     if isinstance(choice, dict):
         function = choice.get("function")

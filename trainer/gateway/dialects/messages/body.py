@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, Field
 
+from agl import messages
+from agl.messages import Message
 from agl.trainer.engines.base import Sampling
 from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.calls import ChatRequest
 from agl.trainer.gateway.dialects.base import DialectRequest
-from agl.trainer.gateway.dialects.common import ToolChoice, any_tool, tool_names, validated
+from agl.trainer.gateway.dialects.common import Fields, ToolChoice, any_tool, content, fields, tool_names, validated
 from agl.trainer.gateway.errors import RequestError
 
 
@@ -77,7 +78,18 @@ _RECORDED = frozenset(
 )
 """Fields that are recorded with the call, unchanged: those that concern sampling."""
 
-Block = Mapping[str, Any]
+_TEXT = {"text": {"text": str}}
+_BLOCKS: Mapping[str, Mapping[str, Fields]] = {
+    "system": _TEXT,
+    "user": _TEXT | {"tool_result": {"tool_use_id": str, "content": object, "is_error": object}},
+    "assistant": {
+        **_TEXT,
+        "thinking": {"thinking": str},
+        "redacted_thinking": {},
+        "tool_use": {"id": str, "name": str, "input": dict},
+    },
+}
+"""Role -> the types of its blocks, and their fields."""
 
 
 def read(data: Any, access: Access, *, counting: bool = False) -> MessagesRequest:
@@ -103,11 +115,11 @@ def read(data: Any, access: Access, *, counting: bool = False) -> MessagesReques
             )
     if "" in (body.stop_sequences or ()):
         raise _invalid("stop_sequences", "an empty text ends every answer")
-    system = _text(body.system or "", "system")
-    messages = [{"role": "system", "content": system}] if system else []
+    system = messages.read.system(content(body.system or "", _TEXT, "system"))
+    history = [message for message in system if message.text]
     for i, message in enumerate(body.messages):
-        messages += _messages(message, f"messages.{i}")
-    if messages[-1]["role"] == "assistant":
+        history += _message(message, f"messages.{i}")
+    if history[-1].role == "assistant":
         raise _invalid("messages", "the last one is the assistant's; an answer cannot be begun for the policy")
     tools, force = _tools(body)
     sampling = Sampling(
@@ -118,100 +130,28 @@ def read(data: Any, access: Access, *, counting: bool = False) -> MessagesReques
         stop=tuple(body.stop_sequences or ()),
     )
     options = {k: v for k, v in data.items() if k in _RECORDED}
-    failed_tools = _failed_tools(body.messages)
-    chat = ChatRequest(messages, tools, force, sampling, options=options, failed_tools=failed_tools)
+    failed_tools = frozenset(result.id for message in history for result in message.tool_results if result.failed)
+    written = messages.write.to_openai(history)
+    chat = ChatRequest(written, tools, force, sampling, options=options, failed_tools=failed_tools)
     return DialectRequest(body, chat, bool(body.stream))
 
 
-# -- messages ---------------------------------------------------------------------------------------------------------
-
-
-def _messages(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """A message in OpenAI's form: each tool result becomes a separate message, before the text next to it."""
-    role, content = message.get("role"), message.get("content")
-    if role == "system":
-        return [{"role": "system", "content": _text(content, f"{where}.content")}]
-    if role not in ("user", "assistant"):
+def _message(message: Mapping[str, Any], where: str) -> list[Message]:
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _BLOCKS:
         raise _invalid(f"{where}.role", f"{role!r} is neither user nor assistant")
-    if isinstance(content, str):
-        return [{"role": role, "content": content}]
-    blocks = _blocks(content, f"{where}.content")
-    return [_assistant(blocks)] if role == "assistant" else _user(blocks)
-
-
-def _user(blocks: list[tuple[str, str, Block]]) -> list[dict[str, Any]]:
-    results, texts = [], []
-    for kind, where, block in blocks:
-        if kind == "text":
-            texts.append(_string(block, "text", where))
-        elif kind == "tool_result":
-            text = _text(block.get("content") or "", f"{where}.content")
-            if not text and block.get("is_error"):
-                text = "error"
-            results.append({"role": "tool", "tool_call_id": _string(block, "tool_use_id", where), "content": text})
-        else:
-            raise _unreadable(kind, where)
-    return [*results, {"role": "user", "content": "".join(texts)}] if texts or not results else results
-
-
-def _failed_tools(messages: list[dict[str, Any]]) -> frozenset[str]:
-    """The ids of the tool uses whose results are marked as errors."""
-    blocks = (b for m in messages if isinstance(m.get("content"), list) for b in m["content"])
-    return frozenset(str(b["tool_use_id"]) for b in blocks if b.get("type") == "tool_result" and b.get("is_error"))
-
-
-def _assistant(blocks: list[tuple[str, str, Block]]) -> dict[str, Any]:
-    texts, thoughts, calls = [], [], []
-    for kind, where, block in blocks:
-        if kind == "text":
-            texts.append(_string(block, "text", where))
-        elif kind == "thinking":
-            thoughts.append(_string(block, "thinking", where))
-        elif kind == "tool_use":
-            arguments = block.get("input")
-            if not isinstance(arguments, dict):
-                raise _invalid(f"{where}.input", "is not an object")
-            function = {"name": _string(block, "name", where), "arguments": json.dumps(arguments, ensure_ascii=False)}
-            calls.append({"id": _string(block, "id", where), "type": "function", "function": function})
-        elif kind != "redacted_thinking":
-            raise _unreadable(kind, where)
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
-    if thoughts:
-        message["reasoning_content"] = "".join(thoughts)
-    if calls:
-        message["tool_calls"] = calls
-    return message
-
-
-def _blocks(content: Any, where: str) -> list[tuple[str, str, Block]]:
-    """(type, where, block) of each content block."""
-    if not isinstance(content, list):
-        raise _invalid(where, "is neither text nor content blocks")
-    blocks = []
-    for i, block in enumerate(content):
-        if not isinstance(block, dict):
-            raise _invalid(f"{where}.{i}", "is not an object")
-        blocks.append((str(block.get("type")), f"{where}.{i}", block))
-    return blocks
-
-
-def _text(content: Any, where: str) -> str:
-    """The text of a content that may hold only text."""
-    if isinstance(content, str):
-        return content
-    texts = []
-    for kind, at, block in _blocks(content, where):
-        if kind != "text":
-            raise _unreadable(kind, at)
-        texts.append(_string(block, "text", at))
-    return "".join(texts)
+    blocks = content(message.get("content"), _BLOCKS[role], f"{where}.content", "text and tools")
+    for i, block in enumerate(blocks if isinstance(blocks, list) else ()):
+        if block["type"] == "tool_result":
+            block["content"] = content(block["content"] or "", _TEXT, f"{where}.content.{i}.content")
+    return messages.read.messages([{"role": role, "content": blocks}])
 
 
 # -- tools ------------------------------------------------------------------------------------------------------------
 
 
 def _tools(body: MessagesBody) -> ToolChoice:
-    tools = [_tool(tool, f"tools.{i}") for i, tool in enumerate(body.tools or ())]
+    tools = messages.read.tools([_tool(tool, f"tools.{i}") for i, tool in enumerate(body.tools or ())])
     choice = body.tool_choice or {"type": "auto"}
     match choice.get("type"):
         case "auto":
@@ -237,25 +177,8 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
             code="unsupported_value",
             param=f"{where}.type",
         )
-    function: dict[str, Any] = {"name": _string(tool, "name", where)}
-    if tool.get("description") is not None:
-        function["description"] = _string(tool, "description", where)
-    if not isinstance(tool.get("input_schema"), dict):
-        raise _invalid(f"{where}.input_schema", "is not a JSON schema")
-    return {"type": "function", "function": {**function, "parameters": tool["input_schema"]}}
-
-
-def _string(block: Block, name: str, where: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        raise _invalid(f"{where}.{name}", "is missing" if value is None else "is not a text")
-    return value
+    return fields(tool, {"name": str, "description": str | None, "input_schema": dict}, where)
 
 
 def _invalid(where: str, why: str) -> RequestError:
     return RequestError(400, f"{where}: {why}", code="invalid_value", param=where)
-
-
-def _unreadable(kind: str, where: str) -> RequestError:
-    message = f"{where} is a block of type {kind!r}; only text and tools can be trained"
-    return RequestError(400, message, code="unsupported_value", param=where)

@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from agl import messages
 from agl.trainer.engines.base import Sampling
 from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.calls import ChatRequest
 from agl.trainer.gateway.dialects.base import DialectRequest
-from agl.trainer.gateway.dialects.common import ToolChoice, expect, named_tool, tool_choice, validated
+from agl.trainer.gateway.dialects.common import ToolChoice, expect, fields, named_tool, tool_choice, validated
 from agl.trainer.gateway.dialects.responses.items import messages_of
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.stored_responses import Message, StoredResponse
@@ -78,6 +79,8 @@ _RECORDED = frozenset(
 )
 """Fields that are recorded with the call, unchanged."""
 
+_FUNCTION = {"name": str, "description": str | None, "parameters": dict | None, "strict": object}
+
 _UNSUPPORTED = {
     "background": "answers are given at once",
     "conversation": "use previous_response_id, or send the whole input",
@@ -122,7 +125,7 @@ def read(data: Any, access: Access) -> ResponsesRequest:
     new = messages_of(items, access.responses.items)
     # Instructions belong to this request alone: OpenAI does not carry them over to the next response.
     system = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
-    messages = [*system, *(previous.conversation() if previous else ()), *new]
+    history = [*system, *(previous.conversation() if previous else ()), *new]
     tools, force = _tools(body)
     logprobs = body.top_logprobs is not None or LOGPROBS in (body.include or ())
     sampling = Sampling(
@@ -132,13 +135,13 @@ def read(data: Any, access: Access) -> ResponsesRequest:
         top_logprobs=(body.top_logprobs or 0) if logprobs else 0,
     )
     options = {k: v for k, v in data.items() if k in _RECORDED}
-    chat = ChatRequest(messages, tools, force, sampling, options=options)
+    chat = ChatRequest(history, tools, force, sampling, options=options)
     return ResponsesRequest(body, chat, bool(body.stream), new, previous, logprobs)
 
 
 def _tools(body: ResponsesBody) -> ToolChoice:
     """Tools in the form of Chat Completions, and which one is forced."""
-    tools = []
+    checked = []
     for i, tool in enumerate(body.tools or ()):
         where = f"tools.{i}"
         if tool.get("type") != "function":
@@ -149,11 +152,8 @@ def _tools(body: ResponsesBody) -> ToolChoice:
                 code="unsupported_value",
                 param=where,
             )
-        expect(tool.get("name"), str, f"{where}.name", "is missing")
-        expect(tool.get("description"), str | None, f"{where}.description", "is not a text")
-        expect(tool.get("parameters"), dict | None, f"{where}.parameters", "is not a JSON schema")
-        function = {k: tool[k] for k in ("name", "description", "parameters", "strict") if tool.get(k) is not None}
-        tools.append({"type": "function", "function": function})
+        checked.append(fields(tool, _FUNCTION, where))
+    tools = messages.read.tools(checked)
     choice = body.tool_choice
     if isinstance(choice, dict):
         if choice.get("type") != "function":

@@ -8,12 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agl.trainer.gateway.dialects.common import expect, part_text
+from agl import messages
+from agl.trainer.gateway.dialects.common import Fields, content, expect, typed
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.stored_responses import Item, Message
 
 _ROLES = frozenset({"system", "developer", "user", "assistant"})
-_PART_FIELDS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+_PARTS = {
+    "input_text": {"text": str},
+    "output_text": {"text": str},
+    "text": {"text": str},
+    "refusal": {"refusal": str},
+}
+_ITEMS: Mapping[str, Fields] = {
+    "message": {"role": object, "content": object},
+    "reasoning": {"content": str | list | None, "summary": str | list | None},
+    "function_call": {"name": str, "arguments": str, "call_id": str},
+    "function_call_output": {"call_id": str, "output": object},
+}
 
 
 def messages_of(items: Sequence[Any], stored_items: Mapping[str, Item]) -> list[Message]:
@@ -26,35 +38,19 @@ def messages_of(items: Sequence[Any], stored_items: Mapping[str, Item]) -> list[
     Raises:
         RequestError: 400, naming the item at fault.
     """
-    messages: list[Message] = []
-    assistant: dict[str, Any] | None = None
-    for where, item in _resolved(items, stored_items):
-        kind = item.get("type") or "message"
-        if kind == "reasoning" or kind == "function_call" or (kind == "message" and item.get("role") == "assistant"):
-            answered = assistant is not None and (assistant["content"] is not None or "tool_calls" in assistant)
-            if assistant is None or (answered and kind != "function_call"):
-                assistant = {"role": "assistant", "content": None}
-                messages.append(assistant)
-            _add_item(assistant, kind, item, where)
-            continue
-        assistant = None
-        if kind == "function_call_output":
-            call_id = expect(item.get("call_id"), str, f"{where}.call_id", "is missing")
-            output = _text(item.get("output"), f"{where}.output")
-            messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
-        elif kind == "message":
-            role = item.get("role")
-            if not isinstance(role, str) or role not in _ROLES:
-                raise RequestError(400, f"{where}.role is {role!r}", code="invalid_value", param=f"{where}.role")
-            messages.append({"role": role, "content": _text(item.get("content"), f"{where}.content")})
-        else:
-            raise RequestError(
-                400,
-                f"{where} is an item of type {kind!r}; only messages, reasoning and function calls can be trained",
-                code="unsupported_value",
-                param=where,
-            )
-    return messages
+    history = messages.read.messages([_checked(item, where) for where, item in _resolved(items, stored_items)])
+    return list(messages.write.to_openai(history))
+
+
+def _checked(item: Item, where: str) -> Item:
+    """The known fields of an item, or an error that names the one at fault."""
+    only = "messages, reasoning and function calls"
+    item = typed({**item, "type": item.get("type") or "message"}, _ITEMS, where, only)
+    role = item.get("role")
+    if item["type"] == "message" and not (isinstance(role, str) and role in _ROLES):
+        raise RequestError(400, f"{where}.role is {role!r}", code="invalid_value", param=f"{where}.role")
+    name = {"message": "content", "function_call_output": "output"}.get(item["type"])
+    return item if name is None else {**item, name: content(item[name], _PARTS, f"{where}.{name}")}
 
 
 def _resolved(items: Sequence[Any], stored_items: Mapping[str, Item]) -> Iterator[tuple[str, Item]]:
@@ -70,30 +66,3 @@ def _resolved(items: Sequence[Any], stored_items: Mapping[str, Item]) -> Iterato
         if stored is None:
             raise RequestError(404, f"Item with id {item_id!r} not found.", code="not_found", param=where)
         yield where, stored
-
-
-def _add_item(assistant: dict[str, Any], kind: str, item: Item, where: str) -> None:
-    """Add an item to the assistant message that it is part of."""
-    if kind == "message":
-        assistant["content"] = _text(item.get("content"), f"{where}.content")
-    elif kind == "reasoning":
-        parts = item.get("content") or item.get("summary") or ()
-        expect(parts, list | tuple, f"{where}.content", "is not a list")
-        texts = [p.get("text") for p in parts if isinstance(p, dict)]
-        reasoning = "".join(t for t in texts if isinstance(t, str))
-        if reasoning:
-            assistant["reasoning_content"] = assistant.get("reasoning_content", "") + reasoning
-    else:
-        function = {
-            "name": expect(item.get("name"), str, f"{where}.name", "is missing"),
-            "arguments": expect(item.get("arguments"), str, f"{where}.arguments", "is not JSON text"),
-        }
-        call_id = expect(item.get("call_id"), str, f"{where}.call_id", "is missing")
-        assistant.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
-
-
-def _text(content: Any, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    parts = expect(content, list, where, "is neither text nor parts")
-    return "".join(part_text(part, where, _PART_FIELDS) for part in parts)

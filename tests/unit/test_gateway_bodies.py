@@ -1,0 +1,32 @@
+"""Bodies of all three dialects become the messages, and so the tokens, that they became before `agl.messages` read
+them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import new_access
+
+from agl.trainer.gateway.dialects.chat.body import read as read_chat
+from agl.trainer.gateway.dialects.messages.body import read as read_messages
+from agl.trainer.gateway.dialects.responses.body import read as read_responses
+from agl.trainer.rendering.normalise import normalise
+
+READERS: dict[str, Any] = {"chat": read_chat, "messages": read_messages, "responses": read_responses}
+RECORDED = [
+    json.loads(line) for line in (Path(__file__).parents[1] / "data" / "gateway_bodies.jsonl").read_text().splitlines()
+]
+"""Bodies that Hypothesis made, each form once, with what the readers of each dialect gave chat templates."""
+
+
+@pytest.mark.parametrize("dialect", READERS)
+def test_a_body_gives_the_template_what_it_always_gave(dialect: str) -> None:
+    recorded = [r for r in RECORDED if r["dialect"] == dialect]
+    assert len(recorded) == 40
+    for row in recorded:
+        chat = READERS[dialect](row["body"], new_access()).chat
+        assert normalise(chat.messages, parse_arguments=True, developer=True) == row["messages"], row["body"]
+        assert (chat.tools, sorted(chat.failed_tools)) == (row["tools"], row["failed"]), row["body"]
