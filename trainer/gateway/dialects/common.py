@@ -63,11 +63,12 @@ def fields(value: Any, kinds: Fields, where: str) -> dict[str, Any]:
         RequestError: 400, no object, or a field of another type.
     """
     expect(value, dict, where, "is not an object")
-    for name, kind in kinds.items():
-        field = value.get(name)
-        why = "is missing" if field is None else f"has the wrong type, {type(field).__name__}"
-        expect(field, kind, f"{where}.{name}", why)
-    return {name: value.get(name) for name in kinds}
+    known = {name: value.get(name) for name in kinds}
+    for name, field in known.items():
+        if not isinstance(field, kinds[name]):
+            why = "is missing" if field is None else f"has the wrong type, {type(field).__name__}"
+            raise RequestError(400, f"{where}.{name} {why}", code="invalid_value", param=f"{where}.{name}")
+    return known
 
 
 def typed(value: Any, types: Mapping[str, Fields], where: str, only: str) -> dict[str, Any]:
