@@ -17,7 +17,7 @@ TRAINING = ("torch", "transformers", "safetensors", "peft", "renderers")
 """What loads, samples and trains a model."""
 MODULES = {
     "local": (
-        *TRAINING, *SERVER, "aiohttp", "matplotlib", "cloudpickle", "yaml",
+        *TRAINING, *SERVER, "aiohttp", "cloudpickle", "yaml",
         # They come with the others.
         "anyio", "huggingface_hub", "jinja2", "tokenizers", "tqdm",
     ),

@@ -28,7 +28,6 @@ EVALUATION: Final = "gen_ai.evaluation.result"
 """The event on a reward's span by which viewers show it; `agl.reward.*` are what is read."""
 EVALUATION_NAME: Final = "gen_ai.evaluation.name"
 EVALUATION_SCORE: Final = "gen_ai.evaluation.score.value"
-SERVER_ADDRESS: Final = "server.address"
 ERROR_TYPE: Final = "error.type"
 
 INVOKE_AGENT: Final = "invoke_agent"

@@ -39,8 +39,8 @@ from paths import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OPTIONAL: dict[str, list[str]] = PROJECT["optional-dependencies"]
-LARGE = ("torch", "safetensors", "peft", "matplotlib")
-"""What `agl[local]` needs for training and pictures alone: a gateway with a scripted engine does without."""
+LARGE = ("torch", "safetensors", "peft")
+"""What `agl[local]` needs for training alone: a gateway with a scripted engine does without."""
 FEW_LOWEST = ("openai", "anthropic", "langchain", "openai-agents", "pydantic-ai")
 """Run on their lower bounds by `--few`, as those are quick to install; the others run on their newest release."""
 NOT_FEW = ("pyautogen 0.2", "beside instrumentors")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import agl
-from agl.trainer.evaluation.evaluation import PolicyReport
+from agl.trainer.evaluation.policy_report import PolicyReport
 from agl.trainer.report.statistics import pass_hat_k
 from examples import common
 from examples.customer_service import scripts, tasks

@@ -15,7 +15,6 @@ from transformers import LlamaConfig
 
 from agl.trainer.local.config import LearnerConfig, LoraSpec
 from agl.trainer.local.learner.learner import Learner
-from agl.trainer.local.memory import update_memory
 from agl.trainer.local.model import LoadedPolicy, add_adapter
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -59,8 +58,8 @@ def test_what_is_advised_fits(card: str, name: str, advice: str) -> None:
 def test_adapters_take_what_the_bound_says_or_less(checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured on the CPU by torch's allocator, for 31M parameters; at most a third less, where layers are computed
     again."""
-    for module in ("learner.logprobs", "memory"):
-        monkeypatch.setattr(f"agl.trainer.local.{module}.CHUNK_ELEMENTS", 1 << 23)
+    for module in ("agl.trainer.local.learner.logprobs", "memory"):
+        monkeypatch.setattr(f"{module}.CHUNK_ELEMENTS", 1 << 23)
     base = copy.deepcopy(options.model("llama-32k")).to("cpu")
     base.set_attn_implementation("sdpa")
     shape, device = copy.deepcopy(base), torch.device("cpu")
@@ -76,6 +75,6 @@ def test_adapters_take_what_the_bound_says_or_less(checkpointing: bool, monkeypa
     weights = list(policy.model.parameters())
     resident = sum(p.nbytes for p in weights) + sum(2 * p.nbytes for p in weights if p.requires_grad)
     peak = resident + peak_bytes(lambda: learner.update(rows), device)
-    full = update_memory(shape, config, 1024, row_tokens=512, trained=2 * rows[0].n_actions, autocast=True)
+    full = memory.update_memory(shape, config, 1024, row_tokens=512, trained=2 * rows[0].n_actions, autocast=True)
     bound = memory.with_adapters(shape, 16, full).total
     assert peak < bound < 1.33 * peak

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from allocations import LargestTensor, peak_bytes
 from call_trees import call, trajectory
 from device import DEVICE
+from paths import ROOT
 from tiny_learner import gradients
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -22,7 +24,11 @@ from agl.mdp.types import int_array
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.learner.learner import Learner
 from agl.trainer.local.learner.prefix_trees import chain
-from agl.trainer.local.memory import training_bytes, update_memory
+from agl.trainer.local.model import training_bytes
+
+sys.path.append(str(ROOT / "benchmarks"))
+
+from memory import update_memory
 
 torch.set_num_threads(1)
 
@@ -178,7 +184,7 @@ def test_an_update_takes_the_memory_that_the_formula_says(
 ) -> None:
     """The peak within a tenth, and what an update adds to weights, gradient and moments within a quarter."""
     monkeypatch.setattr(LIMIT, 1 << 23)
-    monkeypatch.setattr("agl.trainer.local.memory.CHUNK_ELEMENTS", 1 << 23)
+    monkeypatch.setattr("memory.CHUNK_ELEMENTS", 1 << 23)
     length, batch = 512, 2
     subject = learner(name, max_tokens_per_microbatch=batch * length, **options)
     data = [long_row(i, length, MODELS[name][2]["vocab_size"]) for i in range(2 * batch)]

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from grpo import grpo_advantages
 
 from agl.credit import Uniform
 from agl.mdp.sequence import TrainingRow
@@ -14,7 +15,7 @@ from agl.mdp.types import Call, Reward, Trajectory, Transition, float_array, int
 from agl.trainer.algorithms.shaping import Overlong
 from agl.trainer.local.learner.prefix_trees import chain
 from agl.trainer.objectives import Estimator
-from agl.trainer.objectives.advantages import compute_advantages, grpo_advantages, whiten
+from agl.trainer.objectives.advantages import compute_advantages, whiten
 from agl.trainer.objectives.gae import gae, value_loss
 from agl.trainer.objectives.importance import truncated_importance
 from agl.trainer.objectives.kl import kl_penalty

@@ -21,7 +21,7 @@ from agl.agents.resources import LLM, RolloutResources
 from agl.errors import ConfigError, DatasetError, ServiceError
 from agl.trainer.algorithms.options import Settings, algorithm_class
 from agl.trainer.http.auth import Keys
-from agl.trainer.quickstart.tasks import arithmetic_tasks, write_jsonl
+from agl.trainer.quickstart.tasks import arithmetic_tasks
 from agl.trainer.service.client import client_agent
 from agl.trainer.service.server import serving
 from agl.trainer.store import open_store
@@ -53,8 +53,9 @@ def _server(at: Programs, policy: Path, port: int, name: str = "server") -> Any:
 
 
 def _workspace(directory: Path, steps: int) -> None:
-    write_jsonl(directory / "train.jsonl", arithmetic_tasks(16, seed=0, split="train"))
-    write_jsonl(directory / "test.jsonl", arithmetic_tasks(4, seed=0, split="heldout"))
+    for name, n, split in (("train", 16, "train"), ("test", 4, "heldout")):
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"{name}.jsonl").write_text("\n".join(map(json.dumps, arithmetic_tasks(n, seed=0, split=split))))
     (directory / "run.yaml").write_text(CONFIG.format(steps=steps))
 
 
@@ -389,7 +390,7 @@ def test_agents_of_a_client() -> None:
 
 @pytest.mark.slow
 def test_the_names_that_people_know(untrained_model: Path, tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "train.jsonl", [{"question": "2+2"}] * 2)
+    (tmp_path / "train.jsonl").write_text('{"question": "2+2"}\n' * 2)
     server = agl.LightningServer(
         model_path=str(untrained_model), rl_algorithm="LightningRL", dataset_path=tmp_path / "train.jsonl",
         checkpoint_dir=tmp_path / "out", batch_size=1, learning_rate=1e-5, num_epochs=1, port=0, gpus=0, group_size=2,

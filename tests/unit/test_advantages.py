@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from grpo import grpo_advantages
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +15,7 @@ from agl.credit import PerAgent, TurnGroups, Uniform
 from agl.errors import ConfigError, RewardError
 from agl.mdp.types import Call, Reward, Trajectory, Transition, float_array, int_array
 from agl.trainer.algorithms import REINFORCE
-from agl.trainer.objectives.advantages import StepAdvantages, compute_advantages, grpo_advantages
+from agl.trainer.objectives.advantages import StepAdvantages, compute_advantages
 
 numbers = st.floats(-100, 100, allow_nan=False).map(lambda x: round(x, 3))
 rollouts = st.tuples(st.sampled_from("abc"), st.sampled_from(["p", "q"]), numbers, st.integers(1, 4))

@@ -90,7 +90,7 @@ def both(tmp_path: Path) -> agl.Evaluation:
     """Two policies of one store, as two runs of it."""
 
     async def main() -> agl.Evaluation:
-        from agl.trainer.evaluation.evaluation import RolloutQuery
+        from agl.trainer.evaluation.policy_report import RolloutQuery
         from agl.trainer.store import open_store
 
         parts = {}

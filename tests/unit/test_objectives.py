@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from grpo import grpo_advantages
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agl.errors import ConfigError, RewardError
 from agl.mdp.sequence import merge, unmerged
 from agl.mdp.types import Call, Trajectory, Transition, float_array, int_array
-from agl.trainer.objectives.advantages import grpo_advantages
 from agl.trainer.objectives.kl import kl_penalty
 from agl.trainer.objectives.losses import entropy, policy_loss
 from agl.trainer.objectives.reduction import token_weights, weighted

@@ -313,9 +313,9 @@ def test_assistant_messages_and_nothing_new_are_not_continued():
     user = {"role": "user", "content": "x"}
     assert model.extend(prompt, response, [user, {"role": "assistant", "content": "y"}, user]) is None
     assert model.extend(prompt, response, []) is None
-    assert not model.can_extend("assistant")
-    assert model.can_extend("user")
-    assert model.can_extend("tool", True)
+    assert model.cannot_extend("assistant") is not None
+    assert model.cannot_extend("user") is None
+    assert model.cannot_extend("tool", True) is None
 
 
 def test_the_turns_end_is_a_stop_token_even_if_the_tokenizer_ends_with_another():

@@ -284,22 +284,22 @@ def test_gsm8k_annotations_become_tasks(tmp_path):
     ]
     file = tmp_path / "train.jsonl"
     file.write_text("".join(json.dumps({"question": "?", "answer": text}) + "\n" for text in lines))
-    found = tasks.gsm8k_tasks(file, split="train")
+    gsm8k_tasks = runpy.run_path(str(EXAMPLE / "make_tasks.py"))["gsm8k_tasks"]
+    found = gsm8k_tasks(file, split="train")
     assert [t["question"] for t in found] == ["What is 48 / 2?", "What is 48 + 24?", "What is 9 - 4?"]
-    assert tasks.gsm8k_tasks(file, split="train", max_digits=1) == [{"question": "What is 9 - 4?", "answer": "5"}]
+    assert gsm8k_tasks(file, split="train", max_digits=1) == [{"question": "What is 9 - 4?", "answer": "5"}]
     with pytest.raises(DatasetError, match=r"no integer calculation of one step.*heldout"):
-        tasks.gsm8k_tasks(file, split="heldout")
+        gsm8k_tasks(file, split="heldout")
     assert [t["answer"] for t in found] == ["24", "72", "5"]
 
 
 def test_gsm8k_errors_say_where(tmp_path):
+    gsm8k_tasks = runpy.run_path(str(EXAMPLE / "make_tasks.py"))["gsm8k_tasks"]
     with pytest.raises(DatasetError, match="cannot read GSM8K"):
-        tasks.gsm8k_tasks(tmp_path, split="train")
+        gsm8k_tasks(tmp_path, split="train")
     (tmp_path / "x.jsonl").write_text('{"answer": "<<1+1=2>>"}\n[]\n')
     with pytest.raises(DatasetError, match="line=2"):
-        tasks.gsm8k_tasks(tmp_path / "x.jsonl", split="train")
-    with pytest.raises(ConfigError, match="no split 'test'"):
-        tasks.gsm8k_tasks(tmp_path, split="test")  # type: ignore[arg-type]
+        gsm8k_tasks(tmp_path / "x.jsonl", split="train")
 
 
 def test_the_agents_calculators_solve_every_task():
@@ -317,9 +317,10 @@ def test_the_agents_calculators_solve_every_task():
 
 @pytest.mark.skipif(not GSM8K.is_dir(), reason=f"GSM8K is not in {GSM8K}; AGL_DATA names the folder that holds gsm8k/")
 def test_gsm8k_itself(tmp_path):
-    make_tasks = runpy.run_path(str(EXAMPLE / "make_tasks.py"))["main"]
-    train = tasks.gsm8k_tasks(GSM8K, split="train")
-    heldout = tasks.gsm8k_tasks(GSM8K, split="heldout")
+    example = runpy.run_path(str(EXAMPLE / "make_tasks.py"))
+    make_tasks, gsm8k_tasks = example["main"], example["gsm8k_tasks"]
+    train = gsm8k_tasks(GSM8K, split="train")
+    heldout = gsm8k_tasks(GSM8K, split="heldout")
     assert len(train) > 5000
     assert len(heldout) > 500
     assert not _pairs(train) & _pairs(heldout)

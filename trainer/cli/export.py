@@ -11,10 +11,10 @@ from typing import Any
 
 from agl.errors import ConfigError, ExportError
 from agl.trainer.http.aio import run_in_thread
-from agl.trainer.report.export.meter import Meter
 from agl.trainer.report.export.otlp import send
 from agl.trainer.report.export.rows import Record, RolloutFilter, record, records
 from agl.trainer.report.export.to_files import to_files
+from agl.trainer.report.progress import Progress
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
 from agl.trainer.store.location import find_store
@@ -62,9 +62,13 @@ def export_traces(
         if not total:
             raise ExportError("no rollout of this store fits", hint="agl trace ls shows those that there are")
         matches = _named(opened, rollouts) if which is None else records(opened, which, total)
-        with Meter(total, quiet=quiet) as meter:
-            facts = await send(matches, url, fields, sent=meter.add)
-        return facts | {"seconds": meter.seconds}
+        started, progress = time.monotonic(), Progress(not quiet, label="rollouts")
+        progress.began("export", 0, total)
+        try:
+            facts = await send(matches, url, fields, sent=progress.count)
+        finally:
+            progress.stop()
+        return facts | {"seconds": time.monotonic() - started}
 
     return _with_store(store, main)
 

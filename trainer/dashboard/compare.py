@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from agl.errors import DatasetError, NotStoredError
-from agl.trainer.evaluation.evaluation import RolloutQuery
+from agl.trainer.evaluation.policy_report import RolloutQuery
 from agl.trainer.report.statistics import mean_interval, sign_flip_test
 from agl.trainer.store.base import RolloutSummary, Store, TrainingRun
 

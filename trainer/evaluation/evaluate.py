@@ -24,7 +24,8 @@ from agl.errors import CheckpointError, ConfigError
 from agl.rewards.function import is_group_reward
 from agl.trainer.algorithms.baseline import Baseline
 from agl.trainer.engines.base import ServedModel
-from agl.trainer.evaluation.evaluation import Evaluation, RolloutQuery, Success
+from agl.trainer.evaluation.evaluation import Evaluation, Success
+from agl.trainer.evaluation.policy_report import RolloutQuery
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.local.config import policy_directory
 from agl.trainer.policies.frozen import FrozenPolicy

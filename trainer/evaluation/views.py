@@ -13,7 +13,8 @@ from agl.trainer.report import terminal
 from agl.trainer.report.markup import document, styled, table, text
 
 if TYPE_CHECKING:
-    from agl.trainer.evaluation.evaluation import Comparison, Estimate, Evaluation, Flip, PolicyReport
+    from agl.trainer.evaluation.evaluation import Comparison, Evaluation, Flip
+    from agl.trainer.evaluation.policy_report import Estimate, PolicyReport
 
 SHOWN_FLIPS = 50
 """How many tasks that flipped an HTML report shows in each direction."""

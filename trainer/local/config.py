@@ -65,7 +65,7 @@ class LearnerConfig:
         autocast: dtype that updates compute in; None = "bfloat16" on cuda and "float32" on CPU. A CPU with bfloat16
             instructions is about twice as fast with "bfloat16", at importance ratios that are off by half a percent.
         activation_checkpointing: keep only each layer's input for the backward pass, which computes the layer again: a
-            third more computation, a fraction of the memory (`agl.trainer.local.memory`), the same gradient.
+            third more computation, a fraction of the memory, the same gradient.
         seed: of the division into mini-batches and of adapter dropout.
     """
 

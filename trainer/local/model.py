@@ -104,6 +104,12 @@ def load_policy(
     return policy if lora is None else add_adapter(policy, lora, seed)
 
 
+def training_bytes(*models: Any) -> int:
+    """Bytes of the weights and, for those in training, of their float32 gradient and AdamW's two moments."""
+    weights = {id(p): p for model in models for p in model.parameters()}
+    return sum(p.nbytes + (12 * p.numel() if p.requires_grad else 0) for p in weights.values())
+
+
 def add_adapter(policy: LoadedPolicy, lora: LoraSpec, seed: int = 0) -> LoadedPolicy:
     """The same model with one more LoRA adapter, the last of `adapters`, which changes nothing yet.
 

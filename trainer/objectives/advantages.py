@@ -331,36 +331,13 @@ def relative(
     epsilon: float = 1e-6,
 ) -> FloatArray:
     """(value - mean) / (deviation + epsilon), float32 of the shape of `values`; without the division where
-    `normalize_std` is False (Dr. GRPO, arXiv 2503.20783)."""
-    centred = np.asarray(values, dtype=np.float64) - mean
-    return np.asarray(centred / (deviation + epsilon) if normalize_std else centred, dtype=np.float32)
+    `normalize_std` is False (Dr. GRPO, arXiv 2503.20783).
 
-
-def grpo_advantages(
-    returns_R: FloatArray64 | Sequence[float],
-    groups_R: Sequence[Hashable],
-    *,
-    normalize_std: bool = True,
-    epsilon: float = 1e-6,
-) -> FloatArray:
-    """Group-relative advantages: (return - mean of its group) / (standard deviation of its group + epsilon).
-
-    A rollout counts once, however many calls it made: pass one return per rollout and give the result to each of its
-    calls.
-
-    Args:
-        returns_R, groups_R: as in `group_statistics`, which raises the same errors.
-        normalize_std: False leaves the division out (Dr. GRPO, arXiv 2503.20783).
-        epsilon: keeps the division finite where all returns are equal.
-
-    Returns:
-        float32 [R].
-
-    Source: GRPO, arXiv 2402.03300, eq. 4, with the sample standard deviation (R - 1), as verl's
+    Source: GRPO, arXiv 2402.03300, eq. 4, with the sample standard deviation of `group_statistics`, as verl's
     `compute_grpo_outcome_advantage`.
     """
-    means_R, deviations_R = group_statistics(returns_R, groups_R)
-    return relative(returns_R, means_R, deviations_R, normalize_std=normalize_std, epsilon=epsilon)
+    centred = np.asarray(values, dtype=np.float64) - mean
+    return np.asarray(centred / (deviation + epsilon) if normalize_std else centred, dtype=np.float32)
 
 
 def leave_one_out(

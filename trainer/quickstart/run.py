@@ -14,7 +14,7 @@ from agl.extras import install_line
 from agl.trainer.evaluation.evaluation import Evaluation
 from agl.trainer.evaluation.views import percentages, sentences
 from agl.trainer.report import terminal
-from agl.trainer.report.curve import draw_curve
+from agl.trainer.report.curve import svg_curve
 
 GROUP_SIZE = 8
 BATCH_SIZE = 16
@@ -122,7 +122,8 @@ def run(
     heldout = arithmetic_tasks(HELDOUT_TASKS, seed=seed, split="heldout")
     result = trainer.fit(agent, train, heldout, resume=resume)
     seconds = time.monotonic() - started
-    curve = draw_curve(result.history, out / "curve.png", title="agl quickstart: a LangChain agent with a calculator")
+    curve = out / "curve.svg"
+    curve.write_text(svg_curve(result.history), encoding="utf-8")
     validations = [h["val/reward"] for h in result.history if "val/reward" in h]
     heldout_evaluation = Evaluation.of_result(result)
     rollout = _one_rollout(result.store)
@@ -164,7 +165,7 @@ def _clear(out: Path) -> None:
     """Delete the results of an earlier quickstart; only the policy that it starts from is kept."""
     for name in ("checkpoints", "policy"):
         shutil.rmtree(out / name, ignore_errors=True)
-    for file in (*out.glob("run.db*"), out / "curve.png"):
+    for file in (*out.glob("run.db*"), out / "curve.svg"):
         file.unlink(missing_ok=True)
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import operator
 import random
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from agl.errors import ConfigError, DatasetError
+from agl.errors import ConfigError
 
 Split = Literal["train", "heldout"]
 Task = dict[str, str]
@@ -20,7 +18,6 @@ OPERATORS = ("+", "-", "*", "/")
 HELDOUT_SHARE = 1 / 8
 
 _EXPRESSION = re.compile(r"\s{0,8}(-?[0-9]{1,18})\s{0,8}([-+*/])\s{0,8}(-?[0-9]{1,18})\s{0,8}")
-_ANNOTATION = re.compile(r"<<\s*(\d+)\s*([-+*/])\s*(\d+)\s*=\s*(\d+)\s*>>")
 _FUNCTIONS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add,
     "-": operator.sub,
@@ -92,58 +89,6 @@ def arithmetic_tasks(n: int, *, seed: int, split: Split) -> list[Task]:
         task = make_task(*random_problem(rng, split))
         tasks.setdefault(task["question"], task)
     return list(tasks.values())
-
-
-def gsm8k_tasks(path: str | Path, *, split: Split, max_digits: int = 4) -> list[Task]:
-    """The single-step integer calculations in GSM8K's `<<48/2=24>>` annotations, in order, each once.
-
-    Args:
-        path: a GSM8K `.jsonl` file, or the folder that holds `train.jsonl` and `test.jsonl`.
-        split: ours, by `split_of`, so that held-out tasks stay disjoint from every training task of this module.
-        max_digits: leave out calculations with a longer operand; the tiny policy has seen up to 4 digits.
-
-    Raises:
-        ConfigError: a split that does not exist.
-        DatasetError: no such file, a line that is not GSM8K, or no calculation of that kind.
-    """
-    _check_split(split)
-    root = Path(path)
-    files = [root / "train.jsonl", root / "test.jsonl"] if root.is_dir() else [root]
-    tasks: dict[str, Task] = {}
-    for file in files:
-        for a, op, b, result in _annotations(file):
-            exact = calculate(f"{a} {op} {b}") == str(result)
-            if exact and max(a, b) < 10**max_digits and split_of(a, b) == split:
-                task = make_task(a, op, b)
-                tasks.setdefault(task["question"], task)
-    if not tasks:
-        raise DatasetError("no integer calculation of one step found", hint="is this GSM8K?", path=root, split=split)
-    return list(tasks.values())
-
-
-def _annotations(file: Path) -> Iterable[tuple[int, str, int, int]]:
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DatasetError(
-            f"cannot read GSM8K: {error.strerror}", hint="name its folder or one of its .jsonl files", path=file
-        ) from error
-    for number, line in enumerate(lines, start=1):
-        try:
-            answer = json.loads(line)["answer"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise DatasetError(
-                "not a GSM8K line", hint='each line is {"question": ..., "answer": ...}', path=file, line=number
-            ) from error
-        for a, op, b, result in _ANNOTATION.findall(answer):
-            yield int(a), op, int(b), int(result)
-
-
-def write_jsonl(path: str | Path, tasks: Iterable[Mapping[str, Any]]) -> None:
-    """Write one task per line; missing folders are made."""
-    file = Path(path)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(task, ensure_ascii=False) + "\n" for task in tasks), encoding="utf-8")
 
 
 def _check_split(split: str) -> None:

@@ -167,10 +167,6 @@ class Rendering:
             return _ASSISTANT
         return self._model.fork_reason((role,), tools or role == "tool", history_has_system, reasoning)
 
-    def can_extend(self, role: str, tools: bool = False) -> bool:
-        """Whether a conversation without system message and reasoning is continued exactly at a message of `role`."""
-        return self.cannot_extend(role, tools) is None
-
     def response(self, prompt_ids: Ids, messages: Sequence[Message], answer: Message, tools: Tools = None) -> IntArray:
         """An answer that another model gave, as this one would have sampled it.
 

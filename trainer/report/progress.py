@@ -24,7 +24,7 @@ LINE_SECONDS = 2.0
 
 
 class Progress:
-    """Progress of one run: of its steps, or of its rollouts where nothing is trained.
+    """Progress of one run: of its steps, or of its rollouts where nothing is trained or they are exported.
 
     Args:
         enabled: False prints nothing.
@@ -80,12 +80,19 @@ class Progress:
 
     def rolled_out(self, result: RolloutResult) -> None:
         """A rollout ended."""
+        self.count(failed=result.error is not None)
+
+    def count(self, *, failed: bool = False) -> None:
+        """One more of the rollouts is done."""
         self._rollouts += 1
-        self._failed += result.error is not None
+        self._failed += failed
+        done, total = self._rollouts, self._expected
         if not self._steps:
-            self._measured()
-        elif self._bar is not None and self._rollouts % 8 == 0:
-            self._bar.update(self._task, facts=f"{self._facts} · {self._doing} {self._rollouts}/{self._expected}")
+            self._show(self.label or self._doing, done, total, f"failed {self._failed}" if self._failed else "")
+            if done == total:
+                self.stop()
+        elif self._bar is not None and done % 8 == 0:
+            self._bar.update(self._task, facts=f"{self._facts} · {self._doing} {done}/{total}")
 
     def _open(self, title: str, total: int, done: int = 0) -> None:
         self.stop()
@@ -103,18 +110,14 @@ class Progress:
             self._task = self._bar.add_task(escape(title), total=total, completed=done, facts="")
             self._bar.start()
 
-    def _measured(self) -> None:
-        """Show how many rollouts have ended, where nothing is trained."""
-        done, total = self._rollouts, self._expected
-        facts = f"failed {self._failed}" if self._failed else ""
+    def _show(self, title: str, done: int, total: int, facts: str, *, first: int = 0, important: bool = False) -> None:
+        now = time.monotonic()
         if self._bar is not None:
             self._bar.update(self._task, completed=done, facts=facts)
-            if done == total:
-                self.stop()
-        elif self.enabled and (time.monotonic() - self._last_line > LINE_SECONDS or done == total):
-            self._last_line = time.monotonic()
-            left = (self._last_line - self._started) / done * (total - done)
-            parts = [f"{self.label or self._doing} {done}/{total}", *filter(None, [facts]), f"ETA {_clock(left)}"]
+        elif self.enabled and (now - self._last_line > LINE_SECONDS or done == total or important):
+            self._last_line = now
+            left = round((now - self._started) / max(1, done - first) * max(0, total - done))
+            parts = [f"{title} {done}/{total}", *filter(None, [facts]), f"ETA {left // 60}:{left % 60:02d}"]
             self.console.print(" · ".join(parts))
 
     _facts = ""
@@ -144,13 +147,7 @@ class Progress:
     def advance(self, done: int, facts: Sequence[str], *, important: bool = False) -> None:
         """So many steps are done. `important`: a line is printed however little time has passed since the last."""
         self._facts = " · ".join(facts)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, facts=self._facts)
-        elif self.enabled and (time.monotonic() - self._last_line > LINE_SECONDS or done == self._steps or important):
-            self._last_line = time.monotonic()
-            elapsed = time.monotonic() - self._started
-            left = elapsed / max(1, done - self._first_step) * max(0, self._steps - done)
-            self.console.print(f"{self._unit} {done}/{self._steps} · {self._facts} · ETA {_clock(left)}")
+        self._show(self._unit, done, self._steps, self._facts, first=self._first_step, important=important)
 
     def note(self, text: str) -> None:
         """A line that stays."""
@@ -166,8 +163,3 @@ class Progress:
             self._bar.refresh()  # In a notebook its last state would not be drawn.
             self._bar.stop()
             self._bar = None
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"

@@ -1,6 +1,6 @@
 """The exploitability over training: as a picture, and as the table of the README.
 
-python -m examples.games.kuhn.curve      # from examples/games/kuhn/results, as `--save` keeps them
+python -m examples.games.kuhn.curve      # from examples/games/kuhn/results, as `--save` keeps them; needs matplotlib
 """
 
 from __future__ import annotations

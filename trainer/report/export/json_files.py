@@ -80,7 +80,8 @@ def _line(file: BinaryIO, value: Any) -> None:
 def to_json(value: Any, *, indent: bool = False) -> bytes:
     """`value` as strict JSON in UTF-8: NaN and infinities become null, lone surrogates stay escapes."""
     try:
-        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | (orjson.OPT_INDENT_2 if indent else 0))
+        options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indent else 0)
+        return orjson.dumps(value, option=options)
     except TypeError:
         # orjson refuses lone surrogates and integers above 64 bits, which are JSON too.
         return json.dumps(_plain(value), allow_nan=False, indent=2 if indent else None).encode()

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 import shutil
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -15,9 +16,9 @@ from typing import Any, Protocol, get_args
 from agl.errors import ConfigError, ExportError, nearest
 from agl.extras import require
 from agl.trainer.report.export.json_files import JsonLines, JsonTree
-from agl.trainer.report.export.meter import Meter
 from agl.trainer.report.export.parquet import Parquet
 from agl.trainer.report.export.rows import Record, RolloutFilter, records
+from agl.trainer.report.progress import Progress
 from agl.trainer.store.base import Mode, Store
 
 
@@ -34,7 +35,7 @@ class Writer(Protocol):
 
 
 def _massgen(folder: Path, *, tokens: bool) -> Writer:
-    """The writer of the distribution agl-massgen, which imports this one."""
+    # The distribution agl-massgen imports this module.
     require('the format "massgen"', "massgen")
     return importlib.import_module("agl_massgen.files").MassGenFiles(folder, tokens=tokens)
 
@@ -72,20 +73,24 @@ async def to_files(
     if not total:
         raise ExportError("no rollout of this store fits", hint="agl trace ls shows those that there are")
     counts: Counter[str] = Counter()
+    started, progress = time.monotonic(), Progress(not quiet, label="rollouts")
+    progress.began("export", 0, total)
     try:
-        with atomic_folder(out) as folder, Meter(total, quiet=quiet) as meter:
+        with atomic_folder(out) as folder:
             with contextlib.closing(FORMATS[format](folder, tokens=tokens)) as writer:
                 async for record in records(store, filter, total):
                     writer.add(record)
                     counts.update(rollouts=1, spans=len(record.spans), calls=len(record.calls))
-                    meter.add()
+                    progress.count()
             written = [p for p in folder.rglob("*") if p.is_file()]
             counts.update(files=len(written), bytes=sum(p.stat().st_size for p in written))
     except OSError as error:
         raise ExportError(
             f"cannot write the export: {error}", hint="choose a folder on a disk with free space, with --out", path=out
         ) from error
-    return {"out": str(out), "format": format, **counts, "seconds": meter.seconds}
+    finally:
+        progress.stop()
+    return {"out": str(out), "format": format, **counts, "seconds": time.monotonic() - started}
 
 
 @contextlib.contextmanager
