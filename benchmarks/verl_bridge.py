@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "verl")]
 
 BATCH, GROUP, TOKENS, PROMPT = 16, 8, 48, 160
 WARM = 2
@@ -65,7 +66,13 @@ def settings(device: str) -> dict[str, Any]:
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 128,
         "actor_rollout_ref.rollout.max_num_seqs": BATCH * GROUP,
     }
-    return {"trainer.checkpoint_callback_class": "verl_weighed.Weighed", "trainer.logger": ["console"], **small}
+    small |= {"trainer.checkpoint_callback_class": "verl_weighed.Weighed", "trainer.logger": ["console"]}
+    if device != "cpu":
+        return small
+    import verl_cpu.settings
+
+    os.environ.update(verl_cpu.settings.environment())
+    return {**verl_cpu.settings.config(), **small}
 
 
 def algorithm(model: Path, device: str, steps: int) -> Any:
@@ -111,13 +118,11 @@ def verls(model: Path, device: str, steps: int, directory: Path) -> list[dict[st
     directory.mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(rows), directory / "tasks.parquet")
     plan = algorithm(model, device, steps).plan
-    environment(plan)
-    from agl.trainer.verl.overrides import cpu_keys
-
+    environment()
     config = compose(
         plan,
         {
-            **cpu_keys(plan),
+            **settings(device),
             "data.train_files": str(directory / "tasks.parquet"), "data.val_files": str(directory / "tasks.parquet"),
             "data.dataloader_num_workers": 0, "reward.num_workers": 1,
             "reward.custom_reward_function.path": str(Path(__file__).resolve()),
@@ -132,7 +137,7 @@ def verls(model: Path, device: str, steps: int, directory: Path) -> list[dict[st
     async def run() -> list[dict[str, float]]:
         async with cluster.connection(ray_init(plan), gpus=total_gpus(plan)):
             env = runtime_env(plan)
-            env["env_vars"]["PYTHONPATH"] = str(HERE)
+            env["env_vars"]["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
             job = ray.remote(OwnLoop).options(num_cpus=1, runtime_env=env).remote()
             return await job.run.remote(config)
 

@@ -58,21 +58,22 @@ metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version_of_vllm}\nSumm
 (alias / "RECORD").write_text("".join(f"{alias.name}/{name},,\n" for name in ("METADATA", "INSTALLER", "RECORD")))
 EOF
 
-# The check: what a run imports, in the environment that a run has.
-"$python" - <<'EOF' || fail "the environment is not usable; see above"
+# The check: what a run imports, in the environment that a run has; verl's CPU platform is a plug-in of the tests.
+PYTHONPATH="$(dirname "$here")/tests/verl" "$python" - <<'EOF' || fail "the environment is not usable; see above"
 import os
 import warnings
 from importlib.metadata import version
 
-from agl.trainer.verl.cpu.settings import environment
+from verl_cpu.settings import environment
 
 os.environ.update(environment(), VLLM_LOGGING_LEVEL="ERROR", VERL_LOGGING_LEVEL="ERROR")
 warnings.simplefilter("ignore")
-import agl.trainer.verl.cpu.vllm_worker
+import agl.trainer.verl.bridge
 import transfer_queue
 import verl.trainer.main_ppo
 import verl.workers.engine_workers
 import verl.workers.rollout.vllm_rollout.vllm_async_server
+import verl_cpu.vllm_worker
 from verl.plugin.platform import get_platform
 from verl.workers.engine.base import EngineRegistry
 

@@ -419,12 +419,20 @@ def test_the_constant_of_dr_grpo_does_not_depend_on_micro_batches() -> None:
     assert at(config, f"{ACTOR}.loss_scale_factor") == 77
 
 
-def test_a_cpu_and_a_critic() -> None:
-    config = compose(short(device="cpu", adv_estimator="gae"), {})
-    assert at(config, f"{ACTOR}.strategy") == at(config, "critic.strategy") == "fsdp2"
+def test_a_critic_takes_the_actors_strategy() -> None:
+    config = compose(short(adv_estimator="gae", config={f"{ACTOR}.strategy": "fsdp2"}), {})
+    assert at(config, "critic.strategy") == "fsdp2"
     assert at(config, "critic.model.path") == "m"
-    with pytest.raises(ConfigError, match="does not run on a CPU"):
-        compose(short(device="cpu", config={f"{ACTOR}.strategy": "fsdp"}), {})
+
+
+def test_a_cpu_takes_a_plugin_of_verl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    with pytest.raises(ConfigError, match="verl needs a GPU") as raised:
+        compose(short(device="cpu"), {})
+    assert raised.value.hint is not None
+    assert "the embedded trainer runs on CPUs" in raised.value.hint
+    monkeypatch.setenv("VERL_PLATFORM", "agl-cpu")
+    assert at(compose(short(device="cpu"), {}), "trainer.device") == "cpu"
 
 
 def test_separate_gpus() -> None:

@@ -1,4 +1,4 @@
-"""What can be checked of verl's CPU stack without it: script, pinned set and extras agree; the plug-in stays apart."""
+"""What can be checked of verl's CPU stack without it: script, pinned set and extras agree; verl takes the plug-in."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from paths import ROOT
 
-from agl.trainer.verl.cpu import settings
+sys.path.append(str(ROOT / "tests/verl"))
+from verl_cpu import settings
 
 SCRIPT = ROOT / "deploy/verl-cpu.sh"
 PINNED = ROOT / "deploy/constraints-verl-cpu.txt"
-PLUGIN = ROOT / "trainer/verl/cpu"
+PLUGIN = ROOT / "tests/verl/verl_cpu"
 EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
     "optional-dependencies"
 ]
@@ -87,44 +89,12 @@ def test_the_script_says_what_is_wrong(tmp_path: Path, arguments: tuple[str, ...
     assert not any(tmp_path.iterdir())
 
 
-def test_only_settings_name_the_plugin() -> None:
-    """verl and vLLM import it, by the names in the settings: a run on GPUs never does."""
-    modules = {file.stem for file in PLUGIN.glob("*.py")} - {"__init__", "settings"}
-    for folder in ("core", "adapters", "trainer"):
-        for file in (ROOT / folder).rglob("*.py"):
-            if PLUGIN in file.parents:
-                continue
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-                names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-                if isinstance(node, ast.ImportFrom):
-                    names += [f"{node.module}.{alias.name}" for alias in node.names]
-                assert not any(
-                    name.startswith(f"agl.trainer.verl.cpu.{module}") for name in names for module in modules
-                )
-
-
 def test_the_settings_import_nothing_heavy() -> None:
-    program = (
-        "import sys, agl.trainer.verl.cpu.settings; print([m for m in ('torch', 'verl', 'ray') if m in sys.modules])"
+    program = "import sys, verl_cpu.settings; print([m for m in ('torch', 'verl', 'ray', 'agl') if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=PLUGIN.parent, capture_output=True, text=True, check=True, timeout=60
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
-
-
-def test_what_the_settings_name_is_there() -> None:
-    named = [
-        settings.environment()["VERL_USE_EXTERNAL_MODULES"],
-        settings.overrides(2, separate=True)["actor_rollout_ref"]["rollout"]["checkpoint_engine"][
-            "custom_backend_module"
-        ],
-    ]
-    extension = settings.overrides()["actor_rollout_ref"]["rollout"]["engine_kwargs"]["vllm"]["worker_extension_cls"]
-    module, name = extension.rsplit(".", 1)
-    for dotted in (*named, module):
-        assert (ROOT / dotted.replace("agl.trainer", "trainer", 1).replace(".", "/")).with_suffix(".py").is_file()
-    tree = ast.parse((PLUGIN / f"{module.rsplit('.', 1)[1]}.py").read_text(encoding="utf-8"))
-    assert name in {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def test_verl_takes_the_platform_as_its_own() -> None:
@@ -133,19 +103,45 @@ def test_verl_takes_the_platform_as_its_own() -> None:
     program = """
 import os
 import sys
-sys.path.append(sys.argv[1])
-from agl.trainer.verl.cpu.settings import environment
+from verl_cpu.settings import environment
 os.environ.update(environment())
-__import__(sys.argv[2])
+__import__(sys.argv[1])
 from verl.plugin.platform import get_platform
 from verl.utils.device import get_torch_device
 platform = get_platform()
-assert type(platform).__module__ == "agl.trainer.verl.cpu.platform", platform
+assert type(platform).__module__ == "verl_cpu.platform", platform
 platform.synchronize()
 assert get_torch_device().mem_get_info()[1] > 0
 """
-    for first in ("verl", "agl.trainer.verl.cpu.platform"):
+    for first in ("verl", "verl_cpu.platform"):
         done = subprocess.run(
-            [sys.executable, "-c", program, str(ROOT), first], capture_output=True, text=True, timeout=120
+            [sys.executable, "-c", program, first], cwd=PLUGIN.parent, capture_output=True, text=True, timeout=120
         )
         assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_what_the_settings_name_is_there() -> None:
+    config, named = settings.config(2, separate=True), [settings.environment()["VERL_USE_EXTERNAL_MODULES"]]
+    named.append(config["actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module"])
+    module, name = settings.vllm()["worker_extension_cls"].rsplit(".", 1)
+    for dotted in (*named, module):
+        assert (PLUGIN.parent / dotted.replace(".", "/")).with_suffix(".py").is_file()
+    tree = ast.parse((PLUGIN / f"{module.rsplit('.', 1)[1]}.py").read_text(encoding="utf-8"))
+    assert name in {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def test_verl_composes_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every key is one that verl has, or takes where its schema is open; nothing is refused as without effect."""
+    pytest.importorskip("hydra")
+    pytest.importorskip("verl")
+    from agl.trainer.verl.config.compose import compose
+    from agl.trainer.verl.config.plan import read
+    from agl.trainer.verl.config.shorthand import expand
+
+    monkeypatch.setenv("VERL_PLATFORM", settings.PLATFORM)
+    for estimator, mode in (("gae", "sync"), ("grpo", "separate_async")):
+        separate = mode == "separate_async"
+        common: Any = {"model": "m", "steps": 1, "adv_estimator": estimator, "mode": mode}
+        common |= {"rollout_gpus": 1} if separate else {}
+        config = settings.config(2, separate=separate, critic=estimator == "gae")
+        assert compose(read({**expand(common), **config}), {}).trainer.device == "cpu"

@@ -72,7 +72,7 @@ TRAIN = textwrap.dedent('''
     if __name__ == "__main__":
         where, algorithm, trainer = map(json.loads, sys.argv[1:])
         tasks = [json.loads(line) for line in Path("tasks.jsonl").read_text().splitlines()]
-        made = agl.VERL({}, backend="cluster", **algorithm) if where == "verl" else agl.GRPO(**algorithm)
+        made = agl.VERL(backend="cluster", **algorithm) if where == "verl" else agl.GRPO(**algorithm)
         result = agl.Trainer(made, progress=False, **trainer).fit("agent.py:agent", tasks, resume=True)
         facts = {"run_id": result.run_id, "checkpoint": str(result.checkpoint), "history": result.history}
         Path("result.json").write_text(json.dumps(facts))
@@ -271,13 +271,18 @@ class Chaos:
     def _training(self, store_url: str, port: int) -> list[str]:
         """The command that trains, and goes on with the run where there is one."""
         plan = self.plan
-        algorithm = {
+        algorithm: dict[str, Any] = {
             "model": str(self.model), "steps": plan.steps, "batch_size": plan.batch_size,
             "group_size": plan.group_size, "max_response_tokens": 8, "learning_rate": 1e-3, "device": "cpu",
         }  # fmt: skip
         trainer = {"store": store_url, "seed": plan.seed, "max_attempts": 10, "timeout": 60}
         if plan.where in ("process", "verl"):
             runners = {"runners": "process"} if plan.where == "process" else {}
+            if plan.where == "verl":
+                from verl_cpu import settings
+
+                os.environ.update(settings.environment())
+                algorithm["config"] = settings.config()
             trainer |= {"n_workers": plan.workers, "directory": "run", **runners}
             return [sys.executable, "train.py", *map(json.dumps, (plan.where, algorithm, trainer))]
         remote = ["--port", str(port), "--silent-seconds", "12"]

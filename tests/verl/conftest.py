@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from agl.trainer.verl.cpu.settings import environment
-
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from verl_cpu.settings import environment  # noqa: E402
+
 if any(find_spec(name) is None for name in ("verl", "vllm", "ray", "transfer_queue")):
     collect_ignore_glob = ["test_*.py"]
 else:
     # verl looks for platforms as it is first imported, whichever test does that.
     os.environ.update(environment())
-sys.path.insert(0, str(HERE))
 
 
 @pytest.fixture(scope="session")
@@ -37,10 +38,9 @@ def cluster() -> Iterator[None]:
     """A Ray that is not the run's own, so that it must be left as it was found."""
     import ray
 
-    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     ray.init(
         address="local", num_gpus=2, num_cpus=16, include_dashboard=False, log_to_driver=False,
-        logging_level=logging.ERROR, runtime_env={"env_vars": {**environment(), "PYTHONPATH": path}},
+        logging_level=logging.ERROR, runtime_env={"env_vars": environment()},
     )  # fmt: skip
     yield
     ray.shutdown()

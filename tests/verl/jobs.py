@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from verl_cpu import settings
+
 import agl
 from agl.adapters.langchain import wrap
 from agl.trainer.quickstart.agent import build_agent
@@ -21,12 +23,16 @@ SMALL = {
 
 
 def algorithm(model: Path, config: Mapping[str, Any] | None = None, **common: Any) -> agl.VERL:
-    """The quickstart's numbers, sampled at temperature 1 in validation too."""
-    given = dict(
-        model=str(model), group_size=8, batch_size=16, learning_rate=5e-4, device="cpu", max_prompt_tokens=208,
+    """The quickstart's numbers, sampled at temperature 1 in validation too; on the CPU."""
+    options = dict(
+        model=str(model), group_size=8, batch_size=16, learning_rate=5e-4, max_prompt_tokens=208,
         max_response_tokens=48, val_temperature=1.0,
+    ) | common  # fmt: skip
+    cpu = settings.config(
+        common.get("gpus", 1) + common.get("rollout_gpus", 0), separate=common.get("mode") == "separate_async",
+        critic=common.get("adv_estimator") == "gae",
     )  # fmt: skip
-    return agl.VERL({**SMALL, **(config or {})}, backend="cluster", **{**given, **common})
+    return agl.VERL({**cpu, **SMALL, **(config or {})}, backend="cluster", **options)
 
 
 def train(agent: Any, algorithm: agl.VERL, directory: Path, *, resume: bool = False, heldout: int = HELDOUT,

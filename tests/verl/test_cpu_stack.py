@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from untrained import make_untrained
-
-from agl.trainer.verl.cpu.settings import environment
+from verl_cpu.settings import environment
 
 PROMPTS = [[7, 8, 9, 10, 11], [20, 21, 22], [30] * 17]
 
@@ -40,14 +39,14 @@ def test_vllm_takes_weights_again_and_again(tmp_path: Path) -> None:
         from transformers import AutoModelForCausalLM
         from vllm import LLM, SamplingParams
         from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
-        from agl.trainer.verl.cpu.settings import overrides
+        from verl_cpu.settings import vllm
 
         directory, prompts = sys.argv[1], json.loads(sys.argv[2])
         os.environ["VERL_RAY_JOB_ID"] = f"test-{os.getpid()}"  # part of the socket's name
         llm = LLM(
             directory, dtype="float32", enforce_eager=True, max_model_len=64, kv_cache_memory_bytes=2**26,
             enable_prefix_caching=False,
-            **overrides()["actor_rollout_ref"]["rollout"]["engine_kwargs"]["vllm"],
+            **vllm(),
         )
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
 
@@ -88,7 +87,7 @@ def test_weights_travel_over_gloo() -> None:
     program = """
         import asyncio, multiprocessing, sys
         import torch
-        from agl.trainer.verl.cpu.separate_async import Endpoint, GlooCheckpointEngine
+        from verl_cpu.separate_async import Endpoint, GlooCheckpointEngine
 
         def weights(step):
             generator = torch.Generator().manual_seed(step)
@@ -137,7 +136,7 @@ def test_a_saved_policy_does_not_change_with_the_model() -> None:
         import os
         import torch
         import torch.distributed as dist
-        import agl.trainer.verl.cpu.separate_async
+        import verl_cpu.separate_async
         from torch.distributed.fsdp import fully_shard
         from verl.utils import fsdp_utils
 

@@ -30,14 +30,13 @@ def engine(cluster, tmp_path_factory, runner):
 
     from agl.trainer.verl.cluster import placement_groups, release_placement_groups
     from agl.trainer.verl.config.compose import compose
-    from agl.trainer.verl.overrides import cpu_keys
 
     model = write_suite_model(tmp_path_factory.mktemp("suite-model"))
     plan = algorithm(model, steps=1, max_prompt_tokens=CONTEXT - 56, max_response_tokens=56).plan
     rollout = "actor_rollout_ref.rollout"
     own = {f"{rollout}.nnodes": 1, f"{rollout}.n_gpus_per_node": 1, f"{rollout}.load_format": "auto"}
     before = placement_groups()
-    manager = LLMServerManager.create(config=compose(plan, {**cpu_keys(plan), **own}))
+    manager = LLMServerManager.create(config=compose(plan, own))
     yield VerlEngine(manager.get_client(), CONTEXT, vocabulary=VOCABULARY, seeds=True)
     for server in manager.server_handles:
         ray.kill(server)

@@ -95,7 +95,7 @@ class VERL:
 
     def _bridge(self) -> Any:
         """The module that trains on the cluster. TransferQueue, imported with it, reads the environment at import."""
-        environment(self.plan)
+        environment()
         return importlib.import_module("agl.trainer.verl.bridge")
 
     def _begin(self, run: Run) -> None:

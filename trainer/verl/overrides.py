@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agl.trainer.run.checkpoints import checkpoints_folder
 from agl.trainer.verl.config.checks import PER_CALL
-from agl.trainer.verl.config.plan import ACTOR, ROLLOUT, Plan, flatten
-from agl.trainer.verl.cpu import settings as cpu
+from agl.trainer.verl.config.plan import ACTOR, ROLLOUT, Plan
 
 if TYPE_CHECKING:
     from agl.trainer.run.run import Run
@@ -19,7 +18,7 @@ ESTIMATOR = "agl"
 _RUNTIME_ENV = "runtime_env."
 
 
-def environment(plan: Plan) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Set what verl and TransferQueue read from the environment when they are imported.
 
     Returns:
@@ -30,8 +29,6 @@ def environment(plan: Plan) -> dict[str, str]:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARN")
     ours = {name: os.environ[name] for name in ("TQ_NUM_THREADS", "VLLM_LOGGING_LEVEL")}
     ours["TRANSFER_QUEUE_ENABLE"] = "1"
-    if plan.device == "cpu":
-        ours |= cpu.environment()
     os.environ.update(ours)
     return ours
 
@@ -47,11 +44,8 @@ def total_gpus(plan: Plan) -> int:
 
 def ray_init(plan: Plan) -> dict[str, Any]:
     """`ray.init`'s arguments for a Ray that is started for the run."""
-    options: dict[str, Any] = {}
     prefix = "ray_kwargs.ray_init."
-    if plan.device == "cpu":
-        options |= {k.removeprefix(prefix): v for k, v in flatten(_cpu_overrides(plan)).items() if prefix in k}
-    options |= {k.removeprefix(prefix): v for k, v in plan.settings.items() if k.startswith(prefix) and v is not None}
+    options = {k.removeprefix(prefix): v for k, v in plan.settings.items() if k.startswith(prefix) and v is not None}
     return {"include_dashboard": False, **{k: v for k, v in options.items() if not k.startswith(_RUNTIME_ENV)}}
 
 
@@ -61,7 +55,7 @@ def runtime_env(plan: Plan) -> dict[str, Any]:
     options = {k.removeprefix(prefix): v for k, v in plan.settings.items() if k.startswith(prefix) and v is not None}
     variables = {k.removeprefix("env_vars."): str(v) for k, v in options.items() if k.startswith("env_vars.")}
     others = {k: v for k, v in options.items() if not k.startswith("env_vars.")}
-    return {**others, "env_vars": {**_defaults(plan), **environment(plan), **variables}}
+    return {**others, "env_vars": {**_defaults(plan), **environment(), **variables}}
 
 
 def _defaults(plan: Plan) -> dict[str, str]:
@@ -114,16 +108,4 @@ def bridge_overrides(run: Run, plan: Plan, *, first_step: int) -> Mapping[str, A
     contents = f"{ACTOR}.checkpoint.save_contents"
     if contents not in plan.settings:
         keys[contents] = ["model", "optimizer", "extra", "hf_model"]
-    return {**cpu_keys(plan), **keys}
-
-
-def _cpu_overrides(plan: Plan) -> dict[str, Any]:
-    return cpu.overrides(total_gpus(plan), separate=plan.mode == "separate_async")
-
-
-def cpu_keys(plan: Plan) -> dict[str, Any]:
-    """Dotted keys that a run on the CPU needs, and those that make it start faster unless the user sets them."""
-    if plan.device != "cpu":
-        return {}
-    faster = {k: v for k, v in flatten(cpu.defaults()).items() if k not in plan.settings}
-    return {**faster, **flatten(_cpu_overrides(plan))}
+    return keys

@@ -72,7 +72,6 @@ DEFAULTS: tuple[Default, ...] = (
     Default(f"{ROLLOUT}.tensor_model_parallel_size", lambda p, get: 1, "verl's default, 2, does not fit one GPU"),
     Default(f"{ACTOR}.ppo_mini_batch_size", lambda p, get: p.mini_batch_size,
             "verl's default, 256, may exceed the batch"),
-    Default(f"{ACTOR}.strategy", lambda p, get: "fsdp2" if p.device == "cpu" else None, "FSDP1 needs an accelerator"),
     Default(f"{ACTOR}.ppo_micro_batch_size_per_gpu",
             lambda p, get: get(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"), _AS_ACTOR),
     Default(f"{ACTOR}.use_dynamic_bsz",

@@ -19,7 +19,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # pyright
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from verl.utils import fsdp_utils
 
-from agl.trainer.verl.cpu.settings import CHECKPOINT_BACKEND
+from verl_cpu.settings import CHECKPOINT_BACKEND
 
 _TIMEOUT = timedelta(minutes=5)
 _END = b""

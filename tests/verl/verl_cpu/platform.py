@@ -14,8 +14,8 @@ from typing import Any
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
-from agl.trainer.verl.cpu import device, distributed, value_model
-from agl.trainer.verl.cpu.settings import PLATFORM
+from verl_cpu import device, distributed, value_model
+from verl_cpu.settings import PLATFORM
 
 
 @PlatformRegistry.register(platform=PLATFORM)
