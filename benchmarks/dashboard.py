@@ -36,7 +36,8 @@ from agl.trainer.dashboard.sources import Source
 from agl.trainer.http.auth import Keys
 from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
 from agl.trainer.store import open_store
-from agl.trainer.store.base import NewRollout, Store, TrainedCall, TrainingRun
+from agl.trainer.store.base import Store
+from agl.trainer.store.types import NewRollout, TrainedCall, TrainingRun
 
 RUN = "run-synthetic"
 GROUP, TOKENS, METRICS = 10, 60, 40

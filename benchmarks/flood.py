@@ -61,7 +61,7 @@ async def _serve(pipe: Any) -> None:
     from agl.trainer.quickstart.tokenizer import build_tokenizer
     from agl.trainer.rendering.rendering import Rendering
     from agl.trainer.store import open_store
-    from agl.trainer.store.base import NewRollout
+    from agl.trainer.store.types import NewRollout
 
     tokenizer = build_tokenizer()
     engine = Instant(tokenizer)

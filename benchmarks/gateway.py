@@ -140,7 +140,7 @@ async def gateway(engine: Any, rendering: Any) -> AsyncIterator[tuple[str, str]]
     from agl.trainer.gateway.gateway import Gateway
     from agl.trainer.gateway.server import GatewayServer
     from agl.trainer.store import open_store
-    from agl.trainer.store.base import NewRollout
+    from agl.trainer.store.types import NewRollout
 
     with tempfile.TemporaryDirectory() as directory:
         store = await open_store(f"sqlite:///{directory}/bench.db")

@@ -106,7 +106,7 @@ async def serve(processes: int) -> None:
     from agl.trainer.quickstart.tokenizer import build_tokenizer
     from agl.trainer.rendering.rendering import Rendering
     from agl.trainer.store import open_store
-    from agl.trainer.store.base import NewRollout
+    from agl.trainer.store.types import NewRollout
 
     tokenizer = build_tokenizer()
     async with contextlib.AsyncExitStack() as stack:

@@ -29,7 +29,8 @@ from agl import semconv
 from agl.mdp.spans import Span
 from agl.mdp.types import Call, float_array, int_array
 from agl.trainer.store import open_store
-from agl.trainer.store.base import NewRollout, Store, TrainedCall, TrainingRun
+from agl.trainer.store.base import Store
+from agl.trainer.store.types import NewRollout, TrainedCall, TrainingRun
 
 RUN = "run-long"
 OTHERS, ROLLOUTS, TABLE, GROUP, TURNS, METRICS = 20, 100, 128, 8, 3, 40

@@ -25,7 +25,7 @@ import numpy as np
 import agl
 from agl.trainer.memory.ranking import Hybrid, Query, find
 from agl.trainer.store import open_store
-from agl.trainer.store.base import MemoryEntry
+from agl.trainer.store.types import MemoryEntry
 
 DRINKS = ("tea", "milk", "water", "cocoa", "juice", "coffee", "cider", "lemonade")
 

@@ -84,7 +84,7 @@ async def measured(turns: int, tokens: int) -> dict[str, Any]:
     from agl.trainer.quickstart.tokenizer import build_tokenizer
     from agl.trainer.rendering.rendering import Rendering
     from agl.trainer.store import open_store
-    from agl.trainer.store.base import NewRollout
+    from agl.trainer.store.types import NewRollout
 
     tokenizer = build_tokenizer()
     words = max(1, round((tokens / turns - SAMPLED - 8) / len(tokenizer.encode(WORDS))))

@@ -63,7 +63,7 @@ class Agl:
         self.store = await open_store(self.url)
 
     async def enqueue(self, count: int) -> None:
-        from agl.trainer.store.base import NewRollout
+        from agl.trainer.store.types import NewRollout
 
         await self.store.enqueue_rollouts([NewRollout(TASK) for _ in range(count)])
 

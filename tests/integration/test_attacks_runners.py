@@ -39,8 +39,8 @@ from agl.trainer.runners.remote.client import CoordinatorClient
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
 from agl.trainer.runners.remote.worker import run_worker
 from agl.trainer.store import open_store
-from agl.trainer.store.base import NewRollout, RolloutConfig
 from agl.trainer.store.http.client import HttpStore
+from agl.trainer.store.types import NewRollout, RolloutConfig
 
 SPY = """
 import json, os, pathlib, re, sys, urllib.error, urllib.request

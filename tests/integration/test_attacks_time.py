@@ -31,7 +31,8 @@ from agl.trainer.http.limits import Limits
 from agl.trainer.runners.protocol import Lease
 from agl.trainer.runners.store_coordinator import StoreCoordinator
 from agl.trainer.store import open_store
-from agl.trainer.store.base import NewRollout, RolloutConfig, Store
+from agl.trainer.store.base import Store
+from agl.trainer.store.types import NewRollout, RolloutConfig
 
 pytestmark = pytest.mark.slow
 HOUR = 3600.0

@@ -32,8 +32,8 @@ from agl.trainer.report.terminal import console
 from agl.trainer.runners.remote.client import CoordinatorClient
 from agl.trainer.service.server import serving as serve_service
 from agl.trainer.store import open_store
-from agl.trainer.store.base import NewRollout, RolloutConfig
 from agl.trainer.store.http.client import HttpStore
+from agl.trainer.store.types import NewRollout, RolloutConfig
 
 SECONDS = 60.0
 

@@ -17,7 +17,7 @@ from paths import pythonpath
 from processes import free_port
 
 from agl.trainer.store import open_store
-from agl.trainer.store.base import Rollout
+from agl.trainer.store.types import Rollout
 
 PROGRAM = """
 import os, socket, sys

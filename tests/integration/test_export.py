@@ -36,7 +36,8 @@ from agl.trainer.report.export.json_files import file_name, to_json
 from agl.trainer.report.export.rows import RolloutFilter
 from agl.trainer.report.export.to_files import to_files
 from agl.trainer.store import open_store
-from agl.trainer.store.base import NewRollout, Store, TrainedCall
+from agl.trainer.store.base import Store
+from agl.trainer.store.types import NewRollout, TrainedCall
 from agl_massgen.files import read_traces
 
 START = 1_795_000_000.25

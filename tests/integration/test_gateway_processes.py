@@ -34,7 +34,7 @@ from agl.trainer.runners.remote.worker import run_worker
 from agl.trainer.service import server
 from agl.trainer.service.client import client_agent
 from agl.trainer.store import open_store
-from agl.trainer.store.base import NewRollout
+from agl.trainer.store.types import NewRollout
 
 
 @pytest.fixture(autouse=True)

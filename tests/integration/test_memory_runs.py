@@ -24,7 +24,7 @@ from agl.trainer.run.run import Run
 from agl.trainer.run.workplace import Workplace
 from agl.trainer.runners.remote.worker import run_worker
 from agl.trainer.store import open_store
-from agl.trainer.store.base import MemoryEntry
+from agl.trainer.store.types import MemoryEntry
 
 RUNNERS = ["local", "process", pytest.param("ray", marks=pytest.mark.slow)]
 

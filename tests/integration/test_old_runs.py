@@ -18,7 +18,7 @@ from agl.trainer.quickstart.agent import build_agent
 from agl.trainer.quickstart.tasks import arithmetic_tasks
 from agl.trainer.run.history import import_history
 from agl.trainer.store import open_store
-from agl.trainer.store.base import Metric, TrainingRun
+from agl.trainer.store.types import Metric, TrainingRun
 
 ARCHIVE = Path(__file__).parents[1] / "data" / "run-0.1.tar.xz"
 HISTORY = [

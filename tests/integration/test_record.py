@@ -18,7 +18,7 @@ from agl.errors import AglError, StoreError
 from agl.trainer.report.progress import Progress
 from agl.trainer.run.recorder import Recorder, json_settings
 from agl.trainer.store import open_store
-from agl.trainer.store.base import TrainingRun
+from agl.trainer.store.types import TrainingRun
 
 ARCHIVE = Path(__file__).parents[1] / "data" / "run-0.1.tar.xz"
 TASKS = [{"n": n} for n in range(8)]

@@ -33,7 +33,8 @@ from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
 from agl.trainer.runners.remote.serialization import METHODS, selection_to_json
 from agl.trainer.runners.remote.worker import run_worker
 from agl.trainer.store import open_store
-from agl.trainer.store.base import NewRollout, RolloutConfig, Store
+from agl.trainer.store.base import Store
+from agl.trainer.store.types import NewRollout, RolloutConfig
 
 
 class ServedPolicy:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from agl.mdp.spans import Span
 from agl.trainer.cli.app import app
 from agl.trainer.store import open_store
-from agl.trainer.store.base import NewRollout
+from agl.trainer.store.types import NewRollout
 
 
 def fill(url: str) -> None:

@@ -26,7 +26,8 @@ from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Event, Span
 from agl.mdp.types import Call, Reward, float_array, int_array
 from agl.trainer.store import open_store
-from agl.trainer.store.base import (
+from agl.trainer.store.base import Store
+from agl.trainer.store.types import (
     ATTEMPT_TERMINAL,
     ATTEMPT_TRANSITIONS,
     NO_RUN,
@@ -40,7 +41,6 @@ from agl.trainer.store.base import (
     Rollout,
     RolloutConfig,
     RolloutSummary,
-    Store,
     TrainedCall,
     TrainingRun,
 )

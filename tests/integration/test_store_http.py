@@ -23,10 +23,11 @@ from agl.errors import ConfigError, StoreError
 from agl.mdp.spans import Span
 from agl.trainer.http.auth import Keys
 from agl.trainer.store import open_store
-from agl.trainer.store.base import NewRollout, RolloutConfig, Store
+from agl.trainer.store.base import Store
 from agl.trainer.store.http import protocol
 from agl.trainer.store.http.client import HttpStore
 from agl.trainer.store.http.server import StoreServer
+from agl.trainer.store.types import NewRollout, RolloutConfig
 
 
 def span(rollout_id: str, number: int, attempt: int = 1) -> Span:

@@ -29,19 +29,13 @@ from postgres import Server
 
 from agl.errors import StoreError
 from agl.trainer.store import open_store
-from agl.trainer.store.base import (
-    ATTEMPT_TERMINAL,
-    ATTEMPT_TRANSITIONS,
-    ROLLOUT_TERMINAL,
-    NewRollout,
-    RolloutConfig,
-    Store,
-)
+from agl.trainer.store.base import Store
 from agl.trainer.store.sql.clock import Clock
 from agl.trainer.store.sql.dialect import Dialect
 from agl.trainer.store.sql.postgres import Postgres
 from agl.trainer.store.sql.sqlite import Sqlite
 from agl.trainer.store.sql.store import SqlStore
+from agl.trainer.store.types import ATTEMPT_TERMINAL, ATTEMPT_TRANSITIONS, ROLLOUT_TERMINAL, NewRollout, RolloutConfig
 
 DATABASES = ["sqlite", "postgresql"]
 

@@ -16,10 +16,10 @@ from postgres import Server, private_server, require
 from agl.errors import ConfigError, StoreError, StoreVersionError
 from agl.mdp.spans import Span
 from agl.trainer.store import open_store
-from agl.trainer.store.base import NewRollout
 from agl.trainer.store.sql import database, rollouts, schema
 from agl.trainer.store.sql import postgres as dialect
 from agl.trainer.store.sql.postgres import Postgres
+from agl.trainer.store.types import NewRollout
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ WRITER = """
 import asyncio, itertools, sys
 from agl.mdp.spans import Span
 from agl.trainer.store import open_store
-from agl.trainer.store.base import NewRollout
+from agl.trainer.store.types import NewRollout
 async def write(store, lane):
     for n in itertools.count():
         name = f"{lane}-{n}"

@@ -22,12 +22,13 @@ from agl.errors import ConfigError, StoreError, StoreVersionError
 from agl.mdp.spans import Span
 from agl.mdp.types import Call, float_array, int_array
 from agl.trainer.store import open_store
-from agl.trainer.store.base import Metric, NewRollout, Store, TrainedCall, TrainingRun
+from agl.trainer.store.base import Store
 from agl.trainer.store.sql import schema, sqlite
 from agl.trainer.store.sql.database import Database
 from agl.trainer.store.sql.dialect import MEMORY
 from agl.trainer.store.sql.sqlite import Sqlite
 from agl.trainer.store.sql.store import SqlStore
+from agl.trainer.store.types import Metric, NewRollout, TrainedCall, TrainingRun
 
 
 @pytest.fixture
@@ -437,7 +438,8 @@ WRITER = """
 import asyncio, itertools, sys
 from agl.mdp.spans import Span
 from agl.trainer.store import open_store
-from agl.trainer.store.base import Metric, NewRollout, Store, TrainedCall, TrainingRun
+from agl.trainer.store.base import Store
+from agl.trainer.store.types import Metric, NewRollout, TrainedCall, TrainingRun
 async def write(store, lane):
     for n in itertools.count():
         name = f"{lane}-{n}"

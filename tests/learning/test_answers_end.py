@@ -14,7 +14,7 @@ from learning_agents import KEY, URL
 import agl
 from agl.mdp.types import Call
 from agl.trainer.store import open_store
-from agl.trainer.store.base import Rollout, TrainedCall
+from agl.trainer.store.types import Rollout, TrainedCall
 
 pytestmark = [pytest.mark.slow, pytest.mark.night]
 

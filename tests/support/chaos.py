@@ -32,7 +32,8 @@ from agl.errors import AglError
 from agl.mdp.spans import Span
 from agl.trainer.run.batches import Batches
 from agl.trainer.store import open_store
-from agl.trainer.store.base import NewRollout, Rollout, Store
+from agl.trainer.store.base import Store
+from agl.trainer.store.types import NewRollout, Rollout
 
 AGENT = textwrap.dedent('''
     """Asks twice; its reward is a function of what the policy said, so that it can be worked out again."""

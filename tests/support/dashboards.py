@@ -20,7 +20,8 @@ from agl.trainer.dashboard.sources import find_sources
 from agl.trainer.http.auth import Keys
 from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
 from agl.trainer.store import open_store
-from agl.trainer.store.base import Rollout, Store
+from agl.trainer.store.base import Store
+from agl.trainer.store.types import Rollout
 
 MARKUP = "<script>fetch('http://evil.test/')</script><img src=x onerror=\"document.title='owned'\">"
 CONTROL = "\x1b[2J\x1b]0;owned\x07\u202egnp.exe\u2066"

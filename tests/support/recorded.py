@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agl.trainer.store import open_store
-from agl.trainer.store.base import Metric, RolloutSummary, TrainingRun
+from agl.trainer.store.types import Metric, RolloutSummary, TrainingRun
 
 
 async def record(url: str) -> tuple[TrainingRun, list[Metric], list[RolloutSummary]]:

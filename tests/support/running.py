@@ -12,7 +12,7 @@ from scripted import ScriptedRollouts
 
 import agl
 from agl.trainer.store import open_store
-from agl.trainer.store.base import Attempt
+from agl.trainer.store.types import Attempt
 
 
 def say(llm: agl.LLM, text: str) -> str:

@@ -29,7 +29,8 @@ from agl.trainer.run.results import require_some
 from agl.trainer.run.run import Run
 from agl.trainer.run.workplace import Workplace
 from agl.trainer.store import open_store
-from agl.trainer.store.base import NewRollout, Store
+from agl.trainer.store.base import Store
+from agl.trainer.store.types import NewRollout
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI

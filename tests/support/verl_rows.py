@@ -5,7 +5,7 @@ from __future__ import annotations
 from agl.mdp.builder import AttemptTrajectory
 from agl.mdp.types import Trajectory
 from agl.trainer.runners.protocol import RolloutResult
-from agl.trainer.store.base import Rollout, RolloutConfig
+from agl.trainer.store.types import Rollout, RolloutConfig
 
 
 def result(t: Trajectory, k: int = 0) -> RolloutResult:

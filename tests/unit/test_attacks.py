@@ -28,8 +28,8 @@ from agl.tracing import otlp
 from agl.trainer.http.limits import Limits
 from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
-from agl.trainer.store.base import NewRollout
 from agl.trainer.store.http.server import StoreServer
+from agl.trainer.store.types import NewRollout
 
 USER = {"role": "user", "content": "hi"}
 LIMITS = Limits(body_bytes=100_000, header_seconds=3.0, body_seconds=3.0, body_rate=100_000, requests_per_attempt=4)

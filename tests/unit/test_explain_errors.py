@@ -10,7 +10,7 @@ from agl.errors import RolloutError
 from agl.trainer.report.explain import describe, renderable
 from agl.trainer.report.terminal import console
 from agl.trainer.store import open_store
-from agl.trainer.store.base import NewRollout, RolloutConfig
+from agl.trainer.store.types import NewRollout, RolloutConfig
 
 
 def test_a_failed_attempt_shows_its_error_and_not_the_hint(capsys: pytest.CaptureFixture[str]) -> None:

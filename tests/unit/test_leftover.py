@@ -18,7 +18,8 @@ from agl.trainer.run.run import Run
 from agl.trainer.run.workplace import Workplace
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store import open_store
-from agl.trainer.store.base import NewRollout, Store, TrainedCall
+from agl.trainer.store.base import Store
+from agl.trainer.store.types import NewRollout, TrainedCall
 
 TASKS = [{"q": f"{i}+{i}"} for i in range(3)]
 

@@ -21,7 +21,7 @@ from agl.trainer.report.progress import Progress
 from agl.trainer.run.recorder import Recorder
 from agl.trainer.run.samples import MAX_TEXT
 from agl.trainer.store import open_store
-from agl.trainer.store.base import TrainingRun
+from agl.trainer.store.types import TrainingRun
 
 KEY = "sk-4711"
 

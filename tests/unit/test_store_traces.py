@@ -31,8 +31,8 @@ from agl.mdp.spans import Span
 from agl.tracing import otlp
 from agl.trainer.http.limits import Limits
 from agl.trainer.store import open_store
-from agl.trainer.store.base import NewRollout, Rollout
 from agl.trainer.store.http.client import HttpStore
+from agl.trainer.store.types import NewRollout, Rollout
 
 FUZZ = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]

@@ -154,7 +154,7 @@ def test_calls_of_no_agent(recorded: Any, same: str) -> None:
 
 def test_rollouts_on_which_a_policy_is_measured_are_not_read(same: str, tmp_path: Path) -> None:
     async def fill() -> None:
-        from agl.trainer.store.base import NewRollout
+        from agl.trainer.store.types import NewRollout
 
         store = await open_store(f"sqlite:///{tmp_path / 'run.db'}")
         await store.enqueue_rollouts([NewRollout("t", mode="val")])

@@ -29,7 +29,7 @@ from agl.testing.provider import Reply, serve
 from agl.trainer.quickstart.agent import build_agent
 from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
 from agl.trainer.store import open_store
-from agl.trainer.store.base import NewRollout
+from agl.trainer.store.types import NewRollout
 
 SECONDS = 120.0
 

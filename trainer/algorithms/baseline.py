@@ -20,7 +20,7 @@ from agl.trainer.run.config import require_positive
 from agl.trainer.run.results import measurement, require_tasks
 from agl.trainer.run.run import Run
 from agl.trainer.run.workplace import Workplace
-from agl.trainer.store.base import Mode
+from agl.trainer.store.types import Mode
 
 
 @checked_options

@@ -17,7 +17,7 @@ from agl.trainer.policies.policies import Policies
 from agl.trainer.run.faults import fault_counts, hopeless_groups
 from agl.trainer.run.results import mean_rewards
 from agl.trainer.run.run import Run
-from agl.trainer.store.base import TrainedCall
+from agl.trainer.store.types import TrainedCall
 
 BASELINE = "train/baseline/"
 """Before an agent's name: its running baseline after the step."""

@@ -32,7 +32,8 @@ from agl.trainer.http.errors import describe_error, error_handlers
 from agl.trainer.http.limits import Refused
 from agl.trainer.http.responses import answer
 from agl.trainer.report.rollout_report import describe
-from agl.trainer.store.base import ROLLOUT_TERMINAL, Mode, Rollout, RolloutStatus, RolloutSummary, Store, TrainingRun
+from agl.trainer.store.base import Runs, Store
+from agl.trainer.store.types import ROLLOUT_TERMINAL, Mode, Rollout, RolloutStatus, RolloutSummary, TrainingRun
 
 STATIC = Path(__file__).with_name("static")
 _TYPES = {".js": "text/javascript", ".json": "application/json", ".html": "text/html", ".css": "text/css"}
@@ -389,7 +390,7 @@ class _Api:
         return store, await _find_run(store, _id(request.path_params["run"]))
 
 
-async def _find_run(store: Store, run_id: str) -> TrainingRun:
+async def _find_run(store: Runs, run_id: str) -> TrainingRun:
     runs = await store.query_runs(run_ids=[run_id], limit=1)
     if not runs:
         raise NotStoredError(
@@ -398,7 +399,7 @@ async def _find_run(store: Store, run_id: str) -> TrainingRun:
     return runs[0]
 
 
-async def _group(store: Store, rollout: Rollout) -> list[RolloutSummary]:
+async def _group(store: Runs, rollout: Rollout) -> list[RolloutSummary]:
     assert rollout.run_id is not None
     assert rollout.step is not None
     return await store.query_step(
@@ -412,7 +413,7 @@ async def _report(store: Store, rollout_id: str, attempt: int, first: tuple[int,
     return views.report_json(report, spans, first)
 
 
-async def _agents(store: Store, run: TrainingRun) -> list[dict[str, Any]]:
+async def _agents(store: Runs, run: TrainingRun) -> list[dict[str, Any]]:
     """The agents of the newest step that has any: their rollouts and mean reward."""
     rewards: dict[str, list[float]] = {}
     for step in (run.step, run.step - 1):

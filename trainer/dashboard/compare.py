@@ -11,7 +11,8 @@ import numpy as np
 from agl.errors import DatasetError, NotStoredError
 from agl.trainer.evaluation.policy_report import RolloutQuery
 from agl.trainer.report.statistics import mean_interval, sign_flip_test
-from agl.trainer.store.base import RolloutSummary, Store, TrainingRun
+from agl.trainer.store.base import Store
+from agl.trainer.store.types import RolloutSummary, TrainingRun
 
 MOST_ROLLOUTS = 10_000
 """Of one validation; larger ones are for `agl eval`."""

@@ -18,7 +18,7 @@ from agl.mdp.types import Reward
 from agl.texts import printable
 from agl.trainer.report.rollout_report import CallReport, RolloutReport
 from agl.trainer.report.trace_tree import as_json
-from agl.trainer.store.base import Attempt, Metric, Rollout, RolloutSummary, TrainedCall, TrainingRun
+from agl.trainer.store.types import Attempt, Metric, Rollout, RolloutSummary, TrainedCall, TrainingRun
 
 TEXT, SHORT_TEXT = 20_000, 600
 """Longest text on a page about it, and in a table; in characters."""

@@ -20,7 +20,8 @@ from agl.tracing.inferred import completed, totals
 from agl.trainer.report import statistics
 from agl.trainer.report.trace_tree import error_line, line
 from agl.trainer.run.results import reward_label
-from agl.trainer.store.base import Mode, RolloutSummary, Store
+from agl.trainer.store.base import Store
+from agl.trainer.store.types import Mode, RolloutSummary
 
 IsSuccess = Callable[[RolloutSummary], bool]
 

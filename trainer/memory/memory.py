@@ -20,7 +20,8 @@ from agl.agents.memory import Hit, MemoryUse
 from agl.errors import ConfigError, checked_options
 from agl.trainer.memory.ranking import Embed, Hybrid, Query, Rank, embeddings, find, surplus, text_of
 from agl.trainer.store import open_store
-from agl.trainer.store.base import MemoryEntry, Store
+from agl.trainer.store.base import Store
+from agl.trainer.store.types import MemoryEntry
 
 T = TypeVar("T")
 

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from agl.errors import ConfigError
-from agl.trainer.store.base import MemoryEntry, MemoryId, Store
+from agl.trainer.store.base import Memories
+from agl.trainer.store.types import MemoryEntry, MemoryId
 
 Embed = Callable[[Sequence[str]], Any]
 """n texts -> n vectors of d floats, as lists or an array [n, d]."""
@@ -72,7 +73,7 @@ class Query:
 
 
 async def find(
-    store: Store,
+    store: Memories,
     scope: str,
     version: int | None,
     entries: Sequence[MemoryEntry],

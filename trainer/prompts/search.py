@@ -30,7 +30,7 @@ from agl.trainer.run.results import mean_rewards, require_some, reward_label
 from agl.trainer.run.run import Run
 from agl.trainer.run.workplace import Workplace
 from agl.trainer.runners.protocol import RolloutResult
-from agl.trainer.store.base import Mode
+from agl.trainer.store.types import Mode
 
 FIRST_LOOK_TASKS = 3
 """How many tasks are run to see the system prompts that agents send."""

@@ -17,7 +17,8 @@ from agl.mdp.sequence import merge
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.mdp.types import Call, Reward
-from agl.trainer.store.base import Attempt, Rollout, Store, TrainedCall
+from agl.trainer.store.base import Store
+from agl.trainer.store.types import Attempt, Rollout, TrainedCall
 
 
 @dataclass(frozen=True, slots=True)

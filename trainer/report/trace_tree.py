@@ -16,8 +16,9 @@ from agl.messages import read
 from agl.texts import printable
 from agl.tracing.inferred import completed, totals
 from agl.trainer.report.terminal import console
-from agl.trainer.store.base import Attempt, Store
+from agl.trainer.store.base import Store
 from agl.trainer.store.location import read_store
+from agl.trainer.store.types import Attempt
 
 SHOWN = 200
 """Maximum length of a message, argument or result; the terminal's width cuts it further."""

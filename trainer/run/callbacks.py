@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 from agl.errors import AglError, CallbackError, ConfigError, nearest
 from agl.trainer.run.recorder import Recorder
-from agl.trainer.store.base import RunStatus
+from agl.trainer.store.types import RunStatus
 
 Entry = Mapping[str, Any]
 """A step's entry of the history: "step", how many are done, and numbers by name."""

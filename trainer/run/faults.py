@@ -18,7 +18,8 @@ from agl.mdp.spans import Span
 from agl.mdp.types import Reward
 from agl.rewards.air import reward_spans
 from agl.trainer.runners.protocol import RolloutResult
-from agl.trainer.store.base import Mode, Store
+from agl.trainer.store.base import Records
+from agl.trainer.store.types import Mode
 
 SOURCE = "fault"
 """The source of these rewards."""
@@ -26,7 +27,7 @@ NAME = "policy_fault"
 
 
 async def score_faults(
-    store: Store, credit: Credit, results: Sequence[RolloutResult], mode: Mode
+    store: Records, credit: Credit, results: Sequence[RolloutResult], mode: Mode
 ) -> list[RolloutResult]:
     """The results, in which each rollout that a policy has ended has a reward; it is in the store then.
 

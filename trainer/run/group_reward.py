@@ -17,7 +17,7 @@ from agl.rewards.emit import as_rewards
 from agl.rewards.function import GroupReward, is_group_reward
 from agl.rewards.trace import Trace
 from agl.trainer.runners.protocol import RolloutResult
-from agl.trainer.store.base import Store
+from agl.trainer.store.base import Records
 
 SOURCE = "group"
 """The source of these rewards."""
@@ -43,7 +43,7 @@ def require_group_reward(value: Any, *, capture_content: bool) -> None:
         )
 
 
-async def score_group(store: Store, reward: GroupReward, results: Sequence[RolloutResult]) -> list[RolloutResult]:
+async def score_group(store: Records, reward: GroupReward, results: Sequence[RolloutResult]) -> list[RolloutResult]:
     """A group's results with their rewards, which are in the store then. Those that a stopped run had scored stay.
 
     Returns:

@@ -9,7 +9,8 @@ from typing import Any
 
 from agl.trainer.run.checkpoints import checkpoints_folder, latest_local, latest_of_verl, read_facts
 from agl.trainer.run.recorder import add_history
-from agl.trainer.store.base import Store, TrainingRun
+from agl.trainer.store.base import Runs
+from agl.trainer.store.types import TrainingRun
 
 _FACTS = {"run_id": str, "history": list}
 
@@ -52,7 +53,7 @@ def read_history(directory: Path) -> SavedHistory | None:
     return SavedHistory(facts["run_id"], step, path.stat().st_mtime, algorithm, settings, entries)
 
 
-async def import_history(store: Store, directory: Path) -> None:
+async def import_history(store: Runs, directory: Path) -> None:
     """Add the history of a directory's last checkpoint to the store, if that does not have it.
 
     So the curves of runs from before stores had metrics can be seen. A run that the store does not know is added as

@@ -22,8 +22,9 @@ from agl.errors import ConfigError, HubError
 from agl.trainer.report.statistics import mean_interval
 from agl.trainer.run.checkpoints import latest_local
 from agl.trainer.run.history import SavedHistory, read_history
-from agl.trainer.store.base import RolloutSummary, Store
+from agl.trainer.store.base import Runs, Store
 from agl.trainer.store.location import read_store
+from agl.trainer.store.types import RolloutSummary
 
 COMMAND_FILE = "command"
 """In a run's directory: how the program was called that trained."""
@@ -205,7 +206,7 @@ def _validations(saved: SavedHistory, run_directory: Path) -> list[Measured]:
     return read_store(run_directory, read)
 
 
-async def _summaries(store: Store, run_id: str, step: int) -> list[RolloutSummary]:
+async def _summaries(store: Runs, run_id: str, step: int) -> list[RolloutSummary]:
     found: list[RolloutSummary] = []
     while True:
         after = found[-1].rollout.rollout_id if found else None

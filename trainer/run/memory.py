@@ -22,7 +22,8 @@ from agl.mdp.types import Call
 from agl.trainer.memory.memory import hit_of
 from agl.trainer.memory.ranking import Query, embeddings, find, surplus, text_of
 from agl.trainer.runners.protocol import RolloutResult
-from agl.trainer.store.base import MemoryEntry, MemoryId, Rollout, Store
+from agl.trainer.store.base import Store
+from agl.trainer.store.types import MemoryEntry, MemoryId, Rollout
 from agl.trainer.traces.conversations import Conversation, NoConversationError, of_calls, of_span
 
 KEPT_VERSIONS = 4

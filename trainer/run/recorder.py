@@ -16,7 +16,8 @@ from agl.trainer.loggers.base import Sample
 from agl.trainer.loggers.threads import Loggers
 from agl.trainer.report.progress import Progress
 from agl.trainer.run.samples import step_samples
-from agl.trainer.store.base import RunStatus, Store, TrainingRun
+from agl.trainer.store.base import Runs, Store
+from agl.trainer.store.types import RunStatus, TrainingRun
 
 
 @dataclass(eq=False)
@@ -118,12 +119,12 @@ _SECRET = re.compile(
 """Names of settings that may hold a key."""
 
 
-async def add_entry(store: Store, run_id: str, entry: Mapping[str, Any]) -> None:
+async def add_entry(store: Runs, run_id: str, entry: Mapping[str, Any]) -> None:
     """Store the numbers of a history's entry as metrics of its step."""
     await store.add_metrics(run_id, int(entry["step"]), metrics(entry))
 
 
-async def add_history(store: Store, run_id: str, history: Sequence[Mapping[str, Any]]) -> None:
+async def add_history(store: Runs, run_id: str, history: Sequence[Mapping[str, Any]]) -> None:
     """Store a history's entries, unless the store has metrics of the last one, which is stored last."""
     if not history or await store.query_metrics([run_id], after_step=int(history[-1]["step"]) - 1, limit=1):
         return

@@ -11,7 +11,8 @@ from agl.mdp.builder import build_trajectory, require_trainable
 from agl.mdp.selection import Selection
 from agl.mdp.span_index import SpanIndex
 from agl.trainer.runners.protocol import RolloutResult
-from agl.trainer.store.base import NewRollout, Rollout, Store
+from agl.trainer.store.base import Rollouts, Store
+from agl.trainer.store.types import NewRollout, Rollout
 
 
 @dataclass(eq=False)
@@ -96,7 +97,7 @@ async def replayable(store: Store, run_id: str, selection: Selection, recorded: 
     return resumable
 
 
-async def _cancel_unfinished(store: Store, run_id: str) -> None:
+async def _cancel_unfinished(store: Rollouts, run_id: str) -> None:
     unfinished = await store.query_rollouts(run_id=run_id, status=["queuing", "preparing", "running"])
     if unfinished:
         await store.cancel_rollouts([r.rollout_id for r in unfinished])

@@ -16,7 +16,8 @@ from agl.trainer.run.callbacks import Callbacks
 from agl.trainer.run.config import RunConfig
 from agl.trainer.run.memory import RunMemory
 from agl.trainer.run.recorder import Recorder
-from agl.trainer.store.base import RunStatus, Store, TrainingRun
+from agl.trainer.store.base import Store
+from agl.trainer.store.types import RunStatus, TrainingRun
 
 
 class Endpoint(Protocol):

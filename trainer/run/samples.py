@@ -9,7 +9,8 @@ from typing import Any
 from agl.mdp.types import Call
 from agl.rewards.trace import message_line
 from agl.trainer.loggers.base import Sample
-from agl.trainer.store.base import Mode, RolloutSummary, Store
+from agl.trainer.store.base import Records, Store
+from agl.trainer.store.types import Mode, RolloutSummary
 
 MAX_TEXT = 20_000
 """Characters of a task or a conversation; what is longer is cut."""
@@ -32,7 +33,7 @@ async def step_samples(store: Store, run_id: str, entry: Mapping[str, Any], n: i
     return []
 
 
-async def _sample(store: Store, summary: RolloutSummary) -> Sample:
+async def _sample(store: Records, summary: RolloutSummary) -> Sample:
     rollout = summary.rollout
     calls = await store.query_calls(rollout.rollout_id, rollout.attempts)
     rewards: dict[str, float] = {}

@@ -37,7 +37,7 @@ from agl.trainer.run.run import Run, Serve
 from agl.trainer.runners.loading import load_agent
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store import open_store
-from agl.trainer.store.base import TrainingRun
+from agl.trainer.store.types import TrainingRun
 
 SHOWN_STEPS = 8
 """How many of the last steps a notebook shows of a result."""

@@ -34,7 +34,7 @@ from agl.trainer.runners.protocol import RolloutResult, Runner
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
 from agl.trainer.runners.remote.runner import RemoteRunner
 from agl.trainer.runners.remote.serialization import selection_to_json
-from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, new_rollout_id
+from agl.trainer.store.types import Mode, NewRollout, RolloutConfig, new_rollout_id
 
 
 def seed_of(*parts: object) -> int:

@@ -31,14 +31,14 @@ from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.http.auth import LEASE_HEADER
 from agl.trainer.runners.lease_guard import LeaseGuard
 from agl.trainer.runners.protocol import LEASE_WAIT_SECONDS, Lease, Report, RolloutResult
-from agl.trainer.store.base import (
+from agl.trainer.store.base import Store
+from agl.trainer.store.types import (
     ATTEMPT_TERMINAL,
     ROLLOUT_TERMINAL,
     Attempt,
     AttemptedRollout,
     AttemptStatus,
     Rollout,
-    Store,
 )
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from agl.errors import RolloutTimeoutError
 from agl.mdp.builder import AttemptTrajectory
 from agl.mdp.selection import Selection
 from agl.mdp.spans import Span
-from agl.trainer.store.base import AttemptedRollout, AttemptStatus, Rollout
+from agl.trainer.store.types import AttemptedRollout, AttemptStatus, Rollout
 
 LEASE_WAIT_SECONDS = 20.0
 """How long one request for work may wait for it."""

@@ -15,8 +15,9 @@ from agl.trainer.http.auth import Keys
 from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.lease_guard import LeaseGuard
 from agl.trainer.runners.remote.coordinator import SILENT_SECONDS, coordinator_routes, key_check
-from agl.trainer.store.base import NO_RUN, Store
+from agl.trainer.store.base import Store
 from agl.trainer.store.sql.clock import Observer
+from agl.trainer.store.types import NO_RUN
 
 LOST_CHECK_SECONDS, EXPIRE_SECONDS = 2.0, 1.0
 

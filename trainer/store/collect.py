@@ -14,8 +14,9 @@ from typing import Any
 from agl.mdp.spans import Span
 from agl.tracing.context import RolloutContext
 from agl.trainer.store import open_store
-from agl.trainer.store.base import Mode, NewRollout, RolloutConfig, Store
+from agl.trainer.store.base import Store
 from agl.trainer.store.location import store_url
+from agl.trainer.store.types import Mode, NewRollout, RolloutConfig
 
 _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)S?$")
 _SHORTEST_SECRET = 8

@@ -8,7 +8,8 @@ from typing import Any
 
 from agl.mdp.types import Call
 from agl.trainer.report.export.rows import Record
-from agl.trainer.store.base import NewRollout, Store
+from agl.trainer.store.base import Store
+from agl.trainer.store.types import NewRollout
 
 
 async def copy_rollout(

@@ -16,8 +16,8 @@ from agl.trainer.local.config import policy_directory
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.report.export.rows import Record, RolloutFilter, records
 from agl.trainer.store import open_store
-from agl.trainer.store.base import Mode
 from agl.trainer.store.location import find_store
+from agl.trainer.store.types import Mode
 from agl.trainer.traces.choice import Candidate, Choice, Chosen, Weight, check_per_task
 from agl.trainer.traces.student import RecordedAttempt
 

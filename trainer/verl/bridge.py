@@ -29,7 +29,7 @@ from agl.trainer.run.results import measurement, require_some, require_tasks
 from agl.trainer.run.run import Run
 from agl.trainer.run.workplace import Workplace
 from agl.trainer.runners.protocol import RolloutResult
-from agl.trainer.store.base import Mode
+from agl.trainer.store.types import Mode
 from agl.trainer.verl import checkpoints, cluster, metrics
 from agl.trainer.verl.config.checks import PER_CALL
 from agl.trainer.verl.config.compose import compose

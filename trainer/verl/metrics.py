@@ -11,7 +11,7 @@ from agl.mdp.sequence import merge_report
 from agl.trainer.run.faults import fault_counts
 from agl.trainer.run.results import mean_rewards
 from agl.trainer.runners.protocol import RolloutResult
-from agl.trainer.store.base import TrainedCall
+from agl.trainer.store.types import TrainedCall
 from agl.trainer.verl.events import StepResult
 from agl.trainer.verl.rows import GroupRows, Prompt, Row
 

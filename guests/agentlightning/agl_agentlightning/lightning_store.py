@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
     from agl.trainer.store import base
+    from agl.trainer.store import types as stored
 
 __all__ = [
     "UNSET",
@@ -207,8 +208,10 @@ class LightningStore:
         """Queue several, all or none. Those that name no resources get the latest of this moment."""
         return [T.Rollout.of(r) for r in await self._enqueue(rollouts, self.run_id)]
 
-    async def _enqueue(self, rollouts: Sequence[T.EnqueueRolloutRequest], run_id: str | None) -> Sequence[base.Rollout]:
-        from agl.trainer.store.base import NewRollout
+    async def _enqueue(
+        self, rollouts: Sequence[T.EnqueueRolloutRequest], run_id: str | None
+    ) -> Sequence[stored.Rollout]:
+        from agl.trainer.store.types import NewRollout
 
         stored_ids = {name: await self._stored_id(name) for name in {r.resources_id for r in rollouts}}
         new = [
@@ -265,7 +268,7 @@ class LightningStore:
             leased.append(one)
         return leased
 
-    async def _leased(self, leased: base.AttemptedRollout) -> T.AttemptedRollout:
+    async def _leased(self, leased: stored.AttemptedRollout) -> T.AttemptedRollout:
         rollout = T.AttemptedRollout.of_leased(leased)
         if rollout.attempt.worker_id:
             await self.set_worker(rollout.attempt, last_dequeue_time=time.time())
@@ -310,7 +313,7 @@ class LightningStore:
         existing = [r.rollout_id for r in await self._existing(rollout_ids)]
         return await self._with_attempts(await self.agl_store.wait_for_rollouts(existing, timeout))
 
-    async def _existing(self, rollout_ids: Sequence[str]) -> list[base.Rollout]:
+    async def _existing(self, rollout_ids: Sequence[str]) -> list[stored.Rollout]:
         found = await asyncio.gather(*map(self.agl_store.get_rollout, rollout_ids), return_exceptions=True)
         for error in found:
             if isinstance(error, BaseException) and not isinstance(error, NotStoredError):
@@ -318,10 +321,10 @@ class LightningStore:
         # The store knows a rollout by the first digits of its id, too.
         return [r for r, id in zip(found, rollout_ids, strict=True) if getattr(r, "rollout_id", None) == id]  # type: ignore[misc]
 
-    async def _with_attempts(self, rollouts: Sequence[base.Rollout]) -> list[T.Rollout]:
+    async def _with_attempts(self, rollouts: Sequence[stored.Rollout]) -> list[T.Rollout]:
         """0.3's view of rollouts: `AttemptedRollout` as soon as there is an attempt."""
 
-        async def view(stored: base.Rollout) -> T.Rollout:
+        async def view(stored: stored.Rollout) -> T.Rollout:
             rollout = T.Rollout.of(stored)
             attempts = await self._attempts(stored.rollout_id) if stored.attempts else ()
             return T.AttemptedRollout(**vars(rollout), attempt=attempts[-1]) if attempts else rollout
@@ -367,7 +370,7 @@ class LightningStore:
             if value is None:
                 raise ValueError(f"{name} is None; leave it out to keep it")
 
-    async def _rollout(self, rollout_id: str) -> base.Rollout:
+    async def _rollout(self, rollout_id: str) -> stored.Rollout:
         found = await self._existing([rollout_id])
         if not found:
             raise _no_rollout(rollout_id)
@@ -541,7 +544,7 @@ class LightningStore:
         own = [id for id, _ in stored if T.resources_name(id) == resources_id]
         return own[-1] if own else resources_id
 
-    async def resources_of(self, rollout: base.Rollout) -> T.ResourcesUpdate | None:
+    async def resources_of(self, rollout: stored.Rollout) -> T.ResourcesUpdate | None:
         """The resources that a rollout was enqueued with; the latest ones if it was with none."""
         stored = await self.agl_store.get_resources(rollout.resources_id)
         return None if stored is None else self._update(*stored)

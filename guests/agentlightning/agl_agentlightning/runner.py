@@ -142,7 +142,7 @@ class LitAgentRunner(Generic[V]):
     async def _running(self) -> AsyncIterator[tuple[Any, list[Any]]]:
         from agl.trainer.runners.coordinator import RunCoordinator
         from agl.trainer.runners.local import LocalRunner
-        from agl.trainer.store.base import AttemptedRollout
+        from agl.trainer.store.types import AttemptedRollout
 
         results: list[Any] = []
         errors: list[BaseException] = []

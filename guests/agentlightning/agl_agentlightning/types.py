@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
     from agl.mdp.types import Call
-    from agl.trainer.store import base
+    from agl.trainer.store import types as stored
 
 __all__ = [
     "Attempt",
@@ -104,8 +104,8 @@ class RolloutConfig(_PydanticMethods):
     max_attempts: int = 1
     retry_condition: list[AttemptStatus] = field(default_factory=list)
 
-    def to_agl(self) -> base.RolloutConfig:
-        from agl.trainer.store.base import RolloutConfig as StoredConfig
+    def to_agl(self) -> stored.RolloutConfig:
+        from agl.trainer.store.types import RolloutConfig as StoredConfig
 
         return StoredConfig(
             self.max_attempts, tuple(self.retry_condition), self.timeout_seconds, self.unresponsive_seconds
@@ -127,7 +127,7 @@ class Attempt(_PydanticMethods):
     metadata: dict[str, Any] | None = None
 
     @classmethod
-    def of(cls, attempt: base.Attempt) -> Attempt:
+    def of(cls, attempt: stored.Attempt) -> Attempt:
         return cls(
             rollout_id=attempt.rollout_id,
             attempt_id=attempt_id(attempt.rollout_id, attempt.attempt),
@@ -156,7 +156,7 @@ class Rollout(_PydanticMethods):
     metadata: dict[str, Any] | None = None
 
     @classmethod
-    def of(cls, rollout: base.Rollout) -> Rollout:
+    def of(cls, rollout: stored.Rollout) -> Rollout:
         return cls(**_facts(rollout))
 
 
@@ -167,7 +167,7 @@ class AttemptedRollout(Rollout):
     attempt: Attempt
 
     @classmethod
-    def of_leased(cls, leased: base.AttemptedRollout) -> AttemptedRollout:
+    def of_leased(cls, leased: stored.AttemptedRollout) -> AttemptedRollout:
         return cls(**_facts(leased.rollout), attempt=Attempt.of(leased.attempt))
 
 
@@ -207,7 +207,7 @@ class ProxyLLM(LLM):
         return LLM(url, self.model, self.api_key, self.sampling_parameters)
 
 
-def _facts(rollout: base.Rollout) -> dict[str, Any]:
+def _facts(rollout: stored.Rollout) -> dict[str, Any]:
     config = rollout.config
     return {
         "rollout_id": rollout.rollout_id,

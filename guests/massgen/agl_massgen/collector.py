@@ -24,7 +24,7 @@ from agl.mdp.selection import select
 from agl.rewards.trace import Trace as Attempt
 from agl.tracing import context
 from agl.tracing.threads import carried_across_threads
-from agl.trainer.store.base import new_rollout_id
+from agl.trainer.store.types import new_rollout_id
 from agl_massgen.config import RLConfig
 from agl_massgen.files import (
     AGENT,

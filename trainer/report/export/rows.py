@@ -14,7 +14,8 @@ from agl.mdp.spans import Span
 from agl.mdp.types import Call
 from agl.tracing.inferred import completed
 from agl.trainer.report.trace_tree import as_json
-from agl.trainer.store.base import Attempt, Mode, Rollout, Store, TrainedCall
+from agl.trainer.store.base import Rollouts, Store
+from agl.trainer.store.types import Attempt, Mode, Rollout, TrainedCall
 
 PAGE = 200
 """Number of rollouts that one query reads."""
@@ -29,7 +30,7 @@ class RolloutFilter:
     mode: Mode | None = None
     since: float | None = None
 
-    async def count(self, store: Store) -> int:
+    async def count(self, store: Rollouts) -> int:
         """The number of matching rollouts."""
         return await store.count_rollouts(run_id=self.run_id, mode=self.mode, since=self.since)
 

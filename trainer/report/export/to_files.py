@@ -19,7 +19,8 @@ from agl.trainer.report.export.json_files import JsonLines, JsonTree
 from agl.trainer.report.export.parquet import Parquet
 from agl.trainer.report.export.rows import Record, RolloutFilter, records
 from agl.trainer.report.progress import Progress
-from agl.trainer.store.base import Mode, Store
+from agl.trainer.store.base import Store
+from agl.trainer.store.types import Mode
 
 
 class Writer(Protocol):

@@ -21,8 +21,9 @@ from typing import Any
 from agl.errors import AglError, StoreError
 from agl.trainer.http.auth import CLIENT_VARIABLE, MOST_SECRETS
 from agl.trainer.http.browsers import is_loopback
-from agl.trainer.store.base import AttemptedRollout, NewRollout, Rollout, Store
+from agl.trainer.store.base import Store
 from agl.trainer.store.http import protocol
+from agl.trainer.store.types import AttemptedRollout, NewRollout, Rollout
 from agl.trainer.wire.client import CONNECT_SECONDS, Connection
 from agl.trainer.wire.methods import dumps, generated, portable
 

@@ -30,7 +30,8 @@ from agl.tracing import otlp
 from agl.trainer.http.auth import Role
 from agl.trainer.http.limits import Limits, Refused, parse_json
 from agl.trainer.http.responses import RETRY_SECONDS
-from agl.trainer.store.base import ATTEMPT_TERMINAL, Attempt, NewRollout, RolloutConfig, Store
+from agl.trainer.store.base import Store
+from agl.trainer.store.types import ATTEMPT_TERMINAL, Attempt, NewRollout, RolloutConfig
 
 PATH = "/v1/traces"
 PROTOBUF, JSON = "application/x-protobuf", "application/json"

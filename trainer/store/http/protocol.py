@@ -8,8 +8,9 @@ from typing import Any
 from agl.errors import StoreError
 from agl.mdp.spans import Span
 from agl.mdp.types import Call
-from agl.trainer.store.base import NewRollout, Store, TrainingRun
+from agl.trainer.store.base import Store
 from agl.trainer.store.sql import codec
+from agl.trainer.store.types import NewRollout, TrainingRun
 from agl.trainer.wire.methods import methods_of
 
 PREFIX = "/v1/store"

@@ -23,10 +23,11 @@ from agl.trainer.http.errors import describe_error, error_handlers, error_json
 from agl.trainer.http.limits import Limits, Refused, json_body
 from agl.trainer.http.responses import answer, unless_gone
 from agl.trainer.http.server import HttpServer
-from agl.trainer.store.base import ATTEMPT_TERMINAL, Attempt, Store
+from agl.trainer.store.base import Store
 from agl.trainer.store.http import protocol
 from agl.trainer.store.http.openapi import schema
 from agl.trainer.store.http.otlp import Traces
+from agl.trainer.store.types import ATTEMPT_TERMINAL, Attempt
 from agl.trainer.wire.methods import Method, loads, portable
 from agl.trainer.wire.server import json_response, method_routes
 

@@ -21,7 +21,7 @@ import orjson
 from agl.errors import StoreError
 from agl.mdp.spans import Event, Span
 from agl.mdp.types import Call, FloatArray, IntArray
-from agl.trainer.store.base import (
+from agl.trainer.store.types import (
     Attempt,
     Metric,
     Mode,

@@ -12,10 +12,10 @@ import numpy as np
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, tuple_, update
 
 from agl.errors import StoreError
-from agl.trainer.store.base import MemoryEntry, MemoryId
 from agl.trainer.store.sql import codec
 from agl.trainer.store.sql.rollouts import chunks
 from agl.trainer.store.sql.schema import memories as M
+from agl.trainer.store.types import MemoryEntry, MemoryId
 
 _EMBEDDING = np.dtype("<f4")
 _WORDS = re.compile(r"\w+")

@@ -7,11 +7,11 @@ from typing import Final
 
 from sqlalchemy import Connection, Table, delete, exists, or_, select
 
-from agl.trainer.store.base import ROLLOUT_TERMINAL, Pruned
 from agl.trainer.store.sql.schema import attempts as A
 from agl.trainer.store.sql.schema import calls as C
 from agl.trainer.store.sql.schema import rollouts as R
 from agl.trainer.store.sql.schema import spans as S
+from agl.trainer.store.types import ROLLOUT_TERMINAL, Pruned
 
 EXAMINED: Final = 5000
 """Maximum number of rollouts that one transaction examines."""

@@ -13,7 +13,6 @@ from sqlalchemy import Column, ColumnElement, Connection, Table, bindparam, sele
 
 from agl.mdp.spans import Span
 from agl.mdp.types import Call
-from agl.trainer.store.base import TrainedCall
 from agl.trainer.store.sql import codec, statements
 from agl.trainer.store.sql.dialect import insert
 from agl.trainer.store.sql.schema import calls as C
@@ -22,6 +21,7 @@ from agl.trainer.store.sql.schema import policy_versions as P
 from agl.trainer.store.sql.schema import resources as V
 from agl.trainer.store.sql.schema import spans as S
 from agl.trainer.store.sql.schema import trained_calls as T
+from agl.trainer.store.types import TrainedCall
 
 TOKEN_BYTES = 4
 _HEAD: Any = select(C.c.id, C.c.rollout_id, C.c.attempt, C.c.length, C.c.digest).where(C.c.id == bindparam("id"))

@@ -26,7 +26,14 @@ from sqlalchemy import (
 )
 
 from agl.errors import AttemptOverError, NotStoredError, StoreError
-from agl.trainer.store.base import (
+from agl.trainer.store.sql import codec, statements
+from agl.trainer.store.sql.clock import Observer
+from agl.trainer.store.sql.dialect import Change, Changed, insert
+from agl.trainer.store.sql.records import begins_with
+from agl.trainer.store.sql.schema import attempts as A
+from agl.trainer.store.sql.schema import calls, resources, spans
+from agl.trainer.store.sql.schema import rollouts as R
+from agl.trainer.store.types import (
     ATTEMPT_TERMINAL,
     ATTEMPT_TRANSITIONS,
     NO_RUN,
@@ -39,13 +46,6 @@ from agl.trainer.store.base import (
     RolloutStatus,
     new_rollout_id,
 )
-from agl.trainer.store.sql import codec, statements
-from agl.trainer.store.sql.clock import Observer
-from agl.trainer.store.sql.dialect import Change, Changed, insert
-from agl.trainer.store.sql.records import begins_with
-from agl.trainer.store.sql.schema import attempts as A
-from agl.trainer.store.sql.schema import calls, resources, spans
-from agl.trainer.store.sql.schema import rollouts as R
 
 T = TypeVar("T")
 

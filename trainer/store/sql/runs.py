@@ -22,7 +22,6 @@ from sqlalchemy import (
 from agl import semconv
 from agl.errors import NotStoredError
 from agl.mdp.types import Reward
-from agl.trainer.store.base import Metric, RolloutSummary, TrainingRun
 from agl.trainer.store.sql import codec, statements
 from agl.trainer.store.sql.records import TOKEN_BYTES, upsert
 from agl.trainer.store.sql.rollouts import Filter, chunks, statuses
@@ -33,6 +32,7 @@ from agl.trainer.store.sql.schema import rollouts as R
 from agl.trainer.store.sql.schema import runs as N
 from agl.trainer.store.sql.schema import spans as S
 from agl.trainer.store.sql.schema import trained_calls as T
+from agl.trainer.store.types import Metric, RolloutSummary, TrainingRun
 
 _UPSERT_RUN = upsert(N, [column.name for column in N.columns if column.name not in ("run_id", "created_at")])
 _UPSERT_METRIC = upsert(M, ["value"])

@@ -14,7 +14,13 @@ from sqlalchemy import Connection
 
 from agl.mdp.spans import Span
 from agl.mdp.types import Call
-from agl.trainer.store.base import (
+from agl.trainer.store.sql import codec, memories, pruning, records, runs
+from agl.trainer.store.sql import rollouts as lifecycle
+from agl.trainer.store.sql.clock import Clock, Observer
+from agl.trainer.store.sql.database import Database
+from agl.trainer.store.sql.dialect import Change, Changed, Dialect, Watch
+from agl.trainer.store.sql.waiting import LOOK_SECONDS, Waiters
+from agl.trainer.store.types import (
     ROLLOUT_TERMINAL,
     Attempt,
     AttemptedRollout,
@@ -32,12 +38,6 @@ from agl.trainer.store.base import (
     TrainingRun,
     new_rollout_id,
 )
-from agl.trainer.store.sql import codec, memories, pruning, records, runs
-from agl.trainer.store.sql import rollouts as lifecycle
-from agl.trainer.store.sql.clock import Clock, Observer
-from agl.trainer.store.sql.database import Database
-from agl.trainer.store.sql.dialect import Change, Changed, Dialect, Watch
-from agl.trainer.store.sql.waiting import LOOK_SECONDS, Waiters
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from agl.trainer.store.base import NO_RUN
 from agl.trainer.store.sql.dialect import Change
+from agl.trainer.store.types import NO_RUN
 
 LOOK_SECONDS: Final = 30.0
 """How often a waiting caller looks without having been woken, in case a notification was lost."""
