@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import tomllib
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,29 @@ def test_what_nobody_runs_names_options_that_there_are(block: Block) -> None:
             known = {*inspect.signature(kind).parameters, *getattr(kind, "__dataclass_fields__", ())}
             known |= {*Common.__annotations__} if call.func.attr == "VERL" else set()
             assert {k.arg for k in call.keywords} <= known, ast.unparse(call)
+
+
+TRAINED_BY = (
+    "APO", "Baseline", "DAPO", "DPO", "Distill", "DrGRPO", "GEPA", "GRPO", "GSPO", "PPO", "REINFORCE",
+    "REINFORCEPlusPlus", "RFT", "RLOO", "SFT", "Trainer", "VERL",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRAINED_BY)
+def test_a_page_tells_when_to_use_an_argument(name: str) -> None:
+    import agl
+
+    kind = getattr(agl, name)
+    arguments = {p.name for p in inspect.signature(kind).parameters.values() if p.kind is not p.VAR_KEYWORD}
+    settings = fields(kind) if is_dataclass(kind) else ()
+    arguments |= {f.name for f in settings if f.init}
+    arguments -= {f.name for f in settings if not f.repr}  # what agl passes to itself
+    texts = "\n".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    written = {
+        word for code in re.findall(r"```.*?```|`[^`\n]+`", texts, re.DOTALL) for word in re.findall(r"\w+", code)
+    }
+    assert arguments - written == set()
+    assert f"::: agl.{name}\n" in (ROOT / "docs/api/training.md").read_text()
 
 
 @pytest.mark.parametrize("block", [b for b in ALL if b.language in SHELLS and b.kind != "not run"], ids=str)
