@@ -9,10 +9,9 @@ from typing import Any
 
 import griffe
 
+from agl.texts import docstring_items
+
 SECTION = re.compile(r"^(?P<indent> *)(Args|Attributes|Raises):\n(?P<items>(?:(?P=indent) +.*\n?|\n)+)", re.MULTILINE)
-NAMES = r"[A-Za-z_]\w*(?:, [A-Za-z_]\w*)*"
-SECOND = re.compile(rf"(?<=\.) (?={NAMES}: )")
-ITEM = re.compile(rf"({NAMES}): (.*)", re.DOTALL)
 
 
 class OneItemPerName(griffe.Extension):
@@ -36,12 +35,6 @@ class OneItemPerName(griffe.Extension):
 
 def _items(section: re.Match[str]) -> str:
     inner = " " * (len(section["indent"]) + 4)
-    # A line that is indented further goes on with the item before it.
-    joined = re.sub(rf"\n{inner} +", " ", section["items"])
-    lines: list[str] = []
-    for line in joined.splitlines():
-        for part in SECOND.split(line.strip()):
-            item = ITEM.fullmatch(part)
-            lines += [f"{inner}{name}: {item[2]}" for name in item[1].split(", ")] if item else [inner + part]
     head = section[0].split("\n", 1)[0]
-    return "\n".join([head, *lines]).rstrip() + "\n\n"
+    items = docstring_items(section["items"])
+    return "\n".join([head, *(f"{inner}{name}: {text}" if name else inner + text for name, text in items)]) + "\n\n"

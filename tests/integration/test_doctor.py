@@ -157,8 +157,8 @@ def test_notes_are_no_problems(look) -> None:
     report = look({"torch": "2.13.0+cpu", "verl": "0.9.1", **REST})
     assert problems(report) == []
     assert [n.message for n in report.notes] == [
-        "verl is here without vllm",
-        "torch 2.13.0+cpu does not use the GPU that is here",
+        "verl is installed but vllm is not",
+        "torch 2.13.0+cpu does not use this machine's GPU",
     ]
 
 
@@ -178,7 +178,7 @@ def test_the_command_says_it_and_exits_with_1(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert not facts["fits"]
     wanted = next(p for p in facts["problems"] if "vllm 0.33.0 needs >=99" in p["message"])
-    assert f"does not fit        {wanted['message']}: {wanted['hint']}" in done.stdout.splitlines()
+    assert f"conflict            {wanted['message']}: {wanted['hint']}" in done.stdout.splitlines()
 
 
 def test_nothing_heavy_is_imported() -> None:

@@ -23,6 +23,7 @@ from agl.credit import Credit
 from agl.errors import ConfigError, nearest
 from agl.extras import missing
 from agl.mdp.conditions import reward
+from agl.texts import docstring_items
 from agl.trainer.algorithms.distill import Distill
 from agl.trainer.algorithms.family import DAPO, GRPO, GSPO, PPO, REINFORCE, RLOO, DrGRPO, REINFORCEPlusPlus
 from agl.trainer.algorithms.imitation import SFT
@@ -117,9 +118,7 @@ def attribute_docs(cls: type) -> dict[str, str]:
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         section = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]
-        text = re.sub(r"\n {5,}", " ", section)
-        for name, sentence in re.findall(r"(?:^ +|(?<=\. ))(\w+): (.+?)(?:\.(?= |$)|$)", text, re.MULTILINE):
-            docs[name] = sentence.replace("`", "")
+        docs |= {name: re.split(r"\.(?: |$)", text)[0].replace("`", "") for name, text in docstring_items(section)}
     return docs
 
 

@@ -45,7 +45,7 @@ class CommonSettings:
         temperature: sampling temperature during training, whatever the agent requests.
         max_response_tokens: token limit of an answer, during training and validation.
         val_every: steps between validations.
-        lora: train a LoRA adapter instead of the full weights: its rank, or in Python an `agl.LoraSpec`.
+        lora: train a LoRA adapter of this rank instead of the full weights. In Python an `agl.LoraSpec`.
         checkpoint_every: steps between checkpoints; None = each step where a small model samples, else every 10. One
             is also written at the end and on Ctrl-C.
         optimizer: an `agl.Optimizer`: warm-up, schedule, AdamW.

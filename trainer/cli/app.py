@@ -52,6 +52,7 @@ class TrainCommand(SettingsCommand):
         ),
         "Rarely needed": ("warmup_steps", "schedule", "kl_coef", "where", "per_task", "prompts"),
     }  # fmt: skip
+    defaults: ClassVar[Mapping[str, Any]] = {"directory": "agl-runs/RUN_ID"}
 
 
 class ServeCommand(SettingsCommand):

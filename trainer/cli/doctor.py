@@ -24,6 +24,6 @@ def show(report: Report) -> None:
     for note in report.notes:
         line("note", str(note))
     for problem in report.problems:
-        line("does not fit", str(problem), "red")
+        line("conflict", str(problem), "red")
     if not report.problems:
-        line("everything fits", "")
+        line("no conflicts found", "")

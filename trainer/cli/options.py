@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 import types
 import typing
@@ -106,7 +107,9 @@ def _flag(name: str, option: Option, panel: str, default: Any) -> inspect.Parame
     about = typer.Option(
         f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
         metavar="|".join(choices) or None,
-        help=f"{option.help[:1].upper()}{option.help[1:]}{' (repeatable)' if several else ''}.",
+        # A shell cannot write None: it leaves the option out.
+        help=re.sub(r"\bNone (=|for) ", "default: ", f"{option.help[:1].upper()}{option.help[1:]}")
+        + (" (repeatable)." if several else "."),
         show_default=str(default) if isinstance(default, str | int | float) else False,
         rich_help_panel=panel,
     )

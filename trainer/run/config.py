@@ -42,17 +42,18 @@ class RunConfig:
 
     Attributes:
         tracer: an adapter's tracer, or several; a wrapped agent brings its own.
-        agents: train only these agents: a name, glob, re.Pattern or callable, several of them, or {pattern: policy};
-            None = every agent.
+        agents: train only these agents, by name or glob; None = every agent. In Python also a re.Pattern, a callable,
+            or {pattern: policy}.
         policies: {policy: agl.Policy(...)}, where a policy of `agents` differs from the algorithm's settings.
-        credit: how rewards become returns: a rule of `agl.credit`, or a function.
-        air: reward tool outcomes, calls and handoffs by rules: True for `agl.air`, or an `agl.AIR()` of your own.
+        credit: how rewards become returns: "uniform", "discounted(0.9)", or another rule of `agl.credit`. In Python the
+            rule itself, or a function.
+        air: reward tool outcomes, calls and handoffs by the rules of `agl.air`. In Python also your own `agl.AIR()`.
         group_reward: scores the rollouts of each task against each other: `agl.rewards.RankJudge(model)`. The agent's
             own rewards, if any, are added.
         n_workers: rollouts that run at once.
-        store: where rollouts are recorded: a path, sqlite:///, postgresql:// or http:// of `agl store`; default: a file
+        store: where rollouts are recorded: a path, sqlite:///, postgresql:// or http:// of `agl store`; None = a file
             in the run's directory. In Python also an open store, which stays open.
-        directory: directory of the run, for checkpoints, policies and the store; default: agl-runs/RUN_ID.
+        directory: directory of the run, for checkpoints, policies and the store. None = agl-runs/RUN_ID.
         seed: seed of the order of tasks, of every request's sampling and of the learner.
         max_attempts: attempts per rollout, the first included.
         timeout: time limit of an attempt, in seconds.
@@ -76,8 +77,9 @@ class RunConfig:
         hooks: an `agl.Hook`, or several, called around every attempt.
         progress: show progress.
         callbacks: an `agl.Callback`, or several, which see each step and may end training, as `agl.EarlyStopping` does.
-        log: trackers that get the metrics: "wandb", "mlflow", "tensorboard", "trackio", objects of `agl.loggers`, or
-            your own. They get texts only where they ask for `samples`. A verl config's `trainer.logger` is added.
+        log: trackers that get the metrics: "wandb", "mlflow", "tensorboard" or "trackio". In Python also objects of
+            `agl.loggers`, or your own. They get texts only where they ask for `samples`. A verl config's
+            `trainer.logger` is added.
         project: project in the trackers.
         name: name of the run, in the trackers and in the store.
     """
