@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from agl import semconv, tracing
@@ -130,17 +133,66 @@ def handoff(from_agent: str, to_agent: str, call_id: str | None) -> None:
         tracing.end(scope)
 
 
-async def within(scope: Scope | None, awaitable: Awaitable[Any], end: Callable[[Any], None] | None = None) -> Any:
-    """Await within the scope, which ends with the result, by `end(result)` unless that is None, or with the error."""
+@contextlib.contextmanager
+def within(
+    scope: Scope | None, finish: Callable[[Scope, Any], None] | None = None, *, end: End = tracing.end
+) -> Iterator[Callable[[Any], None]]:
+    """A block within a scope, which ends with it: with its error, or else by `finish(scope, result)`.
+
+    The block calls the value with its result, where there is one; otherwise `end` ends the scope.
+    """
+    results: list[Any] = []
     try:
-        result = await awaitable
+        yield results.append
     except BaseException as error:
         if scope is not None:
-            tracing.end(scope, error=error)
+            end(scope, error=error)
         raise
-    if scope is not None:
-        (end or (lambda _: tracing.end(scope)))(result)
-    return result
+    if scope is None:
+        return
+    if finish is not None and results:
+        finish(scope, results[0])
+    else:
+        end(scope)
+
+
+Block = Callable[..., AbstractContextManager[Callable[[Any], None]]]
+
+
+def around(block: Block) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """What runs a framework's method in `block(self, *arguments)`, such as a `within`; unchanged outside a rollout."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            if tracing.current() is None:
+                return original(*args, **kwargs)
+            with block(*args, **kwargs) as returns:
+                result = original(*args, **kwargs)
+                returns(result)
+            return result
+
+        return method
+
+    return make
+
+
+def around_async(block: Block) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`around` of an async method."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        async def method(*args: Any, **kwargs: Any) -> Any:
+            if tracing.current() is None:
+                return await original(*args, **kwargs)
+            with block(*args, **kwargs) as returns:
+                result = await original(*args, **kwargs)
+                returns(result)
+            return result
+
+        return method
+
+    return make
 
 
 def _runs(scope: Scope | None, call_id: str) -> bool:

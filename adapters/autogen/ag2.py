@@ -47,7 +47,8 @@ async def _traced(
     async with turn as drive:
 
         async def driven() -> Any:
-            return await within(agent_turn(name), drive())
+            with within(agent_turn(name)):
+                return await drive()
 
         yield driven
 
@@ -59,8 +60,9 @@ def _middleware() -> Any:
 
     class ToolSpans(BaseMiddleware):
         async def on_tool_execution(self, call_next: Any, event: Any, context: Any) -> Any:
-            scope = tool_run(event.name, event.arguments, event.id)
-            return await within(scope, call_next(event, context), lambda result: scope and _end(scope, result))
+            with within(tool_run(event.name, event.arguments, event.id), _end) as returns:
+                returns(result := await call_next(event, context))
+            return result
 
     return ToolSpans
 

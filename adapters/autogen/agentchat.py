@@ -20,7 +20,7 @@ from agl import tracing
 from agl.adapters.aside import traced
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches
-from agl.adapters.scopes import agent_turn, handoff, tool_end, tool_run, within
+from agl.adapters.scopes import agent_turn, around_async, handoff, tool_end, tool_run, within
 from agl.tracing.context import Scope
 
 
@@ -32,23 +32,21 @@ def install(patches: Patches) -> None:
     patches.method(BaseAgent, "on_message", _on_message)
     patches.method(SingleThreadedAgentRuntime, "send_message", _sends)
     patches.method(SingleThreadedAgentRuntime, "publish_message", _sends)
-    patches.tree(BaseTool, {"run_json": _run_json, "run_json_stream": _run_json_stream})
-    patches.tree(Workbench, {"call_tool": _call_tool}, but=lambda cls: issubclass(cls, StaticWorkbench))
+    patches.tree(BaseTool, {"run_json": around_async(_tool), "run_json_stream": _run_json_stream})
+    patches.tree(
+        Workbench, {"call_tool": around_async(_workbench_tool)}, but=lambda cls: issubclass(cls, StaticWorkbench)
+    )
     if importlib.util.find_spec("autogen_agentchat") is not None:
         from autogen_agentchat.agents import BaseChatAgent
 
-        patches.tree(BaseChatAgent, {"on_messages": _on_messages, "on_messages_stream": _on_messages_stream})
+        patches.tree(BaseChatAgent, {"on_messages": around_async(_turn), "on_messages_stream": _on_messages_stream})
 
 
 # -- agents -----------------------------------------------------------------------------------------------------------
 
 
-def _on_messages(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    async def on_messages(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return await within(agent_turn(self.name), original(self, *args, **kwargs))
-
-    return on_messages
+def _turn(agent: Any, *_: Any, **__: Any) -> Any:
+    return within(agent_turn(agent.name))
 
 
 def _on_messages_stream(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,7 +116,8 @@ def _on_message(original: Callable[..., Any]) -> Callable[..., Any]:
         if sender is not None and (here is None or here.rollout is not sender.rollout):
             tracing.activate(sender)
         name = None if tracing.current() is None else _core_name(self, message, ctx)
-        return await within(agent_turn(name) if name else None, original(self, message, ctx))
+        with within(agent_turn(name) if name else None):
+            return await original(self, message, ctx)
 
     return on_message
 
@@ -134,14 +133,8 @@ def _core_name(agent: Any, message: Any, ctx: Any) -> str | None:
 # -- tools ------------------------------------------------------------------------------------------------------------
 
 
-def _run_json(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    async def run_json(self: Any, args: Any, cancellation_token: Any, call_id: str | None = None, **kwargs: Any) -> Any:
-        scope = tool_run(self.name, args, call_id)
-        run = original(self, args, cancellation_token, call_id=call_id, **kwargs)
-        return await within(scope, run, lambda value: tool_end(scope, _text(self, value)) if scope else None)
-
-    return run_json
+def _tool(tool: Any, args: Any, cancellation_token: Any, call_id: str | None = None, **_: Any) -> Any:
+    return within(tool_run(tool.name, args, call_id), lambda scope, value: tool_end(scope, _text(tool, value)))
 
 
 def _run_json_stream(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -180,20 +173,13 @@ def _text(of: Any, value: Any) -> str:
         return str(value)
 
 
-def _call_tool(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    async def call_tool(
-        self: Any,
-        name: str,
-        arguments: Any = None,
-        cancellation_token: Any = None,
-        call_id: str | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        scope = tool_run(name, arguments or {}, call_id)
-        run = original(self, name, arguments, cancellation_token, call_id, **kwargs)
-        return await within(
-            scope, run, lambda result: tool_end(scope, result.to_text(), failed=result.is_error) if scope else None
-        )
-
-    return call_tool
+def _workbench_tool(
+    workbench: Any,
+    name: str,
+    arguments: Any = None,
+    cancellation_token: Any = None,
+    call_id: str | None = None,
+    **_: Any,
+) -> Any:
+    scope = tool_run(name, arguments or {}, call_id)
+    return within(scope, lambda scope, result: tool_end(scope, result.to_text(), failed=result.is_error))

@@ -7,14 +7,13 @@ Replaced in every `ConversableAgent`, because its loggers report only after the 
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agl import tracing
 from agl.adapters.patching import Patches
-from agl.adapters.scopes import agent_turn, tool_end, tool_run, within
+from agl.adapters.scopes import agent_turn, around, around_async, tool_end, tool_run, within
+from agl.tracing.context import Scope
 
 
 def install(patches: Patches) -> None:
@@ -26,66 +25,27 @@ def install(patches: Patches) -> None:
     patches.tree(
         ConversableAgent,
         {
-            "generate_reply": _generate_reply,
-            "a_generate_reply": _a_generate_reply,
-            "execute_function": _execute_function,
-            "a_execute_function": _a_execute_function,
+            "generate_reply": around(_turn),
+            "a_generate_reply": around_async(_turn),
+            "execute_function": around(_tool),
+            "a_execute_function": around_async(_tool),
         },
     )
 
 
-def _generate_reply(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def generate_reply(self: Any, *args: Any, **kwargs: Any) -> Any:
-        scope = agent_turn(self.name)
-        try:
-            reply = original(self, *args, **kwargs)
-        except BaseException as error:
-            if scope is not None:
-                tracing.end(scope, error=error)
-            raise
-        if scope is not None:
-            tracing.end(scope)
-        return reply
-
-    return generate_reply
+def _turn(agent: Any, *_: Any, **__: Any) -> Any:
+    return within(agent_turn(agent.name))
 
 
-def _a_generate_reply(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    async def a_generate_reply(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return await within(agent_turn(self.name), original(self, *args, **kwargs))
+def _tool(agent: Any, func_call: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    call_id = _call_id(agent, func_call, args, kwargs)
+    scope = tool_run(func_call.get("name", ""), func_call.get("arguments", ""), call_id)
 
-    return a_generate_reply
+    def finish(scope: Scope, result: tuple[bool, dict[str, Any]]) -> None:
+        succeeded, message = result
+        tool_end(scope, str(message.get("content", "")), failed=not succeeded)
 
-
-def _execute_function(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def execute_function(self: Any, func_call: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        call_id = _call_id(self, func_call, args, kwargs)
-        scope = tool_run(func_call.get("name", ""), func_call.get("arguments", ""), call_id)
-        try:
-            result = original(self, func_call, *args, **kwargs)
-        except BaseException as error:
-            if scope is not None:
-                tracing.end(scope, error=error)
-            raise
-        if scope is not None:
-            _end(scope, result)
-        return result
-
-    return execute_function
-
-
-def _a_execute_function(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    async def a_execute_function(self: Any, func_call: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        call_id = _call_id(self, func_call, args, kwargs)
-        scope = tool_run(func_call.get("name", ""), func_call.get("arguments", ""), call_id)
-        run = original(self, func_call, *args, **kwargs)
-        return await within(scope, run, lambda result: _end(scope, result))
-
-    return a_execute_function
+    return within(scope, finish)
 
 
 def _call_id(agent: Any, func_call: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
@@ -98,8 +58,3 @@ def _call_id(agent: Any, func_call: Mapping[str, Any], args: Sequence[Any], kwar
             if call.get("function") is func_call:
                 return call.get("id")
     return None
-
-
-def _end(scope: Any, result: tuple[bool, dict[str, Any]]) -> None:
-    succeeded, message = result
-    tool_end(scope, str(message.get("content", "")), failed=not succeeded)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -24,7 +23,8 @@ from agl.adapters.base import InstrumentedTracer
 from agl.adapters.crewai.runnable import agent_name, handles, runnable
 from agl.adapters.openai.tracer import switched_on
 from agl.adapters.patching import Patches
-from agl.adapters.scopes import agent_turn, last_chat, tool_end, tool_run
+from agl.adapters.scopes import agent_turn, around, around_async, last_chat, tool_end, tool_run, within
+from agl.tracing.context import Scope
 
 
 class CrewAITracer(InstrumentedTracer):
@@ -43,17 +43,17 @@ class CrewAITracer(InstrumentedTracer):
         from crewai.tools.tool_usage import ToolUsage  # pyright: ignore
 
         self._patches = Patches()
-        turn, aturn = _turn, _aturn
+        turn, aturn = around(_sync_turn), around_async(_turn)
         agents = {"execute_task": turn, "aexecute_task": aturn, "kickoff": turn, "kickoff_async": aturn}
         self._patches.tree(BaseAgent, agents)
-        self._patches.tree(BaseAgentExecutor, {"_execute_single_native_tool_call": _native_call})
+        self._patches.tree(BaseAgentExecutor, {"_execute_single_native_tool_call": around(_native_call)})
         name = "execute_single_native_tool_call"
-        self._patches.replace(step_executor, name, _native_call(getattr(step_executor, name)))
-        self._patches.method(ToolUsage, "use", _use)
-        self._patches.method(ToolUsage, "ause", _ause)
-        self._patches.tree(BaseTool, {"run": _watched, "arun": _awatched})
-        self._patches.method(CrewStructuredTool, "invoke", _watched)
-        self._patches.method(CrewStructuredTool, "ainvoke", _awatched)
+        self._patches.replace(step_executor, name, around(_native_call)(getattr(step_executor, name)))
+        self._patches.method(ToolUsage, "use", around(_use))
+        self._patches.method(ToolUsage, "ause", around_async(_use))
+        self._patches.tree(BaseTool, {"run": around(_watched), "arun": around_async(_watched)})
+        self._patches.method(CrewStructuredTool, "invoke", around(_watched))
+        self._patches.method(CrewStructuredTool, "ainvoke", around_async(_watched))
         self._openai = switched_on()
 
     def _restore(self) -> None:
@@ -65,40 +65,13 @@ class CrewAITracer(InstrumentedTracer):
 # -- agents -----------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _within_turn(agent: Any) -> Iterator[None]:
-    scope = agent_turn(agent_name(agent), start=start)
-    try:
-        yield
-    except BaseException as error:
-        if scope is not None:
-            end(scope, error=error)
-        raise
-    if scope is not None:
-        end(scope)
+def _turn(agent: Any, *_: Any, **__: Any) -> Any:
+    return within(agent_turn(agent_name(agent), start=start), end=end)
 
 
-def _turn(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def turn(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if tracing.current() is None or _in_event_loop():
-            # In an event loop, `kickoff` returns the coroutine of `kickoff_async`.
-            return original(self, *args, **kwargs)
-        with _within_turn(self):
-            return original(self, *args, **kwargs)
-
-    return turn
-
-
-def _aturn(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    async def turn(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if tracing.current() is None:
-            return await original(self, *args, **kwargs)
-        with _within_turn(self):
-            return await original(self, *args, **kwargs)
-
-    return turn
+def _sync_turn(agent: Any, *_: Any, **__: Any) -> Any:
+    # In an event loop, `kickoff` returns the coroutine of `kickoff_async`.
+    return within(None) if _in_event_loop() else _turn(agent)
 
 
 def _in_event_loop() -> bool:
@@ -127,31 +100,13 @@ _run: ContextVar[_Run | None] = ContextVar("agl.crewai.run", default=None)
 """The call whose tool runs. crewai runs tools in copies of the context."""
 
 
-def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _watching():
-            return original(self, *args, **kwargs)
-
-    return run
-
-
-def _awatched(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    async def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _watching():
-            return await original(self, *args, **kwargs)
-
-    return run
-
-
 @contextlib.contextmanager
-def _watching() -> Iterator[None]:
+def _watched(*_: Any, **__: Any) -> Iterator[Callable[[Any], None]]:
     here = _run.get()
     if here is not None:
         here.error = None
     try:
-        yield
+        yield lambda result: None
     except BaseException as error:
         if here is not None:
             here.error = error
@@ -159,45 +114,43 @@ def _watching() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _tool_span(name: str, arguments: Any, call_id: str | None) -> Iterator[Callable[[str, Any], None]]:
-    """A call's span; what is given is to be called with the result and what crewai knows of its failure."""
+def _tool_span(
+    name: str, arguments: Any, call_id: str | None, outcome: Callable[[Any], tuple[Any, Any]]
+) -> Iterator[Callable[[Any], None]]:
+    """A call's span. `outcome`: what the method returns -> the tool's result, and what crewai knows of its failure."""
     scope = tool_run(name, arguments, call_id, issued_by=last_chat(tracing.current()), start=start)
     run = _Run()
     token = _run.set(run)
 
-    def finish(result: str, failure: Any) -> None:
-        if scope is None:
-            return
+    def finish(scope: Scope, returned: Any) -> None:
+        result, failure = outcome(returned)
         if run.error is not None:
             end(scope, error=run.error)
         else:
-            tool_end(scope, result, failed=failure is not None, end=end)
+            tool_end(scope, str(result), failed=failure is not None, end=end)
+
+    def failed(scope: Scope, *, error: BaseException | None = None) -> None:
+        end(scope, error=run.error or error)
 
     try:
-        yield finish
-    except BaseException as error:
-        if scope is not None:
-            end(scope, error=run.error or error)
-        raise
+        with within(scope, finish, end=failed) as returns:
+            yield returns
     finally:
         _run.reset(token)
 
 
-def _native_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        known = None if tracing.current() is None else _call_info(args, kwargs)
-        if known is None:
-            return original(*args, **kwargs)
-        call_id, name, arguments = known
-        with _tool_span(name, arguments, call_id) as finish:
-            result = original(*args, **kwargs)
-            # A dict from an executor, an object from the function that plans use.
-            facts = result if isinstance(result, dict) else vars(result)
-            finish(str(facts["result"]), facts.get("tool_failure"))
-        return result
+def _native_call(*args: Any, **kwargs: Any) -> Any:
+    known = _call_info(args, kwargs)
+    if known is None:
+        return within(None)
 
-    return call
+    def outcome(result: Any) -> tuple[Any, Any]:
+        # A dict from an executor, an object from the function that plans use.
+        facts = result if isinstance(result, dict) else vars(result)
+        return facts["result"], facts.get("tool_failure")
+
+    call_id, name, arguments = known
+    return _tool_span(name, arguments, call_id, outcome)
 
 
 def _call_info(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str, Any] | None:
@@ -209,28 +162,10 @@ def _call_info(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str,
     return extract_tool_call_info(kwargs["tool_call"] if "tool_call" in kwargs else args[-1])
 
 
-def _use(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def use(self: Any, calling: Any, *args: Any, **kwargs: Any) -> Any:
-        # A call that is tried again comes here again.
-        if tracing.current() is None or _run.get() is not None or not hasattr(calling, "tool_name"):
-            return original(self, calling, *args, **kwargs)
-        with _tool_span(calling.tool_name, calling.arguments or {}, None) as finish:
-            result = original(self, calling, *args, **kwargs)
-            finish(str(result), getattr(self, "last_failure", None))
-        return result
-
-    return use
-
-
-def _ause(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    async def use(self: Any, calling: Any, *args: Any, **kwargs: Any) -> Any:
-        if tracing.current() is None or _run.get() is not None or not hasattr(calling, "tool_name"):
-            return await original(self, calling, *args, **kwargs)
-        with _tool_span(calling.tool_name, calling.arguments or {}, None) as finish:
-            result = await original(self, calling, *args, **kwargs)
-            finish(str(result), getattr(self, "last_failure", None))
-        return result
-
-    return use
+def _use(usage: Any, calling: Any, *_: Any, **__: Any) -> Any:
+    # A call that is tried again comes here again.
+    if _run.get() is not None or not hasattr(calling, "tool_name"):
+        return within(None)
+    return _tool_span(
+        calling.tool_name, calling.arguments or {}, None, lambda result: (result, getattr(usage, "last_failure", None))
+    )

@@ -11,9 +11,10 @@ answer. The `chat` spans are the SDK's, through `agl.adapters.openai`: a stream'
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -25,7 +26,7 @@ from agl.adapters.base import InstrumentedTracer
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.openai.tracer import switched_on
 from agl.adapters.patching import Patches
-from agl.adapters.scopes import agent_turn, last_chat, tool_end, tool_run
+from agl.adapters.scopes import agent_turn, around, last_chat, tool_end, tool_run, within
 from agl.adapters.smolagents.runnable import handles, runnable
 
 
@@ -47,13 +48,13 @@ class SmolagentsTracer(InstrumentedTracer):
         self._patches = Patches()
         agents: dict[str, Callable[..., Any]] = {
             "_run_stream": _run_stream,
-            "__call__": _calling,
+            "__call__": around(_calling),
             "process_tool_calls": _process_tool_calls,
             "execute_tool_call": _execute_tool_call,
         }
         self._patches.tree(MultiStepAgent, agents)
-        self._patches.tree(Tool, {"__call__": _calling})
-        self._patches.tree(PythonExecutor, {"__call__": _executing})
+        self._patches.tree(Tool, {"__call__": around(_calling)})
+        self._patches.tree(PythonExecutor, {"__call__": around(_code)})
         self._openai = switched_on()
 
     def _restore(self) -> None:
@@ -140,34 +141,25 @@ def _execute_tool_call(original: Callable[..., Any]) -> Callable[..., Any]:
     return execute_tool_call
 
 
-def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if tracing.current() is None or _running.get() is self or _gives_the_answer(self):
-            return original(self, *args, **kwargs)
-        issued = _call.get()
-        running, claimed = _running.set(self), _call.set(None)
-        try:
-            scope = tool_run(
-                self.name or "agent",
-                _arguments(self, args, kwargs),
-                issued.id if issued else None,
-                issued_by=issued.issued_by if issued else None,
-            )
-            try:
-                result = original(self, *args, **kwargs)
-            except BaseException as error:
-                if scope is not None:
-                    tracing.end(scope, error=error)
-                raise
-            if scope is not None:
-                tool_end(scope, str(result))
-            return result
-        finally:
-            _call.reset(claimed)
-            _running.reset(running)
-
-    return call
+@contextlib.contextmanager
+def _calling(tool: Any, *args: Any, **kwargs: Any) -> Iterator[Callable[[Any], None]]:
+    if _running.get() is tool or _gives_the_answer(tool):
+        yield lambda result: None
+        return
+    issued = _call.get()
+    running, claimed = _running.set(tool), _call.set(None)
+    try:
+        scope = tool_run(
+            tool.name or "agent",
+            _arguments(tool, args, kwargs),
+            issued.id if issued else None,
+            issued_by=issued.issued_by if issued else None,
+        )
+        with within(scope, lambda scope, result: tool_end(scope, str(result))) as returns:
+            yield returns
+    finally:
+        _call.reset(claimed)
+        _running.reset(running)
 
 
 def _gives_the_answer(tool: Any) -> bool:
@@ -186,21 +178,6 @@ def _arguments(tool: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dic
     return named
 
 
-def _executing(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def execute(self: Any, code_action: str) -> Any:
-        here = tracing.current()
-        if here is None:
-            return original(self, code_action)
-        scope = tool_run("python_interpreter", {"code": code_action}, None, issued_by=last_chat(here))
-        try:
-            output = original(self, code_action)
-        except BaseException as error:
-            if scope is not None:
-                tracing.end(scope, error=error)
-            raise
-        if scope is not None:
-            tool_end(scope, f"{output.logs}{output.output}")
-        return output
-
-    return execute
+def _code(executor: Any, code_action: str) -> Any:
+    scope = tool_run("python_interpreter", {"code": code_action}, None, issued_by=last_chat(tracing.current()))
+    return within(scope, lambda scope, output: tool_end(scope, f"{output.logs}{output.output}"))

@@ -8,9 +8,10 @@ made earlier are traced too. Its OpenTelemetry spans are the user's and stay unc
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from agl import semconv, tracing
@@ -18,7 +19,7 @@ from agl.adapters.aside import end, start, traced
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches
-from agl.adapters.scopes import agent_turn, model_call, tool_run
+from agl.adapters.scopes import agent_turn, around_async, model_call, tool_run, within
 from agl.adapters.strands.runnable import agent_name, handles, runnable
 from agl.messages import write
 from agl.tracing.context import Scope
@@ -52,7 +53,9 @@ class StrandsTracer(InstrumentedTracer):
 
         self._patches = Patches()
         self._patches.replace(MiddlewareRegistry, "compose", _composing(MiddlewareRegistry.compose))
-        self._patches.replace(Agent, "structured_output_async", _structuring(Agent.structured_output_async))
+        self._patches.replace(
+            Agent, "structured_output_async", around_async(_structured)(Agent.structured_output_async)
+        )
 
     def _restore(self) -> None:
         self._patches.restore()
@@ -72,25 +75,10 @@ def _composing(compose: Callable[..., Chain]) -> Callable[..., Chain]:
     return composed
 
 
-def _structuring(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    async def structured(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if tracing.current() is None:
-            return await method(self, *args, **kwargs)
-        agent = _start_agent(self)
-        chat = _start_chat(self.model)
-        failure: BaseException | None = None
-        try:
-            return await method(self, *args, **kwargs)
-        except BaseException as error:
-            failure = error
-            raise
-        finally:
-            for scope in (chat, agent):
-                if scope is not None:
-                    end(scope, error=failure)
-
-    return structured
+@contextlib.contextmanager
+def _structured(agent: Any, *_: Any, **__: Any) -> Iterator[Callable[[Any], None]]:
+    with within(_start_agent(agent), end=end), within(_start_chat(agent.model), end=end) as returns:
+        yield returns
 
 
 def _agent_stage(chain: Chain) -> Chain:

@@ -145,17 +145,3 @@ def message_line(agent: str, message: Mapping[str, Any]) -> str:
     parts = [content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)] if content else []
     parts += [json.dumps(rest, ensure_ascii=False)] if rest else []
     return f"{agent} | {role}: {' '.join(parts)}"
-
-
-def message_text(message: Any) -> str:
-    """The text in a message: its content or text blocks, without thoughts and tool calls."""
-    if isinstance(message, str):
-        return message
-    if isinstance(message, Mapping):
-        if message.get("type") in ("reasoning", "thinking", "function_call", "tool_use"):
-            return ""
-        text = message.get("text")
-        return text if isinstance(text, str) else message_text(message.get("content"))
-    if isinstance(message, list | tuple):
-        return "\n".join(text for part in message if (text := message_text(part)))
-    return ""

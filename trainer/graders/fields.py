@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
-from agl.errors import RewardError
-from agl.rewards.trace import message_text
+from agl.errors import RewardError, UnreadableMessageError
+from agl.messages import Text, ToolResult, read
 from agl.tracing.context import current
 
 Field = str | Callable[[Any], Any]
@@ -115,7 +115,7 @@ def text_of(value: Any) -> str:
             for name in ("content", "messages", "output", "text"):
                 if name in value:
                     part = value[name]
-                    return text_of(part) if name != "content" or isinstance(part, str) else message_text(part)
+                    return text_of(part) if name != "content" or isinstance(part, str) else _texts(part)
         case list() | tuple():
             if value and all(_is_message(one) for one in value):
                 return text_of(value[-1])
@@ -128,6 +128,16 @@ def text_of(value: Any) -> str:
         return json.dumps(plain(value), ensure_ascii=False, default=str)
     except (TypeError, ValueError, RecursionError):
         return str(value)
+
+
+def _texts(content: Any) -> str:
+    """The texts among a message's parts, one a line, without thoughts and tool calls."""
+    try:
+        [message] = read.answers({"content": [content] if isinstance(content, Mapping) else content})
+    except UnreadableMessageError:
+        return json.dumps(content, ensure_ascii=False, default=str)
+    texts = (p.text if isinstance(p, ToolResult) else p.content if isinstance(p, Text) else "" for p in message.parts)
+    return "\n".join(filter(None, texts))
 
 
 def plain(value: Any) -> Any:
@@ -151,7 +161,7 @@ def _object_text(message: Any) -> str | None:
     for name in ("final_output", "content", "text", "message", "messages", "choices"):
         value = getattr(message, name, None)
         if name == "content" and isinstance(value, list):
-            return message_text([plain(part) for part in value])
+            return _texts([plain(part) for part in value])
         if name in ("messages", "choices", "message"):
             inner = value[-1] if isinstance(value, list | tuple) and value else value
             if inner is not None and not isinstance(inner, list | tuple) and not callable(inner):

@@ -17,7 +17,8 @@ from typing import Any
 
 from agl.errors import ConfigError, checked_options
 from agl.mdp.types import Reward
-from agl.rewards.trace import Trace, message_line, message_text
+from agl.rewards.trace import Trace, message_line
+from agl.trainer.graders.fields import text_of
 from agl.trainer.graders.judge_base import Judge, Question, answer_schema, json_object
 
 TEMPLATE = """You compare {n} run(s) of an assistant, all on one task.
@@ -161,7 +162,7 @@ def _lines(trace: Trace) -> list[str]:
     conversation = trace.conversation
     lines = [message_line(agent, message) for agent, message in conversation]
     output = trace.output
-    if output is not None and output != (message_text(conversation[-1][1]) if conversation else None):
+    if output is not None and output != (text_of(conversation[-1][1]) if conversation else None):
         rewards = [r for s in trace.spans if (r := Reward.of_span(s.attributes, s.parent_id)) is not None]
         # An agent that is a function may have returned its reward.
         if not any(r.source == "return" and output == _json_number(output, r.value) for r in rewards):

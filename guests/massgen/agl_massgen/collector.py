@@ -21,6 +21,7 @@ from agl import semconv, tracing
 from agl.agents.registry import ImportedFrameworks
 from agl.errors import ConfigError
 from agl.mdp.selection import select
+from agl.messages import write
 from agl.rewards.trace import Trace as Attempt
 from agl.tracing import context
 from agl.tracing.threads import carried_across_threads
@@ -176,11 +177,10 @@ class AgentRun:
         content = self.scope.rollout.capture_content
         match span:
             case PromptSpan():
-                said = [{"role": "assistant", "content": span.output}]
                 facts = {
                     semconv.REQUEST_MODEL: span.model,
-                    semconv.INPUT_MESSAGES: _text(span.input) if content else None,
-                    semconv.OUTPUT_MESSAGES: _text(said) if content else None,
+                    semconv.INPUT_MESSAGES: write.history_json(span.input) if content else None,
+                    semconv.OUTPUT_MESSAGES: write.answer_json(span.output) if content else None,
                 }
                 self._record(semconv.CHAT, span.model, facts, span.error)
             case ToolSpan():
