@@ -190,3 +190,8 @@ def question(task: Any) -> str:
         f"cannot make an input of a {type(task).__name__} task",
         hint="say how with agl.wrap(..., input=lambda task: ...)",
     )
+
+
+def question_or_parts(task: Any) -> Any:
+    """A list of messages or parts unchanged; of another task, its `question`."""
+    return task if isinstance(task, list) else question(task)

@@ -20,11 +20,7 @@ def is_function(agent: object) -> bool:
 
 def function_runnable(agent: Callable[[Any], Any]) -> Runnable:
     """How a function task -> output, sync or async, is run: with the task itself, for its result."""
-    return Runnable(getattr(agent, "__name__", "agent"), agent, _unchanged, _unchanged)
-
-
-def _unchanged(value: Any) -> Any:
-    return value
+    return Runnable(getattr(agent, "__name__", "agent"), agent, lambda task: task, lambda result: result)
 
 
 class ClientTracer(InstrumentedTracer):

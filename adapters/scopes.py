@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -131,29 +130,6 @@ def handoff(from_agent: str, to_agent: str, call_id: str | None) -> None:
     scope = tracing.start(semconv.HANDOFF, to_agent, attributes=attributes)
     if scope is not None:
         tracing.end(scope)
-
-
-@contextlib.contextmanager
-def within(
-    scope: Scope | None, finish: Callable[[Scope, Any], None] | None = None, *, end: End = tracing.end
-) -> Iterator[Callable[[Any], None]]:
-    """A block within a scope, which ends with it: with its error, or else by `finish(scope, result)`.
-
-    The block calls the value with its result, where there is one; otherwise `end` ends the scope.
-    """
-    results: list[Any] = []
-    try:
-        yield results.append
-    except BaseException as error:
-        if scope is not None:
-            end(scope, error=error)
-        raise
-    if scope is None:
-        return
-    if finish is not None and results:
-        finish(scope, results[0])
-    else:
-        end(scope)
 
 
 Block = Callable[..., AbstractContextManager[Callable[[Any], None]]]

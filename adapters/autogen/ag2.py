@@ -15,7 +15,8 @@ from typing import Any
 
 from agl import tracing
 from agl.adapters.patching import Patches
-from agl.adapters.scopes import agent_turn, tool_end, tool_run, within
+from agl.adapters.scopes import agent_turn, tool_end, tool_run
+from agl.tracing.context import within
 
 
 def install(patches: Patches) -> None:

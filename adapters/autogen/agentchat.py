@@ -20,8 +20,8 @@ from agl import tracing
 from agl.adapters.aside import traced
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches
-from agl.adapters.scopes import agent_turn, around_async, handoff, tool_end, tool_run, within
-from agl.tracing.context import Scope
+from agl.adapters.scopes import agent_turn, around_async, handoff, tool_end, tool_run
+from agl.tracing.context import Scope, within
 
 
 def install(patches: Patches) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agl.adapters.patching import Patches
-from agl.adapters.scopes import agent_turn, around, around_async, tool_end, tool_run, within
-from agl.tracing.context import Scope
+from agl.adapters.scopes import agent_turn, around, around_async, tool_end, tool_run
+from agl.tracing.context import Scope, within
 
 
 def install(patches: Patches) -> None:

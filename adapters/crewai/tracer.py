@@ -23,8 +23,8 @@ from agl.adapters.base import InstrumentedTracer
 from agl.adapters.crewai.runnable import agent_name, handles, runnable
 from agl.adapters.openai.tracer import switched_on
 from agl.adapters.patching import Patches
-from agl.adapters.scopes import agent_turn, around, around_async, last_chat, tool_end, tool_run, within
-from agl.tracing.context import Scope
+from agl.adapters.scopes import agent_turn, around, around_async, last_chat, tool_end, tool_run
+from agl.tracing.context import Scope, within
 
 
 class CrewAITracer(InstrumentedTracer):

@@ -29,7 +29,10 @@ def runnable(agent: Any) -> Runnable:
     async def invoke(value: Any) -> Any:
         return await agent.ainvoke(value)
 
-    return Runnable(name_of(agent), invoke, messages if is_graph(agent) else _plain, text_of)
+    def plain(task: Any) -> Any:
+        return dict(task) if isinstance(task, Mapping) else task
+
+    return Runnable(name_of(agent), invoke, messages if is_graph(agent) else plain, text_of)
 
 
 def name_of(agent: Any) -> str:
@@ -43,10 +46,6 @@ def messages(task: Any) -> Any:
     if isinstance(task, Mapping) and "messages" in task:
         return dict(task)
     return {"messages": [{"role": "user", "content": question(task)}]}
-
-
-def _plain(task: Any) -> Any:
-    return dict(task) if isinstance(task, Mapping) else task
 
 
 def text_of(result: Any) -> Any:

@@ -140,24 +140,18 @@ def _handler() -> BaseCallbackHandler:
             """Remember a run; None outside a rollout."""
             above = None
             if parent_run_id is None:
-                self._forget_closed()
+                # LangChain never ends the runs of streams that were broken off.
+                for closed in [r for r, run in list(self.runs.items()) if run.around.rollout.closed]:
+                    self.runs.pop(closed, None)
                 parent = tracing.current()
             else:
                 above = self.runs.get(parent_run_id)
-                parent = place(None if above is None else above.around, self._own())
+                parent = place(None if above is None else above.around, [run.scope for run in list(self.runs.values())])
             if parent is None:
                 return None
             label = label_of(metadata or {}, tags or (), above and above.label, nodes=bool(_naming_nodes))
             run = self.runs[run_id] = _Run(parent, label)
             return run
-
-        def _own(self) -> Iterator[Scope | None]:
-            yield from [run.scope for run in list(self.runs.values())]
-
-        def _forget_closed(self) -> None:
-            """Drop the runs of ended rollouts that LangChain never ended: streams that were broken off."""
-            for run_id in [r for r, run in list(self.runs.items()) if run.around.rollout.closed]:
-                self.runs.pop(run_id, None)
 
         def _close(
             self, run_id: UUID, error: BaseException | str | None = None, attributes: dict[str, Any] | None = None
@@ -168,7 +162,8 @@ def _handler() -> BaseCallbackHandler:
             if run.label.is_node and scope.kind == semconv.INVOKE_AGENT and not _spoke(scope):
                 scope.span.update_name(f"{semconv.OPERATION} {scope.agent}")
                 attributes = {semconv.OPERATION_NAME: semconv.OPERATION}
-            if _is_control_flow(error):
+            # How a graph pauses or goes elsewhere is no failure.
+            if any(cls.__name__ == "GraphBubbleUp" for cls in type(error).__mro__):
                 error = None
                 if scope.kind == semconv.EXECUTE_TOOL:
                     attributes = {semconv.PAUSED: True}
@@ -216,7 +211,8 @@ def _handler() -> BaseCallbackHandler:
                 record_failed_call(name, call_id, text, parent=parent, agent=agent)
             params = kwargs.get("invocation_params") or {}
             model = str(params.get("model") or params.get("model_name") or (metadata or {}).get("ls_model_name") or "")
-            attributes = {semconv.CLIENT: _client_name(serialized), semconv.URL: _client_url(serialized, params)}
+            path = (serialized or {}).get("id") or [(serialized or {}).get("name", "unknown")]
+            attributes = {semconv.CLIENT: str(path[-1]), semconv.URL: _client_url(serialized, params)}
             provider = (metadata or {}).get("ls_provider")
             run.opened(model_call(model, provider, agent=agent, parent=parent, attributes=attributes))
 
@@ -230,7 +226,9 @@ def _handler() -> BaseCallbackHandler:
             if run is not None and (scope := run.scope) is not None:
                 if _naming_nodes:
                     issued = self.issuers.setdefault(scope.rollout, {})
-                    issued.update({call_id: scope.agent for call_id in _tool_call_ids(response)})
+                    for message in (getattr(g, "message", None) for batch in response.generations for g in batch):
+                        calls = getattr(message, "tool_calls", None) or ()
+                        issued.update({call["id"]: scope.agent for call in calls if call["id"]})
                 self._close(run_id, attributes=_facts(response, scope.rollout.capture_content))
 
         def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
@@ -314,23 +312,6 @@ def _spoke(node: Scope) -> bool:
     return any(scope.parent is node and scope.kind in spoken for scope in list(node.rollout.open)) or any(
         span.parent_id == node.span_id and span.operation in spoken for span in reversed(node.rollout.spans)
     )
-
-
-def _is_control_flow(error: object) -> bool:
-    """Whether this is how a graph pauses or goes elsewhere, which is no failure."""
-    return any(cls.__name__ == "GraphBubbleUp" for cls in type(error).__mro__)
-
-
-def _tool_call_ids(response: Any) -> Iterator[str]:
-    for generation in (g for batch in response.generations for g in batch):
-        for call in getattr(getattr(generation, "message", None), "tool_calls", None) or ():
-            if call["id"]:
-                yield call["id"]
-
-
-def _client_name(serialized: Mapping[str, Any] | None) -> str:
-    path = (serialized or {}).get("id")
-    return str(path[-1]) if path else str((serialized or {}).get("name", "unknown"))
 
 
 def _client_url(serialized: Mapping[str, Any] | None, params: Mapping[str, Any]) -> str | None:

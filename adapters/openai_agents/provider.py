@@ -43,7 +43,8 @@ class Provider(TraceProvider):
         if not self._hidden and tracing.idle():
             return self.users.create_span(span_data, span_id, parent, disabled)
         around = [a for a in (parent,) if a is not None] or [self.get_current_span(), self.get_current_trace()]
-        if not any(a is not None and self._is_hidden(a) for a in around):
+        ids = {id for a in around if a is not None for id in (a.trace_id, getattr(a, "span_id", None))}
+        if not ids & self._hidden:
             span = self.users.create_span(span_data, span_id, parent, disabled)
             if span.span_id != _NOOP or tracing.current() is None or self.get_current_trace() is None:
                 return span
@@ -51,9 +52,6 @@ class Provider(TraceProvider):
         if hidden.span_id != _NOOP:
             self._hidden.add(hidden.span_id)
         return hidden
-
-    def _is_hidden(self, of: Any) -> bool:
-        return of.trace_id in self._hidden or getattr(of, "span_id", None) in self._hidden
 
     def forget(self, id: str) -> None:
         """Forget the id of a trace or a span that has ended."""

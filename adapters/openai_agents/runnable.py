@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agl.adapters.base import Runnable, question
+from agl.adapters.base import Runnable, question_or_parts
 
 
 def handles(agent: object) -> bool:
@@ -23,12 +23,4 @@ def runnable(agent: Any) -> Runnable:
 
         return await Runner.run(agent, value)
 
-    return Runnable(agent.name, invoke, _input, _final_output)
-
-
-def _input(task: Any) -> Any:
-    return task if isinstance(task, list) else question(task)
-
-
-def _final_output(result: Any) -> Any:
-    return result.final_output
+    return Runnable(agent.name, invoke, question_or_parts, lambda result: result.final_output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agl.adapters.base import Runnable, question
+from agl.adapters.base import Runnable, question_or_parts
 
 
 def handles(agent: object) -> bool:
@@ -21,8 +21,4 @@ def runnable(agent: Any) -> Runnable:
         # It would take the name of our variable.
         return await agent.run(value, infer_name=False)
 
-    return Runnable(agent.name or "agent", invoke, _input, lambda result: result.output)
-
-
-def _input(task: Any) -> Any:
-    return task if isinstance(task, list) else question(task)
+    return Runnable(agent.name or "agent", invoke, question_or_parts, lambda result: result.output)

@@ -26,8 +26,9 @@ from agl.adapters.base import InstrumentedTracer
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.openai.tracer import switched_on
 from agl.adapters.patching import Patches
-from agl.adapters.scopes import agent_turn, around, last_chat, tool_end, tool_run, within
+from agl.adapters.scopes import agent_turn, around, last_chat, tool_end, tool_run
 from agl.adapters.smolagents.runnable import handles, runnable
+from agl.tracing.context import within
 
 
 class SmolagentsTracer(InstrumentedTracer):

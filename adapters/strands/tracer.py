@@ -19,10 +19,10 @@ from agl.adapters.aside import end, start, traced
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches
-from agl.adapters.scopes import agent_turn, around_async, model_call, tool_run, within
+from agl.adapters.scopes import agent_turn, around_async, model_call, tool_run
 from agl.adapters.strands.runnable import agent_name, handles, runnable
 from agl.messages import write
-from agl.tracing.context import Scope
+from agl.tracing.context import Scope, within
 
 _PROVIDERS = {"openai_responses": "openai"}
 _OPENAI_REASONS = {
@@ -67,7 +67,12 @@ def _composing(compose: Callable[..., Chain]) -> Callable[..., Chain]:
         if tracing.current() is None:
             return compose(self, stage, terminal)
         if stage.name == "agentStream":
-            return _agent_stage(compose(self, stage, terminal))
+            chain = compose(self, stage, terminal)
+            return lambda context: traced(
+                lambda: _start_agent(context.agent),
+                lambda: chain(context),
+                lambda scope, error: end(scope, error=_failure(error)),
+            )
         # Innermost: an answer of the user's middleware is no call, and its changes of a call are recorded.
         inner = {"invokeModel": _model_stage, "executeTool": _tool_stage}.get(stage.name)
         return compose(self, stage, inner(terminal) if inner else terminal)
@@ -79,14 +84,6 @@ def _composing(compose: Callable[..., Chain]) -> Callable[..., Chain]:
 def _structured(agent: Any, *_: Any, **__: Any) -> Iterator[Callable[[Any], None]]:
     with within(_start_agent(agent), end=end), within(_start_chat(agent.model), end=end) as returns:
         yield returns
-
-
-def _agent_stage(chain: Chain) -> Chain:
-    return lambda context: traced(
-        lambda: _start_agent(context.agent),
-        lambda: chain(context),
-        lambda scope, error: end(scope, error=_failure(error)),
-    )
 
 
 def _failure(error: BaseException | None) -> BaseException | None:
@@ -102,7 +99,9 @@ def _start_agent(agent: Any) -> Scope | None:
 
 
 def _start_chat(model: Any) -> Scope | None:
-    return model_call(_model_id(model), _provider(model), start=start)
+    config = model.get_config()
+    model_id = config.get("model_id") if hasattr(config, "get") else None
+    return model_call(str(model_id or ""), _provider(model), start=start)
 
 
 def _model_stage(terminal: Chain) -> Chain:
@@ -175,11 +174,6 @@ def _text(result: Any) -> str:
     if all(set(block) == {"text"} for block in blocks):
         return "\n".join(block["text"] for block in blocks)
     return json.dumps(blocks, default=str)
-
-
-def _model_id(model: Any) -> str:
-    config = model.get_config()
-    return str((config.get("model_id") if hasattr(config, "get") else None) or "")
 
 
 def _provider(model: Any) -> str:

@@ -178,7 +178,7 @@ def switched_on(tracers: Iterable[Tracer]) -> Iterator[None]:
     Beside a tracer of a framework, functions do not find other frameworks by themselves: it was chosen.
     """
     clients = {name: cls for name, cls in adapters().items() if name in ("openai", "anthropic")}
-    bare = [cls() for name, cls in clients.items() if _importable(name)]
+    bare = [cls() for name, cls in clients.items() if importlib.util.find_spec(name) is not None]
     wanted = list(tracers)
     if any(not isinstance(t, (ImportedFrameworks, *clients.values())) for t in wanted):
         wanted = [t for t in wanted if not isinstance(t, ImportedFrameworks)]
@@ -193,7 +193,3 @@ def switched_on(tracers: Iterable[Tracer]) -> Iterator[None]:
         finally:
             for tracer in reversed(started):
                 tracer.uninstrument()
-
-
-def _importable(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None

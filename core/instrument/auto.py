@@ -118,7 +118,8 @@ class _Program:
             with self._lock:
                 if self._root is None:
                     if self.attempt is None:
-                        self.rollout.agent = _program_name()
+                        path = Path(sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c", "-m") else "python")
+                        self.rollout.agent = (path.parent.name if path.stem == "__main__" else path.stem) or "python"
                     self._root = tracing.root(
                         self.rollout, self.attempt.traceparent if self.attempt else None, began=self.began
                     )
@@ -189,11 +190,6 @@ class _HttpSink:
 
     def finish(self, error: str | None) -> None:
         """`agl run` sees the program's end itself."""
-
-
-def _program_name() -> str:
-    path = Path(sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c", "-m") else "python")
-    return (path.parent.name if path.stem == "__main__" else path.stem) or "python"
 
 
 def _report(text: str) -> None:

@@ -108,11 +108,8 @@ def _last_call(index: SpanIndex, root: Span, error: str) -> Call | None:
     chats = [s for s in index.spans.values() if s.operation == semconv.CHAT]
     if not chats:
         return index.calls[-1] if index.calls else None
-    own = [s for s in chats if _agent_span(index, s) is raised_in]
+    agent_spans = ((s for s in index.upwards(c.parent_id) if s.operation == semconv.INVOKE_AGENT) for c in chats)
+    own = [chat for chat, above in zip(chats, agent_spans, strict=True) if next(above, None) is raised_in]
     within = [s for s in chats if index.within(s.span_id, raised_in.span_id)]
     last = next(reversed(own or within), None)
     return None if last is None else index.by_span.get(last.span_id)
-
-
-def _agent_span(index: SpanIndex, span: Span) -> Span | None:
-    return next((s for s in index.upwards(span.parent_id) if s.operation == semconv.INVOKE_AGENT), None)

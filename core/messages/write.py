@@ -90,7 +90,8 @@ def _openai(message: Message, text_only: bool) -> list[dict[str, Any]]:
             _refuse(message, "a tool result that is not only text")
         content = result.content or ("error" if result.failed else "")
         written.append({"role": "tool", "tool_call_id": result.id, "content": content, **named})
-    others = [p.value for p in message.parts if isinstance(p, Other) and _kind(p) not in _HIDDEN]
+    kept = (p.value for p in message.parts if isinstance(p, Other))
+    others = [value for value in kept if (value.get("type") or next(iter(value), None)) not in _HIDDEN]
     if text_only and others:
         _refuse(message, f"a part of type {str(others[0].get('type'))!r}")
     calls, texts = message.tool_calls, [p for p in message.parts if isinstance(p, Text)]
@@ -107,10 +108,6 @@ def _openai(message: Message, text_only: bool) -> list[dict[str, Any]]:
             {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.json_arguments}} for c in calls
         ]
     return [*written, said]
-
-
-def _kind(part: Other) -> Any:
-    return part.value.get("type") or next(iter(part.value), None)
 
 
 def _refuse(message: Message, what: str) -> NoReturn:

@@ -395,13 +395,30 @@ def close(rollout: RolloutContext) -> None:
 def span(kind: str, name: str, **kwargs: Any) -> Iterator[Scope | None]:
     """`start` and `end` around a block; an exception is recorded and re-raised unchanged."""
     scope = start(kind, name, **kwargs)
-    try:
+    with within(scope):
         yield scope
+
+
+@contextlib.contextmanager
+def within(
+    scope: Scope | None, finish: Callable[[Scope, Any], None] | None = None, *, end: Callable[..., None] = end
+) -> Iterator[Callable[[Any], None]]:
+    """A block within a scope, which ends with it: with its error, or else by `finish(scope, result)`.
+
+    The block calls the value with its result, where there is one; otherwise `end` ends the scope.
+    """
+    results: list[Any] = []
+    try:
+        yield results.append
     except BaseException as error:
         if scope is not None:
             end(scope, error=error)
         raise
-    if scope is not None:
+    if scope is None:
+        return
+    if finish is not None and results:
+        finish(scope, results[0])
+    else:
         end(scope)
 
 

@@ -32,7 +32,10 @@ def decode(request: Any, *, rollout_id: str, attempt: int) -> list[Span]:
         ValueError: it is not an export request.
     """
     try:
-        return [_decode(span, rollout_id, attempt) for span in _spans(request)]
+        scopes = (
+            scope for resource in request.get("resourceSpans") or () for scope in resource.get("scopeSpans") or ()
+        )
+        return [_decode(span, rollout_id, attempt) for scope in scopes for span in scope.get("spans") or ()]
     except _MALFORMED as error:
         raise ValueError(f"not an OTLP export request in JSON: {type(error).__name__}: {error}") from error
 
@@ -54,12 +57,6 @@ def decode_each(request: Any) -> Iterator[tuple[dict[str, Any], Span | ValueErro
                         yield resource_attributes, ValueError(f"a span: {type(error).__name__}: {error}")
     except _MALFORMED as error:
         raise ValueError(f"not an OTLP export request in JSON: {type(error).__name__}: {error}") from error
-
-
-def _spans(request: Any) -> Iterator[Any]:
-    for resource in request.get("resourceSpans") or ():
-        for scope in resource.get("scopeSpans") or ():
-            yield from scope.get("spans") or ()
 
 
 def _encode(span: Span) -> dict[str, Any]:

@@ -13,6 +13,7 @@ Patched, because the SDKs offer no hook: `OpenAI.request`, `AsyncOpenAI.request`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -20,7 +21,7 @@ import inspect
 import sys
 import threading
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -161,14 +162,11 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
             call = None if context.idle() else _routed(sdk, self, args, kwargs)
             if call is None:
                 return await inherited(self, *args, **kwargs)
-            try:
+            with call.failing():
                 client = call.client_to_send(is_async=True)
                 with context.unseen():
                     result = await inherited(client, *call.args, **call.kwargs)
                 return call.end(result)
-            except BaseException as error:
-                call.fail(error)
-                raise
 
         cls.request = request_async
         return _Patch(cls, original, request_async)
@@ -178,14 +176,11 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
         call = None if context.idle() else _routed(sdk, self, args, kwargs)
         if call is None:
             return inherited(self, *args, **kwargs)
-        try:
+        with call.failing():
             client = call.client_to_send(is_async=False)
             with context.unseen():
                 result = inherited(client, *call.args, **call.kwargs)
             return call.end(result)
-        except BaseException as error:
-            call.fail(error)
-            raise
 
     cls.request = request
     return _Patch(cls, original, request)
@@ -226,19 +221,16 @@ class _RoutedRequest:
             chat = None  # an untrained call in the middle of the agent's own call
         if chat is not None:
             chat.span.set_attributes({**wire, semconv.WIRE_CALLS: chat.wire_calls + 1})
-            self._set_model(chat)
+            # A framework's span may not name the model.
+            model = self.options.json_data.get("model") if isinstance(self.options.json_data, dict) else None
+            if model and semconv.REQUEST_MODEL not in chat.span.attributes:
+                chat.span.set_attribute(semconv.REQUEST_MODEL, str(model))
+                chat.span.update_name(f"{semconv.CHAT} {model}")
         elif self.observer is not None:
             chat = self.opened = self.observer.started(path, options, wire)
         if chat is not None:
             self.scope = chat
             chat.wire_calls += 1
-
-    def _set_model(self, chat: Scope) -> None:
-        """Record the request's model on a framework's span that does not name one."""
-        model = self.options.json_data.get("model") if isinstance(self.options.json_data, dict) else None
-        if model and semconv.REQUEST_MODEL not in chat.span.attributes:
-            chat.span.set_attribute(semconv.REQUEST_MODEL, str(model))
-            chat.span.update_name(f"{semconv.CHAT} {model}")
 
     def _record_messages(self) -> None:
         """Record the messages of a request that is not routed, if the rollout records them."""
@@ -314,9 +306,15 @@ class _RoutedRequest:
             result.__class__ = _raw_class(type(result))
         return _with_id(result, self.scope)
 
-    def fail(self, error: BaseException) -> None:
-        if self.opened is not None and self.observer is not None:
-            self.observer.failed(self.opened, error)
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Ends the span with the error that the block raises."""
+        try:
+            yield
+        except BaseException as error:
+            if self.opened is not None and self.observer is not None:
+                self.observer.failed(self.opened, error)
+            raise
 
 
 def _with_id(result: Any, chat: Scope) -> Any:
@@ -403,15 +401,10 @@ def _new_client(sdk: str, *, is_async: bool) -> Any:
 
     class GatewayHttp(http):
         def send(self, request: Any, **options: Any) -> Any:
-            _filter_headers(request)
+            request.headers["traceparent"] = request.headers[_TRACEPARENT]
+            for name in list(request.headers):
+                if name.lower() not in _ALLOWED_HEADERS and not name.lower().startswith("x-stainless-"):
+                    del request.headers[name]
             return super().send(request, **options)
 
     return cls(api_key="agl", base_url="http://agl.invalid/v1", timeout=None, http_client=GatewayHttp(trust_env=False))
-
-
-def _filter_headers(request: Any) -> None:
-    """Restore our `traceparent` and drop every header that is not allowed."""
-    request.headers["traceparent"] = request.headers[_TRACEPARENT]
-    for name in list(request.headers):
-        if name.lower() not in _ALLOWED_HEADERS and not name.lower().startswith("x-stainless-"):
-            del request.headers[name]

@@ -73,10 +73,7 @@ class StoredResponses:
             messages: those that it added, the answer last.
             items: its output.
         """
-        shared = tuple(self._messages.setdefault(_hash(m), m) for m in messages)
+        hashed = [(hashlib.blake2b(orjson.dumps(m), digest_size=16).digest(), m) for m in messages]
+        shared = tuple(self._messages.setdefault(key, m) for key, m in hashed)
         self._responses[response_id] = StoredResponse(previous, shared)
         self.items.update((item["id"], item) for item in items)
-
-
-def _hash(message: Message) -> bytes:
-    return hashlib.blake2b(orjson.dumps(message), digest_size=16).digest()

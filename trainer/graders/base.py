@@ -207,7 +207,8 @@ class Weighted(Grader):
         """The lowest and the highest sum."""
         low = high = 0.0
         for weight, part in self.parts.values():
-            ends = sorted(_times(weight, end) for end in (part.range if isinstance(part, Grader) else _ANY))
+            own = part.range if isinstance(part, Grader) else (-math.inf, math.inf)
+            ends = sorted(0.0 if weight == 0 else weight * end for end in own)
             low, high = low + ends[0], high + ends[1]
         return (low, high) if self.clip is None else (max(low, self.clip[0]), min(high, self.clip[1]))
 
@@ -273,13 +274,6 @@ class Weighted(Grader):
     def _unclipped(self) -> None:
         if self.clip is not None:
             raise ConfigError("a clipped sum has no parts to add to", hint='name it: Weighted({"name": (weight, sum)})')
-
-
-_ANY = (-math.inf, math.inf)
-
-
-def _times(weight: float, end: float) -> float:
-    return 0.0 if weight == 0 else weight * end
 
 
 def _split(name: str, value: Any) -> tuple[Reward, list[Reward]]:

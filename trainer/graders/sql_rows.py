@@ -23,7 +23,7 @@ def same_rows(rows: Rows, expected: Rows, *, ordered: bool, distinct: bool, tole
         distinct: whether to compare as sets, in no order.
         tolerance: relative, between numbers; absolute below 1.
     """
-    left, right = [_row(r) for r in rows], [_row(r) for r in expected]
+    left, right = ([tuple(map(_cell, row)) for row in result] for result in (rows, expected))
     if ordered and not distinct:
         pairs = zip(left, right, strict=False)
         return len(left) == len(right) and all(_close(a, b, tolerance) for a, b in pairs)
@@ -41,10 +41,6 @@ def same_rows(rows: Rows, expected: Rows, *, ordered: bool, distinct: bool, tole
 
 
 Cell = tuple[str, Hashable]
-
-
-def _row(row: tuple[Any, ...]) -> tuple[Cell, ...]:
-    return tuple(_cell(value) for value in row)
 
 
 def _cell(value: Any) -> Cell:
