@@ -212,8 +212,13 @@ def _handler() -> BaseCallbackHandler:
             params = kwargs.get("invocation_params") or {}
             model = str(params.get("model") or params.get("model_name") or (metadata or {}).get("ls_model_name") or "")
             path = (serialized or {}).get("id") or [(serialized or {}).get("name", "unknown")]
-            attributes = {semconv.CLIENT: str(path[-1]), semconv.URL: _client_url(serialized, params)}
-            provider = (metadata or {}).get("ls_provider")
+            known = metadata or {}
+            attributes = {
+                semconv.CLIENT: str(path[-1]),
+                semconv.URL: _client_url(serialized, params),
+                semconv.CONVERSATION_ID: known.get("thread_id"),
+            }
+            provider = known.get("ls_provider")
             run.opened(model_call(model, provider, agent=agent, parent=parent, attributes=attributes))
 
         def on_llm_start(

@@ -119,14 +119,18 @@ def _processor_class() -> Any:
     class Processor(TracingProcessor):
         def __init__(self) -> None:
             self.open: dict[str, _Open] = {}
+            self.groups: dict[str, str | None] = {}
+            """Trace id -> its group, which stands for a conversation."""
             self.provider: Any = None
 
         def on_trace_start(self, trace: Any) -> None:
             for span_id in [i for i, o in list(self.open.items()) if o.around.rollout.closed]:
                 self.open.pop(span_id, None)
+            self.groups[trace.trace_id] = getattr(trace, "group_id", None)
 
         def on_trace_end(self, trace: Any) -> None:
             self.provider.forget(trace.trace_id)
+            self.groups.pop(trace.trace_id, None)
 
         def on_span_start(self, span: Any) -> None:
             if not self.open and tracing.idle():
@@ -143,7 +147,8 @@ def _processor_class() -> Any:
                 if parent.parent is not None or parent.agent != data.name:
                     scope = tracing.start(semconv.INVOKE_AGENT, data.name, agent=data.name, parent=parent)
             elif data.type in ("response", "generation"):
-                scope = tracing.start(semconv.CHAT, _model(data), parent=parent, attributes=_request_facts(data))
+                facts = _request_facts(data) | {semconv.CONVERSATION_ID: self.groups.get(span.trace_id)}
+                scope = tracing.start(semconv.CHAT, _model(data), parent=parent, attributes=facts)
             elif data.type == "handoff":
                 scope = tracing.start(semconv.HANDOFF, "", parent=parent)
             elif data.type == "function":

@@ -158,7 +158,10 @@ def _capability_class() -> Any:
             model = request_context.model
 
             def begin() -> Scope | None:
-                return model_call(model.model_name, model.system, parent=self.parent(), start=start)
+                conversation = {semconv.CONVERSATION_ID: ctx.conversation_id}
+                return model_call(
+                    model.model_name, model.system, parent=self.parent(), attributes=conversation, start=start
+                )
 
             request_context.model = TracedModel(model, begin)
             return request_context

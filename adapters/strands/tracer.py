@@ -82,7 +82,7 @@ def _composing(compose: Callable[..., Chain]) -> Callable[..., Chain]:
 
 @contextlib.contextmanager
 def _structured(agent: Any, *_: Any, **__: Any) -> Iterator[Callable[[Any], None]]:
-    with within(_start_agent(agent), end=end), within(_start_chat(agent.model), end=end) as returns:
+    with within(_start_agent(agent), end=end), within(_start_chat(agent.model, agent), end=end) as returns:
         yield returns
 
 
@@ -98,10 +98,12 @@ def _start_agent(agent: Any) -> Scope | None:
     return None if name is None else agent_turn(name, start=start)
 
 
-def _start_chat(model: Any) -> Scope | None:
+def _start_chat(model: Any, agent: Any) -> Scope | None:
     config = model.get_config()
     model_id = config.get("model_id") if hasattr(config, "get") else None
-    return model_call(str(model_id or ""), _provider(model), start=start)
+    session = getattr(getattr(agent, "_session_manager", None), "session_id", None)
+    conversation = {semconv.CONVERSATION_ID: session}
+    return model_call(str(model_id or ""), _provider(model), attributes=conversation, start=start)
 
 
 def _model_stage(terminal: Chain) -> Chain:
@@ -114,7 +116,7 @@ def _model_stage(terminal: Chain) -> Chain:
 
         def begin() -> Scope | None:
             _refusals(context.messages)
-            return _start_chat(context.model)
+            return _start_chat(context.model, context.agent)
 
         def finish(scope: Scope, error: BaseException | None) -> None:
             facts = _response_facts(context.model, stops[0], scope.rollout.capture_content) if stops else None

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from agl import semconv
-from agl.tracing.context import RolloutContext, Scope, close, start, within
+from agl.tracing.context import RolloutContext, Scope, close, end, start
 from agl.tracing.threads import carried_across_threads
 
 
@@ -17,7 +17,9 @@ def running(rollout: RolloutContext) -> Iterator[Scope]:
         scope = start(semconv.INVOKE_AGENT, rollout.agent, agent=rollout.agent, rollout=rollout)
         assert scope is not None
         try:
-            with within(scope):
-                yield scope
+            yield scope
+        except BaseException as error:
+            end(scope, error=error)
+            raise
         finally:
             close(rollout)

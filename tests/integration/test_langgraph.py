@@ -259,6 +259,7 @@ def test_an_interrupt_is_no_error_and_the_graph_goes_on_in_the_same_rollout(
     assert tracing.current() is not None
     app.invoke(Command(resume="yes"), thread)
     assert agents(rollout) == ["writer", "writer", "critic"]
+    assert {s.attributes[semconv.CONVERSATION_ID] for s in of(rollout, semconv.CHAT)} == {"1"}
     assert {s.status for s in rollout.spans} == {"unset"}
     assert {s.trace_id for s in rollout.spans} == {rollout.spans[0].trace_id}
 

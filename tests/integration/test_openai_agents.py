@@ -126,6 +126,15 @@ def test_a_handoff_changes_the_name_and_both_are_agents_of_the_run(provider: Pro
     assert (span.agent, span.parent_id) == ("writer", second.span_id)
 
 
+def test_calls_name_the_group_of_their_trace_as_conversation(provider: Provider, rollout: RolloutContext) -> None:
+    solver = agent("solver", provider, tools=[function_tool(add)])
+    run(solver, run_config=RunConfig(group_id="thread-1"))
+    run(solver)
+    assert [s.attributes.get(semconv.CONVERSATION_ID) for s in of(rollout, semconv.CHAT)] == ["thread-1"] * 2 + [
+        None
+    ] * 2
+
+
 def test_an_agent_as_a_tool_lies_in_its_tool_call(provider: Provider, rollout: RolloutContext) -> None:
     helper = agent("helper", provider, tools=[function_tool(add)])
     boss = agent("boss", provider, tools=[helper.as_tool("delegate", "Ask the helper.")])

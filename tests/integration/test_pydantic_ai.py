@@ -72,6 +72,11 @@ def test_an_agent_without_a_name_speaks_for_the_one_around_it(provider: Provider
     assert of(rollout, semconv.INVOKE_AGENT) == []
 
 
+def test_calls_name_their_conversation(provider: Provider, rollout: RolloutContext) -> None:
+    build(provider.url).run_sync("2+3", conversation_id="thread-1")
+    assert {s.attributes[semconv.CONVERSATION_ID] for s in of(rollout, semconv.CHAT)} == {"thread-1"}
+
+
 def test_an_unnamed_agent_that_is_wrapped_gets_no_name_of_ours(provider: Provider) -> None:
     solver = build(provider.url, None)
     assert run(wrapped := wrap(solver), {"question": "2+3"}) == "sum 5"

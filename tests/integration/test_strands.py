@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,6 +86,13 @@ def test_an_agent_without_a_name_speaks_for_the_one_around_it(provider: Provider
     build(provider.url, name=None)("2+3")
     assert agents(rollout) == ["outer", "outer"]
     assert of(rollout, semconv.INVOKE_AGENT) == []
+
+
+def test_calls_name_the_session_as_conversation(provider: Provider, rollout: RolloutContext, tmp_path: Path) -> None:
+    from strands.session.file_session_manager import FileSessionManager
+
+    build(provider.url, session_manager=FileSessionManager(session_id="thread-1", storage_dir=str(tmp_path)))("2+3")
+    assert {s.attributes[semconv.CONVERSATION_ID] for s in of(rollout, semconv.CHAT)} == {"thread-1"}
 
 
 def test_an_agent_made_before_instrumentation_is_traced(provider: Provider) -> None:
