@@ -5,7 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+from agl.adapters.base import InstrumentedTracer
+from agl.adapters.openai.tracer import switched_on
 
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 """The framework's method -> agl's, which calls it."""
@@ -90,3 +93,26 @@ def _with_subclasses(root: Any) -> list[Any]:
             classes.append(cls)
             queue.extend(type.__subclasses__(cls))
     return classes
+
+
+class PatchingTracer(InstrumentedTracer):
+    """A tracer that replaces methods of its framework while it is on; a subclass says which in `_patch`.
+
+    Attributes:
+        with_openai: whether the spans of the framework's model calls are made by the tracer of the openai SDK.
+    """
+
+    with_openai: ClassVar[bool] = False
+
+    def _patch(self, patches: Patches) -> None:
+        raise NotImplementedError
+
+    def _install(self) -> None:
+        self._patches = Patches()
+        self._patch(self._patches)
+        self._openai = switched_on() if self.with_openai else None
+
+    def _restore(self) -> None:
+        self._patches.restore()
+        if self._openai is not None:
+            self._openai.uninstrument()

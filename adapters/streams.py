@@ -159,7 +159,8 @@ class _Reader:
     def end(self, error: BaseException | None = None) -> None:
         if self.answer is not None:
             self.facts.update(self.answer.facts(content=True))
-        tracing.end(self.scope, error=error, attributes=self.facts)
+        whole = isinstance(error, StopIteration | StopAsyncIteration)
+        tracing.end(self.scope, error=None if whole else error, attributes=self.facts)
 
     def take(self, chunk: Any) -> Any:
         self.add_chunk(chunk, self.facts)
@@ -173,16 +174,12 @@ class _Reader:
     def __next__(self) -> Any:
         self.reading = True
         try:
-            chunk = next(self.chunks)
-        except StopIteration:
-            self.end()
-            raise
+            return self.take(next(self.chunks))
         except BaseException as error:
             self.end(error)
             raise
         finally:
             self.reading = False
-        return self.take(chunk)
 
 
 class _AsyncReader(_Reader):
@@ -192,16 +189,12 @@ class _AsyncReader(_Reader):
     async def __anext__(self) -> Any:
         self.reading = True
         try:
-            chunk = await anext(self.chunks)
-        except StopAsyncIteration:
-            self.end()
-            raise
+            return self.take(await anext(self.chunks))
         except BaseException as error:
             self.end(error)
             raise
         finally:
             self.reading = False
-        return self.take(chunk)
 
 
 def _when_closed(response: Any, then: Callable[[], None]) -> None:

@@ -19,9 +19,9 @@ from agl import semconv, tracing
 from agl.adapters.agent_framework.answers import UpdateCollector, facts
 from agl.adapters.agent_framework.runnable import handles, runnable
 from agl.adapters.aside import Aside, end, start
-from agl.adapters.base import INVALID, InstrumentedTracer
+from agl.adapters.base import INVALID
 from agl.adapters.failed_calls import record_failed_call
-from agl.adapters.patching import Patches
+from agl.adapters.patching import Patches, PatchingTracer
 from agl.adapters.scopes import agent_turn, model_call, tool_run
 from agl.mdp.selection import Selection
 from agl.tracing.context import Scope
@@ -30,7 +30,7 @@ _executor: ContextVar[Any] = ContextVar("agl_agent_framework_executor", default=
 """The workflow's executor that is running here."""
 
 
-class AgentFrameworkTracer(InstrumentedTracer):
+class AgentFrameworkTracer(PatchingTracer):
     """Traces Agent Framework agents and workflows inside rollouts."""
 
     modules = ("agent_framework",)
@@ -38,11 +38,10 @@ class AgentFrameworkTracer(InstrumentedTracer):
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)
 
-    def _install(self) -> None:
+    def _patch(self, patches: Patches) -> None:
         from agent_framework import Executor, FunctionTool, RawAgent
         from agent_framework.observability import AgentTelemetryLayer, ChatTelemetryLayer
 
-        self._patches = Patches()
         for cls, name, around in (
             (AgentTelemetryLayer, "run", _running),
             (RawAgent, "run", _running),
@@ -50,10 +49,7 @@ class AgentFrameworkTracer(InstrumentedTracer):
             (FunctionTool, "invoke", _invoking),
             (Executor, "execute", _executing),
         ):
-            self._patches.replace(cls, name, around(cls.__dict__[name]))
-
-    def _restore(self) -> None:
-        self._patches.restore()
+            patches.replace(cls, name, around(cls.__dict__[name]))
 
 
 def _running(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,9 +14,8 @@ from typing import ClassVar
 
 from agl.adapters.autogen import ag2, agentchat, classic
 from agl.adapters.autogen.runnable import handles, runnable
-from agl.adapters.base import INVALID, InstrumentedTracer
-from agl.adapters.openai.tracer import switched_on
-from agl.adapters.patching import Patches
+from agl.adapters.base import INVALID
+from agl.adapters.patching import Patches, PatchingTracer
 from agl.extras import install_line
 
 _FAMILIES: dict[str, Callable[[Patches], None]] = {
@@ -26,24 +25,18 @@ _FAMILIES: dict[str, Callable[[Patches], None]] = {
 }
 
 
-class AutoGenTracer(InstrumentedTracer):
+class AutoGenTracer(PatchingTracer):
     """Traces agents, teams and tools of autogen-agentchat, autogen-core, classic AutoGen and ag2 inside rollouts."""
 
     modules = ("autogen_agentchat", "autogen", "ag2")
+    with_openai = True
     answer_errors: ClassVar[Mapping[str, str]] = INVALID
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)
 
-    def _install(self) -> None:
+    def _patch(self, patches: Patches) -> None:
         installs = [install for module, install in _FAMILIES.items() if importlib.util.find_spec(module) is not None]
         if not installs:
             raise ImportError(f"AutoGen is not installed; {install_line('autogen')}")
-        self._patches = Patches()
         for install in installs:
-            install(self._patches)
-        self._openai = switched_on()
-
-    def _restore(self) -> None:
-        self._patches.restore()
-        if self._openai is not None:
-            self._openai.uninstrument()
+            install(patches)

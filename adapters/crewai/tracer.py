@@ -19,22 +19,21 @@ from typing import Any
 
 from agl import tracing
 from agl.adapters.aside import end, start
-from agl.adapters.base import InstrumentedTracer
 from agl.adapters.crewai.runnable import agent_name, handles, runnable
-from agl.adapters.openai.tracer import switched_on
-from agl.adapters.patching import Patches
+from agl.adapters.patching import Patches, PatchingTracer
 from agl.adapters.scopes import agent_turn, around, around_async, last_chat, tool_end, tool_run
 from agl.tracing.context import Scope, within
 
 
-class CrewAITracer(InstrumentedTracer):
+class CrewAITracer(PatchingTracer):
     """Traces crewai's agents, crews, flows and tools inside rollouts."""
 
     modules = ("crewai",)
+    with_openai = True
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)
 
-    def _install(self) -> None:
+    def _patch(self, patches: Patches) -> None:
         from crewai.agents import step_executor  # pyright: ignore
         from crewai.agents.agent_builder.base_agent import BaseAgent  # pyright: ignore
         from crewai.agents.agent_builder.base_agent_executor import BaseAgentExecutor  # pyright: ignore
@@ -42,24 +41,17 @@ class CrewAITracer(InstrumentedTracer):
         from crewai.tools.structured_tool import CrewStructuredTool  # pyright: ignore
         from crewai.tools.tool_usage import ToolUsage  # pyright: ignore
 
-        self._patches = Patches()
         turn, aturn = around(_sync_turn), around_async(_turn)
         agents = {"execute_task": turn, "aexecute_task": aturn, "kickoff": turn, "kickoff_async": aturn}
-        self._patches.tree(BaseAgent, agents)
-        self._patches.tree(BaseAgentExecutor, {"_execute_single_native_tool_call": around(_native_call)})
+        patches.tree(BaseAgent, agents)
+        patches.tree(BaseAgentExecutor, {"_execute_single_native_tool_call": around(_native_call)})
         name = "execute_single_native_tool_call"
-        self._patches.replace(step_executor, name, around(_native_call)(getattr(step_executor, name)))
-        self._patches.method(ToolUsage, "use", around(_use))
-        self._patches.method(ToolUsage, "ause", around_async(_use))
-        self._patches.tree(BaseTool, {"run": around(_watched), "arun": around_async(_watched)})
-        self._patches.method(CrewStructuredTool, "invoke", around(_watched))
-        self._patches.method(CrewStructuredTool, "ainvoke", around_async(_watched))
-        self._openai = switched_on()
-
-    def _restore(self) -> None:
-        self._patches.restore()
-        if self._openai is not None:
-            self._openai.uninstrument()
+        patches.replace(step_executor, name, around(_native_call)(getattr(step_executor, name)))
+        patches.method(ToolUsage, "use", around(_use))
+        patches.method(ToolUsage, "ause", around_async(_use))
+        patches.tree(BaseTool, {"run": around(_watched), "arun": around_async(_watched)})
+        patches.method(CrewStructuredTool, "invoke", around(_watched))
+        patches.method(CrewStructuredTool, "ainvoke", around_async(_watched))
 
 
 # -- agents -----------------------------------------------------------------------------------------------------------

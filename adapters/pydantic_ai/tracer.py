@@ -16,9 +16,8 @@ from typing import Any, ClassVar
 
 from agl import semconv, tracing
 from agl.adapters.aside import Aside, end, start
-from agl.adapters.base import InstrumentedTracer
 from agl.adapters.failed_calls import record_failed_call
-from agl.adapters.patching import Patches
+from agl.adapters.patching import Patches, PatchingTracer
 from agl.adapters.pydantic_ai.runnable import handles, runnable
 from agl.adapters.scopes import agent_turn, model_call, place, tool_end, tool_run
 from agl.messages import write
@@ -30,7 +29,7 @@ _AGENTS: set[Scope] = set()
 """The open scopes of agents. Streams that one task reads in turn leave theirs current for each other."""
 
 
-class PydanticAITracer(InstrumentedTracer):
+class PydanticAITracer(PatchingTracer):
     """Traces every way of running a Pydantic AI agent inside rollouts."""
 
     modules = ("pydantic_ai",)
@@ -41,14 +40,10 @@ class PydanticAITracer(InstrumentedTracer):
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)
 
-    def _install(self) -> None:
+    def _patch(self, patches: Patches) -> None:
         from pydantic_ai import Agent
 
-        self._patches = Patches()
-        self._patches.replace(Agent, "iter", _iterating(Agent.iter))
-
-    def _restore(self) -> None:
-        self._patches.restore()
+        patches.replace(Agent, "iter", _iterating(Agent.iter))
 
 
 def _iterating(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,19 +22,18 @@ from weakref import WeakKeyDictionary
 
 from agl import tracing
 from agl.adapters.aside import end, start, traced_sync
-from agl.adapters.base import InstrumentedTracer
 from agl.adapters.failed_calls import record_failed_call
-from agl.adapters.openai.tracer import switched_on
-from agl.adapters.patching import Patches
+from agl.adapters.patching import Patches, PatchingTracer
 from agl.adapters.scopes import agent_turn, around, last_chat, tool_end, tool_run
 from agl.adapters.smolagents.runnable import handles, runnable
 from agl.tracing.context import within
 
 
-class SmolagentsTracer(InstrumentedTracer):
+class SmolagentsTracer(PatchingTracer):
     """Traces smolagents agents, the agents that they manage, and their tools inside rollouts."""
 
     modules = ("smolagents",)
+    with_openai = True
     answer_errors: ClassVar[Mapping[str, str]] = {
         "smolagents.utils.AgentParsingError": "unparsable",
         "smolagents.utils.AgentMaxStepsError": "turns",
@@ -42,26 +41,19 @@ class SmolagentsTracer(InstrumentedTracer):
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)
 
-    def _install(self) -> None:
+    def _patch(self, patches: Patches) -> None:
         from smolagents import MultiStepAgent, Tool
         from smolagents.local_python_executor import PythonExecutor
 
-        self._patches = Patches()
         agents: dict[str, Callable[..., Any]] = {
             "_run_stream": _run_stream,
             "__call__": around(_calling),
             "process_tool_calls": _process_tool_calls,
             "execute_tool_call": _execute_tool_call,
         }
-        self._patches.tree(MultiStepAgent, agents)
-        self._patches.tree(Tool, {"__call__": around(_calling)})
-        self._patches.tree(PythonExecutor, {"__call__": around(_code)})
-        self._openai = switched_on()
-
-    def _restore(self) -> None:
-        self._patches.restore()
-        if self._openai is not None:
-            self._openai.uninstrument()
+        patches.tree(MultiStepAgent, agents)
+        patches.tree(Tool, {"__call__": around(_calling)})
+        patches.tree(PythonExecutor, {"__call__": around(_code)})
 
 
 @dataclass(eq=False)

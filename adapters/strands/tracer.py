@@ -16,9 +16,8 @@ from typing import Any, ClassVar
 
 from agl import semconv, tracing
 from agl.adapters.aside import end, start, traced
-from agl.adapters.base import InstrumentedTracer
 from agl.adapters.failed_calls import record_failed_call
-from agl.adapters.patching import Patches
+from agl.adapters.patching import Patches, PatchingTracer
 from agl.adapters.scopes import agent_turn, around_async, model_call, tool_run
 from agl.adapters.strands.runnable import agent_name, handles, runnable
 from agl.messages import write
@@ -36,7 +35,7 @@ _OPENAI_REASONS = {
 Chain = Callable[[Any], AsyncGenerator[Any, None]]
 
 
-class StrandsTracer(InstrumentedTracer):
+class StrandsTracer(PatchingTracer):
     """Traces Strands agents, graphs and swarms inside rollouts."""
 
     modules = ("strands",)
@@ -47,18 +46,12 @@ class StrandsTracer(InstrumentedTracer):
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)
 
-    def _install(self) -> None:
+    def _patch(self, patches: Patches) -> None:
         from strands import Agent
         from strands.middleware._registry import MiddlewareRegistry
 
-        self._patches = Patches()
-        self._patches.replace(MiddlewareRegistry, "compose", _composing(MiddlewareRegistry.compose))
-        self._patches.replace(
-            Agent, "structured_output_async", around_async(_structured)(Agent.structured_output_async)
-        )
-
-    def _restore(self) -> None:
-        self._patches.restore()
+        patches.replace(MiddlewareRegistry, "compose", _composing(MiddlewareRegistry.compose))
+        patches.replace(Agent, "structured_output_async", around_async(_structured)(Agent.structured_output_async))
 
 
 def _composing(compose: Callable[..., Chain]) -> Callable[..., Chain]:

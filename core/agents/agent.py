@@ -149,18 +149,9 @@ class FunctionAgent:
         self._function = function
         self._arguments = _argument_kinds(function)
         functools.update_wrapper(self, function)
-        if inspect.iscoroutinefunction(function):
-
-            async def run_async(task: Any, resources: NamedResources, info: RolloutInfo) -> Outcome:
-                return _outcome(await function(**self._bind(task, resources, info)))
-
-            self.agent = Agent(name, run_async, True, tracers, error_reward, use)
-        else:
-
-            def run(task: Any, resources: NamedResources, info: RolloutInfo) -> Outcome:
-                return _outcome(function(**self._bind(task, resources, info)))
-
-            self.agent = Agent(name, run, False, tracers, error_reward, use)
+        is_async = inspect.iscoroutinefunction(function)
+        run = _outcome_of(lambda *rollout: function(**self._bind(*rollout)), is_async)
+        self.agent = Agent(name, run, is_async, tracers, error_reward, use)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
@@ -179,8 +170,16 @@ class FunctionAgent:
         return values
 
 
-def _outcome(value: Any) -> Outcome:
-    return value if isinstance(value, Outcome) else Outcome(value, value)
+def _outcome_of(run: Callable[[Any, NamedResources, RolloutInfo], Any], is_async: bool) -> Callable[..., Any]:
+    """`run`, sync or async, whose result is a reward or an outcome, as `Agent.run`."""
+
+    def outcome(value: Any) -> Outcome:
+        return value if isinstance(value, Outcome) else Outcome(value, value)
+
+    async def run_async(*rollout: Any) -> Outcome:
+        return outcome(await run(*rollout))
+
+    return run_async if is_async else lambda *rollout: outcome(run(*rollout))
 
 
 def _argument_kinds(function: Callable[..., Any]) -> dict[str, str]:
@@ -259,21 +258,15 @@ def _from_class(instance: LitAgent) -> Agent:
         return any(getattr(cls, n) is not getattr(LitAgent, n) for n in names)
 
     name = instance.name or cls.__name__
-    if overrides("rollout_async", "training_rollout_async", "validation_rollout_async"):
-
-        async def run_async(task: Any, resources: NamedResources, info: RolloutInfo) -> Outcome:
-            method = instance.validation_rollout_async if info.mode == "val" else instance.training_rollout_async
-            return _outcome(await method(task, resources, info))
-
-        return Agent(name, run_async, True, tracers)
-    if not overrides("rollout", "training_rollout", "validation_rollout"):
+    is_async = overrides("rollout_async", "training_rollout_async", "validation_rollout_async")
+    if not is_async and not overrides("rollout", "training_rollout", "validation_rollout"):
         raise ConfigError(f"{cls.__name__} overrides neither rollout nor rollout_async", hint="define one of them")
 
-    def run(task: Any, resources: NamedResources, info: RolloutInfo) -> Outcome:
-        method = instance.validation_rollout if info.mode == "val" else instance.training_rollout
-        return _outcome(method(task, resources, info))
+    def run(task: Any, resources: NamedResources, info: RolloutInfo) -> Any:
+        mode = "validation" if info.mode == "val" else "training"
+        return getattr(instance, f"{mode}_rollout{'_async' if is_async else ''}")(task, resources, info)
 
-    return Agent(name, run, False, tracers)
+    return Agent(name, _outcome_of(run, is_async), is_async, tracers)
 
 
 def as_agent(value: Any) -> Agent:

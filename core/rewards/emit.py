@@ -153,7 +153,8 @@ def only_last(spans: Sequence[Span]) -> tuple[Span, ...]:
 
 def emit_message(text: str) -> None:
     """Report a text in the current span."""
-    _emit(semconv.MESSAGE, "", {semconv.VALUE: str(text)})
+    with tracing.span(semconv.MESSAGE, "", attributes={semconv.VALUE: str(text)}):
+        pass
 
 
 def emit_object(value: Any) -> None:
@@ -162,7 +163,8 @@ def emit_object(value: Any) -> None:
     Raises:
         TypeError: it is not JSON.
     """
-    _emit(semconv.OBJECT, "", {semconv.VALUE: json.dumps(value)})
+    with tracing.span(semconv.OBJECT, "", attributes={semconv.VALUE: json.dumps(value)}):
+        pass
 
 
 def emit_exception(error: BaseException) -> None:
@@ -170,12 +172,6 @@ def emit_exception(error: BaseException) -> None:
     scope = tracing.start(semconv.EXCEPTION, type(error).__name__)
     if scope is not None:
         tracing.end(scope, error=error)
-
-
-def _emit(kind: str, name: str, attributes: Mapping[str, Any]) -> None:
-    scope = tracing.start(kind, name, attributes=attributes)
-    if scope is not None:
-        tracing.end(scope)
 
 
 @contextlib.contextmanager
@@ -198,9 +194,4 @@ def operation(name_or_function: str | Callable[..., Any]) -> Any:
 
         return run_async
 
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with _operation(function.__name__):
-            return function(*args, **kwargs)
-
-    return run
+    return _operation(function.__name__)(function)
