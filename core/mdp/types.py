@@ -19,15 +19,16 @@ FinishReason = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 
 def int_array(values: Iterable[int] | npt.NDArray[Any]) -> IntArray:
     """`values` as a read-only int32 array, shape [n]."""
-    array = np.asarray(values if isinstance(values, np.ndarray) else list(values), dtype=np.int32)
-    array = array.copy() if array.flags.writeable else array
-    array.setflags(write=False)
-    return array
+    return _read_only(values, np.int32)
 
 
 def float_array(values: Iterable[float] | npt.NDArray[Any]) -> FloatArray:
     """`values` as a read-only float32 array, shape [n]."""
-    array = np.asarray(values if isinstance(values, np.ndarray) else list(values), dtype=np.float32)
+    return _read_only(values, np.float32)
+
+
+def _read_only(values: Iterable[float] | npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
+    array = np.asarray(values if isinstance(values, np.ndarray) else list(values), dtype=dtype)
     array = array.copy() if array.flags.writeable else array
     array.setflags(write=False)
     return array

@@ -71,46 +71,28 @@ class RolloutContext:
     closed: bool = False
 
 
+@dataclass(eq=False, repr=False, slots=True, weakref_slot=True)
 class Scope:
-    """An open span in a rollout: it names the agent that acts, and is the parent of the next span."""
+    """An open span in a rollout: it names the agent that acts, and is the parent of the next span.
 
-    __slots__ = (
-        "__weakref__",
-        "agent",
-        "ended",
-        "kind",
-        "outer",
-        "parent",
-        "rollout",
-        "span",
-        "untrained",
-        "visible",
-        "wire_calls",
-    )
+    Attributes:
+        outer: OpenTelemetry's current span when this one was opened; it may be one of the user's.
+        untrained: whether calls made here go to their own provider and become no transitions, whatever agents are
+            selected.
+        visible: whether OpenTelemetry sees this span as its current one; it does not see the root of a whole process.
+        wire_calls: requests of an SDK that were made in it.
+    """
 
-    def __init__(
-        self,
-        rollout: RolloutContext,
-        kind: str,
-        agent: str,
-        span: Any,
-        parent: Scope | None,
-        outer: Any,
-        untrained: bool = False,
-    ) -> None:
-        self.rollout = rollout
-        self.kind = kind
-        self.agent = agent
-        self.span = span
-        self.parent = parent
-        self.outer = outer
-        """OpenTelemetry's current span when this one was opened; it may be one of the user's."""
-        self.untrained = untrained
-        """Whether calls made here go to their own provider and become no transitions, whatever agents are selected."""
-        self.ended = False
-        self.visible = True
-        """Whether OpenTelemetry sees this span as its current one; it does not see the root of a whole process."""
-        self.wire_calls = 0
+    rollout: RolloutContext
+    kind: str
+    agent: str
+    span: Any
+    parent: Scope | None
+    outer: Any
+    untrained: bool = False
+    ended: bool = False
+    visible: bool = True
+    wire_calls: int = 0
 
     def within(self, other: Scope) -> bool:
         """Whether this scope is `other` or lies in it."""

@@ -22,6 +22,17 @@ ToolChoice = tuple[list[dict[str, Any]] | None, str | Literal[True] | None]
 """The tools that the policy sees, and the one that it must call: a name, True for any, None for no force."""
 
 
+class OpenAIBody(BaseModel, extra="forbid"):
+    """The fields of OpenAI's APIs that are accepted and have no effect."""
+
+    user: Any = None
+    metadata: Any = None
+    service_tier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    safety_identifier: Any = None
+
+
 def validated(model: type[Body], data: Any) -> Body:
     """`data` as a `model`.
 

@@ -11,7 +11,15 @@ from agl.trainer.engines.base import Sampling
 from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.calls import ChatRequest
 from agl.trainer.gateway.dialects.base import DialectRequest
-from agl.trainer.gateway.dialects.common import ToolChoice, fields, named_tool, tool_choice, typed, validated
+from agl.trainer.gateway.dialects.common import (
+    OpenAIBody,
+    ToolChoice,
+    fields,
+    named_tool,
+    tool_choice,
+    typed,
+    validated,
+)
 from agl.trainer.gateway.errors import RequestError
 
 
@@ -20,7 +28,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
-class ChatBody(BaseModel, extra="forbid"):
+class ChatBody(OpenAIBody):
     """The fields of a request. Those under "no effect" are accepted and do not concern sampling."""
 
     model: str = ""
@@ -46,30 +54,15 @@ class ChatBody(BaseModel, extra="forbid"):
     logit_bias: dict[str, float] | None = None
     # No effect. Sampling is never constrained to a format: the policy has to learn it.
     response_format: dict[str, Any] | None = None
-    user: Any = None
     store: Any = None
-    metadata: Any = None
     parallel_tool_calls: Any = None
-    service_tier: Any = None
     reasoning_effort: Any = None
     verbosity: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    safety_identifier: Any = None
 
 
 ChatCompletionsRequest = DialectRequest[ChatBody]
 
-_RECORDED = frozenset(ChatBody.model_fields) - {
-    "messages",
-    "tools",
-    "user",
-    "store",
-    "metadata",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "safety_identifier",
-}
+_RECORDED = {*ChatBody.model_fields} - {*OpenAIBody.model_fields, "messages", "tools", "store"} | {"service_tier"}
 """Fields that are recorded with the call, unchanged: those that concern sampling."""
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})

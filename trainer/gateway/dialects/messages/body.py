@@ -61,21 +61,10 @@ MessagesRequest = DialectRequest[MessagesBody]
 
 _SERVER_FEATURES = ("container", "mcp_servers", "context_management", "compaction", "thread", "fallbacks")
 
-_RECORDED = frozenset(
-    {
-        "model",
-        "max_tokens",
-        "tool_choice",
-        "stop_sequences",
-        "temperature",
-        "top_p",
-        "top_k",
-        "thinking",
-        "stream",
-        "output_config",
-        "output_format",
-    }
-)
+_RECORDED = {*MessagesBody.model_fields} - {
+    *_SERVER_FEATURES, "messages", "system", "tools", "metadata", "cache_control", "service_tier", "inference_geo",
+    "speed", "diagnostics", "user_profile_id", "workspace_id",
+}  # fmt: skip
 """Fields that are recorded with the call, unchanged: those that concern sampling."""
 
 _TEXT = {"text": {"text": str}}

@@ -5,14 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from agl import messages
 from agl.trainer.engines.base import Sampling
 from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.calls import ChatRequest
 from agl.trainer.gateway.dialects.base import DialectRequest
-from agl.trainer.gateway.dialects.common import ToolChoice, expect, fields, named_tool, tool_choice, validated
+from agl.trainer.gateway.dialects.common import (
+    OpenAIBody,
+    ToolChoice,
+    expect,
+    fields,
+    named_tool,
+    tool_choice,
+    validated,
+)
 from agl.trainer.gateway.dialects.responses.items import messages_of
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.stored_responses import Message, StoredResponse
@@ -20,7 +28,7 @@ from agl.trainer.gateway.stored_responses import Message, StoredResponse
 LOGPROBS = "message.output_text.logprobs"
 
 
-class ResponsesBody(BaseModel, extra="forbid"):
+class ResponsesBody(OpenAIBody):
     """The fields of a request. Those under "no effect" are accepted and do not concern sampling."""
 
     model: str = ""
@@ -50,36 +58,8 @@ class ResponsesBody(BaseModel, extra="forbid"):
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
     stream_options: Any = None
-    user: Any = None
-    service_tier: Any = None
-    prompt_cache_key: Any = None
     prompt_cache_options: Any = None
-    prompt_cache_retention: Any = None
-    safety_identifier: Any = None
 
-
-_RECORDED = frozenset(
-    {
-        "model",
-        "previous_response_id",
-        "store",
-        "tool_choice",
-        "max_output_tokens",
-        "temperature",
-        "top_p",
-        "stream",
-        "include",
-        "top_logprobs",
-        "text",
-        "truncation",
-        "reasoning",
-        "parallel_tool_calls",
-        "max_tool_calls",
-    }
-)
-"""Fields that are recorded with the call, unchanged."""
-
-_FUNCTION = {"name": str, "description": str | None, "parameters": dict | None, "strict": object}
 
 _UNSUPPORTED = {
     "background": "answers are given at once",
@@ -87,6 +67,13 @@ _UNSUPPORTED = {
     "prompt": "prompts are not stored here; send instructions and input",
     "context_management": "a compacted history is not what the policy saw; send the whole input",
 }
+
+_RECORDED = {*ResponsesBody.model_fields} - {
+    *OpenAIBody.model_fields, *_UNSUPPORTED, "input", "instructions", "tools", "stream_options", "prompt_cache_options"
+}  # fmt: skip
+"""Fields that are recorded with the call, unchanged."""
+
+_FUNCTION = {"name": str, "description": str | None, "parameters": dict | None, "strict": object}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
