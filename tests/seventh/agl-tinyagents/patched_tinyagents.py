@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from agl import tracing
 from agl.adapters import aside, scopes
-from agl.adapters.base import InstrumentedTracer
-from agl.adapters.patching import Patches
+from agl.adapters.patching import Patches, PatchingTracer
 from agl.tracing import Scope
+from agl.tracing.context import within
 
 
-class PatchingTracer(InstrumentedTracer):
+class PatchedTracer(PatchingTracer):
     """Traces tinyagents agents inside rollouts."""
 
-    def _install(self) -> None:
+    def _patch(self, patches: Patches) -> None:
         from tinyagents import Agent
 
-        self._patches = Patches()
-        self._patches.tree(Agent, {"run": _run, "arun": _arun, "stream": _stream, "astream": _astream})
-
-    def _restore(self) -> None:
-        self._patches.restore()
+        calls = {"run": scopes.around(_turn), "arun": scopes.around_async(_turn)}
+        patches.tree(Agent, {**calls, "stream": _stream, "astream": _astream})
 
 
-def _run(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def run(self: Any, question: str) -> str:
-        with _turn(self.name):
-            return method(self, question)
-
-    return run
-
-
-def _arun(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    async def arun(self: Any, question: str) -> str:
-        with _turn(self.name):
-            return await method(self, question)
-
-    return arun
+def _turn(agent: Any, question: str) -> Any:
+    return within(scopes.agent_turn(agent.name))
 
 
 def _stream(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,20 +41,6 @@ def _astream(method: Callable[..., Any]) -> Callable[..., Any]:
         return aside.traced(lambda: scopes.agent_turn(self.name), lambda: method(self, question), _end)
 
     return astream
-
-
-@contextlib.contextmanager
-def _turn(name: str) -> Iterator[None]:
-    scope = scopes.agent_turn(name)
-    error: BaseException | None = None
-    try:
-        yield
-    except BaseException as raised:
-        error = raised
-        raise
-    finally:
-        if scope is not None:
-            _end(scope, error)
 
 
 def _end(scope: Scope, error: BaseException | None) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from patched_tinyagents import PatchingTracer
+from patched_tinyagents import PatchedTracer
 from test_tinyagents_conformance import TinyAgents
 
 from agl.testing.conformance import Conformance
 
 
 class PatchedTinyAgents(TinyAgents):
-    tracer = PatchingTracer
+    tracer = PatchedTracer
     traces_models = False
     traces_tools = False
     gaps: ClassVar[frozenset[str]] = frozenset()
