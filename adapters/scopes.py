@@ -87,7 +87,7 @@ def tool_run(
         arguments: JSON text, or a value that becomes JSON. call_id: the model's `tool_call_id`, by which rewards find
             the model call that issued it.
         agent: the calling agent; the parent's agent if None.
-        issued_by: id of the `chat` span whose answer asked for the tool, where that answer has no `tool_call_id`.
+        issued_by: id of the `chat` span that asked for the tool, where its answer has no `tool_call_id`.
     """
     parent = parent or tracing.current()
     if parent is None or (call_id and _runs(parent, call_id)):

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Alias(ModuleType):
-    """A module path whose names are those of other modules, which are loaded on first use."""
+    """A module path that forwards names to other modules, loaded on first use."""
 
     def __init__(self, path: str, target: str, *others: str) -> None:
         super().__init__(path, f"Another path to the names of {target}.")

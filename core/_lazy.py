@@ -1,4 +1,4 @@
-"""Packages whose names load on first use, so that importing the package stays cheap."""
+"""Packages that load their names on first use, so importing them stays cheap."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The names of Agent Lightning 0.3 at the path that its users import: `import agl.compat as agl`.
 
-They are a distribution of their own, `agl-agentlightning` (guests/agentlightning).
+They are a separate distribution, `agl-agentlightning` (guests/agentlightning).
 """
 
 import importlib

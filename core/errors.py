@@ -76,7 +76,7 @@ class LostCallError(CaptureError):
 
 
 class UnreadableMessageError(AglError):
-    """A message in no known form, or with a part that is needed as text and is none."""
+    """A message in an unknown form, or with another part where text is needed."""
 
 
 class RewardError(AglError):
@@ -84,7 +84,7 @@ class RewardError(AglError):
 
 
 class JudgeError(RewardError):
-    """A judge whose endpoint cannot be reached or refuses every request."""
+    """The judge's endpoint cannot be reached, or refuses every request."""
 
 
 class RolloutError(AglError):

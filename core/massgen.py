@@ -1,6 +1,6 @@
 """The names of MassGen's RL document: `from agl.massgen import RLAgentMixin`; `install()` makes them `massgen.rl`.
 
-They are a distribution of their own, `agl-massgen` (guests/massgen).
+They are a separate distribution, `agl-massgen` (guests/massgen).
 """
 
 import importlib

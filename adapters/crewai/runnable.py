@@ -46,7 +46,7 @@ def runnable(agent: Any) -> Runnable:
 
         copy = agent.copy()
         if _is_crew(copy):
-            # What a stream gives is read by nobody here.
+            # Nothing here reads a stream.
             copy.stream = False
         # An agent alone prints each step, even if it is not verbose.
         token: Any = set_suppress_console_output(True)

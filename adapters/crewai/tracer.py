@@ -1,6 +1,6 @@
 """Spans of crewai: `invoke_agent` for each agent's turn, `execute_tool` for tools, `chat` for each request.
 
-Hook: crewai's event bus runs its handlers in threads of its own, where no scope can be opened for the agent, so methods
+Hook: crewai's event bus runs its handlers in separate threads, where no scope can be opened for the agent, so methods
 of its base classes are replaced while instrumented (crewai >= 1.15.30, < 2): `execute_task`, `aexecute_task`, `kickoff`
 and `kickoff_async` of `BaseAgent`; `_execute_single_native_tool_call` of its executors, and the function of that name
 that plans use; `ToolUsage.use` and `ause`, by which calls in text are run. A tool's exception never leaves these: it is
@@ -89,7 +89,7 @@ class _Run:
 
 
 _run: ContextVar[_Run | None] = ContextVar("agl.crewai.run", default=None)
-"""The call whose tool runs. crewai runs tools in copies of the context."""
+"""The call that runs its tool. crewai runs tools in copies of the context."""
 
 
 @contextlib.contextmanager

@@ -90,7 +90,7 @@ def detach(*, nodes: bool = False) -> None:
 
 
 class _HandlerInRollouts:
-    """In place of a context variable, whose value LangChain reads at the start of every run that it configures.
+    """Replaces a context variable that LangChain reads at the start of every run that it configures.
 
     It reads it twice in a row, so the value depends on nothing that another thread may change in between.
     """
@@ -108,7 +108,7 @@ class _Run:
 
     Attributes:
         around: the parent scope of the run's children: its own scope, or the one that it was started in.
-        label: whose run it is. scope: the scope that it opened, if any.
+        label: names the run's agent. scope: the scope that it opened, if any.
     """
 
     around: Scope

@@ -34,7 +34,7 @@ class OpenAITracer(ClientTracer):
 
 
 def switched_on() -> OpenAITracer | None:
-    """Switch it on for a framework whose model calls have the SDK's spans.
+    """Switch it on for a framework that leaves the spans of model calls to the SDK.
 
     Returns what is to be switched off with the framework's tracer: None if the user switched it on, and in a program
     that is traced as a whole, in which it comes on when the SDK is imported, which may be after the framework.

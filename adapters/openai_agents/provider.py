@@ -2,7 +2,7 @@
 
 Without it `set_tracing_disabled(True)`, which users without an OpenAI key set, would also switch off agent names.
 Traces and spans of the user's provider go to the user's processors, unchanged. Those that it refuses to make inside a
-rollout are made by a second provider, whose only processor is the adapter's.
+rollout are made by a second provider that has only the adapter's processor.
 """
 
 from __future__ import annotations

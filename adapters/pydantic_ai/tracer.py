@@ -145,7 +145,7 @@ def _capability_class() -> Any:
 
         async def before_model_request(self, ctx: Any, request_context: Any) -> Any:
             for part in request_context.messages[-1].parts:
-                # What the model is told of a call that no tool ran: an unknown tool, arguments that do not fit.
+                # The model's feedback on a call that ran no tool: an unknown tool, arguments that do not fit.
                 retried = part.part_kind == "retry-prompt" and part.tool_name
                 if retried or getattr(part, "outcome", "success") not in ("success", "interrupted"):
                     text = part.model_response() if retried else part.model_response_str()

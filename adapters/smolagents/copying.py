@@ -12,7 +12,7 @@ def fresh_copy(agent: Any) -> Any:
     """A copy of an agent, and of those that it manages, that shares nothing with it that a run changes.
 
     Raises:
-        ConfigError: its code is executed in another process, whose variables all rollouts would share.
+        ConfigError: its code is executed in another process, and all rollouts would share its variables.
     """
     new = copy.copy(agent)
     new.memory = copy.copy(agent.memory)
@@ -33,7 +33,7 @@ def fresh_copy(agent: Any) -> Any:
 
 
 def _quiet(logger: Any) -> Any:
-    """A logger that prints nothing, with a console of its own: of a shared one, only one agent can stream."""
+    """A silent logger with a separate console: only one agent can stream to a shared one."""
     from rich.console import Console
     from smolagents.monitoring import AgentLogger, LogLevel
 

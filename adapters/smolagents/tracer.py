@@ -74,7 +74,7 @@ _calls: WeakKeyDictionary[Any, list[_ToolCall]] = WeakKeyDictionary()
 """Agent -> the tool calls of its last answer that no tool's run has claimed. An agent runs once at a time."""
 _claiming = threading.Lock()
 _call: ContextVar[_ToolCall | None] = ContextVar("agl.smolagents.call", default=None)
-"""The call whose tool is about to run."""
+"""The call that is about to run its tool."""
 _running: ContextVar[Any] = ContextVar("agl.smolagents.running", default=None)
 """The tool that runs: a subclass's `__call__` calls that of its base class."""
 

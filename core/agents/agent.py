@@ -128,7 +128,7 @@ def rollout(
     Arguments are injected by name (task, llm, prompt_template, resource or resources, rollout) or by annotation (`LLM`,
     `PromptTemplate`, `RolloutInfo`); the first other one is the task. The function returns a reward, a dict of rewards,
     or None after `agl.emit_reward`. The decorated function can still be called directly. The frameworks that it uses
-    are traced: every adapter is switched on whose framework is imported, unless `Trainer(tracer=)` chooses.
+    are traced: the adapter of every imported framework is switched on, unless `Trainer(tracer=)` chooses.
     `memory` is as `agl.wrap` takes it.
 
     Raises:

@@ -174,7 +174,7 @@ def _texts(resource: Resource) -> tuple[str, ...]:
 
 
 def _text_file(folder: Path, name: str) -> Path:
-    """The file of a prompt, whose name may hold any characters."""
+    """The file of a prompt; the prompt's name may hold any characters."""
     return folder / f"{urllib.parse.quote(name, safe=' ')}.txt"
 
 

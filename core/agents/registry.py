@@ -117,7 +117,7 @@ def causes_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def switch_on(adapter: Any, report: Callable[[str], None] = log.warning) -> Tracer | None:
-    """Switch an adapter on whose framework was imported; None if it was on before, or cannot be.
+    """Switch on the adapter of an imported framework; None if it was on already, or cannot be.
 
     Args:
         report: gets the reason why it cannot.
@@ -175,7 +175,7 @@ class ImportedFrameworks:
 def switched_on(tracers: Iterable[Tracer]) -> Iterator[None]:
     """Switch these tracers and those of the bare clients on for a block; those that were on before stay on.
 
-    Beside a tracer of a framework, functions do not find other frameworks by themselves: it was chosen.
+    Where a framework's tracer was chosen, functions switch on no other frameworks.
     """
     clients = {name: cls for name, cls in adapters().items() if name in ("openai", "anthropic")}
     bare = [cls() for name, cls in clients.items() if importlib.util.find_spec(name) is not None]

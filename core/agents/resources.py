@@ -1,4 +1,4 @@
-"""The inputs of a rollout: a task whose keys read as attributes, and named resources such as the LLM to call."""
+"""The inputs of a rollout: a task with keys readable as attributes, and named resources such as the LLM to call."""
 
 from __future__ import annotations
 

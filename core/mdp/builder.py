@@ -31,7 +31,7 @@ class AttemptTrajectory:
         agents: every agent that asked a model, in order of appearance, selected or not.
         failed_calls: selected calls that ended in an error, which cannot be trained.
         bypassed: `chat` spans of selected agents without a gateway call.
-        lost: `chat` spans whose requests were sent to the gateway, which has no call for them.
+        lost: `chat` spans of requests that were sent to the gateway, which has no call for them.
         fault: why it ended with an exception that a policy caused; None if it did not.
     """
 
@@ -56,7 +56,7 @@ class AttemptTrajectory:
 
     @property
     def unplaced(self) -> tuple[Reward, ...]:
-        """AIR's rewards whose call is unknown, so that they count for the whole rollout."""
+        """AIR's rewards without a known call; they count for the whole rollout."""
         return tuple(r for r, call_id in self.credited if call_id is None and r.source == "air")
 
     @property

@@ -81,7 +81,7 @@ class Fault:
 
 
 def find_fault(index: SpanIndex) -> Fault | None:
-    """The fault of an attempt whose agent raised; None if the agent did not, or a policy did not cause it.
+    """The policy fault behind an agent's exception; None if the agent did not raise, or no policy caused it.
 
     An exception after an answer that was cut is the policy's, whatever its class; after a whole answer, one of a class
     that its framework's adapter names.

@@ -164,7 +164,7 @@ def _of_results(index: SpanIndex) -> Iterator[ToolOutcome]:
 
 
 def _enclosing_call(span: Span, index: SpanIndex) -> Call | None:
-    """The call in whose `chat` span or tool call a span of the same agent lies, within that agent's span."""
+    """The call with the `chat` span or tool call around a span of the same agent, within that agent's span."""
     for outer in index.upwards(span.parent_id):
         if outer.operation == semconv.INVOKE_AGENT or outer.agent != span.agent:
             return None

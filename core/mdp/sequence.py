@@ -144,12 +144,12 @@ def merge_report(trajectories: Seq[Trajectory], rows: Seq[TrainingRow]) -> Merge
 
 
 class _Segment:
-    """Tokens of a row that follow each other, one or more calls' of which each goes on where the one before it ended.
+    """Consecutive tokens of a row: of one call, or of several that each continue the one before.
 
     Attributes:
         calls, begins, starts: per call its index in the row, how many of the tokens come before its own, and the row
             index of its first.
-        children: (how many of the tokens come before it, the segment that goes on there).
+        children: (number of tokens before it, the segment that continues there).
     """
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 Sources: OpenAI API reference (Chat Completions, Responses), Anthropic API reference (Messages), OpenTelemetry's
 semantic conventions for generative AI (`gen_ai.input.messages`), and the objects of LangChain, Strands, Agent Framework
-and Pydantic AI, which spans of earlier versions hold. A part of an unknown kind is kept as it came (`Other`).
+and Pydantic AI, which spans of earlier versions hold. A part of an unknown kind is kept unchanged (`Other`).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def messages(history: Any) -> list[Message]:
         return [Message("user", (Text(history),))]
     found: list[Message] = []
     thought = False
-    """Whether the last message is the reasoning of an answer whose text or tool calls follow."""
+    """Whether the last message is reasoning and the answer's text or tool calls follow."""
     for i, item in enumerate(_list(history, "messages")):
         message, kind = _message(item, f"messages.{i}"), _field(item, "type")
         follows = thought or (kind == "function_call" and found and found[-1].role == "assistant")
@@ -237,7 +237,7 @@ _UNTYPED = ("toolUse", "toolResult", "reasoningContent", "text")
 
 
 def _reasoning(part: Mapping[str, Any]) -> Part:
-    """Reasoning whose text is shown; what a provider keeps to itself stays as it came."""
+    """Reasoning as text, if the provider shows it; hidden reasoning unchanged."""
     shown: Any = part.get("reasoningContent") or part
     shown = shown.get("reasoningText") or shown
     for name in ("content", "summary", "reasoning", "text"):
@@ -261,11 +261,11 @@ def _call(call: Any, at: str) -> ToolCall:
 
 
 _CALL_IDS = ("call_id", "tool_call_id", "toolUseId", "id")
-"""In this order: an item of the Responses API and a part of Pydantic AI's have an id of their own, too."""
+"""In this order: an item of the Responses API and a part of Pydantic AI's also have their own id."""
 
 
 def _result(content: Any, at: str) -> Any:
-    """A tool result's content as one text, or as it came where it holds anything else."""
+    """A tool result's content as one text, or unchanged if it holds anything else."""
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list | tuple) and content:

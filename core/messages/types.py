@@ -49,7 +49,7 @@ class ToolResult:
 
     Attributes:
         id: of the call that it answers; "" for none.
-        content: a text, or the parts as they came where one is no text. failed: whether it is marked as an error.
+        content: a text, or the unchanged parts if one of them is not text. failed: whether it is marked as an error.
     """
 
     id: str
@@ -64,7 +64,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A part of any other kind (an image, a file, a search that the provider ran), as it came."""
+    """A part of any other kind (an image, a file, a search that the provider ran), unchanged."""
 
     value: Mapping[str, Any]
 

@@ -62,7 +62,7 @@ def answer_json(choices: Any, reasons: Sequence[str] = ()) -> str:
     """The value of `gen_ai.output.messages`: the answers that an API or a framework gave, in OpenTelemetry's form.
 
     Args:
-        choices: as for `read.answers`; what is in no known form is recorded as it came. reasons: finish reason of each.
+        choices: as for `read.answers`; an unknown form is recorded unchanged. reasons: finish reason of each.
     """
     try:
         return to_json(read.answers(choices), reasons)
@@ -74,7 +74,7 @@ def to_openai(messages: Iterable[Message], *, text_only: bool = True) -> list[di
     """Messages as Chat Completions has them, and chat templates expect them; each tool result is a message.
 
     Args:
-        text_only: refuse a part that is not text, such as an image; otherwise it is kept as it came.
+        text_only: refuse a part that is not text, such as an image; otherwise it is kept unchanged.
 
     Raises:
         UnreadableMessageError: a message has a part that is not text.

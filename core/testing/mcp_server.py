@@ -1,4 +1,4 @@
-"""An MCP server on stdio with the tool `add`, whose results say that it failed (`isError`) for a negative number."""
+"""An MCP server on stdio with the tool `add`, which reports a failure (`isError`) for a negative number."""
 
 from __future__ import annotations
 

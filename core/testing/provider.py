@@ -19,7 +19,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Seen:
-    """A request as it came: header names in lower case, body parsed and `raw`."""
+    """A received request: header names in lower case, body parsed and `raw`."""
 
     path: str
     headers: dict[str, str]

@@ -127,7 +127,7 @@ class Subject:
     gaps: ClassVar[frozenset[str]] = frozenset()
 
     def agent(self, url: str, name: str) -> Any:
-        """An agent of that name whose model is at `url`, which ends in /v1. It has the methods of `ways`."""
+        """An agent of that name with its model at `url`, which ends in /v1. It has the methods of `ways`."""
         raise NotImplementedError
 
     def wrappable(self, url: str, name: str) -> Any:
@@ -139,7 +139,7 @@ class Subject:
         raise NotImplementedError
 
     async def with_mcp(self, url: str, name: str, question: str) -> str:
-        """What the agent answers whose tool `add` is that of `agl.testing.mcp_server`."""
+        """The answer of an agent with the tool `add` of `agl.testing.mcp_server`."""
         raise NotImplementedError
 
     def script(self, a: int = 2, b: int = 3) -> Script:
@@ -160,7 +160,7 @@ class Subject:
 
 
 def sdk_requests() -> list[Any]:
-    """The `request` that each installed SDK's clients have of their own."""
+    """The `request` that each installed SDK's client classes define themselves."""
     clients = (("openai", "OpenAI", "AsyncOpenAI"), ("anthropic", "Anthropic", "AsyncAnthropic"))
     return [
         vars(getattr(importlib.import_module(sdk), name)).get("request")

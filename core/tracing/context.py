@@ -46,7 +46,7 @@ class RolloutContext:
         capture_content: whether texts are recorded.
         prompts: whether the messages of requests that are not routed are recorded, too; the gateway records the others.
         recorder: (agent, environment) -> variables that lead a command's calls past who records them; None without one.
-        system_prompts: what is sent in the place of agents' system prompts; None when nothing is replaced.
+        system_prompts: what replaces the agents' system prompts; None when nothing is replaced.
         memory: searches the agent's memory; None without one.
         spans: finished spans, in the order in which they ended.
         on_span_end: called with each finished span, in the thread that ended it.

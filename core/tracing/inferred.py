@@ -57,7 +57,7 @@ class SpanInference:
             self._issued[call.id] = call, chat
 
     def tools(self, results: Mapping[str, ToolResult], before: float) -> list[Span]:
-        """The spans of the tools whose results a request at `before` brings for the first time.
+        """The spans of tools with results that appear first in a request at `before`.
 
         Args:
             results: tool call id -> result, of the request.

@@ -33,7 +33,7 @@ _UNLIMITED = SpanLimits(**{
 
 
 class OpenSpan(Span):
-    """A span of `provider`, whose processors see it start and end.
+    """A span of `provider`; the provider's processors see it start and end.
 
     Args:
         parent: of the parent span; None for a root. attributes: as for `set_attributes`.

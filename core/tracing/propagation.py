@@ -28,7 +28,7 @@ class AttemptEnvironment:
         gateway_url, key: of the policy that serves selected agents; None and "" when nothing is routed.
         agents: names and globs of the selected agents.
         capture_content: whether texts are recorded.
-        prompts: the directory whose prompts are put in the place of agents' own; None when nothing is replaced.
+        prompts: the directory of the prompts that replace the agents' own; None when nothing is replaced.
         replaced: environment variable -> its value before it was pointed at `agl run`; None = it was not set. A process
             in which agl routes the calls itself restores them.
     """

@@ -54,7 +54,7 @@ class _Choice:
     """One choice of a response.
 
     Attributes:
-        whole: its message, or its items, as they came. parts: those of a stream, which grow, in OpenTelemetry's form.
+        whole: its message, or its items, unchanged. parts: those of a stream, which grow, in OpenTelemetry's form.
     """
 
     whole: Any = ()

@@ -65,7 +65,7 @@ _TRACEPARENT = "x-agl-traceparent"
 
 @dataclass(frozen=True)
 class _Patch:
-    """A class whose `request` is replaced.
+    """A class with a replaced `request`.
 
     Attributes:
         cls: the client class.
@@ -272,7 +272,7 @@ class _RoutedRequest:
             span.set_attributes(replaced.facts(self.scope.rollout.capture_content))
 
     def _copy_options(self) -> Any:
-        """Send a copy of the request's options in the place of the caller's, and return it."""
+        """Replace the request's options with a copy, and return the copy."""
         self.options = self.options.model_copy() if hasattr(self.options, "model_copy") else self.options.copy()
         if "options" in self.kwargs:
             self.kwargs = {**self.kwargs, "options": self.options}
@@ -327,7 +327,7 @@ def _with_id(result: Any, chat: Scope) -> Any:
 
 @functools.cache
 def _raw_class(cls: Any) -> Any:
-    """A subclass of a raw response's class, whose `parse()` gives a stream `_with_id`."""
+    """A subclass of a raw response's class; its `parse()` returns a stream `_with_id`."""
 
     def parse_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
         return _with_id(cls.parse(self, *args, **kwargs), self._agl_chat)

@@ -155,7 +155,7 @@ def require_served_model(option: str, value: object) -> None:
 
 
 def check_engine(engine: Engine) -> None:
-    """Raise `ConfigError` for an engine whose `generate` takes a prompt and its sampling in place of a `Request`."""
+    """Raise `ConfigError` for an engine with a `generate` that takes a prompt and its sampling, not a `Request`."""
     if "sampling" in inspect.signature(engine.generate).parameters:
         raise ConfigError(
             f"{type(engine).__name__}.generate(prompt_ids, sampling, ...) is the engine protocol's earlier form",

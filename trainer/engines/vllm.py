@@ -379,7 +379,7 @@ def _retrying() -> tenacity.AsyncRetrying:
 
 
 async def _good_body(response: aiohttp.ClientResponse) -> bytes:
-    """The body of a response whose status is 200.
+    """The body of a response with status 200.
 
     Raises:
         AglError: the server refuses the request; `_NotAccepted` where it is too busy or not ready.

@@ -45,7 +45,7 @@ class Access:
         rules: the trainer's sampling parameters.
         url: the attempt's base URL, without the agent.
         key_hash: of the attempt's key.
-        system_prompts: what is put in the place of agents' own; None when nothing is replaced.
+        system_prompts: what replaces the agents' own; None when nothing is replaced.
         sessions: its conversations.
         responses: its stored responses, which a request of the Responses API can continue.
         turns: of its large requests.

@@ -42,7 +42,7 @@ class ChatRequest:
         n: number of answers.
         options: the sampling fields of the client's body, for the record.
         replaced: facts of the request's replaced system prompts, for the record; None if none were to be replaced.
-        failed_tools: ids of the tool calls whose results are marked as errors, in dialects with such a mark.
+        failed_tools: ids of the tool calls with results marked as errors, in dialects that mark them.
     """
 
     messages: Sequence[Mapping[str, Any]]

@@ -200,7 +200,7 @@ class Gateway:
         return pending
 
     def refuse(self, pending: PendingRequest, error: Exception) -> None:
-        """Record a request that could not be read: a `RequestError`, or one whose client hung up."""
+        """Record a request that could not be read: a `RequestError`, or a client that hung up."""
         self._record_failure(pending, error)
 
     async def complete(

@@ -152,7 +152,7 @@ class Sessions:
         return n
 
     def _is_known(self, messages: Sequence[Message], digests: Sequence[bytes], chain: Sequence[bytes]) -> bool:
-        """Whether an earlier conversation goes on here; a new one can hold assistant messages too (few-shot)."""
+        """Whether an earlier conversation continues here; a new one can hold assistant messages too (few-shot)."""
         known = self._known_prefix(chain)
         for i in range(known, len(messages)):
             message = messages[i]

@@ -34,7 +34,7 @@ class TokenBuffer:
             size: how many tokens of this buffer `ids` begin with. ids: int32 [P].
         """
         with self._lock:
-            # Where another continuation was appended before, this one begins a buffer of its own.
+            # Where another continuation was appended before, this one begins a new buffer.
             if size == self._used and ids.size <= self._ids.size:
                 self._ids[size : ids.size] = ids[size:]
                 self._used = ids.size

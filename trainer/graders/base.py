@@ -1,4 +1,4 @@
-"""The base classes of graders: options, a stated range, and a call whose value lies in it; and weighted sums of them.
+"""Base classes of graders (options, a stated range, a call that returns a value within it), and weighted sums.
 
 Invariant: what is not the agent's fault is an error, never a low value.
 """

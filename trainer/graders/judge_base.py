@@ -255,7 +255,7 @@ class Judge(Named, Generic[T]):
     def _new_client(self, kind: str) -> Any:
         options: dict[str, Any] = {"base_url": self.base_url, "timeout": self.timeout, "max_retries": self.retries}
         if kind == "AsyncOpenAI":
-            # The one that it makes by itself closes its connections when it is collected, on whatever loop runs then.
+            # The default client closes its connections when it is collected, on whatever loop runs then.
             options["http_client"] = _openai().DefaultAsyncHttpxClient()
         try:
             return getattr(_openai(), kind)(api_key=self.api_key, **options)

@@ -14,7 +14,7 @@ from agl.trainer.graders.fields import failure, references, text_of
 from agl.trainer.graders.worker_pool import WorkerDied, Workers, WorkerStuck, WorkerUnavailable
 
 STUCK_SECONDS = 120.0
-"""Wall-clock limit of a comparison, which ends by itself after a few seconds of processor time."""
+"""Wall-clock limit of a comparison, which normally ends after a few seconds of processor time."""
 
 MOST_CHARACTERS = 20_000
 """Characters of an output that are read, from its end, where the answer is."""

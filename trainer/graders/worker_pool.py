@@ -38,7 +38,7 @@ class Workers:
     """Up to `most` processes of one program, started on demand and ended with this process.
 
     A worker prints "ready", then answers each line on its standard input with one on its standard output, and ends when
-    its input does. It has a session and an environment of its own: of this one's variables, those in `KEPT` and those
+    its input does. It has a separate session and environment: of this one's variables, those in `KEPT` and those
     that the caller names.
 
     Args:

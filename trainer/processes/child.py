@@ -1,6 +1,6 @@
 """A child process that runs a module of agl's: how it is started, what it printed last, and how it ends.
 
-Invariant: however the parent ends, a child whose program calls `exit_with_parent` ends too, whatever it is computing.
+Invariant: however the parent ends, a child that calls `exit_with_parent` ends too, whatever it is computing.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Child:
                 self.process.kill()
 
     def close(self) -> None:
-        """Close the socket and the log; the child then ends by itself."""
+        """Close the socket and the log; the child then exits."""
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)  # a transport may have a copy
         self.connection.close()

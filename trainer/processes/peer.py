@@ -96,7 +96,7 @@ class Peer(asyncio.Protocol):
         for future, _ in list(self._calls.values()):
             if not future.done():
                 future.set_exception(self.lost)
-                # Those that nobody awaits any more are no news.
+                # No warning for those that are no longer awaited.
                 future.exception()
         for handled in list(self._handling.values()):
             handled.cancel()

@@ -17,7 +17,7 @@ from agl.trainer.rendering.normalise import Tools
 from agl.trainer.rendering.toolchoice import VALUE, Render, placeholder_call
 
 MOST_KINDS = 256
-"""Kinds of continuations whose joints are kept."""
+"""How many kinds of continuations have their joints kept."""
 _ANSWER = "placeholder answer"
 _THOUGHT = "placeholder thought"
 _SYSTEM = {"role": "system", "content": "placeholder system"}
@@ -281,7 +281,7 @@ def _call_id(index: int) -> str:
 
 
 def synthetic(roles: Sequence[str]) -> list[dict[str, Any]]:
-    """New messages of these roles, whose contents are easy to find in a rendered conversation."""
+    """New messages of these roles, with contents that are easy to find in a rendered conversation."""
     messages = []
     for i, role in enumerate(roles):
         message: dict[str, Any] = {"role": role, "content": _new_text(i)}

@@ -30,7 +30,7 @@ def normalise(messages: Sequence[Message], *, parse_arguments: bool, developer: 
 
 
 def with_tool_names(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """`messages` with `name` set on each tool message whose call is among them."""
+    """`messages` with `name` set on each tool message that answers one of their calls."""
     names: dict[str, str] = {}
     named = []
     for message in messages:

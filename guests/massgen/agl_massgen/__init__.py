@@ -43,7 +43,7 @@ def install() -> None:
     """Serve `import massgen.rl` in this process; where massgen is not installed, `massgen` is an empty module.
 
     Raises:
-        ConfigError: massgen has a module `rl` of its own.
+        ConfigError: massgen has its own module `rl`.
     """
     this, package = sys.modules[__name__], sys.modules.get("massgen")
     if sys.modules.get("massgen.rl") is this:

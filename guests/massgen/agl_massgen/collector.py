@@ -1,4 +1,4 @@
-"""Collects traces: runs of agents become spans of agl, in a trainer's rollout or in one of their own.
+"""Collects traces: runs of agents become spans of agl, in a trainer's rollout or in a separate one.
 
 Invariant: what an agent sees of context variables is the same as without a collector, whichever task takes the next
 part of its answer.
@@ -54,7 +54,7 @@ class CollectedRollout(tracing.RolloutContext):
 class TraceCollector:
     """Starts, fills and ends traces.
 
-    Outside of a rollout, the outermost run is a rollout of its own in the store; the LLM calls in it are recorded by
+    Outside of a rollout, the outermost run is a separate rollout in the store; the LLM calls in it are recorded by
     agl's adapters, which this switches on. Inside one, runs are spans of it, and its trainer's store keeps them.
 
     Args:
@@ -133,10 +133,10 @@ class TraceCollector:
 
 
 class AgentRun:
-    """One run of an agent, while it goes on.
+    """One run of an agent, while it is active.
 
     Attributes:
-        trace_id: of its trace. scope: its span. own: whether it is the outermost run of a rollout of its own.
+        trace_id: of its trace. scope: its span. own: whether it is the outermost run of a separate rollout.
     """
 
     def __init__(self, collector: TraceCollector, agent_id: str, scope: tracing.Scope, *, own: bool) -> None:
@@ -215,7 +215,7 @@ class AgentRun:
         return {
             semconv.REWARD_NAME: span.reward_type,
             semconv.REWARD_VALUE: span.reward,
-            # In a rollout of its own it counts: that is what the trace earned.
+            # In a separate rollout it counts: it is what the trace earned.
             semconv.REWARD_PRIMARY: self.collected or not self.collector.config.collect_only,
             semconv.REWARD_SOURCE: "emit",
             semconv.VALUE: span.reason,

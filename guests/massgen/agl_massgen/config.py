@@ -131,7 +131,7 @@ class JsonLog:
         self.folder = folder
 
     def start(self, run_id: str, config: Mapping[str, Any], resumed_from: int | None) -> None:
-        """Open the file; steps after the one that the run goes on from are logged again, and stand there once."""
+        """Open the file; steps after the resumed one are logged again, and appear once."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._file = self.folder / f"{run_id}.jsonl"
         lines = self._file.read_text().splitlines() if self._file.exists() else []

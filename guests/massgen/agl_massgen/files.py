@@ -1,7 +1,7 @@
 """Rollouts in the layout of MassGen's RL document: one JSON file per run of an agent, by date and agent, and an index.
 
 A trace is one run of one agent: an `invoke_agent` span and what happened in it, without the runs of other agents that
-lie in it, which are traces of their own.
+lie in it, which are separate traces.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class CoordinationSpan(TraceSpan):
 
     Attributes:
         event_type: "answer", "vote", "restart", "winner", "final_answer", or the orchestrator's name for another.
-        agent_id: whose. voted_for: the agent that a vote is for, by its own id. reason: of a vote. round: from 0.
+        agent_id: the agent. voted_for: the agent that a vote is for, by its own id. reason: of a vote. round: from 0.
         details: in words.
     """
 
@@ -201,7 +201,7 @@ def traces(record: Record) -> list[Trace]:
     runs = sorted((s for s in spans if s.operation == semconv.INVOKE_AGENT), key=lambda s: s.start)
     made = [_trace(record, run, members.get(run.span_id, ())) for run in runs]
     if members.get(None):
-        # The outermost run has not ended: it goes on, or its process was killed.
+        # The outermost run has not ended: it is still running, or its process was killed.
         made.insert(0, _trace(record, None, members[None]))
     return made
 
@@ -271,7 +271,7 @@ def _span(span: Span, run: Span | None) -> TraceSpan | None:
 
 
 def _json(text: Any) -> Any:
-    """The value of a JSON text; the text where it is none."""
+    """The value of a JSON text; other text unchanged."""
     try:
         return json.loads(text)
     except (TypeError, ValueError):

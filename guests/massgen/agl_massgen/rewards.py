@@ -53,7 +53,7 @@ class RewardComputer:
         all votes, tokens up to 0.5; less 2, so that two rounds, an answer of quality 0.75 and a consensus are +2.5.
 
         Args:
-            attempt: whose spans are counted. A round is a run of an agent in which it asked a model; tokens of calls
+            attempt: its spans are counted. A round is a run of an agent in which it asked a model; tokens of calls
                 that report none are not counted.
             votes: agent -> the agent that it voted for. answer: the final one.
         """

@@ -43,7 +43,7 @@ class Begun:
 
 
 class LightningStore:
-    """Traces of agents, kept in agl's store and, of a local one, as JSON files beside it.
+    """Traces of agents, kept in agl's store and, of a local one, as JSON files next to it.
 
     Args:
         config: where; `./rl_data` if None. A path stands for `StoreConfig(path=...)`.
@@ -180,7 +180,7 @@ class LightningStore:
             The number of rollouts.
 
         Raises:
-            ConfigError: a remote store has no folder of its own. ExportError: nothing is stored yet.
+            ConfigError: a remote store has no folder. ExportError: nothing is stored yet.
         """
         out = self.folder if folder is None else Path(folder)
         if out is None:

@@ -1,4 +1,4 @@
-"""What a dialect is: an HTTP API whose requests become the gateway's, and whose answers are made from its replies."""
+"""A dialect: an HTTP API over the gateway, with its requests, answers and streams."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A gateway whose requests are served by several processes. Each attempt belongs to one of them, by its URL.
+"""A gateway in several processes. Each attempt belongs to one of them, by its URL.
 
 Invariant: engines and the store are used by this process alone. A call is in the store before its attempt is closed;
-when a gateway process dies, its attempts end with an error that names it, and its other processes go on.
+when a gateway process dies, its attempts end with an error that names it, and the other processes continue.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class GatewayProcesses(Gateway):
     def _on_death(self, process: _Process) -> None:
         assert process.failure is not None
         left = len(self._living())
-        log.error("%s; %d of %d gateway processes go on", process.failure, left, self.n)
+        log.error("%s; %d of %d gateway processes continue", process.failure, left, self.n)
         if not left:
             self.on_failure(process.failure)
 

@@ -86,7 +86,7 @@ class Worker:
         stop_token_ids: tuple[int, ...],
         max_context: int,
     ) -> None:
-        """Serve a policy, whose engine is the parent's."""
+        """Serve a policy; its engine is in the parent."""
         self._gateway.serve(name, _Engine(self.peer, max_context), _unpickled(rendering), stop_token_ids)
         # As a run does: collections would visit the tokenizer's and the libraries' objects each time.
         gc.collect()

@@ -1,6 +1,6 @@
 """Serves a candidate program to the process that tests it: calls in, plain data out.
 
-All of this runs in the candidate's process and may be changed by the candidate, whose answers are judged elsewhere.
+All of this runs in the candidate's process and may be changed by the candidate; its answers are judged elsewhere.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class _Object:
 
 
 class _Iteration:
-    """An iterator of a type of its own, so that it is never taken for data."""
+    """An iterator of a separate type, so that it is never taken for data."""
 
     def __init__(self, items: Iterator[Any]) -> None:
         self._items = items

@@ -6,7 +6,7 @@ Four kinds of processes:
 - The fork server was forked from the worker before it read any job. It stands behind the walls (`isolation`), and forks
   supervisors, which read what to run, fork that, and kill all that it has started at its end.
 - The candidate runs the program (`candidate`), and has nothing but a socket to the evaluator.
-- The evaluator runs the test (`evaluator`), behind walls of its own, as a test may evaluate what a program returns. It
+- The evaluator runs the test (`evaluator`), behind separate walls, as a test may evaluate what a program returns. It
   has a socket to the candidate, and prints the outcome.
 
 Whatever ends badly on the way is the candidate's failure, except for walls that cannot be built and tests that cannot
@@ -188,7 +188,7 @@ def _run(level: str, job: dict[str, Any], connection: int, output: int) -> None:
             file.write(job.get("input", ""))
         os.dup2(os.open("stdin", os.O_RDONLY), 0)
         os.unlink("stdin")
-        # Nobody reads what a program prints whose functions are tested.
+        # The output of a program with tested functions is not read.
         os.dup2(os.open(os.devnull, os.O_WRONLY) if job["kind"] == "python" else 4, 1)
         os.closerange(4, 1 << 10)
         # Its own environment, from which nothing can be read of this one's.

@@ -257,7 +257,7 @@ def _new_root() -> None:
             os.symlink(to, root + path)
     for fd in (sources | devices).values():
         os.close(fd)
-    # A /proc of one's own may be mounted only where another is seen; `begin` hides this one, come what may.
+    # A new /proc can be mounted only where another is visible; `begin` always hides this one.
     _mount("/proc", root + "/proc", None, _MS_BIND | _MS_REC)
     _set_read_only(root)
     os.chdir(root)

@@ -130,7 +130,7 @@ def parse(data: bytes) -> dict[str, Any]:
     """A message that was sent as a JSON object.
 
     Raises:
-        Malformed: it is none.
+        Malformed: it is not one.
     """
     try:
         message = json.loads(data)

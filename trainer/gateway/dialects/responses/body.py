@@ -95,7 +95,7 @@ def read(data: Any, access: Access) -> ResponsesRequest:
 
     Args:
         data: the body's JSON.
-        access: of the attempt, whose stored responses can be continued.
+        access: of the attempt; its stored responses can be continued.
 
     Raises:
         RequestError: 400, naming the field at fault.
