@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from agl.errors import ConfigError, ExportError
+from agl.trainer.cli.options import duration
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.report.export.otlp import send
-from agl.trainer.report.export.rows import Record, RolloutFilter, record, records
+from agl.trainer.report.export.rows import RolloutFilter, record, records
 from agl.trainer.report.export.to_files import to_files
 from agl.trainer.report.progress import Progress
-from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
-from agl.trainer.store.location import find_store
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+from agl.trainer.store.location import read_store
 
 
 def export_files(
     store: str | None, out: Path, format: str, which: RolloutFilter, *, tokens: bool, quiet: bool
 ) -> dict[str, Any]:
     """Write rollouts into files. Returns the facts of `to_files`."""
-    return _with_store(store, lambda opened: to_files(opened, out, format, which, tokens=tokens, quiet=quiet))
+    return read_store(store, lambda opened: to_files(opened, out, format, which, tokens=tokens, quiet=quiet))
 
 
 def export_examples(what: str, out: Path, options: dict[str, Any], **choices: Any) -> dict[str, Any]:
@@ -61,7 +58,8 @@ def export_traces(
         total = len(rollouts) if which is None else await which.count(opened)
         if not total:
             raise ExportError("no rollout of this store fits", hint="agl trace ls shows those that there are")
-        matches = _named(opened, rollouts) if which is None else records(opened, which, total)
+        named = (await record(opened, await opened.get_rollout(name)) for name in rollouts)
+        matches = named if which is None else records(opened, which, total)
         started, progress = time.monotonic(), Progress(not quiet, label="rollouts")
         progress.began("export", 0, total)
         try:
@@ -70,7 +68,7 @@ def export_traces(
             progress.stop()
         return facts | {"seconds": time.monotonic() - started}
 
-    return _with_store(store, main)
+    return read_store(store, main)
 
 
 def since(text: str | None, now: float | None = None) -> float | None:
@@ -82,8 +80,8 @@ def since(text: str | None, now: float | None = None) -> float | None:
     """
     if text is None:
         return None
-    if ago := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
-        return (time.time() if now is None else now) - float(ago[1]) * _UNITS[ago[2]]
+    if (ago := duration(text)) is not None:
+        return (time.time() if now is None else now) - ago
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
@@ -91,22 +89,6 @@ def since(text: str | None, now: float | None = None) -> float | None:
             f"--since is {text!r}", hint="write a date (2026-11-21), a time (2026-11-21T08:30) or an age (90m, 12h, 7d)"
         ) from None
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
-
-
-def _with_store(store: str | None, use: Callable[[Store], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-    async def main() -> dict[str, Any]:
-        opened = await open_store(find_store(store))
-        try:
-            return await use(opened)
-        finally:
-            await opened.close()
-
-    return run_in_thread(main())
-
-
-async def _named(store: Store, rollouts: Sequence[str]) -> AsyncIterator[Record]:
-    for rollout_id in rollouts:
-        yield await record(store, await store.get_rollout(rollout_id))
 
 
 def _header(text: str) -> tuple[str, str]:

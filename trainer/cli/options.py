@@ -41,6 +41,12 @@ Host = Annotated[str, typer.Option(help="Address to listen on; any but loopback 
 Port = Annotated[int, typer.Option(help="Port to listen on (0 picks a free port).", min=0, max=65535)]
 
 
+def duration(text: str) -> float | None:
+    """The seconds of a text such as "90m", "12h", "30d" or "2w"; None for any other."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
+    return match and float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}[match[2]]
+
+
 def write_json(path: Path | None, facts: Any) -> None:
     """Write the results of a command to a file; "-" is stdout."""
     if path is None:

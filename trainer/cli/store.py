@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import re
 import signal
 import time
 from pathlib import Path
@@ -13,11 +12,9 @@ from typing import Annotated
 import typer
 
 from agl.texts import printable
-from agl.trainer.cli.options import Host, Json, KeyFile, Port, StoreOption, write_json
+from agl.trainer.cli.options import Host, Json, KeyFile, Port, StoreOption, duration, write_json
 
 app = typer.Typer(help="Serve a store over HTTP, or prune one.")
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 @app.callback(invoke_without_command=True)
@@ -83,26 +80,11 @@ def prune(
     json_file: Json = None,
 ) -> None:
     """Delete attempts, calls and spans of old rollouts; the rollouts and what was trained stay."""
-    from agl.trainer.store import open_store
-    from agl.trainer.store.location import find_store
+    from agl.trainer.store.location import read_store
 
-    before = time.time() - seconds(older_than)
-
-    async def delete() -> dict[str, int]:
-        opened = await open_store(find_store(store))
-        try:
-            return dataclasses.asdict(await opened.prune(before, run_ids=run))
-        finally:
-            await opened.close()
-
-    facts = asyncio.run(delete())
+    if (age := duration(older_than)) is None:
+        raise typer.BadParameter(f"{older_than!r} is not a duration; write it like 30d, 12h or 90m")
+    before = time.time() - age
+    facts = dataclasses.asdict(read_store(store, lambda opened: opened.prune(before, run_ids=run)))
     write_json(json_file, facts)
     typer.echo("deleted {attempts} attempts, {calls} calls and {spans} spans of {rollouts} rollouts".format(**facts))
-
-
-def seconds(text: str) -> float:
-    """The seconds of a length of time such as "30d". Raises typer.BadParameter for any other text."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is not a duration; write it like 30d, 12h or 90m")
-    return float(match[1]) * _UNITS[match[2]]

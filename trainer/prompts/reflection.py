@@ -20,7 +20,7 @@ from agl.agents.resources import LLM
 from agl.errors import CheckpointError, ConfigError, EngineError
 from agl.extras import require
 from agl.trainer.prompts.components import Component
-from agl.trainer.run.checkpoints import require_same
+from agl.trainer.run.checkpoints import require_same, write_atomically
 
 ASKS = 3
 """How often the model may try to write a text that is allowed."""
@@ -57,9 +57,7 @@ class Reflections:
                 raise CheckpointError("this is not the record of a prompt search", hint="delete it", path=path)
             require_same(entries[0]["settings"], settings, path)
             self._replies = {(e["key"], e["prompt"]): e["reply"] for e in entries[1:]}
-        part = path.with_suffix(".part")
-        part.write_text("".join(f"{json.dumps(e)}\n" for e in entries or [{"settings": dict(settings)}]))
-        part.replace(path)
+        write_atomically(path, "".join(f"{json.dumps(e)}\n" for e in entries or [{"settings": dict(settings)}]))
 
     async def reply(self, key: str, prompt: str, ask: Ask) -> Any:
         """The reply to a prompt, which is asked for unless it is in the file. `key` tells equal prompts apart."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from agl.trainer.evaluation.evaluation import Evaluation
 from agl.trainer.evaluation.views import percentages, sentences
 from agl.trainer.report import terminal
 from agl.trainer.report.curve import svg_curve
+from agl.trainer.store.base import Store
+from agl.trainer.store.location import read_store
 
 GROUP_SIZE = 8
 BATCH_SIZE = 16
@@ -44,21 +48,12 @@ def make(directory: Path, *, seed: int = 0, show: bool = True) -> dict[str, Any]
 
         report = make_policy(directory, seed=seed, threads=THREADS, progress=progress)
     (Path(directory) / SEED_FILE).write_text(f"{seed}\n")
-    facts = {
-        "directory": str(report.directory),
-        "parameters": report.parameters,
-        "vocabulary": report.vocabulary,
-        "steps": report.steps,
-        "tokens": report.tokens,
-        "loss": report.loss,
-        "seconds": report.seconds,
-    }
     if show:
         console.print(
             f"made a policy from scratch: {report.parameters:,} parameters, {report.tokens:,} tokens of "
             f"demonstrations, {report.seconds:.0f} s -> {report.directory}"
         )
-    return facts
+    return asdict(report) | {"directory": str(report.directory)}
 
 
 def run(
@@ -94,7 +89,11 @@ def run(
     elif progress:
         console.print(f"the policy to start from is {start} (made by: agl make-policy --seed {seed})")
     if not resume:
-        _clear(out)
+        # Only the policy that it starts from is kept.
+        for name in ("checkpoints", "policy"):
+            shutil.rmtree(out / name, ignore_errors=True)
+        for file in (*out.glob("run.db*"), out / "curve.svg"):
+            file.unlink(missing_ok=True)
     agent = wrap(build_agent(), reward=exact_answer)
     trainer = Trainer(
         GRPO(
@@ -126,7 +125,7 @@ def run(
     curve.write_text(svg_curve(result.history), encoding="utf-8")
     validations = [h["val/reward"] for h in result.history if "val/reward" in h]
     heldout_evaluation = Evaluation.of_result(result)
-    rollout = _one_rollout(result.store)
+    rollout = read_store(result.store, _one_rollout)
     console.print()
     explain(rollout, result.store)
     facts = {
@@ -161,47 +160,23 @@ def run(
     return facts
 
 
-def _clear(out: Path) -> None:
-    """Delete the results of an earlier quickstart; only the policy that it starts from is kept."""
-    for name in ("checkpoints", "policy"):
-        shutil.rmtree(out / name, ignore_errors=True)
-    for file in (*out.glob("run.db*"), out / "curve.svg"):
-        file.unlink(missing_ok=True)
-
-
 def _parameters(directory: Path) -> int:
     from safetensors import safe_open
 
     total = 0
     for file in directory.glob("*.safetensors"):
         with safe_open(str(file), "numpy") as tensors:
-            for name in tensors.keys():  # noqa: SIM118
-                n = 1
-                for size in tensors.get_slice(name).get_shape():
-                    n *= size
-                total += n
+            total += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
     return total
 
 
-def _one_rollout(store: str) -> str:
+async def _one_rollout(store: Store) -> str:
     """A rollout of the last training step that has something to show: one that succeeded, if any."""
-    from agl.trainer.http.aio import run_in_thread
-    from agl.trainer.store import open_store
-
-    async def find() -> str:
-        opened = await open_store(store)
-        try:
-            rollouts = await opened.query_rollouts(mode="train", status=["succeeded"])
-            last = max(r.step or 0 for r in rollouts)
-            best = None
-            for rollout in (r for r in rollouts if r.step == last):
-                best = best or rollout.rollout_id
-                trained = await opened.query_trained_calls(rollout.rollout_id)
-                if len(trained) > 1 and any(t.advantage > 0 for t in trained):
-                    return rollout.rollout_id
-            assert best is not None
-            return best
-        finally:
-            await opened.close()
-
-    return run_in_thread(find())
+    rollouts = await store.query_rollouts(mode="train", status=["succeeded"])
+    last = max(r.step or 0 for r in rollouts)
+    of_step = [rollout.rollout_id for rollout in rollouts if rollout.step == last]
+    for rollout_id in of_step:
+        trained = await store.query_trained_calls(rollout_id)
+        if len(trained) > 1 and any(t.advantage > 0 for t in trained):
+            return rollout_id
+    return of_step[0]

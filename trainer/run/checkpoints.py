@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,3 +74,14 @@ def require_same(then: Mapping[str, Any], now: Mapping[str, Any], path: Path) ->
             hint="resume with the same settings, or start a new run in another directory",
             path=path,
         )
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a crash leaves either its old content or all of the new; its directory is made."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

@@ -27,7 +27,7 @@ from agl.trainer.loggers.threads import Loggers
 from agl.trainer.report.progress import Progress
 from agl.trainer.run.algorithm import Algorithm
 from agl.trainer.run.callbacks import Callbacks, as_callbacks
-from agl.trainer.run.checkpoints import latest_checkpoint
+from agl.trainer.run.checkpoints import latest_checkpoint, write_atomically
 from agl.trainer.run.config import RunConfig, as_tuple, require_descriptors
 from agl.trainer.run.hub import save_command
 from agl.trainer.run.lock import lock_directory
@@ -428,9 +428,7 @@ def _stored_id(directory: Path, new: str, resume: bool) -> str:
     path = directory / "run-id"
     if resume and path.is_file():
         return path.read_text().strip()
-    part = path.with_suffix(".part")
-    part.write_text(f"{new}\n")
-    part.rename(path)
+    write_atomically(path, f"{new}\n")
     return new
 
 

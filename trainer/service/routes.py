@@ -6,10 +6,10 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -21,6 +21,7 @@ from agl.trainer.http.errors import describe_error, error_handlers
 from agl.trainer.http.limits import Refused, json_body
 from agl.trainer.http.openapi import REFERENCE, document, json_content, model_content, operation
 from agl.trainer.http.responses import answer
+from agl.trainer.service.run_record import LAST, RunRecord
 from agl.trainer.service.service import Service
 
 ALIVE_SECONDS = 10.0
@@ -43,28 +44,9 @@ class DataFacts(BaseModel):
     test: int
 
 
-class RunFacts(BaseModel):
-    """A run."""
-
-    run_id: str
-    status: str
-    step: int
-    steps: int | None
-    reward: float | None
-    rollouts_per_second: float | None
-    eta_seconds: float | None
-    rollouts: list[int]
-    air: str | None
-    nworkers: int | None
-    settings: dict[str, Any]
-    tasks: list[int]
-    error: str | None
-    hint: str | None
-    policies: dict[str, str]
-    directory: str
-    created_at: float
-    ended_at: float | None
-    history: list[dict[str, Any]] | None = None
+_FACTS = get_type_hints(RunRecord) | {"directory": str} | dict.fromkeys(LAST, float | None)
+_FIELDS: Any = {name: (kind, ...) for name, kind in _FACTS.items()} | {"history": (list[dict[str, Any]] | None, None)}
+RunFacts = create_model("RunFacts", __doc__="A run.", **_FIELDS)
 
 
 class ErrorFacts(BaseModel):

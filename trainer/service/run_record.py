@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-import math
-import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic_core import to_jsonable_python
+
 from agl.errors import AglError, CheckpointError
+from agl.trainer.run.checkpoints import write_atomically
 
 RunStatus = Literal["running", "succeeded", "failed", "stopped"]
 _FILE = "service.json"
+LAST = {"reward": "train/reward", "rollouts_per_second": "rollouts_per_second"}
+"""Facts of a run that are those of its last step -> their names there."""
 
 
 @dataclass(eq=False)
@@ -58,27 +61,9 @@ class RunRecord:
     def facts(self, *, history: bool = False) -> dict[str, Any]:
         """The state for clients, as JSON values."""
         last = self.history[-1] if self.history else {}
-        facts = {
-            "run_id": self.run_id,
-            "status": self.status,
-            "step": self.step,
-            "steps": self.steps,
-            "reward": last.get("train/reward"),
-            "rollouts_per_second": last.get("rollouts_per_second"),
-            "eta_seconds": self.eta_seconds,
-            "rollouts": list(self.rollouts),
-            "air": self.air,
-            "nworkers": self.nworkers,
-            "settings": dict(self.settings),
-            "tasks": list(self.tasks),
-            "error": self.error,
-            "hint": self.hint,
-            "policies": dict(self.policies),
-            "directory": str(self.directory),
-            "created_at": self.created_at,
-            "ended_at": self.ended_at,
-        }
-        return _finite({**facts, "history": self.history} if history else facts)
+        facts = {name: value for name, value in vars(self).items() if history or name != "history"}
+        facts |= {name: last.get(key) for name, key in LAST.items()}
+        return to_jsonable_python(facts, inf_nan_mode="null")
 
     def fail(self, error: BaseException) -> None:
         """Record that the run ended with this error."""
@@ -90,14 +75,7 @@ class RunRecord:
 
     def save(self) -> None:
         """Write the record atomically."""
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "directory"}
-        part = self.directory / f".{_FILE}.part"
-        with part.open("w") as file:
-            json.dump(values, file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self.directory / _FILE)
+        write_atomically(self.directory / _FILE, json.dumps({k: v for k, v in vars(self).items() if k != "directory"}))
 
 
 def load_records(root: Path) -> list[RunRecord]:
@@ -117,12 +95,3 @@ def load_records(root: Path) -> list[RunRecord]:
                 f"the record of a run cannot be read: {error}", hint="move its directory away", path=file
             ) from error
     return sorted(records, key=lambda r: r.created_at)
-
-
-def _finite(value: Any) -> Any:
-    """Replaces NaN and infinities, which JSON does not have, by None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value

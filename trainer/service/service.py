@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import shutil
 import time
 import uuid
@@ -19,6 +18,7 @@ from pydantic_core import to_jsonable_python
 from agl.errors import AglError, ConfigError, DatasetError, nearest
 from agl.trainer.algorithms.options import RUN_OPTIONS, Settings
 from agl.trainer.http.limits import Refused
+from agl.trainer.run.checkpoints import write_atomically
 from agl.trainer.run.config import LOOPBACK
 from agl.trainer.run.data import parse_tasks, read_tasks
 from agl.trainer.run.lock import lock_directory
@@ -95,7 +95,7 @@ class Service:
         if split not in SPLITS:
             raise Refused(404, f"there is no split {split!r}; there are {', '.join(SPLITS)}", "not_found")
         tasks = parse_tasks(text, name)
-        _write(self.data_file(split), "".join(json.dumps(t, ensure_ascii=False) + "\n" for t in tasks))
+        write_atomically(self.data_file(split), "".join(json.dumps(t, ensure_ascii=False) + "\n" for t in tasks))
         return len(tasks)
 
     def drop(self, split: str) -> None:
@@ -271,14 +271,3 @@ class Service:
         if name not in known:
             raise Refused(404, f"{name!r}: {nearest(name, known)}", "file_not_found")
         return root / name
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agl.errors import CheckpointError
-from agl.trainer.run.checkpoints import Resumed, checkpoints_folder, latest_of_verl, read_facts, require_same
+from agl.trainer.run.checkpoints import (
+    Resumed,
+    checkpoints_folder,
+    latest_of_verl,
+    read_facts,
+    require_same,
+    write_atomically,
+)
 
 if TYPE_CHECKING:
     from agl.trainer.run.run import Run
@@ -48,15 +55,8 @@ async def record_checkpoint(run: Run, plan: Plan, step: int, path: str) -> None:
 
 def write_record(run: Run, plan: Plan) -> None:
     """Write the run's record atomically."""
-    target = checkpoints_folder(run.directory) / _FILE
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    part = target.with_suffix(".part")
     facts = {"run_id": run.run_id, "identity": _identity(run, plan), "history": run.history}
-    with part.open("w") as f:
-        json.dump(facts, f)
-        f.flush()
-        os.fsync(f.fileno())
-    part.rename(target)
+    write_atomically(checkpoints_folder(run.directory) / _FILE, json.dumps(facts))
 
 
 def publish(run: Run) -> Path:
