@@ -142,7 +142,7 @@ def test_a_truncated_store(stopped: Path, untrained_model: Path) -> None:
 
 
 @own_disk
-@pytest.mark.parametrize("kilobytes", [700, 1500])
+@pytest.mark.parametrize("kilobytes", [700, pytest.param(1500, marks=pytest.mark.night)])
 def test_a_full_disk(untrained_model: Path, tmp_path: Path, kilobytes: int) -> None:
     """Wherever it fills up, the error says so, and what was written before stays whole."""
     disk = tmp_path / "disk"

@@ -168,6 +168,7 @@ def from_index(package: str, into: Path) -> Path:
     return into / "files"
 
 
+@pytest.mark.night
 def test_the_lab_packages_tracer_and_an_mcp_calculator(policy: Path, tmp_path: Path) -> None:
     """The official maths sample's shape, with the lab package as it is on the index: it imports `agentlightning`."""
     import json

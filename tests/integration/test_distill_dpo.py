@@ -146,6 +146,7 @@ def test_each_call_is_recorded_with_the_mean_of_its_tokens_advantages(
     assert "advantage" in str(reports(result)[0].to_json())
 
 
+@pytest.mark.night  # test_imitation.py resumes a run of the same loop
 def test_a_resumed_distillation_equals_one_never_stopped(untrained_model: Path, teacher: Path, tmp_path: Path) -> None:
     algorithm = distill(untrained_model, teacher, steps=3, max_staleness=1)
     whole = fit(algorithm, talker, tmp_path / "whole", n_workers=1)
@@ -252,6 +253,7 @@ def test_a_server_is_the_same_teacher_as_its_directory(untrained_model: Path, te
     assert any((a != 0).any() for a in local)
 
 
+@pytest.mark.night
 def test_a_run_with_a_server_as_teacher(untrained_model: Path, teacher: Path, tmp_path: Path) -> None:
     local = fit(distill(untrained_model, teacher, steps=1), talker, tmp_path / "local", n_workers=1)
     with served(teacher) as url:

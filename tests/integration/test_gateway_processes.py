@@ -162,7 +162,7 @@ def test_a_process_loads_torch_only_for_a_tokenizer_that_needs_it(tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runners", ["local", "process"])
+@pytest.mark.parametrize("runners", [pytest.param("local", marks=pytest.mark.night), "process"])
 def test_a_run_trains_through_two_processes_and_leaves_none(
     tmp_path: Path, untrained_model: Path, runners: str
 ) -> None:
@@ -237,7 +237,7 @@ def free_ports_in_a_row(n: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["grpo", None])
+@pytest.mark.parametrize("algorithm", ["grpo", pytest.param(None, marks=pytest.mark.night)])
 @in_loop
 async def test_a_server_answers_on_the_ports_after_its_own(
     algorithm: str | None, untrained_model: Path, tmp_path: Path

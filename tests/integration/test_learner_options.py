@@ -170,10 +170,10 @@ def test_no_tensor_of_all_tokens_and_the_whole_vocabulary_is_made(monkeypatch: p
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("llama-32k", {"attention": "sdpa"}),
+        pytest.param("llama-32k", {"attention": "sdpa"}, marks=pytest.mark.night),
         ("llama-32k", {"attention": "eager"}),
-        ("llama-32k", {"share_prefixes": True, "activation_checkpointing": True}),
-        ("llama-32k", {"attention": "eager", "autocast": "bfloat16"}),
+        pytest.param("llama-32k", {"share_prefixes": True, "activation_checkpointing": True}, marks=pytest.mark.night),
+        pytest.param("llama-32k", {"attention": "eager", "autocast": "bfloat16"}, marks=pytest.mark.night),
         ("qwen3-152k", {"share_prefixes": True, "autocast": "bfloat16"}),
         ("qwen3-152k", {"attention": "sdpa", "autocast": "bfloat16", "activation_checkpointing": True}),
     ],
