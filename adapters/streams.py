@@ -20,8 +20,6 @@ from agl.tracing.provider_formats import ResponseAccumulator
 Facts = Mapping[str, Any]
 """Span attributes by name; those that are None are left out."""
 
-AddFacts = Callable[[Any, dict[str, Any]], None]
-
 
 def fields(of: Any) -> Mapping[str, Any]:
     """The instance attributes of an SDK's object. Its models take microseconds to raise AttributeError."""
@@ -34,14 +32,10 @@ class CallObserver:
 
     Attributes:
         provider: the SDK's `gen_ai.provider.name`.
-        result_facts: (result, whether to capture content) -> the facts of a result.
-        add_chunk: (chunk of a stream, facts so far): adds the chunk's facts. It is called for every chunk.
         silent: paths of requests that are no model calls.
     """
 
     provider: str
-    result_facts: Callable[[Any, bool], Facts]
-    add_chunk: AddFacts
     silent: tuple[str, ...] = ()
 
     def started(self, path: str, options: Any, wire: Facts) -> Scope | None:
@@ -70,10 +64,12 @@ class CallObserver:
     def _observe_stream(self, scope: Scope, stream: Any) -> None:
         if not isinstance(stream._iterator, _Reader):
             reader = _AsyncReader if hasattr(stream._iterator, "__anext__") else _Reader
-            stream._iterator = reader(scope, stream._iterator, stream.response, self.add_chunk)
+            stream._iterator = reader(scope, stream._iterator, stream.response)
 
     def _end(self, scope: Scope, result: Any) -> None:
-        tracing.end(scope, attributes=self.result_facts(result, scope.rollout.capture_content))
+        answer = ResponseAccumulator()
+        answer.whole(_dumped(result))
+        tracing.end(scope, attributes=answer.facts(scope.rollout.capture_content))
 
     def failed(self, scope: Scope, error: BaseException) -> None:
         """End it with the error that the request raised."""
@@ -140,16 +136,12 @@ def _observed_class(cls: Any) -> Any:
 class _Reader:
     """A stream's chunks, unchanged. The span ends with them, when the stream is closed, or when it is garbage."""
 
-    def __init__(self, scope: Scope, chunks: Any, response: Any, add_chunk: AddFacts) -> None:
-        self.scope, self.chunks, self.add_chunk = scope, chunks, add_chunk
-        self.facts: dict[str, Any] = {}
-        rollout = scope.rollout
-        # The gateway records its answers itself.
-        self.answer = ResponseAccumulator() if rollout.prompts and rollout.capture_content else None
+    def __init__(self, scope: Scope, chunks: Any, response: Any) -> None:
+        self.scope, self.chunks, self.answer = scope, chunks, ResponseAccumulator()
         self.reading = False
         closed = weakref.WeakMethod(self.closed)
         _when_closed(response, lambda: _call(closed))
-        weakref.finalize(self, tracing.end, scope, attributes=self.facts).atexit = False
+        weakref.finalize(self, _end_stream, scope, self.answer).atexit = False
 
     def closed(self) -> None:
         # The SDK closes the response before it raises; then the reader below ends the span, with the error.
@@ -157,15 +149,11 @@ class _Reader:
             self.end()
 
     def end(self, error: BaseException | None = None) -> None:
-        if self.answer is not None:
-            self.facts.update(self.answer.facts(content=True))
         whole = isinstance(error, StopIteration | StopAsyncIteration)
-        tracing.end(self.scope, error=None if whole else error, attributes=self.facts)
+        _end_stream(self.scope, self.answer, None if whole else error)
 
     def take(self, chunk: Any) -> Any:
-        self.add_chunk(chunk, self.facts)
-        if self.answer is not None and hasattr(chunk, "model_dump"):
-            self.answer.event(chunk.model_dump(mode="json", exclude_none=True, warnings=False))
+        self.answer.event(_dumped(chunk))
         return chunk
 
     def __iter__(self) -> Self:
@@ -195,6 +183,18 @@ class _AsyncReader(_Reader):
             raise
         finally:
             self.reading = False
+
+
+def _end_stream(scope: Scope, answer: ResponseAccumulator, error: BaseException | None = None) -> None:
+    if not scope.ended:
+        # The gateway records the content of its answers itself.
+        content = scope.rollout.prompts and scope.rollout.capture_content
+        tracing.end(scope, error=error, attributes=answer.facts(content))
+
+
+def _dumped(value: Any) -> Any:
+    """An SDK's object as JSON values; None for what is no such object."""
+    return value.model_dump(mode="json", exclude_none=True, warnings=False) if hasattr(value, "model_dump") else None
 
 
 def _when_closed(response: Any, then: Callable[[], None]) -> None:

@@ -21,10 +21,10 @@ from agl.adapters.base import INVALID, InstrumentedTracer
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.langchain.labels import Label, label_of
 from agl.adapters.langchain.runnable import handles, runnable
-from agl.adapters.responses import finish_reason
 from agl.adapters.scopes import model_call, place, tool_run
 from agl.messages import write
 from agl.tracing.context import RolloutContext, Scope
+from agl.tracing.provider_formats import finish_reason
 
 if TYPE_CHECKING:
     from langchain_core.callbacks import BaseCallbackHandler

@@ -20,10 +20,10 @@ from agl import semconv, tracing
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.openai_agents.runnable import handles, runnable
 from agl.adapters.patching import Around, Patches
-from agl.adapters.responses import finish_reason
 from agl.adapters.scopes import place
 from agl.messages import Message, ToolCall, read, write
 from agl.tracing.context import Scope
+from agl.tracing.provider_formats import finish_reason
 
 
 class OpenAIAgentsTracer(InstrumentedTracer):

@@ -49,6 +49,21 @@ def tool_results(body: Json) -> dict[str, ToolResult]:
     return {result.id: result for message in history for result in message.tool_results if result.id}
 
 
+def finish_reason(status: str | None, incomplete: str | None, *, calls_tools: bool) -> str | None:
+    """The finish reason of a response of OpenAI's Responses API, in the words of Chat Completions; None if it is not
+    finished, or failed.
+
+    Args:
+        status: `response.status`. incomplete: `response.incomplete_details.reason`.
+        calls_tools: whether it holds a function call.
+    """
+    if status == "incomplete":
+        return "length" if incomplete in ("max_output_tokens", None) else incomplete
+    if status != "completed":
+        return None
+    return "tool_calls" if calls_tools else "stop"
+
+
 @dataclass(slots=True)
 class _Choice:
     """One choice of a response.
@@ -104,8 +119,11 @@ class ResponseAccumulator:
             choice.whole = [said] if isinstance(said, str) else _dict(said)
             choice.finish = _str(part.get("finish_reason")) or choice.finish
         if isinstance(body.get("output"), list):
-            choice = self._choice(0)
-            choice.whole, choice.finish = body["output"], _str(body.get("status")) or choice.finish
+            choice, items = self._choice(0), _dicts(body["output"])
+            incomplete = _str(_dict(body.get("incomplete_details")).get("reason"))
+            calls_tools = any(item.get("type") == "function_call" for item in items)
+            finish = finish_reason(_str(body.get("status")), incomplete or None, calls_tools=calls_tools)
+            choice.whole, choice.finish = body["output"], finish or choice.finish
         if body.get("type") == "message":
             choice = self._choice(0)
             choice.whole, choice.finish = body, _str(body.get("stop_reason")) or choice.finish
@@ -116,7 +134,9 @@ class ResponseAccumulator:
             return
         kind = data.get("type")
         match kind:
-            case "message_start" | "response.completed" | "response.incomplete" | "response.failed":
+            case (
+                "message_start" | "response.created" | "response.completed" | "response.incomplete" | "response.failed"
+            ):
                 self.whole(data.get("message") or data.get("response"))
             case "content_block_start":
                 self._block(self._choice(0), _index(data.get("index")), _dict(data.get("content_block")))
