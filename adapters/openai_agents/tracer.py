@@ -21,9 +21,9 @@ from agl.adapters.base import InstrumentedTracer
 from agl.adapters.openai_agents.runnable import handles, runnable
 from agl.adapters.patching import Around, Patches
 from agl.adapters.scopes import place
-from agl.messages import Message, ToolCall, read, write
+from agl.messages import ToolCall
 from agl.tracing.context import Scope
-from agl.tracing.provider_formats import finish_reason
+from agl.tracing.provider_formats import ResponseAccumulator
 
 
 class OpenAIAgentsTracer(InstrumentedTracer):
@@ -176,10 +176,9 @@ def _processor_class() -> Any:
                     semconv.TOOL_CALL_ID: opened.run.claim_handoff(data.to_agent),
                 }
             elif data.type in ("response", "generation"):
-                items = _items(data)
-                answers = read.answers(items)
-                opened.run.calls = [call for answer in answers for call in answer.tool_calls]
-                attributes = _response_facts(data, items, answers, content)
+                answer = _answer(data)
+                opened.run.calls = [*answer.tool_calls()]
+                attributes = answer.facts(content)
             tracing.end(opened.scope, error=_error(span, opened, content), attributes=attributes)
 
         def shutdown(self) -> None:
@@ -279,35 +278,18 @@ def _request_facts(data: Any) -> dict[str, Any]:
     }
 
 
-def _items(data: Any) -> list[Mapping[str, Any]]:
-    """An answer's output items (Responses; any stream) or its message (Chat Completions)."""
+def _answer(data: Any) -> ResponseAccumulator:
+    """A model call's answer: a response, or what a generation has of one."""
+    answer = ResponseAccumulator()
     if data.type == "response":
-        return [item.model_dump(exclude_none=True) for item in data.response.output] if data.response else []
-    items: list[Mapping[str, Any]] = []
+        answer.whole(data.response.model_dump(mode="json", exclude_none=True) if data.response else None)
+        return answer
     for output in data.output or ():
-        items += output["output"] if output.get("object") == "response" else [output]
-    return items
-
-
-def _response_facts(data: Any, items: list[Mapping[str, Any]], answers: list[Message], content: bool) -> dict[str, Any]:
-    usage = data.usage or {}
-    facts: dict[str, Any] = {
-        # For a stream without usage the SDK reports zeros, and it makes up the message's id.
-        semconv.INPUT_TOKENS: usage.get("input_tokens") or None,
-        semconv.OUTPUT_TOKENS: usage.get("output_tokens") or None,
-        semconv.RESPONSE_ID: next((p["response_id"] for m in items if (p := m.get("provider_data"))), None),
-    }
-    response = getattr(data, "response", None)
-    if response is not None:
-        facts[semconv.RESPONSE_ID] = response.id
-        facts[semconv.RESPONSE_MODEL] = response.model
-        incomplete = getattr(response.incomplete_details, "reason", None)
-        calls_tools = any(item.type == "function_call" for item in response.output)
-        reason = finish_reason(response.status, incomplete, calls_tools=calls_tools)
-        facts[semconv.FINISH_REASONS] = None if reason is None else [reason]
-        if response.usage is not None:
-            facts[semconv.INPUT_TOKENS] = response.usage.input_tokens
-            facts[semconv.OUTPUT_TOKENS] = response.usage.output_tokens
-    if content and answers:
-        facts[semconv.OUTPUT_MESSAGES] = write.to_json(answers, facts.get(semconv.FINISH_REASONS) or ())
-    return facts
+        # A stream's response has an id that the SDK makes up.
+        items = output["output"] if output.get("object") == "response" else None
+        answer.whole({"choices": [{"message": output}]} if items is None else {"output": items})
+        known = (p["response_id"] for m in items or [output] if (p := m.get("provider_data")))
+        answer.id = next(known, answer.id)
+    # For a stream without usage the SDK reports zeros.
+    answer.whole({"usage": {name: n for name, n in (data.usage or {}).items() if n}})
+    return answer

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from agl.messages import ToolResult, read
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -62,29 +64,14 @@ def says(text: str) -> Script:
 
 def last_said(body: dict[str, Any]) -> tuple[str, str]:
     """Who spoke last in a request of any dialect ("user" or "tool"), and the text."""
-    said: Any = body.get("messages", body.get("input"))
-    if isinstance(said, str):
-        return "user", said
-    last = said[-1]
-    if last.get("type") == "function_call_output":
-        return "tool", _text(last["output"])
-    content = last.get("content") or ""
-    if isinstance(content, list) and content[-1].get("type") == "tool_result":
-        return "tool", _text(content[-1].get("content", ""))
-    return last["role"], _text(content)
+    last = read.body(body)[-1]
+    result = last.parts[-1] if last.parts else None
+    return ("tool", result.text) if isinstance(result, ToolResult) else (last.role, last.text)
 
 
 def last_tool_call_id(body: dict[str, Any]) -> str:
     """Which call the result at the end of a request, of any dialect, answers."""
-    said: Any = body.get("messages", body.get("input"))
-    last = said[-1]
-    if last.get("type") == "function_call_output":
-        return last["call_id"]
-    return last["tool_call_id"] if "tool_call_id" in last else last["content"][-1]["tool_use_id"]
-
-
-def _text(content: str | list[dict[str, Any]]) -> str:
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    return read.body(body)[-1].tool_results[-1].id
 
 
 @dataclass
