@@ -7,7 +7,6 @@ a policy: an answer of a frozen model, or of a provider, is never a policy's fau
 
 from __future__ import annotations
 
-import secrets
 import textwrap
 import time
 from collections.abc import Iterable
@@ -16,7 +15,7 @@ from typing import Final
 
 from agl import semconv
 from agl.mdp.span_index import SpanIndex
-from agl.mdp.spans import Span
+from agl.mdp.spans import Span, recorded
 from agl.mdp.types import Call
 
 CAUSES: Final = {
@@ -58,26 +57,9 @@ class Fault:
     def span(self, root: Span) -> Span:
         """The record of this fault in the attempt with this root span."""
         now = time.time()
-        return Span(
-            trace_id=root.trace_id,
-            span_id=secrets.token_hex(8),
-            parent_id=root.span_id,
-            rollout_id=root.rollout_id,
-            attempt=root.attempt,
-            name=f"{semconv.POLICY_FAULT} {self.cause}",
-            start=now,
-            end=now,
-            status="error",
-            status_message=self.error,
-            attributes={
-                semconv.OPERATION_NAME: semconv.POLICY_FAULT,
-                semconv.AGENT_NAME: self.agent,
-                semconv.ROLLOUT_ID: root.rollout_id,
-                semconv.ATTEMPT: root.attempt,
-                semconv.FAULT_CAUSE: self.cause,
-                semconv.FAULT_CALL: self.call_id,
-            },
-        )
+        facts = {semconv.FAULT_CAUSE: self.cause, semconv.FAULT_CALL: self.call_id}
+        where = {"parent_id": root.span_id, "start": now, "end": now}
+        return recorded(root, semconv.POLICY_FAULT, self.cause, self.agent, facts, error=self.error, **where)
 
 
 def find_fault(index: SpanIndex) -> Fault | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agl import semconv
 
@@ -59,6 +60,51 @@ class Span:
         """`gen_ai.agent.name`."""
         name = self.attributes.get(semconv.AGENT_NAME)
         return None if name is None else str(name)
+
+
+class Attempt(Protocol):
+    """What names an attempt: one of its spans, for example."""
+
+    @property
+    def trace_id(self) -> str: ...
+
+    @property
+    def rollout_id(self) -> str: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+
+def recorded(
+    of: Attempt,
+    kind: str,
+    name: str,
+    agent: str,
+    attributes: Mapping[str, Any],
+    *,
+    parent_id: str | None,
+    start: float,
+    end: float,
+    error: str | None = None,
+    span_id: str | None = None,
+    events: Sequence[Event] = (),
+) -> Span:
+    """A span that agl makes of what it knows of an attempt, without OpenTelemetry's SDK.
+
+    Args:
+        kind: `gen_ai.operation.name`. name: the rest of the span's name. attributes: those that are None are left out.
+        error: why it failed. span_id: a random one if None.
+    """
+    facts = {
+        semconv.OPERATION_NAME: kind,
+        semconv.AGENT_NAME: agent,
+        semconv.ROLLOUT_ID: of.rollout_id,
+        semconv.ATTEMPT: of.attempt,
+        **{key: value for key, value in attributes.items() if value is not None},
+    }
+    ids = of.trace_id, span_id or secrets.token_hex(8), parent_id, of.rollout_id, of.attempt
+    status = "unset" if error is None else "error"
+    return Span(*ids, f"{kind} {name}".strip(), start, end, status, error, facts, events)
 
 
 def from_otel(span: ReadableSpan) -> Span:

@@ -6,7 +6,6 @@ Invariant: each rule is called once per event of an attempt, and its reward goes
 from __future__ import annotations
 
 import inspect
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -191,35 +190,23 @@ def reward_spans(credited: Sequence[CreditedReward], index: SpanIndex) -> list[S
     root = index.root
     if root is None:
         return []
-    now = time.time()
-    parents = [index.spans.get(reward.span_id or "", root) for reward, _ in credited]
-    return [
-        Span(
-            trace_id=root.trace_id,
-            span_id=secrets.token_hex(8),
-            parent_id=parent.span_id,
-            rollout_id=root.rollout_id,
-            attempt=root.attempt,
-            name=f"{semconv.REWARD} {reward.name}",
-            # Stores return spans in order of time; a microsecond each keeps the order.
-            start=now + i * 1e-6,
-            end=now + i * 1e-6,
-            attributes={
-                semconv.OPERATION_NAME: semconv.REWARD,
-                semconv.AGENT_NAME: parent.agent or root.agent or "",
-                semconv.ROLLOUT_ID: root.rollout_id,
-                semconv.ATTEMPT: root.attempt,
-                semconv.REWARD_NAME: reward.name,
-                semconv.REWARD_VALUE: reward.value,
-                semconv.REWARD_PRIMARY: reward.primary,
-                semconv.REWARD_SOURCE: reward.source,
-                semconv.REWARD_CALL: call_id or "",
-                **({} if reward.agent is None else {semconv.REWARD_AGENT: reward.agent}),
-            },
-            events=(spans.Event(semconv.EVALUATION, now + i * 1e-6, evaluation(reward, call_id)),),
-        )
-        for i, ((reward, call_id), parent) in enumerate(zip(credited, parents, strict=True))
-    ]
+    now, made = time.time(), []
+    for i, (reward, call_id) in enumerate(credited):
+        parent = index.spans.get(reward.span_id or "", root)
+        # Stores return spans in order of time; a microsecond each keeps the order.
+        at = now + i * 1e-6
+        facts = {
+            semconv.REWARD_NAME: reward.name,
+            semconv.REWARD_VALUE: reward.value,
+            semconv.REWARD_PRIMARY: reward.primary,
+            semconv.REWARD_SOURCE: reward.source,
+            semconv.REWARD_CALL: call_id or "",
+            semconv.REWARD_AGENT: reward.agent,
+        }
+        events = (spans.Event(semconv.EVALUATION, at, evaluation(reward, call_id)),)
+        agent, where = parent.agent or root.agent or "", {"parent_id": parent.span_id, "start": at, "end": at}
+        made.append(spans.recorded(root, semconv.REWARD, reward.name, agent, facts, events=events, **where))
+    return made
 
 
 def rule_set(option: bool | AIR | None) -> AIR | None:

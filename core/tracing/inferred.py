@@ -7,14 +7,13 @@ call's id. When it started and ended within that time is unknown, so its span is
 from __future__ import annotations
 
 import hashlib
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agl import semconv
 from agl.errors import UnreadableMessageError
-from agl.mdp.spans import Span
+from agl.mdp.spans import Span, recorded
 from agl.mdp.types import Call
 from agl.messages import Message, ToolCall, ToolResult, read, write
 from agl.tracing.provider_formats import request_messages
@@ -49,7 +48,8 @@ class SpanInference:
         span_id: str | None = None,
     ) -> Span:
         """The span of an LLM call."""
-        return self._span(semconv.CHAT, model, agent, start, end, attributes, error, span_id, self.parent_id)
+        where = {"parent_id": self.parent_id, "span_id": span_id, "start": start, "end": end}
+        return recorded(self, semconv.CHAT, model, agent, attributes, error=error, **where)
 
     def asks(self, chat: Span, calls: Iterable[ToolCall]) -> None:
         """Remember the tool calls of a response."""
@@ -74,44 +74,10 @@ class SpanInference:
             error = (result.text if self.capture_content else "the tool failed") if result.failed else None
             start = min(chat.end, before)
             span_id = _digest(f"{self.rollout_id}/{self.attempt}/{call_id}")
-            agent = chat.agent or ""
-            spans.append(
-                self._span(semconv.EXECUTE_TOOL, call.name, agent, start, before, facts, error, span_id, chat.parent_id)
-            )
+            where = {"parent_id": chat.parent_id, "span_id": span_id, "start": start, "end": before}
+            tool = recorded(self, semconv.EXECUTE_TOOL, call.name, chat.agent or "", facts, error=error, **where)
+            spans.append(tool)
         return spans
-
-    def _span(
-        self,
-        kind: str,
-        name: str,
-        agent: str,
-        start: float,
-        end: float,
-        attributes: Mapping[str, Any],
-        error: str | None,
-        span_id: str | None,
-        parent_id: str | None,
-    ) -> Span:
-        facts = {
-            semconv.OPERATION_NAME: kind,
-            semconv.AGENT_NAME: agent,
-            semconv.ROLLOUT_ID: self.rollout_id,
-            semconv.ATTEMPT: self.attempt,
-            **{k: v for k, v in attributes.items() if v is not None},
-        }
-        return Span(
-            self.trace_id,
-            span_id or secrets.token_hex(8),
-            parent_id,
-            self.rollout_id,
-            self.attempt,
-            f"{kind} {name}".strip(),
-            start,
-            end,
-            "unset" if error is None else "error",
-            error,
-            facts,
-        )
 
 
 def completed(spans: Sequence[Span], calls: Sequence[Call] = ()) -> list[Span]:

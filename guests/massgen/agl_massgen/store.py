@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import threading
 import time
 import weakref
@@ -19,7 +18,7 @@ from typing import Any
 
 from agl import semconv
 from agl.errors import ConfigError, StoreError
-from agl.mdp.spans import Span
+from agl.mdp.spans import Span, recorded
 from agl.tracing.exporter import EXIT_SECONDS, BackgroundSpanExporter
 from agl.trainer.report.export.rows import RolloutFilter, record, records
 from agl.trainer.report.export.to_files import to_files
@@ -152,18 +151,14 @@ class LightningStore:
             if run is None:
                 raise StoreError("this trace has not ended", hint="rate it when it has", trace=trace_id)
             facts = {
-                semconv.OPERATION_NAME: semconv.REWARD,
-                semconv.AGENT_NAME: run.agent,
                 semconv.REWARD_NAME: reward.reward_type,
                 semconv.REWARD_VALUE: float(reward.reward),
                 semconv.REWARD_PRIMARY: True,
                 semconv.REWARD_SOURCE: "emit",
                 semconv.VALUE: reward.reason,
             }
-            rated = Span(
-                run.trace_id, secrets.token_hex(8), run.span_id, run.rollout_id, run.attempt,
-                f"{semconv.REWARD} {reward.reward_type}", run.end, run.end, attributes=facts,
-            )  # fmt: skip
+            where = {"parent_id": run.span_id, "start": run.end, "end": run.end}
+            rated = recorded(run, semconv.REWARD, reward.reward_type, run.agent or "", facts, **where)
             await store.add_spans([rated])
             if self.folder is not None:
                 await _write(store, self.folder, [rollout.rollout_id])
